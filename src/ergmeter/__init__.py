@@ -1,0 +1,71 @@
+"""ergmeter: what an LLM training or inference run gets out of its hardware.
+
+    from ergmeter import Meter
+
+    with Meter(warmup_steps=3) as meter:
+        for batch in loader:
+            with meter.step(tokens=batch.numel()):
+                train(batch)
+    print(meter.summary().readings["throughput.tokens_per_s"])
+
+The names below are loaded when they are first used: `import ergmeter` alone loads next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ergmeter.version import __version__
+
+if TYPE_CHECKING:
+    from ergmeter.errors import (
+        ErgmeterError,
+        FormatError,
+        NotMeasurable,
+        PluginError,
+        UsageError,
+    )
+    from ergmeter.meter import Budget, Meter
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.records import Flops, Missing, Reading, Summary, Window
+    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
+
+_HOMES = {
+    "Meter": "meter",
+    "Budget": "meter",
+    "Run": "runlog.reader",
+    "Settings": "runlog.settings",
+    "summarize": "metrics.summarize",
+    **dict.fromkeys(("Flops", "Missing", "Reading", "Summary", "Window"), "records"),
+    **dict.fromkeys(
+        ("ErgmeterError", "FormatError", "NotMeasurable", "PluginError", "UsageError"), "errors"
+    ),
+}
+
+__all__ = [
+    "Budget",
+    "ErgmeterError",
+    "Flops",
+    "FormatError",
+    "Meter",
+    "Missing",
+    "NotMeasurable",
+    "PluginError",
+    "Reading",
+    "Run",
+    "Settings",
+    "Summary",
+    "UsageError",
+    "Window",
+    "__version__",
+    "summarize",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ergmeter' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(f"ergmeter.{_HOMES[name]}"), name)

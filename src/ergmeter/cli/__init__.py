@@ -1,0 +1,1 @@
+"""The `erg` command: one file a command, thin. Work is done in the layers below."""

@@ -1,0 +1,62 @@
+"""`erg list`: the runs there are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+_COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with the readings of the columns.")
+def command(directory: Path, as_json: bool) -> int:
+    """List the runs in DIRECTORY (default: runs/), the newest last."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from ergmeter.errors import FormatError
+    from ergmeter.metrics.catalog import catalogue
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.directory import run_paths
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views import documents, terminal
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("run", "created", "status", *(catalogue()[key].title for key in _COLUMNS)):
+        table.add_column(title, justify="right" if title not in ("run", "status") else "left")
+    listed = []
+    damaged = []
+    for path in run_paths(directory):
+        try:
+            run = Run.open(path)
+        except FormatError as error:
+            damaged.append(str(error))
+            continue
+        summary = summarize(run)
+        readings = {key: summary.readings[key] for key in _COLUMNS}
+        created = str(run.header.get("created", ""))[:16].replace("T", " ")
+        table.add_row(
+            str(path), created, summary.status, *(terminal.plain(r) for r in readings.values())
+        )
+        listed.append(
+            {
+                "path": str(path),
+                "name": run.name,
+                "created": run.header.get("created"),
+                "status": summary.status,
+                "readings": {key: documents.result(r) for key, r in readings.items()},
+            }
+        )
+    if as_json:
+        click.echo(json.dumps(listed, indent=1))
+    elif listed:
+        Console().print(table)
+    else:
+        click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
+    for line in damaged:
+        click.echo(f"erg: {line}", err=True)
+    return 1 if damaged else 0

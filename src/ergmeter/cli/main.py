@@ -1,0 +1,111 @@
+"""`erg`: finds the command, loads just that one, and turns our errors into one line and a code.
+
+The trap: a mistyped command that starts a run. An unknown word is an error with the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from ergmeter.errors import ErgmeterError
+from ergmeter.version import __version__
+
+_COMMANDS = {
+    "record": "Measure any command, without changing it.",
+    "report": "Show what a run came to, as a card or as JSON.",
+    "list": "List the runs in a directory.",
+    "export": "Write a run out as CSV, Parquet or JSON.",
+    "doctor": "Say what can be measured on this machine, and why the rest can't.",
+    "metrics": "Explain the metrics: formula, unit, needs, other names.",
+    "demo": "Train a small model for about 20 seconds, measured.",
+}
+
+
+class _Commands(click.Group):
+    """Loads a command's module when it is called, so that `erg --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(
+        self,
+        ctx: click.Context,
+        cmd_name: str,
+    ) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"ergmeter.cli.{cmd_name}")
+        found: click.Command = module.command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _COMMANDS, n=1, cutoff=0.4)
+            hint = f"did you mean `erg {near[0]}`?" if near else "`erg --help` lists them"
+            raise click.UsageError(
+                f"no command {args[0]!r}; {hint} (to measure a command: erg record)"
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(
+        self,
+        ctx: click.Context,
+        formatter: click.HelpFormatter,
+    ) -> None:
+        # From the table: loading every command to ask for its help would load most of ergmeter.
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with `erg demo`, or put `erg record --` in front of your training command.",
+)
+@click.version_option(__version__, prog_name="erg")
+def cli() -> None:
+    """Measure what LLM training and inference gets out of the hardware.
+
+    Tokens per second, step time, joules per token, memory, carbon: every figure says how it was
+    obtained, over which window and how sure it is; what can't be measured is absent with
+    its reason.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the `erg` command."""
+    try:
+        result: Any = cli.main(args=arguments, prog_name="erg", standalone_mode=False)
+    except click.exceptions.Exit as done:
+        result = done.exit_code
+    except click.Abort:
+        result = 130
+    except click.ClickException as error:
+        _say(error.format_message())
+        result = 2 if isinstance(error, click.UsageError) else error.exit_code
+    except ErgmeterError as error:
+        _say(str(error))
+        result = error.exit_code
+    except KeyboardInterrupt:
+        result = 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; say nothing, and keep Python from saying it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        result = 141
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        _say(f"the system refused{where}: {error.strerror or error}")
+        result = 1
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def _say(message: str) -> None:
+    click.echo(f"erg: {message}", err=True)

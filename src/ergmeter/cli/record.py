@@ -1,0 +1,99 @@
+"""`erg record`: measure a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+
+if TYPE_CHECKING:
+    from ergmeter.runlog.settings import Settings
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
+)
+@click.option("--name", help="What to call the run. [default: the script's name]")
+@click.option(
+    "--tokens-are",
+    type=click.Choice(["step", "line", "total"]),
+    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+)
+@click.option("--probe", "probes", multiple=True, help="Use just these probes (may be repeated).")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.001),
+    help="Seconds between readings of devices.",
+)
+@click.option("--keep-buffering", is_flag=True, help="Do not set PYTHONUNBUFFERED for the command.")
+@click.option("--quiet", is_flag=True, help="Show no card at the end.")
+@with_settings
+@click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
+def command(
+    settings: Settings,
+    command_line: tuple[str, ...],
+    out: Path | None,
+    name: str | None,
+    tokens_are: str | None,
+    probes: tuple[str, ...],
+    interval_s: float | None,
+    keep_buffering: bool,
+    quiet: bool,
+) -> int:
+    """Measure any command: its output, its signals and its exit code pass through unchanged.
+
+    Steps, tokens and loss are recognised in what it prints (Hugging Face Trainer logs, key=value
+    and key: value lines), or come from an ergmeter.Meter inside it. The card goes to standard
+    error.
+
+    \b
+    erg record -- python train.py --config a.yaml
+    erg record --warmup-steps 5 --out runs/baseline -- torchrun train.py
+    """
+    from ergmeter.recorder import Request, record
+    from ergmeter.runlog.format import RUN_VARIABLE
+
+    if RUN_VARIABLE in os.environ:
+        os.execvp(command_line[0], command_line)  # measured already, by the recorder around us
+    options = {name: {"period_s": interval_s} for name in ("nvml", "rapl")} if interval_s else {}
+    recording = record(
+        Request(
+            command=command_line,
+            out=out,
+            name=name,
+            settings=settings,
+            probes=probes or None,
+            probe_options=options,
+            tokens_are=tokens_are,
+            keep_buffering=keep_buffering,
+        )
+    )
+    if not quiet:
+        _show(recording.run)
+    return recording.exit_code
+
+
+def _show(run: Path) -> None:
+    from rich.console import Console
+
+    from ergmeter.errors import ErgmeterError
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views.terminal import card
+
+    try:
+        opened = Run.open(run)
+        Console(stderr=True).print(card(opened, summarize(opened)))
+    except ErgmeterError as error:
+        print(f"erg: {error}", file=sys.stderr)

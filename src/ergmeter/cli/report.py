@@ -1,0 +1,64 @@
+"""`erg report`: what a run came to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+
+if TYPE_CHECKING:
+    from ergmeter.runlog.settings import Settings
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
+)
+@click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
+@with_settings
+def command(
+    settings: Settings, run: Path | None, as_json: bool, metrics: tuple[str, ...], show_all: bool
+) -> int:
+    """Show what a run came to. Without RUN: the newest under runs/.
+
+    A run can be reported while it is written. The settings given here take the place of those the
+    run was made with; nothing is written.
+    """
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.directory import newest_run
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views import documents
+
+    opened = Run.open(run or newest_run(Path("runs")))
+    summary = summarize(opened, settings)
+    if as_json:
+        click.echo(json.dumps(documents.report(opened, summary), indent=1))
+    elif metrics:
+        for name in metrics:
+            click.echo(documents.metric_line(summary, name))
+    else:
+        _print(opened, summary, show_all=show_all)
+    for line in opened.damage:
+        click.echo(f"erg: damaged, left out: {line}", err=True)
+    return 1 if opened.damage else 0
+
+
+def _print(opened: object, summary: object, *, show_all: bool) -> None:
+    from rich.console import Console
+
+    from ergmeter.views.terminal import card, table
+
+    console = Console()
+    console.print(card(opened, summary))  # type: ignore[arg-type]
+    if show_all:
+        console.print(table(summary))  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""What can be measured on this machine, by which probe, and what would make the rest work.
+
+The trap: an energy source that exists and never moves. A virtual machine may list one that reads
+0 J under load, so everything is read twice and a counter that stood still is reported as such.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter import registry
+from ergmeter.ports import ProbeRequest
+from ergmeter.records import COLUMN_KINDS, Sample
+from ergmeter.sampler import open_probes
+
+if TYPE_CHECKING:
+    from ergmeter.ports import Probe
+    from ergmeter.records import Device
+
+# Twice the refresh period of the slowest sensors.
+APART_S = 0.5
+# What needs a recording or a program to read from is not this machine's to have.
+_NOT_EXAMINED = ("replay", "allocator")
+_READS = {
+    "power_w": "power",
+    "energy_j": "energy",
+    "memory_bytes": "memory",
+    "busy_frac": "load",
+    "clock_hz": "clock",
+    "temperature_c": "temperature",
+    "throttled": "throttling",
+    "cpu_s": "CPU time",
+    "iowait_frac": "I/O wait",
+    "disk_read_bytes": "disk traffic",
+    "net_received_bytes": "network traffic",
+    "disk_free_bytes": "free disk",
+}
+_EXCLUSIVE = {"exclusive_process", "exclusive_thread", "prohibited"}
+
+
+@dataclass
+class Finding:
+    """One probe: whether it works here, what it reads, and what to do about what it does not."""
+
+    probe: str
+    works: bool
+    reason: str = ""
+    devices: list[Device] = field(default_factory=list)
+    reads: dict[str, list[str]] = field(default_factory=dict)  # by device
+    warnings: list[str] = field(default_factory=list)
+
+
+def examine(names: list[str] | None = None) -> list[Finding]:
+    """Open every probe and read it twice."""
+    request = ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
+    wanted = names or [n for n in registry.names("probes") if n not in _NOT_EXAMINED]
+    opened = open_probes(request, wanted)
+    findings = [Finding(name, works=False, reason=why) for name, why in opened.unavailable.items()]
+    first = {probe.name: _read(probe) for probe in opened.probes}
+    time.sleep(APART_S)
+    for probe in opened.probes:
+        findings.append(_finding(probe, first[probe.name], _read(probe)))
+        probe.close()
+    return sorted(findings, key=lambda finding: (not finding.works, finding.probe))
+
+
+def document(findings: list[Finding]) -> dict[str, Any]:
+    """The findings for a program."""
+    return {
+        "probes": {
+            finding.probe: {
+                "works": finding.works,
+                "reason": finding.reason,
+                "warnings": finding.warnings,
+                "devices": [
+                    {
+                        "id": device.id,
+                        "kind": device.kind,
+                        "name": device.name,
+                        "reads": finding.reads.get(device.id, []),
+                        "facts": device.facts,
+                    }
+                    for device in finding.devices
+                ],
+            }
+            for finding in findings
+        },
+        "energy": any("energy" in r or "power" in r for f in findings for r in f.reads.values()),
+    }
+
+
+def _read(probe: Probe) -> list[Sample]:
+    try:
+        return [record for record in probe.read() if isinstance(record, Sample)]
+    except Exception:  # noqa: BLE001  a plugin may raise anything; the second reading says it
+        return []
+
+
+def _finding(probe: Probe, first: list[Sample], second: list[Sample]) -> Finding:
+    finding = Finding(probe.name, works=True, devices=list(probe.devices))
+    for device in probe.devices:
+        before, after = (_values(samples, device.id) for samples in (first, second))
+        finding.reads[device.id] = [word for column, word in _READS.items() if column in after]
+        finding.warnings += _warnings(device, before, after)
+        if device.kind in ("gpu", "cpu") and before.get("energy_j") == after.get("energy_j"):
+            finding.reads[device.id] = [r for r in finding.reads[device.id] if r != "energy"]
+    if not any(finding.reads.values()):
+        finding.works, finding.reason = False, "it opened, but gave no reading"
+    return finding
+
+
+def _values(samples: list[Sample], device: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for sample in samples:
+        if sample.device == device:
+            pairs = ((name, getattr(sample, name)) for name in COLUMN_KINDS["samples"])
+            found.update({name: value for name, value in pairs if value is not None})
+    return found
+
+
+def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    said = []
+    label = f"{device.name} [{device.id}]"
+    if device.facts.get("compute_mode") in _EXCLUSIVE:
+        said.append(
+            f"{label} is in compute mode {device.facts['compute_mode']}: a second program that uses"
+            " it fails; `nvidia-smi -c DEFAULT` (root) shares it. Measuring is not affected"
+        )
+    if device.kind in ("gpu", "cpu"):
+        if "energy_j" not in after and "power_w" in after:
+            said.append(f"{label} has no energy counter: energy is integrated from power")
+        elif "energy_j" not in after:
+            said.append(f"{label} gives neither energy nor power")
+        elif before.get("energy_j") == after["energy_j"]:
+            said.append(f"{label}: its energy counter stood still for {APART_S} s: not usable")
+        if device.facts.get("power_field") == "draw":
+            said.append(
+                f"{label} has no instant power field: the one it has may be a one-second average"
+            )
+    return said

@@ -1,0 +1,36 @@
+"""What can go wrong, as a tree. Each message says what happened, the value seen and what to do.
+
+    ErgmeterError
+      UsageError       the caller asked for something that makes no sense       exit 2
+      NotMeasurable    the data cannot support the number; the text is why      shown as "- (why)"
+      FormatError      a file is not what it claims to be (path, line or offset) exit 1
+      PluginError      a named plugin is missing or does not load (what to install) exit 1
+
+Third-party exceptions are translated into these once, where the third party is called.
+"""
+
+from __future__ import annotations
+
+
+class ErgmeterError(Exception):
+    """Anything ergmeter raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(ErgmeterError):
+    """The caller asked for something that makes no sense."""
+
+    exit_code = 2
+
+
+class NotMeasurable(ErgmeterError):  # noqa: N818  it is an answer as much as an error
+    """The data cannot support the number. The text is the reason, shown to the user as it is."""
+
+
+class FormatError(ErgmeterError):
+    """A file is not what it claims to be. The text names the path and where in it."""
+
+
+class PluginError(ErgmeterError):
+    """A named plugin is missing or does not load. The text says what to install or enable."""

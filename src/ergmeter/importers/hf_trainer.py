@@ -1,0 +1,232 @@
+"""What did transformers' Trainer print about its steps?
+
+It prints dicts (`{'loss': '2.3', 'epoch': '0.1'}`) without a step number, and draws a bar that has
+one; since 5.0 the values are strings of four significant digits. Three traps. `train_runtime` and
+the token total stand in step dicts too, so they do not tell the final dict apart. The evaluation's
+bar looks like the training's. And the bar goes to another stream than the dicts, so the two may
+come in the wrong order: a step count is used only where it agrees with the epochs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ergmeter.importers.bars import bar
+from ergmeter.importers.numbers import count, number
+from ergmeter.importers.progress import Progress
+from ergmeter.importers.seen import Count, Seen
+from ergmeter.importers.spans import Spans
+from ergmeter.importers.times import stamp_ns
+from ergmeter.ports import Line
+from ergmeter.records import Mark, Record, Reported, Step
+from ergmeter.units import NS_PER_S
+
+_MAX_CHARS = 65_536
+_ITEM = re.compile(r"'([^']{1,200})': ?(?:'([^']{0,60})'|([^,}']{1,60}))(?=[,}])")
+_TOTALS = {"num_input_tokens_seen": "tokens_computed", "num_tokens": "tokens_real"}
+_UNITS = {
+    "runtime": "s",
+    "samples_per_second": "samples/s",
+    "steps_per_second": "steps/s",
+    "tokens_per_second": "tokens/s",
+    "num_input_tokens_seen": "tokens",
+    "num_tokens": "tokens",
+    "total_flos": "FLOP",
+}
+_ASSUMED = {
+    "tokens_computed": "num_input_tokens_seen read as tokens computed, padding included; with "
+    "include_num_input_tokens_seen='non_padding' it is the real tokens, and the log can't tell",
+    "tokens_real": "num_tokens read as TRL's running total of real tokens",
+    "rounded": "the token total is printed to four significant digits: a single step's tokens are "
+    "rounded, their sum is not",
+    "clock": "the log has no timestamps: times are train_runtime as printed, to four digits",
+    "eval_inside": "an evaluation ran between two logged training steps: the training span around "
+    "it includes its time",
+}
+# Figures of a step dict that become fields of Step.
+_FIGURES = ("loss", "learning_rate", "grad_norm")
+_FRESH = 0.02  # the session's own rate times its runtime is the total, give or take two roundings
+
+
+class HfTrainerImporter:
+    """The dicts and the bar of transformers.Trainer and what derives from it (TRL, Unsloth)."""
+
+    name = "hf_trainer"
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """Say whether one of these lines is a Trainer's dict. One line alone decides."""
+        return any(_kind(_items(text)) is not None for text in reversed(head))
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come. A dict waits for the bar that follows it."""
+        return _Reading().records(lines)
+
+
+def _items(text: str) -> dict[str, str]:
+    """The names and number texts of a printed dict. Nothing is evaluated."""
+    start = text.find("{'", 0, _MAX_CHARS)
+    end = text.rfind("}", start, _MAX_CHARS) if start >= 0 else -1
+    if end < 0:
+        return {}  # no dict, or half of one
+    return {m[1]: (m[2] or m[3] or "").strip() for m in _ITEM.finditer(text, start, end + 1)}
+
+
+def _kind(items: dict[str, str]) -> str | None:
+    """What the dict is about: "train" (steps), "eval", "final", or None: not a Trainer's."""
+    if "step" in items or "epoch" not in items:
+        return None
+    if "train_loss" in items and "train_runtime" in items:
+        return "final"
+    if any(name.startswith("eval_") for name in items):
+        return "eval" if any(name.endswith("_runtime") for name in items) else None
+    return "train" if "loss" in items and "learning_rate" in items else None
+
+
+@dataclass(slots=True)
+class _Dict:
+    """A step dict that waits for its number."""
+
+    seen: Seen
+    epoch: float | None
+    items: dict[str, str]
+
+
+class _Reading:
+    """One pass over one output."""
+
+    def __init__(self) -> None:
+        self._spans = Spans()
+        self._progress: Progress[_Dict] = Progress()
+        self._waiting = 0
+        self._epoch: float | None = None  # of the last step dict
+        self._evaluated_ns: int | None = None  # the end of the last evaluation
+        self._now_ns = 0
+        self._told: set[str] = set()
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        for line in lines:
+            if drawn := bar(line.text):
+                yield from self._release(self._progress.draw(drawn))
+            if items := _items(line.text):
+                yield from self._printed(line, items)
+            elif line.t_ns is not None and not self._waiting:
+                yield from self._spans.tick(line.t_ns)
+        yield from self._release(self._progress.flush())
+        yield from self._spans.end()
+
+    def _printed(self, line: Line, items: dict[str, str]) -> Iterator[Record]:
+        kind = _kind(items)
+        if kind is None:
+            return
+        t_ns = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
+        if kind == "train":
+            yield from self._step(t_ns, items)
+            return
+        yield from self._release(self._progress.flush())
+        self._now_ns = self._now_ns if t_ns is None else t_ns
+        yield from self._reported(items, *(name for name in items if name != "epoch"))
+        if kind == "eval":
+            yield from self._evaluation(t_ns, items)
+        else:
+            yield from self._spans.end()
+
+    def _step(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
+        runtime_s = _positive(items.get("train_runtime"))
+        if t_ns is None and runtime_s is not None:
+            t_ns = round(runtime_s * NS_PER_S)
+            yield from self._tell("clock")
+        self._now_ns = self._now_ns if t_ns is None else t_ns
+        yield from self._reported(items, "train_tokens_per_second")
+        if t_ns is None:
+            yield from self._reported(items, *_FIGURES)
+            return
+        counts = tuple(_totals(items))
+        for total in counts:
+            yield from self._tell(total.field)
+        if any("e" in items[name] for name in _TOTALS if name in items):
+            yield from self._tell("rounded")
+        loss, rate, norm = (number(items.get(name, "")) for name in _FIGURES)
+        seen = Seen(t_ns, None, counts, loss, rate, norm)
+        if _fresh(items, counts):
+            seen.own_s = self._since_evaluation(t_ns, runtime_s)
+            seen.own_from_start = seen.totals_from_zero = True
+        self._waiting += 1
+        epoch = number(items.get("epoch", ""))
+        yield from self._release(self._progress.log(_Dict(seen, epoch, items), epoch))
+
+    def _since_evaluation(self, t_ns: int, runtime_s: float | None) -> float | None:
+        """The runtime without an evaluation at its start (`eval_on_start`)."""
+        if runtime_s is None or self._evaluated_ns is None or self._spans.opened:
+            return runtime_s
+        return min(runtime_s, (t_ns - self._evaluated_ns) / NS_PER_S)
+
+    def _release(self, numbered: Iterator[tuple[_Dict, int | None]]) -> Iterator[Record]:
+        """Hand on dicts that have waited, with the step number the bar gave them."""
+        for waited, n in numbered:
+            self._waiting -= 1
+            waited.seen.number = n
+            if _less(waited.epoch, self._epoch):
+                yield from self._spans.end()
+            self._epoch = waited.epoch
+            yield from self._spans.push(waited.seen)
+            if not self._spans.pending:
+                self._now_ns = waited.seen.t_ns
+                yield from self._reported(waited.items, *_FIGURES)
+
+    def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
+        name = next(name for name in items if name.endswith("_runtime"))
+        took_s = _positive(items[name])
+        if t_ns is None or took_s is None:
+            return
+        if self._spans.opened and number(items["epoch"]) != self._epoch:
+            yield from self._tell("eval_inside")
+        else:
+            yield from self._spans.paused(t_ns)
+        self._evaluated_ns = t_ns
+        start_ns = t_ns - round(took_s * NS_PER_S)
+        loss = number(items.get(name.replace("_runtime", "_loss"), ""))
+        if start_ns < t_ns:
+            yield Step(start_ns, t_ns, steps=None, phase="eval", loss=loss)
+
+    def _reported(self, items: dict[str, str], *names: str) -> Iterator[Record]:
+        for name in names:
+            value = number(items.get(name, ""))
+            if value is not None:
+                yield Reported(self._now_ns, name, value, _unit(name))
+
+    def _tell(self, what: str) -> Iterator[Record]:
+        if what not in self._told:
+            self._told.add(what)
+            yield Mark(self._now_ns, "assumed", _ASSUMED[what])
+
+
+def _totals(items: dict[str, str]) -> Iterator[Count]:
+    for name, field in _TOTALS.items():
+        value = count(items.get(name, ""))
+        if value is not None:
+            yield Count(field, value, "total")
+
+
+def _fresh(items: dict[str, str], counts: tuple[Count, ...]) -> bool:
+    """Whether the token total began with this session, so that train_runtime is its time."""
+    runtime_s = _positive(items.get("train_runtime"))
+    rate = _positive(items.get("train_tokens_per_second"))
+    total = next((c.value for c in counts if c.field == "tokens_computed"), None)
+    if runtime_s is None or rate is None or total is None:
+        return False
+    return abs(runtime_s * rate - total) <= _FRESH * total
+
+
+def _positive(text: str | None) -> float | None:
+    value = number(text) if text else None
+    return value if value is not None and 0 < value < 1e9 else None
+
+
+def _less(value: float | None, other: float | None) -> bool:
+    return value is not None and other is not None and value < other
+
+
+def _unit(name: str) -> str:
+    return next((unit for end, unit in _UNITS.items() if name.endswith(end)), "")

@@ -1,0 +1,207 @@
+"""What did a training loop of any make say about its steps?
+
+Reads lines such as `step=10 loss=2.31 tokens=4096`, `iter 10: loss 2.3, time 12ms` and JSON. The
+trap: the figures a program prints about itself (tokens/s, MFU) are easy to take over and may be
+averages of rates, or start with the compile. They go out as Reported; a Step is made only of
+counted tokens and of the times at which lines were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ergmeter.errors import UsageError
+from ergmeter.importers.counts import COUNTS, HELD_LINES, TokensAre, decided, explained
+from ergmeter.importers.pairs import Pair, is_step_line, pairs, worth_reading
+from ergmeter.importers.seen import Count, Mode, Seen
+from ergmeter.importers.spans import Spans
+from ergmeter.importers.times import FileClock, epoch_ns
+from ergmeter.ports import Line
+from ergmeter.records import Mark, Record, Reported
+
+_STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
+_LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
+
+
+class KeyValueImporter:
+    """Step lines of any training loop, live or from a log file.
+
+    `tokens_are` overrules the reading of a bare `tokens=`: "step" (the tokens of one step), "line"
+    (those since the line before) or "total" (a running total).
+    """
+
+    name = "keyvalue"
+
+    def __init__(self, *, tokens_are: TokensAre | None = None) -> None:
+        if tokens_are not in (None, "step", "line", "total"):
+            raise UsageError(f'tokens_are is "step", "line" or "total", not {tokens_are!r}')
+        self._tokens_are = tokens_are
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """Say whether a step line is among these. One line alone decides."""
+        return any(_step_line(text) is not None for text in reversed(head))
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come; at most a few lines are held back."""
+        return _Reading(self._tokens_are).records(lines)
+
+
+def _step_line(text: str) -> list[Pair] | None:
+    if not worth_reading(text):
+        return None
+    found = pairs(text)
+    return found if is_step_line(found, text) and not _of_hf_trainer(found, text) else None
+
+
+def _of_hf_trainer(found: list[Pair], text: str) -> bool:
+    """A dict with an epoch and no step is transformers' own; another importer reads it better."""
+    return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in found)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A step line that waits until its counts are understood."""
+
+    seen: Seen
+    counts: dict[str, int]
+    found: list[Pair]
+
+
+class _Reading:
+    """One pass over one output."""
+
+    def __init__(self, tokens_are: TokensAre | None) -> None:
+        self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
+        self._told = set(self._modes)
+        if tokens_are is not None:
+            unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
+            self._modes |= dict.fromkeys(unclear, tokens_are)
+        self._held: list[_Held] = []
+        self._spans = Spans()
+        self._clock = FileClock()
+        self._now_ns = 0  # where no line has given a time yet, Reported carries this
+        self._number: int | None = None
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        for line in lines:
+            if line.t_ns is not None and not self._held:
+                yield from self._spans.tick(line.t_ns)
+            if worth_reading(line.text):
+                yield from self._read(line)
+        yield from self._release(final=True)
+        yield from self._spans.end()
+
+    def _read(self, line: Line) -> Iterator[Record]:
+        found = pairs(line.text)
+        step = is_step_line(found, line.text) and not _of_hf_trainer(found, line.text)
+        if not step:
+            found = [pair for pair in found if not pair.spaced]  # prose
+        seen, counts = _seen(found)
+        t_ns = line.t_ns
+        if t_ns is None and step:
+            t_ns = self._clock.time(line.text, _stamp(found), seen)
+            yield from self._clock.told(t_ns)
+        self._now_ns = self._now_ns if t_ns is None else t_ns
+        yield from self._reported(found, "rate", "eval", "own_time")
+        if not step or t_ns is None:
+            yield from self._reported(found, *_STEP_FIGURES)
+            return
+        seen.t_ns = t_ns
+        self._held.append(_Held(seen, counts, found))
+        yield from self._release(final=False)
+
+    def _reported(self, found: list[Pair], *kinds: str) -> Iterator[Record]:
+        for pair in found:
+            if pair.means.kind in kinds:
+                yield Reported(self._now_ns, pair.printed, pair.value, pair.means.unit)
+
+    def _release(self, *, final: bool) -> Iterator[Record]:
+        """Hand on the held lines whose counts are understood."""
+        while self._held:
+            for name in self._held[0].counts:
+                if name not in self._modes:
+                    yield from self._decide(name, final=final)
+            first = self._held[0]
+            if any(name not in self._modes for name in first.counts):
+                return
+            del self._held[0]
+            yield from self._push(first)
+
+    def _decide(self, name: str, *, final: bool) -> Iterator[Record]:
+        numbers: list[int | None] = []
+        values: list[int] = []
+        for held in self._held:
+            number = held.seen.number
+            if numbers and number is not None and number == numbers[-1]:
+                continue  # a bar drawn again: no evidence
+            if numbers and number is not None and number < (numbers[-1] or 0):
+                final = True  # a restart: what comes after it says nothing about before
+                break
+            if name in held.counts:
+                numbers.append(number)
+                values.append(held.counts[name])
+        final = final or len(self._held) >= HELD_LINES
+        mode = decided(numbers, values, final=final)
+        if mode is not None:
+            self._modes[name] = mode
+            told = explained(name, mode, values)
+            yield Mark(self._held[0].seen.t_ns, "assumed", told)
+
+    def _push(self, held: _Held) -> Iterator[Record]:
+        seen = held.seen
+        seen.counts = _counts(held.counts, self._modes)
+        totals = [count.value for count in seen.counts if count.mode == "total"]
+        seen.totals_from_zero = seen.number in (0, 1) and all(totals)
+        yield from self._tell_multiplied(held)
+        yield from self._spans.push(seen)
+        if not self._spans.pending:  # it opened a window, and is part of no Step
+            self._now_ns = seen.t_ns
+            yield from self._reported(held.found, *_STEP_FIGURES)
+
+    def _tell_multiplied(self, held: _Held) -> Iterator[Record]:
+        """A name that means one step, on a line that covers several: say what is made of it."""
+        last, self._number = self._number, held.seen.number
+        if last is None or self._number is None or self._number - last < 2:
+            return
+        for name in held.counts:
+            if self._modes[name] == "step" and name in self._told:
+                self._told.discard(name)
+                told = f"{name}= taken times the steps a line covers, as if all had that many"
+                yield Mark(held.seen.t_ns, "assumed", told)
+
+
+def _counts(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...]:
+    """One count for each field. A total is exact over any span, so it goes first."""
+    best: dict[str, Count] = {}
+    for name, value in named.items():
+        field, mode = COUNTS[name][0], modes[name]
+        if field not in best or (mode == "total" and best[field].mode != "total"):
+            best[field] = Count(field, value, mode)
+    return tuple(best.values())
+
+
+def _stamp(found: list[Pair]) -> int | None:
+    stamps = (epoch_ns(pair.value) for pair in found if pair.means.kind == "timestamp")
+    return next((t_ns for t_ns in stamps if t_ns is not None), None)
+
+
+def _seen(found: list[Pair]) -> tuple[Seen, dict[str, int]]:
+    best: dict[str, Pair] = {}
+    counts: dict[str, int] = {}
+    for pair in found:
+        kind = pair.means.kind
+        if kind == "count":
+            counts.setdefault(pair.means.name, int(pair.value))
+        elif kind not in best or pair.means.rank < best[kind].means.rank:
+            best[kind] = pair
+    loss, learning_rate, grad_norm = (
+        best[kind].value if kind in best else None for kind in _STEP_FIGURES
+    )
+    seen = Seen(0, loss=loss, learning_rate=learning_rate, grad_norm=grad_norm)
+    if "step" in best:
+        seen.number = int(best["step"].value)
+    if "own_time" in best:
+        own_s = best["own_time"].value * best["own_time"].means.scale
+        seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+    return seen, counts

@@ -1,0 +1,159 @@
+"""Which names and numbers does a line of output hold?
+
+The trap: output is for people. Pairs come as `k=v`, `k: v`, `k v`, JSON or a printed dict, behind
+timestamps, colours and progress bars, and prose has the same words in it. So `step 3` counts only
+with another training figure beside it, while `step=3` stands for itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ergmeter.importers.bars import bar
+from ergmeter.importers.names import SECONDS, Meaning, meaning
+from ergmeter.importers.numbers import NUMBER, count, number
+
+MAX_CHARS = 65_536
+# Plain substrings: on lines that have none, which are most, this is many times a pattern's speed.
+_HINTS = ("step", "iter", "tok", "loss", "throughput", "samples", "flops", "mfu", "it=", "it:")
+_DIGIT = re.compile(r"\d")
+_ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+_PAIR = re.compile(
+    r"(?<![\w/.\-])([A-Za-z_][\w/\-]{0,60}(?: ?\((?:ms|s)\))?)[\"']?"
+    r"(\s{0,4}[=:]\s{0,8}|\s{1,8})[\"']?"
+    rf"({NUMBER})(\s?%|ms|us|µs|secs|sec|s|[kKMBGT])?"
+    r"(?:\s?/\s?[\d,]{1,20})?(?=$|[\s,;|\])}\"'>:]|\.(?:\s|$))"
+)
+# Words before a name that belong to it: `val loss` is not `loss`.
+_QUALIFIERS = frozenset(
+    ("train", "training", "val", "valid", "validation", "eval", "test", "learning", "grad",
+     "gradient", "global", "total", "consumed", "step", "iteration", "iter", "lm", "max", "warmup",
+     "save", "num")
+)  # fmt: skip
+_REACH = 30
+_ONLY_STEP = re.compile(
+    r"\W*(?:global[_ ])?(?:step|iter|iteration)\s+\d+\s?/\s?\d+\W*", re.IGNORECASE
+)
+
+
+class Pair(NamedTuple):
+    """A name that means something, with its number."""
+
+    means: Meaning
+    printed: str
+    value: float
+    spaced: bool = False  # written `name value`, as prose would
+
+
+def worth_reading(text: str) -> bool:
+    """A quick look that spares most lines of output the full one."""
+    low = text.lower()
+    for hint in _HINTS:
+        if hint in low:
+            return _DIGIT.search(text) is not None
+    return False
+
+
+def pairs(text: str) -> list[Pair]:
+    """The pairs of a line that mean something, as they stand in it."""
+    text = text[:MAX_CHARS]
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if text.lstrip().startswith("{") and (found := _json_pairs(text)) is not None:
+        return found
+    found = list(_text_pairs(text))
+    return _with_bar(text, found)
+
+
+def is_step_line(found: list[Pair], text: str) -> bool:
+    """Whether a line ends a step: it has a step's number, or tokens and a loss."""
+    kinds = {pair.means.kind for pair in found}
+    step = next((pair for pair in found if pair.means.kind == "step"), None)
+    if step is None:
+        tokens = any(p.means.kind == "count" and "tok" in p.means.name for p in found)
+        return tokens and "loss" in kinds
+    if "eval" in kinds and not kinds & {"loss", "count"}:
+        return False
+    others = kinds - {"step", "timestamp"}
+    return bool(others) or not step.spaced or _ONLY_STEP.fullmatch(text) is not None
+
+
+def _text_pairs(text: str) -> Iterator[Pair]:
+    for match in _PAIR.finditer(text):
+        printed, separator, figure, unit = match.groups()
+        start = match.start()
+        if text[start - 1 : start] == " ":
+            printed = _qualified(text[max(0, start - _REACH) : start - 1], printed)
+        means = meaning(printed)
+        suffix = (unit or "").strip()
+        if means is None and printed.lower() == "time" and suffix in SECONDS:
+            means = meaning("step_time")  # `time 123.45ms`: with its unit, it is the step's own
+        if means is None:
+            continue
+        value = _value(means, figure, suffix)
+        if value is not None:
+            yield Pair(means, printed, value, spaced=separator.isspace())
+
+
+def _qualified(before: str, name: str) -> str:
+    """The name with the words before it that belong to it: `tokens per step` is not `step`."""
+    words = before.rsplit(" ", 2)
+    last = words[-1]
+    if last == "per" and len(words) > 1:
+        return f"{words[-2]} per {name}"
+    return f"{last} {name}" if last.lower() in _QUALIFIERS else name
+
+
+def _value(means: Meaning, text: str, suffix: str) -> float | None:
+    """The figure in the unit its name has; None with a suffix that does not go with it, as "%"."""
+    if means.kind == "step":
+        return count(text, suffix) if suffix == "" else None
+    if means.kind == "count":
+        return count(text, suffix)
+    if means.kind == "rate" and "tok" in means.unit:
+        return _token_rate(text, suffix)
+    value = number(text)
+    if means.kind == "own_time" and value is not None and suffix in SECONDS:
+        return value * SECONDS[suffix] / means.scale
+    return value if suffix == "" else None
+
+
+def _token_rate(text: str, suffix: str) -> float | None:
+    factor = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6}.get(suffix)
+    value = number(text.replace(",", ""))
+    return None if factor is None or value is None else value * factor
+
+
+def _with_bar(text: str, found: list[Pair]) -> list[Pair]:
+    """A loss shown in a progress bar belongs to the bar's n, where no step is named."""
+    kinds = {pair.means.kind for pair in found}
+    drawn = bar(text) if "loss" in kinds and "step" not in kinds else None
+    step = meaning("it")
+    if drawn is None or step is None:
+        return found
+    return [*found, Pair(step, "it", float(drawn.n))]
+
+
+def _json_pairs(text: str) -> list[Pair] | None:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    flat = dict(data)
+    for inner in data.values():
+        if isinstance(inner, dict):
+            flat = {**inner, **flat}
+    return [pair for name, value in flat.items() if (pair := _json_pair(name, value))]
+
+
+def _json_pair(name: str, value: object) -> Pair | None:
+    means = meaning(name) if len(name) <= 100 else None
+    if means is None or isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    figure = _value(means, str(value)[:60], "")
+    return None if figure is None else Pair(means, name, figure)

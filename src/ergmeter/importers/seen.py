@@ -1,0 +1,36 @@
+"""What does one line say about training? The common language of the importers.
+
+The trap: a count without what it counts over. A number of tokens is kept with its mode, and turned
+into the tokens of a span only by `spans`, which knows the line before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["step", "line", "total"]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A printed count: which field of Step, the number, and what it counts over."""
+
+    field: str
+    value: int
+    mode: Mode
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one line says about training, and when it was seen."""
+
+    t_ns: int
+    number: int | None = None  # the step it ends
+    counts: tuple[Count, ...] = ()
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    own_s: float | None = None  # how long its work took, where the line itself says
+    own_from_start: bool = False  # own_s is the time since the training started, not one step's
+    totals_from_zero: bool = False  # its totals were zero before the work it speaks of

@@ -1,0 +1,6 @@
+"""The Python way in: `Meter`, the spans it opens, and the thread that hands over to the disk."""
+
+from ergmeter.meter.meter import Around, Meter
+from ergmeter.meter.progress import Budget, Progress
+
+__all__ = ["Around", "Budget", "Meter", "Progress"]

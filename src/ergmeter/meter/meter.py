@@ -1,0 +1,345 @@
+"""Meter: what users hold. It owns the sampler, the writer and the hand-over between them.
+
+    with Meter(warmup_steps=3) as meter:
+        for batch in loader:
+            with meter.step(tokens=batch.numel(), samples=len(batch)):
+                train(batch)
+    print(meter.summary())
+
+The trap that shaped it: an instrument that slows what it measures. The training thread pays for
+two timestamps and an append; no lock, no collective, no device synchronisation. A thread of our own
+hands over to the disk twice a second, so that a process that is killed loses about that much.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import sys
+import weakref
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from threading import get_ident
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ergmeter.errors import UsageError
+from ergmeter.meter.handover import SELF, HandOver
+from ergmeter.meter.progress import Budget, Progress, progress
+from ergmeter.meter.span import StepSpan
+from ergmeter.ports import ProbeRequest
+from ergmeter.records import PHASES, Device, Flops, Mark, Phase, Reported, Step
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.identity import new_run_path, run_header, writer_header
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import Writer, create_run
+from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from ergmeter.records import Record, Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Another process to measure, into a run that was made for it already."""
+
+    run: Path
+    pid: int
+    environment: dict[str, str]
+
+
+_STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
+
+
+class Meter:
+    """Measures this process, from `start` to `close`, into one run directory."""
+
+    _measuring: ClassVar[weakref.WeakSet[Meter]] = weakref.WeakSet()
+
+    def __init__(
+        self,
+        out: str | Path | None = None,
+        *,
+        name: str | None = None,
+        settings: Settings | None = None,
+        probes: Iterable[str] | None = None,
+        probe_options: Mapping[str, Mapping[str, Any]] | None = None,
+        rank: int | None = None,
+        budget: Budget | None = None,
+        flops: Flops | None = None,
+        around: Around | None = None,
+        **declared: Any,  # noqa: ANN401  the fields of Settings, checked there
+    ) -> None:
+        """Prepare a run; nothing is measured before `start`.
+
+        `out` is the run directory to make. Left out, it is made under `runs/`, or, inside a command
+        under `erg record`, that command's run is joined. `declared` takes the fields of `Settings`
+        directly: warmup_steps, warmup_s, warmup="auto", parameters, grid_g_per_kwh, pue, ...
+        `around` measures another process from outside, as `erg record` does.
+        """
+        self.name = name or Path(sys.argv[0] or "python").stem or "python"
+        self.settings = Settings.declared(settings, declared)
+        self.budget = budget
+        self.flops = flops
+        self._out = Path(out) if out is not None else None
+        self._probes = tuple(probes) if probes is not None else None
+        self._probe_options = probe_options or {}
+        self._rank = rank
+        self._around = around
+        self._path: Path | None = None
+        self._handover: HandOver | None = None
+        self._pid = os.getpid()
+        self._spans: dict[int, StepSpan] = {}
+        self._ends_ns: dict[int, int] = {}
+        self._numbers = itertools.count()
+        self._append: Callable[[tuple[Any, ...]], None] = self._not_started
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def start(self) -> Meter:
+        """Make the run and begin to measure."""
+        if self._path is not None:
+            raise UsageError(
+                f"this Meter has been started already (run {self._path}); make another"
+            )
+        others = [meter for meter in self._measuring if meter is not self]
+        if others:
+            raise UsageError(
+                f"another Meter is measuring in this process (run {others[0].path});"
+                " close it first: two would both claim the same energy"
+            )
+        if self._around is not None:
+            self._path = self._around.run
+            names = DEFAULT_PROBES if self._probes is None else self._probes
+        elif self._out is None and os.environ.get(fmt.RUN_VARIABLE):
+            self._path = Path(os.environ[fmt.RUN_VARIABLE])
+            # The recorder around this program samples the devices; a second reader adds only cost.
+            names = ("allocator",) if self._probes is None else self._probes
+        else:
+            names = (*DEFAULT_PROBES, "allocator") if self._probes is None else self._probes
+        opened = self._open(names)
+        if self._path is None:
+            self._path = create_run(
+                self._out or new_run_path(self.name), run_header(self.name, sys.argv)
+            )
+        self._begin(self._path, opened)
+        os.register_at_fork(after_in_child=_weakly(self, "_forked"))
+        atexit.register(_weakly(self, "close"))
+        return self
+
+    def close(self, ended: str | None = None) -> None:
+        """Stop measuring and close the run. `ended` says how the program came out of it."""
+        handover, self._handover = self._handover, None
+        if handover is None:
+            return
+        if os.getpid() != self._pid:
+            return  # a forked child that never stepped: the run is its parent's
+        self._measuring.discard(self)
+        self._append = self._closed
+        handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None)
+
+    def __enter__(self) -> Meter:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(f"failed ({kind.__name__}: {error})"[:300] if kind else None)
+
+    # -- what a loop calls ----------------------------------------------------------------------
+
+    def step(
+        self,
+        tokens: int | None = None,
+        *,
+        samples: int | None = None,
+        tokens_real: int | None = None,
+        tokens_loss: int | None = None,
+    ) -> StepSpan:
+        """A training step, to be used with `with`. `tokens` counts padding, `tokens_real` not."""
+        return StepSpan(self, "train", tokens, samples, tokens_real, tokens_loss)
+
+    def phase(
+        self,
+        phase: Phase,
+        *,
+        tokens: int | None = None,
+        samples: int | None = None,
+        tokens_real: int | None = None,
+    ) -> StepSpan:
+        """Time that is no training step: evaluation, a checkpoint, waiting for data, decoding."""
+        if phase not in PHASES:
+            raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+        return StepSpan(self, phase, tokens, samples, tokens_real, None)
+
+    def step_begin(self) -> None:
+        """Begin the step that `step_end` will close here, and not where the last one ended."""
+        self._ends_ns[get_ident()] = monotonic_ns()
+
+    def step_end(
+        self,
+        tokens: int | None = None,
+        *,
+        samples: int | None = None,
+        tokens_real: int | None = None,
+        tokens_loss: int | None = None,
+        micro_steps: int = 1,
+        loss: float | None = None,
+        learning_rate: float | None = None,
+        grad_norm: float | None = None,
+    ) -> None:
+        """End a step that began where the last one ended (or at `start`, or at `step_begin`)."""
+        end_ns = monotonic_ns()
+        thread = get_ident()
+        if thread in self._spans:
+            raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
+        start_ns = self._ends_ns.get(thread, self._started_ns)
+        self._ends_ns[thread] = end_ns
+        self._append(
+            (
+                start_ns,
+                end_ns,
+                next(self._numbers),
+                1,
+                "train",
+                tokens,
+                tokens_real,
+                tokens_loss,
+                samples,
+                micro_steps,
+                loss,
+                learning_rate,
+                grad_norm,
+            )
+        )
+
+    def mark(self, name: str, detail: str = "") -> None:
+        """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
+        if self._handover is not None:
+            self._handover.marks.append(Mark(monotonic_ns(), name, detail))
+
+    def record(self, record: Record) -> None:
+        """Take over a record somebody else made, such as a step seen in a program's output."""
+        handover = self._handover
+        if handover is None:
+            raise UsageError("the Meter is not measuring")
+        if isinstance(record, Step):
+            handover.steps.append(_STEP_VALUES(record)[:-1])  # the rank is filled in later
+        elif isinstance(record, Reported):
+            handover.reported.append(record)
+        elif isinstance(record, Mark):
+            handover.marks.append(record)
+        else:
+            raise UsageError("samples come from probes; record takes steps, marks and figures")
+
+    # -- what comes of it -----------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        if self._path is None:
+            raise UsageError("the Meter has not been started, so there is no run yet")
+        return self._path
+
+    def progress(self) -> Progress:
+        """How much of the budget is done, and when the rest will be."""
+        if self.budget is None:
+            raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
+        handover = self._handover
+        if handover is None:
+            raise UsageError("the Meter is not measuring")
+        handover.flush()
+        done: float = handover.tokens if self.budget.unit == "tokens" else handover.train_steps
+        if self.budget.unit == "FLOPs":
+            if self.flops is None:
+                raise UsageError("a budget in FLOPs needs Meter(flops=Flops(...))")
+            done *= self.flops.model_per_step
+        elapsed_ns = (handover.last_ns or 0) - (handover.first_ns or 0)
+        return progress(self.budget, done, elapsed_ns / 1e9)
+
+    def summary(self) -> Summary:
+        """Every metric of the run so far."""
+        from ergmeter.metrics.summarize import summarize  # noqa: PLC0415  loads numpy and pyarrow
+        from ergmeter.runlog.reader import Run  # noqa: PLC0415
+
+        if self._handover is not None:
+            self._handover.flush()
+        return summarize(Run.open(self.path))
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _open(self, names: Iterable[str]) -> Opened:
+        opened = Opened()
+        for name in names:
+            request = ProbeRequest(
+                pid=self._around.pid if self._around else os.getpid(),
+                path=str(self._path or Path.cwd()),
+                environment=self._around.environment if self._around else dict(os.environ),
+                options=dict(self._probe_options.get(name, {})),
+            )
+            one = open_probes(request, [name])
+            opened.probes += one.probes
+            opened.unavailable |= one.unavailable
+        return opened
+
+    def _begin(self, run: Path, opened: Opened) -> None:
+        source, stream = ("recorder", "output") if self._around else ("meter", "")
+        header = writer_header(
+            source, watched_pid=self._around.pid if self._around else os.getpid()
+        )
+        header["settings"] = self.settings.as_json()
+        header["unavailable"] = opened.unavailable
+        header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
+        if self.budget is not None:
+            header["budget"] = {self.budget.unit: self.budget.total}
+        own = Device(id=SELF, kind="self", name="ergmeter's own threads", probe="self")
+        devices = [own, *(device for probe in opened.probes for device in probe.devices)]
+        writer = Writer(run, header=header, devices=devices)
+        self._handover = HandOver(writer, Sampler(opened.probes), stream=stream, rank=self._rank)
+        self._handover.start()
+        self._measuring.add(self)
+        self._started_ns = monotonic_ns()
+        self._append = self._handover.steps.append
+
+    def _not_started(self, _row: tuple[Any, ...]) -> None:
+        raise UsageError("the Meter has not been started; use `with Meter() as meter:`")
+
+    def _closed(self, _row: tuple[Any, ...]) -> None:
+        raise UsageError(f"the Meter is closed (run {self.path}); a step after its end has no run")
+
+    def _forked(self) -> None:
+        """In a forked child: threads and files are the parent's. Begin anew if a step comes."""
+        if self._handover is None:
+            return
+        self._measuring.clear()
+        self._spans = {}
+        self._ends_ns = {}
+        self._append = self._first_after_fork
+
+    def _first_after_fork(self, row: tuple[Any, ...]) -> None:
+        self._pid = os.getpid()
+        self._begin(self.path, Opened())
+        if "multiprocessing.util" in sys.modules:
+            # Such a child leaves by os._exit: atexit never runs there, finalizers do.
+            sys.modules["multiprocessing.util"].Finalize(None, self.close, exitpriority=10)
+        self._append(row)
+
+
+def _weakly(meter: Meter, method: str) -> Any:  # noqa: ANN401  a callable without arguments
+    """Call a method if the Meter is still there: a hook that can't be undone must not keep it."""
+    reference = weakref.ref(meter)
+
+    def call() -> None:
+        alive = reference()
+        if alive is not None:
+            getattr(alive, method)()
+
+    return call

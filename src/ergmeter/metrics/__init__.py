@@ -1,0 +1,1 @@
+"""Pure functions of a run's columns, listed in one catalogue. Nothing here reads a clock."""

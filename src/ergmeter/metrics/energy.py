@@ -1,0 +1,335 @@
+"""What the run drew: joules, watts, joules per token; of which devices, and how it is known.
+
+Counter differences come first and integrated power second; one device is never half the one and
+half the other, and a sum over devices says which was which. What a lost or silent device drew is
+not guessed: the sum is then absent, with the part that is known in its reason.
+
+The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. What the
+rest of the node drew is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.power import Energy, EnergyCurve, counter_curve, power_curve
+from ergmeter.metrics.tokens import tokens
+from ergmeter.records import Reading, weakest
+from ergmeter.units import J_PER_WH
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Basis, Device
+
+COUNTER = "energy counter"
+_BASIS: dict[str, Basis] = {COUNTER: "measured"}
+_HINT = (
+    "an NVIDIA GPU with its driver, or readable RAPL counters, would provide it; `erg doctor` says"
+    " what this machine has"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A device's energy in the window and the way it was found."""
+
+    energy: Energy
+    way: str
+    remark: str = ""
+
+
+def curve(evidence: Evidence, device: Device) -> tuple[EnergyCurve, str, str]:
+    """A device's energy over time, the way it was found, and why not by a better way."""
+    counter = evidence.series("energy_j").get(device.id)
+    why_no_counter = "it has no energy counter"
+    if counter is not None:
+        try:
+            return counter_curve(counter.t_ns, counter.values), COUNTER, ""
+        except NotMeasurable as error:
+            why_no_counter = str(error)
+    power = evidence.series("power_w").get(device.id)
+    if power is None or len(power.t_ns) < 2:
+        raise NotMeasurable(f"{why_no_counter}, and no power reading either")
+    field = device.facts.get("power_field")
+    way = "power draw, integrated" if field == "draw" else "instant power, integrated"
+    return power_curve(power.t_ns, power.values), way, why_no_counter
+
+
+def device_drawn(evidence: Evidence, device: Device) -> Drawn:
+    """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
+    lost = [
+        m.detail for m in evidence.run.marks if m.name == "device_lost" and device.id in m.detail
+    ]
+    try:
+        found, way, remark = curve(evidence, device)
+        return Drawn(found.over(evidence.span), way, remark)
+    except NotMeasurable as error:
+        reasons = "; ".join([*lost, str(error)])
+        raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
+
+
+def boundary(evidence: Evidence) -> list[Device]:
+    """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
+    devices = evidence.devices("gpu") or evidence.devices("cpu", "dram")
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device("energy sensor", "nvml", "rapl") + f"; {_HINT}")
+    return devices
+
+
+def total(evidence: Evidence, devices: list[Device]) -> Reading:
+    """The sum over devices, or the reason why there is none and the part that is known."""
+    drawn: list[Drawn] = []
+    reasons = []
+    for device in devices:
+        try:
+            drawn.append(device_drawn(evidence, device))
+        except NotMeasurable as error:
+            reasons.append(str(error))
+    joules = sum(one.energy.joules for one in drawn)
+    if reasons:
+        known = f" ({len(drawn)} other devices drew {joules:.1f} J)" if drawn else ""
+        raise NotMeasurable("; ".join(reasons) + known)
+    ways = sorted({one.way for one in drawn})
+    remarks = sorted({one.remark for one in drawn if one.remark and one.way != COUNTER})
+    note = (
+        f"{_names(devices)}, whole boards; {' and '.join(ways)}"
+        + (f" ({'; '.join(remarks)})" if remarks else "")
+        + f"; interval from the readings at both ends; {evidence.window_note}"
+    )
+    basis = weakest(*(_BASIS.get(one.way, "derived") for one in drawn))
+    low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
+    return Reading(joules, "J", basis, low_j, high_j, note)
+
+
+def _names(devices: list[Device]) -> str:
+    names = [device.name for device in devices]
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def run_j(evidence: Evidence) -> Reading:
+    """Energy of the window."""
+    return total(evidence, boundary(evidence))
+
+
+def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
+    devices = evidence.devices(kind)
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device(what, *probes))
+    return total(evidence, devices)
+
+
+def accelerator_j(evidence: Evidence) -> Reading:
+    """Energy of the accelerators."""
+    return _of_kind(evidence, "gpu", "accelerator", "nvml")
+
+
+def cpu_j(evidence: Evidence) -> Reading:
+    """Energy of the CPU packages."""
+    return _of_kind(evidence, "cpu", "CPU energy counter", "rapl")
+
+
+def dram_j(evidence: Evidence) -> Reading:
+    """Energy of the memory."""
+    return _of_kind(evidence, "dram", "DRAM energy counter", "rapl")
+
+
+def device_j(evidence: Evidence, device: Device) -> Reading:
+    """Energy of one device."""
+    return total(evidence, [device])
+
+
+def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Reading:
+    low, high = (None if b is None else b * factor for b in (reading.low, reading.high))
+    together = "; ".join(part for part in (note, reading.note) if part)
+    return Reading(reading.value * factor, unit, reading.basis, low, high, together)
+
+
+def mean_w(evidence: Evidence) -> Reading:
+    """Energy of the window over its length."""
+    return _scaled(run_j(evidence), 1 / evidence.span.duration_s, "W")
+
+
+def device_mean_w(evidence: Evidence, device: Device) -> Reading:
+    """Energy of one device over the length of the window."""
+    return _scaled(device_j(evidence, device), 1 / evidence.span.duration_s, "W")
+
+
+def device_peak_w(evidence: Evidence, device: Device) -> Reading:
+    """The highest power reading of one device in the window."""
+    power = evidence.series("power_w").get(device.id)
+    if power is None:
+        raise NotMeasurable(f"{device.name} [{device.id}] gives no power reading")
+    inside = (power.t_ns >= evidence.span.start_ns) & (power.t_ns <= evidence.span.end_ns)
+    if not inside.any():
+        raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
+    note = f"highest of {int(inside.sum())} readings; shorter peaks are not seen"
+    return Reading(float(power.values[inside].max()), "W", "measured", note=note)
+
+
+def peak_w(evidence: Evidence) -> Reading:
+    """The sum of the devices' highest readings: an upper bound where there are several."""
+    peaks = [device_peak_w(evidence, device) for device in boundary(evidence)]
+    several = f"sum of {len(peaks)} devices' own peaks, an upper bound; " if len(peaks) > 1 else ""
+    return Reading(sum(peak.value for peak in peaks), "W", "measured", note=several + peaks[0].note)
+
+
+def wh(evidence: Evidence) -> Reading:
+    """Energy of the window in watt-hours."""
+    return _scaled(run_j(evidence), 1 / J_PER_WH, "Wh")
+
+
+def joules_per_token(evidence: Evidence) -> Reading:
+    """Energy over tokens of the same window."""
+    amounts, label, basis = tokens(evidence)
+    reading = _scaled(run_j(evidence), 1 / float(amounts.sum()), "J/token", f"{label} tokens")
+    return _weakened(reading, basis)
+
+
+def joules_per_10k_tokens(evidence: Evidence) -> Reading:
+    """Energy over tokens of the same window, for ten thousand."""
+    return _scaled(joules_per_token(evidence), 10_000, "J")
+
+
+def joules_per_step(evidence: Evidence) -> Reading:
+    """Energy over steps of the same window."""
+    steps = evidence.counted["steps"]
+    if np.isnan(steps).any():
+        raise NotMeasurable("the output does not say how many steps a line covers")
+    reading = _scaled(run_j(evidence), len(evidence.counted.writers) / float(steps.sum()), "J/step")
+    return _weakened(reading, evidence.steps_basis)
+
+
+def _weakened(reading: Reading, basis: Basis) -> Reading:
+    return Reading(
+        reading.value,
+        reading.unit,
+        weakest(reading.basis, basis),
+        reading.low,
+        reading.high,
+        reading.note,
+    )
+
+
+_SENSOR = ("an energy counter or power readings",)
+_DRAWS = ("gpu", "cpu", "dram")
+_SFT_PLAY = "SFT-Play"
+
+METRICS = [
+    Metric(
+        "energy.run_j",
+        "energy",
+        "J",
+        "lower",
+        "counter at the window's end - at its start, else integral of instant power; summed over"
+        " accelerators, or over CPU packages and DRAM where there is no accelerator",
+        _SENSOR,
+        run_j,
+        per_device=device_j,
+        kinds=_DRAWS,
+        aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
+    ),
+    Metric(
+        "energy.joules_per_token",
+        "energy per token",
+        "J/token",
+        "lower",
+        "energy.run_j / tokens.total",
+        (*_SENSOR, "steps with tokens"),
+        joules_per_token,
+        aliases=(
+            Alias(
+                "J_per_token",
+                _SFT_PLAY,
+                "energy over tokens of the same window; the"
+                " original divided by tokens of the whole run",
+                "J/token",
+            ),
+        ),
+    ),
+    Metric(
+        "energy.joules_per_10k_tokens",
+        "energy per 10k tokens",
+        "J",
+        "lower",
+        "10 000 x energy.joules_per_token",
+        (*_SENSOR, "steps with tokens"),
+        joules_per_10k_tokens,
+        aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
+    ),
+    Metric(
+        "energy.joules_per_step",
+        "energy per step",
+        "J/step",
+        "lower",
+        "energy.run_j / steps.count",
+        (*_SENSOR, "steps"),
+        joules_per_step,
+    ),
+    Metric(
+        "energy.mean_w",
+        "mean power",
+        "W",
+        "neither",
+        "energy.run_j / window",
+        _SENSOR,
+        mean_w,
+        per_device=device_mean_w,
+        kinds=_DRAWS,
+        aliases=(
+            Alias(
+                "AEC",
+                "EfficientLLM",
+                "average energy consumption, which is a power: energy of"
+                " the run's own devices over the window",
+                "W",
+            ),
+            Alias("avg_power_W", _SFT_PLAY, "mean power after the warm-up", "W"),
+        ),
+    ),
+    Metric(
+        "energy.peak_w",
+        "peak power",
+        "W",
+        "neither",
+        "highest power reading in the window",
+        ("power readings",),
+        peak_w,
+        per_device=device_peak_w,
+        kinds=("gpu",),
+        aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
+    ),
+    Metric("energy.wh", "energy", "Wh", "lower", "energy.run_j / 3600", _SENSOR, wh),
+    Metric(
+        "energy.accelerator_j",
+        "accelerator energy",
+        "J",
+        "lower",
+        "as energy.run_j, over accelerators",
+        ("an accelerator",),
+        accelerator_j,
+    ),
+    Metric(
+        "energy.cpu_j",
+        "CPU package energy",
+        "J",
+        "lower",
+        "as energy.run_j, over CPU packages",
+        ("RAPL",),
+        cpu_j,
+    ),
+    Metric(
+        "energy.dram_j",
+        "DRAM energy",
+        "J",
+        "lower",
+        "as energy.run_j, over DRAM domains",
+        ("RAPL",),
+        dram_j,
+    ),
+]

@@ -1,0 +1,248 @@
+"""How much memory: the device's, the allocator's within it, and the program's on the host.
+
+The trap: one number called "memory". What a device has in use includes the context and other
+programs; what the allocator holds is this program's share; resident memory is the host's. They are
+three, each under its own name. A peak is over the whole run, because that is what does not fit; a
+mean is over the window.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.stats import slope_interval
+from ergmeter.records import Reading
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Device, FloatArray, TimeArray, Window
+
+_S_PER_H = 3600.0
+
+
+def time_mean(t_ns: TimeArray, values: FloatArray, window: Window) -> float:
+    """Mean over time of a gauge in a window: each reading counts for the time it stands for."""
+    inside = (t_ns >= window.start_ns) & (t_ns <= window.end_ns)
+    if not inside.any():
+        raise NotMeasurable("no reading in the window")
+    edges = np.concatenate(([window.start_ns], t_ns[inside], [window.end_ns]))
+    levels = np.interp(edges, t_ns, values)
+    return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
+
+
+def _series(evidence: Evidence, column: str, device: Device) -> tuple[TimeArray, FloatArray]:
+    series = evidence.series(column).get(device.id)
+    if series is None:
+        raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+    return series.t_ns, series.values
+
+
+def _devices(evidence: Evidence, kind: str, what: str, *probes: str) -> list[Device]:
+    devices = evidence.devices(kind)
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device(what, *probes))
+    return devices
+
+
+def _highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+    peaks = {d.id: float(_series(evidence, column, d)[1].max()) for d in devices}
+    most = max(peaks, key=lambda device: peaks[device])
+    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
+    return Reading(peaks[most], "B", "measured", note=f"{of}{note}; over the whole run")
+
+
+def _mean(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+    means = [time_mean(*_series(evidence, column, d), evidence.span) for d in devices]
+    each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
+    value = sum(means) / len(means)
+    return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
+
+
+def _gpus(evidence: Evidence) -> list[Device]:
+    return _devices(evidence, "gpu", "accelerator", "nvml")
+
+
+def device_peak_bytes(evidence: Evidence) -> Reading:
+    """The most memory in use on a device."""
+    return _highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+
+
+def device_mean_bytes(evidence: Evidence) -> Reading:
+    """Mean memory in use on a device."""
+    return _mean(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+
+
+def one_device_peak_bytes(evidence: Evidence, device: Device) -> Reading:
+    """The most memory in use on this device."""
+    return _highest(evidence, "memory_bytes", [device], "in use by all programs")
+
+
+def one_device_mean_bytes(evidence: Evidence, device: Device) -> Reading:
+    """Mean memory in use on this device."""
+    return _mean(evidence, "memory_bytes", [device], "in use by all programs")
+
+
+def _allocators(evidence: Evidence) -> list[Device]:
+    devices = evidence.devices("allocator")
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device("allocator in this process", "allocator"))
+    return devices
+
+
+def allocator_peak_bytes(evidence: Evidence) -> Reading:
+    """The most that tensors held, by the allocator's own high-water mark."""
+    note = "tensors of this program, the allocator's own peak"
+    return _highest(evidence, "allocated_peak_bytes", _allocators(evidence), note)
+
+
+def allocator_reserved_bytes(evidence: Evidence) -> Reading:
+    """The most that the allocator took from the device."""
+    return _highest(evidence, "reserved_bytes", _allocators(evidence), "taken from the device")
+
+
+def _processes(evidence: Evidence) -> list[Device]:
+    return _devices(evidence, "process", "process", "process")
+
+
+def process_peak_bytes(evidence: Evidence) -> Reading:
+    """The most resident memory of the program and its children."""
+    note = "resident, children included; pages they share count once for each"
+    return _highest(evidence, "memory_bytes", _processes(evidence), note)
+
+
+def process_mean_bytes(evidence: Evidence) -> Reading:
+    """Mean resident memory of the program and its children."""
+    return _mean(evidence, "memory_bytes", _processes(evidence), "resident, children included")
+
+
+def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
+    slopes = []
+    for device in devices:
+        t_ns, values = _series(evidence, "memory_bytes", device)
+        inside = (t_ns >= evidence.span.start_ns) & (t_ns <= evidence.span.end_ns)
+        t_s = (t_ns[inside] - evidence.span.start_ns) / NS_PER_S
+        slope = slope_interval(t_s, values[inside])
+        if slope is None:
+            raise NotMeasurable(f"too few readings in the window for a trend ({inside.sum()})")
+        slopes.append(slope)
+    value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
+    sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
+    note = f"straight line through 20 means{sure}; {evidence.window_note}"
+    return Reading(value, "B/h", "derived", low, high, note)
+
+
+def process_growth(evidence: Evidence) -> Reading:
+    """How fast the program's resident memory grew: a leak grows for ever."""
+    return _growth(evidence, _processes(evidence))
+
+
+def device_growth(evidence: Evidence) -> Reading:
+    """How fast the memory in use on the devices grew."""
+    return _growth(evidence, _gpus(evidence))
+
+
+_SFT_PLAY = "SFT-Play"
+
+METRICS = [
+    Metric(
+        "memory.device_peak_bytes",
+        "device memory, peak",
+        "B",
+        "lower",
+        "highest memory in use on any one device, whole run",
+        ("an accelerator",),
+        device_peak_bytes,
+        per_device=one_device_peak_bytes,
+        kinds=("gpu",),
+        aliases=(
+            Alias(
+                "vram_peak_MB",
+                _SFT_PLAY,
+                "in MB of 1 000 000 bytes; the original's MB were MiB",
+                "MB",
+                1e-6,
+            ),
+        ),
+    ),
+    Metric(
+        "memory.device_mean_bytes",
+        "device memory, mean",
+        "B",
+        "lower",
+        "mean over time of memory in use, mean over devices",
+        ("an accelerator",),
+        device_mean_bytes,
+        per_device=one_device_mean_bytes,
+        kinds=("gpu",),
+        aliases=(
+            Alias(
+                "AMU",
+                "EfficientLLM",
+                "average memory utilization: mean over time of device"
+                " memory in use, in GB of 1e9 bytes; the original's GB were GiB",
+                "GB",
+                1e-9,
+            ),
+            Alias("vram_avg_MB", _SFT_PLAY, "in MB of 1 000 000 bytes", "MB", 1e-6),
+        ),
+    ),
+    Metric(
+        "memory.device_growth_bytes_per_h",
+        "device memory growth",
+        "B/h",
+        "lower",
+        "slope of a line through memory in use over the window",
+        ("an accelerator",),
+        device_growth,
+    ),
+    Metric(
+        "memory.allocator_peak_bytes",
+        "allocator, peak",
+        "B",
+        "lower",
+        "the allocator's high-water mark of tensor memory",
+        ("a Meter in a torch program on CUDA",),
+        allocator_peak_bytes,
+    ),
+    Metric(
+        "memory.allocator_reserved_bytes",
+        "allocator, reserved",
+        "B",
+        "lower",
+        "highest memory the allocator took from the device",
+        ("a Meter in a torch program on CUDA",),
+        allocator_reserved_bytes,
+    ),
+    Metric(
+        "memory.process_peak_bytes",
+        "host memory, peak",
+        "B",
+        "lower",
+        "highest resident memory of the process tree, whole run",
+        ("the process probe",),
+        process_peak_bytes,
+    ),
+    Metric(
+        "memory.process_mean_bytes",
+        "host memory, mean",
+        "B",
+        "lower",
+        "mean over time of resident memory of the process tree",
+        ("the process probe",),
+        process_mean_bytes,
+    ),
+    Metric(
+        "memory.process_growth_bytes_per_h",
+        "host memory growth",
+        "B/h",
+        "lower",
+        "slope of a line through resident memory over the window",
+        ("the process probe",),
+        process_growth,
+    ),
+]

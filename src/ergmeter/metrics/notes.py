@@ -1,0 +1,99 @@
+"""What a reader of the summary must know beside the numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.records import Reading
+from ergmeter.runlog.reader import CUT_OFF
+from ergmeter.units import duration
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Result
+
+# A first step this many times the median is a compilation or a cold cache, not a training step.
+SLOW_FIRST_STEP = 3.0
+FULL_DISK_FRAC = 0.02
+
+_TOLD = {
+    "probe_failed": "a probe stopped during the run: {}",
+    "device_lost": "a device was lost during the run: {}",
+    "rows_dropped": "part of the record is missing: {}",
+    "samples_dropped": "part of the record is missing: {}",
+    "value_refused": "{}",
+    "assumed": "assumed: {}",
+    "output_unrecognised": "{}",
+    "output_blocks": "{}",
+}
+
+
+def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
+    """The remarks, most serious first."""
+    run = evidence.run
+    said = []
+    if run.status == CUT_OFF:
+        said.append("the run was cut off: its writer died; what it had handed over is here")
+    said += [f"damaged file left out: {line}" for line in run.damage]
+    for mark in run.marks:
+        if mark.name in _TOLD:
+            said.append(_TOLD[mark.name].format(mark.detail))
+    said += _above_one(readings)
+    said += _slow_first_step(evidence)
+    said += _several_first_ranks(evidence)
+    said += _full_disk(evidence)
+    return tuple(dict.fromkeys(said))
+
+
+def _above_one(readings: dict[str, Result]) -> list[str]:
+    return [
+        f"{key} is {result.value:.3g}, more than all there is: an input is wrong"
+        for key, result in readings.items()
+        if key.endswith("_frac") and isinstance(result, Reading) and result.value > 1.001
+    ]
+
+
+def _slow_first_step(evidence: Evidence) -> list[str]:
+    try:
+        rows = evidence.counted.writers[0]
+    except NotMeasurable:
+        return []
+    if len(rows) < 5 or len(rows) < len(evidence.work.writers[0]):
+        return []
+    first_s, median_s = float(rows.duration_s[0]), float(np.median(rows.duration_s))
+    if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
+        return []
+    return [
+        f"the first step took {duration(first_s)}, {first_s / median_s:.0f} times the median, and"
+        " is counted; --warmup-steps 1 leaves it out"
+    ]
+
+
+def _several_first_ranks(evidence: Evidence) -> list[str]:
+    try:
+        rows = evidence.work
+    except NotMeasurable:
+        return []
+    firsts = {int(w["writer"][0]) for w in rows.writers if w["rank"][0] == 0}
+    if len(firsts) < 2:
+        return []
+    return [
+        f"{len(firsts)} processes call themselves rank 0: unrelated trainings in one run, or ranks"
+        " that do not know theirs; their tokens are added up"
+    ]
+
+
+def _full_disk(evidence: Evidence) -> list[str]:
+    free = evidence.series("disk_free_bytes")
+    said = []
+    for device, series in free.items():
+        total = evidence.run.devices[device].facts.get("disk_total_bytes")
+        if total and float(series.values.min()) < FULL_DISK_FRAC * float(total):
+            left = float(series.values.min()) / 1e9
+            said.append(
+                f"the disk was nearly full: {left:.2f} GB of {total / 1e9:.0f} GB were left"
+            )
+    return said

@@ -1,0 +1,100 @@
+"""How sure a figure is, and when a run has settled. Pure functions of arrays.
+
+Intervals come from blocks of consecutive steps, because steps are not independent: a checkpoint, a
+slow reader or a warming chip colours many in a row, and treating each as a fresh draw would promise
+a precision the run does not have (batch means: Law & Kelton, Simulation Modeling and Analysis).
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ergmeter.records import FloatArray
+
+MIN_BLOCKS = 5
+MAX_BLOCKS = 20
+# Student's t, two-sided 95 %, by degrees of freedom 4 to 19 (any statistics table).
+_T95: tuple[float, ...] = (
+    *(2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201),
+    *(2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+
+
+def t95(blocks: int) -> float:
+    """The factor on the standard error of a mean over so many blocks."""
+    return _T95[blocks - 1 - 4]
+
+
+def blocks_of(steps: int) -> int:
+    """Into how many blocks to cut so many steps; 0 if there are too few for an interval."""
+    return min(MAX_BLOCKS, steps // 2) if steps >= 2 * MIN_BLOCKS else 0
+
+
+def ratio_interval(numerators: FloatArray, denominators: FloatArray) -> tuple[float, float] | None:
+    """The 95 % interval of sum(numerators) / sum(denominators), from blocks of the rows.
+
+    The ratio estimator's variance, linearised: residual of each block from the overall ratio.
+    Both are amounts, so the interval ends at 0. Returns None if there are too few rows.
+    """
+    blocks = blocks_of(len(numerators))
+    if not blocks:
+        return None
+    edges = np.linspace(0, len(numerators), blocks + 1).astype(int)[:-1]
+    top = np.add.reduceat(numerators, edges)
+    bottom = np.add.reduceat(denominators, edges)
+    ratio = float(top.sum() / bottom.sum())
+    residuals = top - ratio * bottom
+    variance = float(residuals @ residuals) / (blocks - 1)
+    margin = t95(blocks) * math.sqrt(blocks * variance) / float(bottom.sum())
+    return max(0.0, ratio - margin), ratio + margin
+
+
+def settled_after(durations: FloatArray) -> int | None:
+    """How many leading steps to leave out so that the rest is steady; None if none settles.
+
+    The marginal standard error rule (MSER; White 1997): drop the prefix that makes the standard
+    error of the mean of what is left smallest, looking at the first half only; a minimum at its
+    very end says that the run never settled.
+    """
+    n = len(durations)
+    if n < 2 * MIN_BLOCKS:
+        return None
+    tail_sum = np.cumsum(durations[::-1])[::-1]
+    tail_square = np.cumsum((durations**2)[::-1])[::-1]
+    half = n // 2
+    left = n - np.arange(half + 1)
+    spread = tail_square[: half + 1] - tail_sum[: half + 1] ** 2 / left
+    best = int(np.argmin(np.maximum(spread, 0.0) / left.astype(float) ** 2))
+    return None if best == half else best
+
+
+def slope_interval(t_s: FloatArray, values: FloatArray) -> tuple[float, float, float] | None:
+    """Slope of values over time with its 95 % interval, from the means of up to 20 blocks.
+
+    Returns None if there are too few readings.
+    """
+    blocks = blocks_of(len(values))
+    if not blocks:
+        return None
+    edges = np.linspace(0, len(values), blocks + 1).astype(int)
+    t = np.array([t_s[a:b].mean() for a, b in pairwise(edges)])
+    v = np.array([values[a:b].mean() for a, b in pairwise(edges)])
+    centred = t - t.mean()
+    weight = float(centred @ centred)
+    if weight == 0:
+        return None
+    slope = float(centred @ v) / weight
+    residuals = v - v.mean() - slope * centred
+    error = math.sqrt(float(residuals @ residuals) / (blocks - 2) / weight)
+    margin = t95(blocks - 1) * error
+    return slope, slope - margin, slope + margin
+
+
+def percentile(values: FloatArray, q: float) -> float:
+    """The q-th percentile (0 to 100), between the two nearest values."""
+    return float(np.percentile(values, q))

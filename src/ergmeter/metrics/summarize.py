@@ -1,0 +1,50 @@
+"""Every metric of a run: readings where the run supports them, reasons where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.notes import notes
+from ergmeter.records import Missing, Summary
+from ergmeter.runlog.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.records import Reading, Result
+    from ergmeter.runlog.reader import Run
+
+_WARMUP = ("warmup", "warmup_steps", "warmup_s")
+
+
+def summarize(run: Run, overrides: Settings | None = None) -> Summary:
+    """Summarise a run under what its user declared, or under what the reader declares now."""
+    evidence = Evidence(run, settings_of(run, overrides))
+    readings = {key: _result(metric.compute, evidence) for key, metric in catalogue().items()}
+    devices: dict[str, dict[str, Result]] = {}
+    for key, metric in catalogue().items():
+        for device in evidence.devices(*metric.kinds) if metric.per_device else ():
+            found = _result(metric.per_device, evidence, device)
+            devices.setdefault(device.id, {})[key] = found
+    return Summary(run.name, run.status, readings, devices, notes(evidence, readings))
+
+
+def settings_of(run: Run, overrides: Settings | None = None) -> Settings:
+    """What was declared when the run was made, with what is declared now in its place."""
+    stored = {name: value for name, value in run.settings.items() if name in Settings.__slots__}
+    now = overrides.as_json() if overrides else {}
+    if any(name in now for name in _WARMUP):
+        stored = {name: value for name, value in stored.items() if name not in _WARMUP}
+    return replace(Settings(), **{**stored, **now})
+
+
+def _result(compute: Callable[..., Reading] | None, *arguments: object) -> Result:
+    assert compute is not None
+    try:
+        return compute(*arguments)
+    except NotMeasurable as error:
+        return Missing(str(error))

@@ -1,0 +1,292 @@
+"""How much work per second: tokens, samples and steps over the time of one stated window.
+
+The trap: averaging rates. A loop of nine 60 ms steps and one of 1.2 s does 5 641 tokens/s; the
+mean of its steps' rates is 2.7 times that. Here a rate is a sum over a time, both of the same
+window, and the window is wall clock: what lies between steps, evaluation and checkpoints included.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.stats import ratio_interval
+from ergmeter.metrics.tokens import known, label_of, steps_in, tokens
+from ergmeter.records import PHASES, Reading
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Basis, FloatArray
+
+_DECODE = PHASES.index("decode")
+
+
+def samples(evidence: Evidence) -> tuple[FloatArray, Basis]:
+    """Samples of each counted row, and their basis."""
+    values = known(evidence.counted, "samples")
+    if values is not None:
+        return values, evidence.steps_basis
+    if evidence.settings.samples_per_step is not None:
+        return steps_in(evidence.counted) * evidence.settings.samples_per_step, "assumed"
+    raise NotMeasurable("the steps have no sample count: pass samples= to meter.step")
+
+
+def _ends_apart_s(evidence: Evidence) -> FloatArray:
+    """The window cut at the end of each row, in order of time: adds up to it exactly."""
+    ends = np.sort(evidence.counted["end_ns"])
+    return np.diff(np.append(float(evidence.window.start_ns), ends)) / NS_PER_S
+
+
+def rate(
+    evidence: Evidence, amounts: FloatArray, unit: str, basis: Basis, note: str, *, per: float = 1.0
+) -> Reading:
+    """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
+    value = float(amounts.sum()) / evidence.window.duration_s / per
+    order = np.argsort(evidence.counted["end_ns"], kind="stable")
+    interval = ratio_interval(amounts[order], _ends_apart_s(evidence))
+    low, high = (bound / per for bound in interval) if interval else (None, None)
+    return Reading(value, unit, basis, low, high, f"{note}; {evidence.window_note}")
+
+
+def _reported(evidence: Evidence, unit: str, reason: NotMeasurable) -> Reading:
+    """The program's own figure, where we have none. Raises the reason if it gave none either."""
+    said = [reported for reported in evidence.run.reported() if reported.unit == unit]
+    if not said:
+        raise reason
+    last = said[-1]
+    return Reading(
+        last.value,
+        unit,
+        "reported",
+        note=f"the program's own last {last.name!r}; not measured here: {reason}",
+    )
+
+
+def tokens_per_s(evidence: Evidence) -> Reading:
+    """All tokens over the window."""
+    try:
+        amounts, label, basis = tokens(evidence)
+    except NotMeasurable as reason:
+        return _reported(evidence, "tokens/s", reason)
+    return rate(evidence, amounts, "tokens/s", basis, label_of(evidence, label))
+
+
+def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
+    values = known(evidence.counted, column)
+    if values is None:
+        raise NotMeasurable(f"the steps do not tell {label} apart: pass {column}= to meter.step")
+    return rate(evidence, values, "tokens/s", evidence.steps_basis, label)
+
+
+def computed_tokens_per_s(evidence: Evidence) -> Reading:
+    """Computed tokens, padding included, over the window."""
+    values = known(evidence.counted, "tokens_computed")
+    if values is None:
+        raise NotMeasurable(
+            "the steps have no count of computed tokens: pass tokens= to meter.step"
+        )
+    return rate(evidence, values, "tokens/s", evidence.steps_basis, "padding included")
+
+
+def real_tokens_per_s(evidence: Evidence) -> Reading:
+    """Real tokens over the window."""
+    return _of_column("tokens_real", "real tokens", evidence)
+
+
+def loss_tokens_per_s(evidence: Evidence) -> Reading:
+    """Loss-bearing tokens over the window."""
+    return _of_column("tokens_loss", "loss-bearing tokens", evidence)
+
+
+def tokens_per_s_per_device(evidence: Evidence) -> Reading:
+    """All tokens over the window, for each accelerator."""
+    devices = len(evidence.devices("gpu"))
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device("accelerator", "nvml"))
+    amounts, label, basis = tokens(evidence)
+    note = f"{label_of(evidence, label)}, over {devices} accelerators"
+    return rate(evidence, amounts, "tokens/s", basis, note, per=devices)
+
+
+def samples_per_s(evidence: Evidence) -> Reading:
+    """All samples over the window."""
+    try:
+        amounts, basis = samples(evidence)
+    except NotMeasurable as reason:
+        return _reported(evidence, "samples/s", reason)
+    return rate(evidence, amounts, "samples/s", basis, "all ranks")
+
+
+def steps_per_s(evidence: Evidence) -> Reading:
+    """Optimizer steps over the window. Ranks step together, so it is one rank's steps."""
+    try:
+        rows = evidence.counted
+        amounts = steps_in(rows)
+    except NotMeasurable as reason:
+        return _reported(evidence, "steps/s", reason)
+    ranks = len(rows.writers)
+    return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=ranks)
+
+
+def _parameters(evidence: Evidence) -> int:
+    if evidence.settings.parameters is None:
+        raise NotMeasurable("the number of parameters was not declared: Meter(parameters=...)")
+    return evidence.settings.parameters
+
+
+def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's TT: tokens over time, for each parameter of the model."""
+    amounts, label, basis = tokens(evidence)
+    note = f"{label_of(evidence, label)}, {_parameters(evidence)} parameters"
+    return rate(evidence, amounts, "tokens/s/param", basis, note, per=_parameters(evidence))
+
+
+def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's ST: samples over time, for each parameter of the model."""
+    amounts, basis = samples(evidence)
+    note = f"{_parameters(evidence)} parameters"
+    return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))
+
+
+def generated_tokens_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's IT: tokens of the decode spans over the time of those spans."""
+    rows = evidence.all_steps.where(evidence.all_steps["phase"] == _DECODE)
+    if not len(rows):
+        raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
+    amounts, label, basis = tokens(evidence, rows)
+    interval = ratio_interval(amounts, rows.duration_s)
+    low, high = interval or (None, None)
+    value = float(amounts.sum() / rows.duration_s.sum())
+    return Reading(
+        value, "tokens/s", basis, low, high, f"{label} tokens over {len(rows)} decode spans"
+    )
+
+
+_EFFICIENTLLM = "EfficientLLM"
+_SFT_PLAY = "SFT-Play"
+
+METRICS = [
+    Metric(
+        "throughput.tokens_per_s",
+        "tokens/s",
+        "tokens/s",
+        "higher",
+        "sum of tokens of the counted steps, all ranks / window; real tokens where known",
+        ("steps with tokens",),
+        tokens_per_s,
+        aliases=(
+            Alias(
+                "tok_per_s",
+                _SFT_PLAY,
+                "tokens after the warm-up over the time after it; the"
+                " original divided all tokens by that time",
+                "tokens/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.computed_tokens_per_s",
+        "tokens/s computed",
+        "tokens/s",
+        "higher",
+        "sum of tokens_computed / window",
+        ("steps with tokens",),
+        computed_tokens_per_s,
+    ),
+    Metric(
+        "throughput.real_tokens_per_s",
+        "tokens/s real",
+        "tokens/s",
+        "higher",
+        "sum of tokens_real / window",
+        ("steps with tokens_real",),
+        real_tokens_per_s,
+    ),
+    Metric(
+        "throughput.loss_tokens_per_s",
+        "tokens/s with loss",
+        "tokens/s",
+        "higher",
+        "sum of tokens_loss / window",
+        ("steps with tokens_loss",),
+        loss_tokens_per_s,
+    ),
+    Metric(
+        "throughput.tokens_per_s_per_device",
+        "tokens/s per device",
+        "tokens/s",
+        "higher",
+        "throughput.tokens_per_s / accelerators",
+        ("steps with tokens", "an accelerator"),
+        tokens_per_s_per_device,
+    ),
+    Metric(
+        "throughput.samples_per_s",
+        "samples/s",
+        "samples/s",
+        "higher",
+        "sum of samples of the counted steps, all ranks / window",
+        ("steps with samples",),
+        samples_per_s,
+    ),
+    Metric(
+        "throughput.steps_per_s",
+        "steps/s",
+        "steps/s",
+        "higher",
+        "optimizer steps of one rank / window",
+        ("steps",),
+        steps_per_s,
+    ),
+    Metric(
+        "throughput.tokens_per_parameter_per_s",
+        "tokens/s per parameter",
+        "tokens/s/param",
+        "higher",
+        "throughput.tokens_per_s / parameters",
+        ("steps with tokens", "parameters"),
+        tokens_per_parameter_per_s,
+        aliases=(
+            Alias(
+                "TT",
+                _EFFICIENTLLM,
+                "token throughput: tokens / parameters / time; does not"
+                " grow with the length of the run",
+                "tokens/param/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.samples_per_parameter_per_s",
+        "samples/s per parameter",
+        "samples/s/param",
+        "higher",
+        "throughput.samples_per_s / parameters",
+        ("steps with samples", "parameters"),
+        samples_per_parameter_per_s,
+        aliases=(
+            Alias(
+                "ST",
+                _EFFICIENTLLM,
+                "sample throughput: samples / parameters / time",
+                "samples/param/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.generated_tokens_per_s",
+        "tokens/s generated",
+        "tokens/s",
+        "higher",
+        "sum of tokens of decode spans / their time",
+        ("decode spans with tokens",),
+        generated_tokens_per_s,
+        aliases=(
+            Alias("IT", _EFFICIENTLLM, "inference throughput: tokens generated / time", "tokens/s"),
+        ),
+    ),
+]

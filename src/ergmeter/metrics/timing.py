@@ -1,0 +1,255 @@
+"""How long: steps, the window, the warm-up, and where the rest of the time went.
+
+A step's time is counted from its start to the next one's, so that step time x steps = window and
+tokens/s x step time = tokens per step, exactly. The other defensible way, from a step's start to
+its end, is `time.in_step_s`; what lies between the two is `time.outside_steps_frac`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.stats import percentile, ratio_interval
+from ergmeter.records import PHASES, Reading
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import FloatArray
+
+
+def _single(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
+    """Periods of the rows of every rank, and the steps each row covers."""
+    rows = evidence.counted
+    if np.isnan(rows["steps"]).any():
+        raise NotMeasurable("the output does not say how many steps a line covers")
+    return np.concatenate([rank.period_s for rank in rows.writers]), rows["steps"]
+
+
+def _note(evidence: Evidence, steps: FloatArray) -> str:
+    if steps.max() > 1:
+        several = f"rows cover up to {steps.max():.0f} steps, whose mean stands for each; "
+    else:
+        several = ""
+    return f"{several}from one step's start to the next; {evidence.window_note}"
+
+
+def step_s(evidence: Evidence) -> Reading:
+    """Mean time of a step: the window over its steps."""
+    periods, steps = _single(evidence)
+    low, high = ratio_interval(periods, steps) or (None, None)
+    value = float(periods.sum() / steps.sum())
+    return Reading(value, "s", evidence.steps_basis, low, high, _note(evidence, steps))
+
+
+def _step_percentile(evidence: Evidence, q: float) -> Reading:
+    periods, steps = _single(evidence)
+    each = np.repeat(periods / steps, steps.astype(int)) if steps.max() > 1 else periods
+    return Reading(percentile(each, q), "s", evidence.steps_basis, note=_note(evidence, steps))
+
+
+def step_median_s(evidence: Evidence) -> Reading:
+    """Half of the steps took no longer than this."""
+    return _step_percentile(evidence, 50)
+
+
+def step_p95_s(evidence: Evidence) -> Reading:
+    """Nineteen of twenty steps took no longer than this."""
+    return _step_percentile(evidence, 95)
+
+
+def in_step_s(evidence: Evidence) -> Reading:
+    """Mean time inside a step, without what lies between steps."""
+    _, steps = _single(evidence)
+    inside = evidence.counted.duration_s
+    low, high = ratio_interval(inside, steps) or (None, None)
+    value = float(inside.sum() / steps.sum())
+    note = f"from a step's start to its end; {evidence.window_note}"
+    return Reading(value, "s", evidence.steps_basis, low, high, note)
+
+
+def outside_steps_frac(evidence: Evidence) -> Reading:
+    """Share of the window in which no step was open, mean over ranks."""
+    if evidence.from_output:
+        raise NotMeasurable("steps seen in output have no gaps between them: use Meter to see any")
+    inside_s = float(evidence.counted.duration_s.sum())
+    whole_s = sum(float(rank.period_s.sum()) for rank in evidence.counted.writers)
+    return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
+
+
+def window_s(evidence: Evidence) -> Reading:
+    """The window all figures are over."""
+    window = evidence.span
+    return Reading(window.duration_s, "s", "measured", note=evidence.window_note)
+
+
+def run_s(evidence: Evidence) -> Reading:
+    """From the first hand-over to the last."""
+    return Reading(evidence.watched.duration_s, "s", "measured", note="start to end, all of it")
+
+
+def warmup_s(evidence: Evidence) -> Reading:
+    """From the first step's start to the first counted step's."""
+    first_ns = int(evidence.work["start_ns"].min())
+    rows, rule = evidence.warmup()
+    value = (evidence.window.start_ns - first_ns) / NS_PER_S
+    return Reading(value, "s", evidence.steps_basis, note=f"{rows} rows left out; rule: {rule}")
+
+
+def warmup_steps(evidence: Evidence) -> Reading:
+    """Steps that were left out."""
+    rows, rule = evidence.warmup()
+    return Reading(float(rows), "steps", evidence.steps_basis, note=f"rule: {rule}")
+
+
+def before_first_step_s(evidence: Evidence) -> Reading:
+    """Start-up: from the run's start to the first step's."""
+    if evidence.from_output:
+        raise NotMeasurable("steps seen in output: where the first one began is not known")
+    value = (int(evidence.work["start_ns"].min()) - evidence.watched.start_ns) / NS_PER_S
+    return Reading(value, "s", "measured", note="loading and setting up")
+
+
+def _phase_s(evidence: Evidence, phase: str) -> Reading:
+    rows = evidence.all_steps.where(evidence.all_steps["phase"] == PHASES.index(phase))
+    if not len(rows):
+        raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
+    value = float(rows.duration_s.sum())
+    return Reading(value, "s", evidence.steps_basis, note=f"{len(rows)} spans, whole run")
+
+
+def eval_s(evidence: Evidence) -> Reading:
+    """Time in evaluation spans."""
+    return _phase_s(evidence, "eval")
+
+
+def checkpoint_s(evidence: Evidence) -> Reading:
+    """Time in checkpoint spans."""
+    return _phase_s(evidence, "checkpoint")
+
+
+def data_s(evidence: Evidence) -> Reading:
+    """Time in spans that waited for data."""
+    return _phase_s(evidence, "data")
+
+
+METRICS = [
+    Metric("time.step_s", "step time", "s", "lower", "window / steps", ("steps",), step_s),
+    Metric(
+        "time.step_median_s",
+        "step time, median",
+        "s",
+        "lower",
+        "median over steps of start to next start",
+        ("steps",),
+        step_median_s,
+    ),
+    Metric(
+        "time.step_p95_s",
+        "step time, 95th percentile",
+        "s",
+        "lower",
+        "95th percentile over steps of start to next start",
+        ("steps",),
+        step_p95_s,
+    ),
+    Metric(
+        "time.in_step_s",
+        "time inside a step",
+        "s",
+        "lower",
+        "sum of (end - start) / steps",
+        ("steps",),
+        in_step_s,
+        aliases=(
+            Alias(
+                "AL",
+                "EfficientLLM",
+                "average latency of an iteration: computation and"
+                " communication together, as far as the step encloses them",
+                "s",
+            ),
+        ),
+    ),
+    Metric(
+        "time.outside_steps_frac",
+        "time outside steps",
+        "frac",
+        "lower",
+        "1 - time inside steps / window",
+        ("steps of a Meter",),
+        outside_steps_frac,
+    ),
+    Metric(
+        "time.window_s",
+        "window",
+        "s",
+        "neither",
+        "start of the first counted step to the end of the last",
+        (),
+        window_s,
+    ),
+    Metric(
+        "time.run_s",
+        "run",
+        "s",
+        "lower",
+        "first to last hand-over",
+        (),
+        run_s,
+        aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
+    ),
+    Metric(
+        "time.warmup_s",
+        "warm-up",
+        "s",
+        "neither",
+        "start of the first step to the start of the first counted one",
+        ("steps",),
+        warmup_s,
+        aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
+    ),
+    Metric(
+        "time.warmup_steps",
+        "warm-up steps",
+        "steps",
+        "neither",
+        "rows before the window",
+        ("steps",),
+        warmup_steps,
+    ),
+    Metric(
+        "time.before_first_step_s",
+        "start-up",
+        "s",
+        "lower",
+        "start of the run to the start of the first step",
+        ("steps of a Meter",),
+        before_first_step_s,
+    ),
+    Metric(
+        "time.eval_s", "evaluation", "s", "lower", "sum over eval spans", ("eval spans",), eval_s
+    ),
+    Metric(
+        "time.checkpoint_s",
+        "checkpoints",
+        "s",
+        "lower",
+        "sum over checkpoint spans",
+        ("checkpoint spans",),
+        checkpoint_s,
+    ),
+    Metric(
+        "time.data_s",
+        "waiting for data",
+        "s",
+        "lower",
+        "sum over data spans",
+        ("data spans",),
+        data_s,
+    ),
+]

@@ -1,0 +1,150 @@
+"""How many tokens, and which: computed, real or loss-bearing; and how many steps they came in.
+
+The trap: "tokens" that are slots. A padded batch has more slots than tokens, and two tools that
+count the one and the other disagree by a quarter on the same run. So each count has its name, the
+real one is used where it is known, and the note says which it was.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.records import Reading
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence, Steps
+    from ergmeter.records import Basis, FloatArray
+
+
+def known(rows: Steps, column: str) -> FloatArray | None:
+    """A column if every row has it; None if no row has. Some but not all is refused."""
+    values = rows[column]
+    absent = int(np.isnan(values).sum())
+    if absent == len(values):
+        return None
+    if absent:
+        raise NotMeasurable(f"{absent} of {len(values)} steps have no {column.replace('_', ' ')}")
+    return values
+
+
+def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
+    """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
+    rows = evidence.counted if rows is None else rows
+    for column, label in (("tokens_real", "real"), ("tokens_computed", "computed")):
+        values = known(rows, column)
+        if values is not None:
+            return values, label, evidence.steps_basis
+    declared = evidence.settings.tokens_per_step
+    if declared is not None:
+        return steps_in(rows) * declared, "declared", "assumed"
+    raise NotMeasurable(_no_tokens(evidence))
+
+
+def _no_tokens(evidence: Evidence) -> str:
+    if not evidence.from_output:
+        return "the steps have no token count: pass tokens= to meter.step"
+    return (
+        "the output names no tokens: print tokens=.., set include_num_input_tokens_seen in"
+        " TrainingArguments, or give --tokens-per-step"
+    )
+
+
+def steps_in(rows: Steps) -> FloatArray:
+    """Optimizer steps that each row covers."""
+    values = known(rows, "steps")
+    if values is None:
+        raise NotMeasurable("the output does not say how many steps a line covers")
+    return values
+
+
+def label_of(evidence: Evidence, label: str) -> str:
+    """Which tokens a figure counts, in words."""
+    ranks = len(evidence.counted.writers)
+    over = f", all {ranks} ranks" if ranks > 1 else ""
+    what = {"real": "real tokens", "computed": "computed tokens (padding included)"}
+    return what.get(label, "tokens per step as declared") + over
+
+
+def total_tokens(evidence: Evidence) -> Reading:
+    """Tokens in the window."""
+    amounts, label, basis = tokens(evidence)
+    note = f"{label_of(evidence, label)}; {evidence.window_note}"
+    return Reading(float(amounts.sum()), "tokens", basis, note=note)
+
+
+def tokens_per_step(evidence: Evidence) -> Reading:
+    """Tokens of one optimizer step, over all ranks."""
+    amounts, label, basis = tokens(evidence)
+    steps = float(steps_in(evidence.counted).sum()) / len(evidence.counted.writers)
+    return Reading(
+        float(amounts.sum()) / steps, "tokens/step", basis, note=label_of(evidence, label)
+    )
+
+
+def padding_frac(evidence: Evidence) -> Reading:
+    """Share of the computed tokens that were padding."""
+    real, computed = (known(evidence.counted, c) for c in ("tokens_real", "tokens_computed"))
+    if real is None or computed is None:
+        raise NotMeasurable("needs both counts: pass tokens= and tokens_real= to meter.step")
+    value = 1 - float(real.sum() / computed.sum())
+    return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
+
+
+def steps(evidence: Evidence) -> Reading:
+    """Optimizer steps in the window, of one rank."""
+    rows = evidence.counted
+    value = float(steps_in(rows).sum()) / len(rows.writers)
+    return Reading(value, "steps", evidence.steps_basis, note=evidence.window_note)
+
+
+METRICS = [
+    Metric(
+        "tokens.total",
+        "tokens",
+        "tokens",
+        "neither",
+        "sum of tokens of the counted steps",
+        ("steps with tokens",),
+        total_tokens,
+        aliases=(
+            Alias(
+                "tokens_processed",
+                "SFT-Play",
+                "tokens of the counted steps; the original"
+                " counted collated batches, evaluation and prefetch included",
+                "tokens",
+            ),
+        ),
+    ),
+    Metric(
+        "tokens.per_step",
+        "tokens per step",
+        "tokens/step",
+        "neither",
+        "tokens.total / steps of one rank",
+        ("steps with tokens",),
+        tokens_per_step,
+    ),
+    Metric(
+        "tokens.padding_frac",
+        "padding",
+        "frac",
+        "lower",
+        "1 - real tokens / computed tokens",
+        ("both token counts",),
+        padding_frac,
+    ),
+    Metric(
+        "steps.count",
+        "steps",
+        "steps",
+        "neither",
+        "optimizer steps counted, of one rank",
+        ("steps",),
+        steps,
+    ),
+]

@@ -1,0 +1,255 @@
+"""How busy: accelerators, CPU, disk and network; and what the instrument itself cost.
+
+The trap: "GPU utilisation" is the share of time in which some kernel was resident. A kernel that
+waits for memory counts as busy; 100 % says that the device was not idle and nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.memory import time_mean
+from ergmeter.records import Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Device, TimeArray
+
+# NVML's clocks-event reasons that are not a limit on a working chip: idle (1) and clocks set by an
+# application (2).
+_NOT_A_LIMIT = 0x1 | 0x2
+
+
+def _devices(evidence: Evidence, kind: str) -> list[Device]:
+    probes = {"gpu": "nvml", "node": "node", "process": "process"}
+    what = {"gpu": "accelerator", "node": "node reading", "process": "process reading"}
+    devices = evidence.devices(kind)
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device(what[kind], probes[kind]))
+    return devices
+
+
+def _gauge(evidence: Evidence, column: str, device: Device) -> float:
+    series = evidence.series(column).get(device.id)
+    if series is None:
+        raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+    return time_mean(series.t_ns, series.values, evidence.span)
+
+
+def _mean_gauge(evidence: Evidence, column: str, kind: str, unit: str, note: str) -> Reading:
+    values = [_gauge(evidence, column, device) for device in _devices(evidence, kind)]
+    each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
+    together = f"{note}; {each}{evidence.window_note}"
+    return Reading(sum(values) / len(values), unit, "measured", note=together)
+
+
+_BUSY = "share of time with any kernel resident, which is not the share of its peak"
+
+
+def busy_frac(evidence: Evidence) -> Reading:
+    """Mean busy share of the accelerators."""
+    return _mean_gauge(evidence, "busy_frac", "gpu", "frac", _BUSY)
+
+
+def device_busy_frac(evidence: Evidence, device: Device) -> Reading:
+    """Mean busy share of one accelerator."""
+    value = _gauge(evidence, "busy_frac", device)
+    return Reading(value, "frac", "measured", note=f"{_BUSY}; {evidence.window_note}")
+
+
+def clock_hz(evidence: Evidence) -> Reading:
+    """Mean clock of the accelerators."""
+    return _mean_gauge(evidence, "clock_hz", "gpu", "Hz", "streaming multiprocessors")
+
+
+def temperature_max_c(evidence: Evidence) -> Reading:
+    """The hottest reading of any accelerator in the window."""
+    hottest = []
+    for device in _devices(evidence, "gpu"):
+        series = evidence.series("temperature_c").get(device.id)
+        if series is None:
+            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+        inside = _inside(evidence, series.t_ns)
+        hottest.append(float(series.values[inside].max()))
+    return Reading(max(hottest), "C", "measured", note=evidence.window_note)
+
+
+def _inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
+    inside = (t_ns >= evidence.span.start_ns) & (t_ns <= evidence.span.end_ns)
+    if not inside.any():
+        raise NotMeasurable("no reading in the window")
+    return inside
+
+
+def throttled_frac(evidence: Evidence) -> Reading:
+    """Share of readings in which an accelerator's clock was held down."""
+    held = []
+    for device in _devices(evidence, "gpu"):
+        series = evidence.series("throttled").get(device.id)
+        if series is None:
+            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+        bits = series.values[_inside(evidence, series.t_ns)].astype(np.int64)
+        held.append(float(((bits & ~_NOT_A_LIMIT) != 0).mean()))
+    note = f"by power cap, heat or another reason the driver gives; {evidence.window_note}"
+    return Reading(sum(held) / len(held), "frac", "measured", note=note)
+
+
+def _increase(evidence: Evidence, column: str, kind: str) -> float:
+    """How much a counter grew in the window, over all devices of a kind."""
+    grown = 0.0
+    for device in _devices(evidence, kind):
+        series = evidence.series(column).get(device.id)
+        if series is None or len(series.t_ns) < 2:
+            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+        edges = (evidence.span.start_ns, evidence.span.end_ns)
+        start, end = np.interp(edges, series.t_ns, series.values)
+        grown += float(end - start)
+    return grown
+
+
+def process_cores(evidence: Evidence) -> Reading:
+    """CPU time of the program and its children over the window: cores kept busy."""
+    value = _increase(evidence, "cpu_s", "process") / evidence.span.duration_s
+    return Reading(value, "cores", "measured", note=f"children included; {evidence.window_note}")
+
+
+def node_cpu_frac(evidence: Evidence) -> Reading:
+    """Mean load of all cores of the node, whoever caused it."""
+    return _mean_gauge(evidence, "busy_frac", "node", "frac", "all cores, all programs")
+
+
+def iowait_frac(evidence: Evidence) -> Reading:
+    """Share of CPU time that waited for storage: a starved data loader shows here."""
+    return _mean_gauge(evidence, "iowait_frac", "node", "frac", "all cores, all programs")
+
+
+def _traffic(column: str) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        value = _increase(evidence, column, "node") / evidence.span.duration_s
+        return Reading(value, "B/s", "measured", note=f"all programs; {evidence.window_note}")
+
+    return compute
+
+
+def own_cpu_frac(evidence: Evidence) -> Reading:
+    """CPU time of ergmeter's own threads over the life of the run."""
+    lives = evidence.watched
+    spent = 0.0
+    for device in evidence.devices("self"):
+        series = evidence.series("cpu_s").get(device.id)
+        if series is not None:
+            spent += float(series.values.max())
+    if not spent:
+        raise NotMeasurable("the run ended before its cost was recorded")
+    note = "of one core: the threads that read and write, whole run"
+    return Reading(spent / lives.duration_s, "frac", "measured", note=note)
+
+
+METRICS = [
+    Metric(
+        "utilization.busy_frac",
+        "accelerator busy",
+        "frac",
+        "higher",
+        "mean over time of the driver's utilisation, mean over devices",
+        ("an accelerator",),
+        busy_frac,
+        per_device=device_busy_frac,
+        kinds=("gpu",),
+        aliases=(
+            Alias(
+                "PCU",
+                "EfficientLLM",
+                "called peak compute utilization; is the driver's"
+                " utilisation, the share of time with any kernel resident",
+                "ratio",
+            ),
+        ),
+    ),
+    Metric(
+        "utilization.clock_hz",
+        "accelerator clock",
+        "Hz",
+        "higher",
+        "mean over time and devices",
+        ("an accelerator",),
+        clock_hz,
+    ),
+    Metric(
+        "utilization.temperature_max_c",
+        "accelerator temperature",
+        "C",
+        "lower",
+        "highest reading in the window",
+        ("an accelerator",),
+        temperature_max_c,
+    ),
+    Metric(
+        "utilization.throttled_frac",
+        "accelerator throttled",
+        "frac",
+        "lower",
+        "readings with a clock limit other than idle / readings",
+        ("an accelerator",),
+        throttled_frac,
+    ),
+    Metric(
+        "utilization.process_cores",
+        "CPU cores used",
+        "cores",
+        "neither",
+        "CPU seconds of the process tree / window",
+        ("the process probe",),
+        process_cores,
+    ),
+    Metric(
+        "utilization.node_cpu_frac",
+        "node CPU busy",
+        "frac",
+        "neither",
+        "mean over time of the load of all cores",
+        ("the node probe",),
+        node_cpu_frac,
+    ),
+    Metric(
+        "utilization.iowait_frac",
+        "waiting for storage",
+        "frac",
+        "lower",
+        "mean over time of the share of CPU time in iowait",
+        ("the node probe",),
+        iowait_frac,
+    ),
+    *(
+        Metric(
+            f"traffic.{column}_per_s",
+            title,
+            "B/s",
+            "neither",
+            f"increase of {column} / window",
+            ("the node probe",),
+            _traffic(column),
+        )
+        for column, title in (
+            ("disk_read_bytes", "disk read"),
+            ("disk_written_bytes", "disk written"),
+            ("net_received_bytes", "network received"),
+            ("net_sent_bytes", "network sent"),
+        )
+    ),
+    Metric(
+        "overhead.cpu_frac",
+        "ergmeter's own CPU",
+        "frac",
+        "lower",
+        "CPU seconds of ergmeter's threads / run",
+        (),
+        own_cpu_frac,
+    ),
+]

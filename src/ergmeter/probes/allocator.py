@@ -1,0 +1,63 @@
+"""What does this program's own allocator hold on the device? Asked of torch, if it is there.
+
+The trap: torch answers 0 for a device it has not touched, which is not a measurement. So nothing is
+said until torch has been imported and has initialised CUDA, and torch is never imported for it. The
+figures are the allocator's own books: reading them does not synchronise the device.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.records import Device, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.ports import ProbeRequest
+
+
+class AllocatorProbe:
+    """Reads torch's caching allocator for every CUDA device of this process."""
+
+    name = "allocator"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise NotMeasurable("torch is not loaded in this process; import it before the Meter")
+        if not torch.cuda.is_available():
+            raise NotMeasurable("torch has no CUDA device here; its CPU allocator keeps no books")
+        self._cuda: Any = torch.cuda
+        self.period_s = float(request.options.get("period_s", 0.5))
+        self.devices = tuple(self._device(index) for index in range(torch.cuda.device_count()))
+
+    def _device(self, index: int) -> Device:
+        facts = {"uuid": f"GPU-{getattr(self._cuda.get_device_properties(index), 'uuid', '')}"}
+        name = f"torch allocator on {self._cuda.get_device_name(index)}"
+        return Device(f"torch:cuda:{index}", "allocator", name, self.name, facts)
+
+    def read(self) -> Sequence[Sample]:
+        """The books of every device that this process has put something on."""
+        if not self._cuda.is_initialized():
+            return []
+        samples = []
+        for index, device in enumerate(self.devices):
+            books = self._cuda.memory_stats(index)
+            if books.get("reserved_bytes.all.peak"):
+                samples.append(
+                    Sample(
+                        time.monotonic_ns(),
+                        device.id,
+                        allocated_bytes=books["allocated_bytes.all.current"],
+                        allocated_peak_bytes=books["allocated_bytes.all.peak"],
+                        reserved_bytes=books["reserved_bytes.all.current"],
+                    )
+                )
+        return samples
+
+    def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,297 @@
+"""What do this machine's NVIDIA GPUs draw, and what are they doing? From NVML, without root.
+
+The trap: `nvmlDeviceGetPowerUsage`, the call everybody finds first, is on Ampere and newer an
+average over about a second; integrated over a 1 s window it misses 41 % of an H200's joules. So
+power comes from the instant field where there is one, the device's facts say which was read, and
+energy comes from the hardware counter. Reading that counter takes 3 to 16 ms: it has a sample and
+a timestamp of its own, and is asked only after every GPU's power has been taken.
+
+Two more: NVML ignores CUDA_VISIBLE_DEVICES, so the measured process's value is applied here; and
+a query that fails gives None for that field, never a zero.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import pynvml
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import ProbeRequest
+from ergmeter.records import Device, Mark, Sample
+from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
+
+PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
+
+# NVIDIA's minimum driver for the CUDA 11 releases, by its compatibility table.
+OLDEST_DRIVER = "450.80.02"
+
+# With scope 0, the GPU by itself; on a Grace part scope 1 is the module, CPU included.
+_POWER_FIELDS = ((pynvml.NVML_FI_DEV_POWER_INSTANT, 0), (pynvml.NVML_FI_DEV_POWER_AVERAGE, 0))
+
+# A driver older than the binding lacks the symbol: it will not support the query later either.
+_UNSUPPORTED = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
+
+# Which queries a GPU supports is settled at the start; an error that may pass is tried so often.
+_ATTEMPTS = 3
+
+# By NVML's number.
+_COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
+
+_REFUSALS = {
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVML library (libnvidia-ml.so.1), so no NVIDIA driver "
+    "on this machine: install it, or pass the GPUs into the container (docker run --gpus all)",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "the NVIDIA driver is installed but not loaded: "
+    "run `sudo modprobe nvidia`, and if that fails see `dmesg`",
+    pynvml.NVML_ERROR_NO_PERMISSION: "no permission to use the NVIDIA driver: give this user read "
+    "and write access to /dev/nvidia*, or pass the GPUs into the container",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA library and the loaded kernel module "
+    "differ in version, as after an update: reboot, or reload the nvidia module",
+}
+
+
+def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
+    """A power field's value. Fields fail one by one, inside a call that succeeds."""
+    if value.nvmlReturn != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(value.nvmlReturn)
+    return int(value.value.uiVal) * W_PER_MW
+
+
+# What is asked of a handle; "instant" and "average" of what "fields" answered.
+_QUERIES: dict[str, Callable[[Any], Any]] = {
+    "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _POWER_FIELDS),
+    "instant": _watts,
+    "average": _watts,
+    "draw": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) * W_PER_MW,
+    "energy": lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) * J_PER_MJ,
+    "memory": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "busy": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+    "clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * HZ_PER_MHZ,
+    "temperature": lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+    "events": pynvml.nvmlDeviceGetCurrentClocksEventReasons,
+    "throttle": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
+}
+
+# What does not change during a run.
+_FACTS: dict[str, Callable[[Any], Any]] = {
+    "pci_bus_id": lambda gpu: pynvml.nvmlDeviceGetPciInfo_v3(gpu).busId,
+    "power_limit_w": lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) * W_PER_MW,
+    "compute_mode": lambda gpu: _COMPUTE_MODES[pynvml.nvmlDeviceGetComputeMode(gpu)],
+    "memory_total_bytes": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).total,
+    "persistence": lambda gpu: bool(pynvml.nvmlDeviceGetPersistenceMode(gpu)),
+}
+
+
+class NvmlProbe:
+    """Reads every NVIDIA GPU that the measured process can see."""
+
+    name = "nvml"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        self._gone: list[str] = []  # every GPU that was lost, and what NVML said
+        self._unreported: list[str] = []  # those of them that have had no Mark yet
+        try:
+            with contextlib.ExitStack() as undo:
+                pynvml.nvmlInit()
+                undo.callback(self.close)
+                self._gpus = self._opened(request.environment)
+                undo.pop_all()
+        except pynvml.NVMLError as error:
+            unknown = f"NVML says {error}: run `nvidia-smi`; what it needs to work, this needs too"
+            raise NotMeasurable(_REFUSALS.get(error.value, unknown)) from error
+        self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
+
+    def read(self) -> Sequence[Sample | Mark]:
+        """Power and gauges of every GPU, then every energy counter. A lost GPU gives one Mark.
+
+        Raises NotMeasurable once there is none left.
+        """
+        if not self._gpus:
+            raise NotMeasurable(f"no GPU is left to read: {'; '.join(self._gone)}")
+        gauges = [gpu.gauges() for gpu in self._gpus]
+        counters = [gpu.counter() for gpu in self._gpus]
+        for gpu, gauge, counter in zip(self._gpus, gauges, counters, strict=True):
+            if gpu.is_lost or (gpu.error is not None and gauge is None and counter is None):
+                gpu.is_lost = True
+                self._lose(f"{gpu.device.id} ({gpu.device.name}, index {gpu.index})", gpu.error)
+        self._gpus = [gpu for gpu in self._gpus if not gpu.is_lost]
+        now_ns = time.monotonic_ns()
+        marks = [Mark(now_ns, "device_lost", detail) for detail in self._unreported]
+        self._unreported.clear()
+        return [*(sample for sample in (*gauges, *counters) if sample is not None), *marks]
+
+    def close(self) -> None:
+        """Let go of NVML."""
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
+
+    def _opened(self, environment: Mapping[str, str]) -> list[_Gpu]:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        if _version(driver) < _version(OLDEST_DRIVER):
+            raise NotMeasurable(
+                f"NVIDIA driver {driver} is older than {OLDEST_DRIVER}: update the driver"
+            )
+        facts: dict[str, Any] = {"driver": driver, "nvml": pynvml.nvmlSystemGetNVMLVersion()}
+        found = [_identity(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        if _is_order_assumed(environment, {name for _, name in found}):
+            facts["order_is_assumed"] = True
+        chosen = _visible(environment, [uuid for uuid, _ in found])
+        gpus = [gpu for index in chosen if (gpu := self._gpu(index, facts)) is not None]
+        if not gpus:
+            raise NotMeasurable(f"no GPU can be read ({'; '.join(self._gone)}): see `nvidia-smi`")
+        return gpus
+
+    def _gpu(self, index: int, facts: Mapping[str, Any]) -> _Gpu | None:
+        try:
+            return _Gpu(index, facts)
+        except pynvml.NVMLError as error:
+            self._lose(f"index {index}", error)
+            return None
+
+    def _lose(self, which: str, error: object) -> None:
+        self._gone.append(f"{which}: NVML says {error}")
+        self._unreported.append(self._gone[-1])
+
+
+class _Gpu:
+    """One GPU: its handle, and which queries it has said it does not support."""
+
+    def __init__(self, index: int, facts: Mapping[str, Any]) -> None:
+        self.index = index
+        self.is_lost = False
+        self.error: object | None = None  # NVML's last in the current reading
+        self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, name = pynvml.nvmlDeviceGetUUID(self._handle), pynvml.nvmlDeviceGetName(self._handle)
+        self._unsupported: set[str] = set()
+        self._power_field = self._settled_power_field()
+        has_counter = any(self._ask("energy") is not None for _ in range(_ATTEMPTS))
+        own = {"index": index, "power_field": self._power_field, "has_energy_counter": has_counter}
+        for fact, query in _FACTS.items():
+            with contextlib.suppress(pynvml.NVMLError):
+                own[fact] = query(self._handle)
+        self.device = Device(uuid, "gpu", name, NvmlProbe.name, {**facts, **own})
+
+    def gauges(self) -> Sample | None:
+        """All but the counter; None if the GPU answered nothing."""
+        self.error = self.error if self.is_lost else None
+        before_ns = time.monotonic_ns()
+        power_w, average_w = self._power()
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        sample = Sample(
+            t_ns,
+            self.device.id,
+            power_w=power_w,
+            power_average_w=average_w,
+            memory_bytes=self._ask("memory"),
+            busy_frac=self._ask("busy"),
+            clock_hz=self._ask("clock"),
+            temperature_c=self._ask("temperature"),
+            throttled=self._throttled(),
+        )
+        return None if sample == Sample(t_ns, self.device.id) else sample
+
+    def counter(self) -> Sample | None:
+        """The energy counter, at the middle of the time it took to read."""
+        before_ns = time.monotonic_ns()
+        energy_j = self._ask("energy")
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        return None if energy_j is None else Sample(t_ns, self.device.id, energy_j=energy_j)
+
+    def _settled_power_field(self) -> Literal["instant", "draw"] | None:
+        if any(self._fields()[0] is not None for _ in range(_ATTEMPTS)):
+            return "instant"
+        return "draw" if any(self._ask("draw") is not None for _ in range(_ATTEMPTS)) else None
+
+    def _power(self) -> tuple[float | None, float | None]:
+        instant_w, average_w = self._fields()
+        # As settled, also if the instant field recovers: a column keeps its meaning all through.
+        return self._ask("draw") if self._power_field == "draw" else instant_w, average_w
+
+    def _fields(self) -> tuple[float | None, float | None]:
+        if self._unsupported.issuperset(("instant", "average")):
+            return None, None
+        values = self._ask("fields")
+        if values is None:
+            return None, None
+        return self._ask("instant", values[0]), self._ask("average", values[1])
+
+    def _throttled(self) -> int | None:
+        reasons: int | None = self._ask("events")
+        # The query's name before driver 535.
+        return self._ask("throttle") if "events" in self._unsupported else reasons
+
+    def _ask(self, name: str, subject: object = None) -> Any:  # noqa: ANN401  untyped binding
+        """The answer, or None. What is not supported, or of a lost GPU, is not asked again."""
+        if self.is_lost or name in self._unsupported:
+            return None
+        try:
+            return _QUERIES[name](self._handle if subject is None else subject)
+        except _UNSUPPORTED:
+            self._unsupported.add(name)
+        except pynvml.NVMLError as error:
+            self.error = error
+            self.is_lost = isinstance(error, pynvml.NVMLError_GpuIsLost)
+        return None
+
+
+def _identity(index: int) -> tuple[str, str]:
+    """UUID and name, both empty if NVML can't say."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        return pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
+    except pynvml.NVMLError:
+        return "", ""
+
+
+def _visible(environment: Mapping[str, str], uuids: Sequence[str]) -> Sequence[int]:
+    """The NVML indices of the GPUs that CUDA shows to a process with this environment.
+
+    As CUDA reads the list: it ends at the first entry that names no GPU, and one GPU named twice
+    makes the whole list void.
+    """
+    if not uuids:
+        raise NotMeasurable("the NVIDIA driver shows no GPU: see `nvidia-smi -L` and `lspci`")
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        return range(len(uuids))
+    chosen: list[int] = []
+    for entry in value.split(","):
+        index = _named(entry.strip(), uuids)
+        if index is None:
+            break
+        chosen.append(index)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise NotMeasurable(
+            f'CUDA_VISIBLE_DEVICES="{value}" hides every GPU: unset it, or name each GPU once '
+            f"(there are 0 to {len(uuids) - 1})"
+        )
+    return chosen
+
+
+def _named(entry: str, uuids: Sequence[str]) -> int | None:
+    if entry.startswith("MIG"):
+        raise NotMeasurable(
+            f"CUDA_VISIBLE_DEVICES names a MIG instance ({entry}), and the energy of a GPU can't "
+            "be attributed to one of its instances: measure on a GPU with MIG off"
+        )
+    if entry.startswith("GPU-"):
+        matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else None
+    digits = re.match(r"\d+", entry)
+    return int(digits[0]) if digits and int(digits[0]) < len(uuids) else None
+
+
+def _is_order_assumed(environment: Mapping[str, str], names: set[str]) -> bool:
+    """Whether CUDA may number these GPUs otherwise than NVML does, the fastest first."""
+    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return False
+    return re.search(r"(^|,)\s*\d", environment.get("CUDA_VISIBLE_DEVICES", "")) is not None
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text))

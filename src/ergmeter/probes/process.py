@@ -1,0 +1,219 @@
+"""How much memory and CPU time did the measured program use, with everything it started?
+
+The trap: CPU time moves. While a child runs, its time is its own; once its parent has waited for
+it, the kernel adds it to the parent's "children" times. Summing own times forgets the dead, and
+adding the children's times as well counts them twice for as long as a sample remembers the child.
+`CpuLedger` credits every second once: growth of own times, and growth of the children's times less
+what was already credited to the child while it lived. A child that lived and died between two
+reads is thereby counted too. (The other way, the cgroup's counter, includes whatever else runs in
+that cgroup.)
+
+Memory is the sum of resident sizes, so pages shared between processes count once in each. The
+proportional size (PSS) would be truer, and makes the kernel walk every page table: milliseconds
+for each process with a large heap.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import ProbeRequest
+from ergmeter.records import Device, Sample
+
+PERIOD_S = 1.0
+# Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
+# large node has thousands. A little under a second, so that a read that comes early still looks.
+TREE_PERIOD_S = 0.9
+TREE_COST_FRAC = 0.01
+# cgroup v1 says "unlimited" as the largest long, rounded down to a page.
+UNLIMITED_BYTES = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the kernel says of one process: its own CPU time, and that of children waited for."""
+
+    parent: int
+    started_s: float  # with the pid, an identity: pids are used again
+    own_s: float
+    waited_s: float
+
+
+class CpuLedger:
+    """The CPU time of a changing set of processes: each second once, and never less than before."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._last: Mapping[int, Usage] = {}
+        self._owed_s: dict[int, float] = {}
+
+    def enter(self, now: Mapping[int, Usage]) -> float:
+        """Take in the processes of one read; return the total so far."""
+        died_s = self._credited_to_the_dead(now)
+        owed_s: dict[int, float] = {}
+        for pid, usage in now.items():
+            last = self._last.get(pid)
+            if last is None or last.started_s != usage.started_s:
+                last = Usage(usage.parent, usage.started_s, own_s=0.0, waited_s=0.0)
+            arrived_s = usage.waited_s - last.waited_s
+            credited_s = self._owed_s.get(pid, 0.0) + died_s.get(pid, 0.0)
+            self.total_s += max(0.0, usage.own_s - last.own_s) + max(0.0, arrived_s - credited_s)
+            # A parent is read before its child: the child may be waited for in between, and its
+            # time arrive with the next read. Later than that it never will (SIGCHLD ignored).
+            owed_s[pid] = min(max(0.0, credited_s - arrived_s), died_s.get(pid, 0.0))
+        self._last, self._owed_s = now, owed_s
+        return self.total_s
+
+    def _credited_to_the_dead(self, now: Mapping[int, Usage]) -> dict[int, float]:
+        """Sum what was credited to processes now gone, by the living ancestor that inherits it."""
+        died_s: defaultdict[int, float] = defaultdict(float)
+        for pid, usage in self._last.items():
+            if pid in now and now[pid].started_s == usage.started_s:
+                continue
+            heir = usage.parent
+            while heir not in now and heir in self._last:
+                heir = self._last[heir].parent
+            died_s[heir] += usage.own_s + usage.waited_s
+        return died_s
+
+
+class ProcessProbe:
+    """Reads the measured process and its descendants, as one device."""
+
+    name = "process"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        try:
+            self._root = psutil.Process(request.pid)
+            program = self._root.name()
+        except psutil.Error as error:
+            reason = f"process {request.pid} cannot be watched ({error})"
+            raise NotMeasurable(f"{reason}: give the pid of a running one") from None
+        memory_bytes, cores = cgroup_limits(request.pid)
+        facts = {
+            "pid": request.pid,
+            "memory_limit_bytes": memory_bytes,
+            "cpu_limit_cores": cores,
+            "cpus_in_affinity": _cpus_in_affinity(request.pid),
+        }
+        host = platform.node()
+        device = Device(f"process:{host}:{request.pid}", "process", program, self.name, facts)
+        self.devices: Sequence[Device] = (device,)
+        self._members = [self._root]
+        self._look_again_s = 0.0
+        self._ledger = CpuLedger()
+
+    def read(self) -> list[Sample]:
+        """Add up the tree as it is now; nothing once the measured process is gone."""
+        self._find_members()
+        t_ns = time.monotonic_ns()
+        usages: dict[int, Usage] = {}
+        resident_bytes = 0
+        for process in self._members:
+            if (reading := _reading(process)) is not None:
+                usages[process.pid] = reading[0]
+                resident_bytes += reading[1]
+        if self._root.pid not in usages:
+            return []
+        cpu_s = self._ledger.enter(usages)
+        # An exited process that nobody has waited for yet has CPU times, and no memory to read.
+        memory_bytes = resident_bytes or None
+        return [Sample(t_ns, self.devices[0].id, memory_bytes=memory_bytes, cpu_s=cpu_s)]
+
+    def close(self) -> None:
+        """Nothing is held open between reads."""
+
+    def _find_members(self) -> None:
+        """Look for new descendants, rarely enough to cost at most TREE_COST_FRAC of the time."""
+        began_s = time.monotonic()
+        if began_s < self._look_again_s:
+            return
+        try:
+            descendants = self._root.children(recursive=True)
+        except psutil.Error:  # the measured process is gone: the read will say so
+            return
+        found = [self._root, *descendants]  # parents before their children: see CpuLedger
+        # One whose parent died belongs to init now, and is still the program's.
+        orphans = [process for process in self._members if process not in found]
+        self._members = [*found, *(process for process in orphans if process.is_running())]
+        cost_s = time.monotonic() - began_s
+        self._look_again_s = began_s + max(TREE_PERIOD_S, cost_s / TREE_COST_FRAC)
+
+
+def cgroup_limits(pid: int, proc: Path = Path("/proc")) -> tuple[int | None, float | None]:
+    """Give the bytes and the cores that the process's cgroups allow; None where unlimited.
+
+    A limit holds for all below it, so the tightest one on the way up counts.
+    """
+    memory_bytes: list[int] = []
+    cores: list[float] = []
+    try:
+        for cgroup in _cgroups(pid, proc):
+            limit = _words(cgroup, "memory.max") or _words(cgroup, "memory.limit_in_bytes")
+            if limit and limit[0] != "max" and int(limit[0]) < UNLIMITED_BYTES:
+                memory_bytes.append(int(limit[0]))
+            quota = _words(cgroup, "cpu.max")
+            quota = quota or _words(cgroup, "cpu.cfs_quota_us", "cpu.cfs_period_us")
+            if quota and quota[0] not in ("max", "-1"):
+                cores.append(int(quota[0]) / int(quota[1]))
+    except (OSError, ValueError):  # no cgroups here, or not as the kernel documents them
+        return None, None
+    return min(memory_bytes, default=None), min(cores, default=None)
+
+
+def _cgroups(pid: int, proc: Path) -> Iterator[Path]:
+    """Yield the folder of each cgroup the process is in, and of those above it; v1 and v2."""
+    own: dict[str, str] = {}
+    for line in (proc / str(pid) / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)  # v2's line names no controller
+    for line in (proc / "self" / "mountinfo").read_text().splitlines():
+        place, _, kind = line.partition(" - ")
+        root, mount = place.split()[3:5]
+        file_system, *_, options = kind.split()
+        mounted = {"cgroup2": [""], "cgroup": options.split(",")}.get(file_system, [])
+        for path in {own[controller] for controller in mounted if controller in own}:
+            # In a container the mount may show only the cgroup itself, under its name outside.
+            inside = Path(path).relative_to(root).parts if Path(path).is_relative_to(root) else ()
+            yield from (Path(mount, *inside[:depth]) for depth in range(len(inside) + 1))
+
+
+def _words(cgroup: Path, *names: str) -> list[str]:
+    """Read these files of a cgroup; nothing where one of them does not exist."""
+    try:
+        return " ".join((cgroup / name).read_text() for name in names).split()
+    except OSError:
+        return []
+
+
+def _reading(process: psutil.Process) -> tuple[Usage, int] | None:
+    """Read a process's CPU times and resident bytes; None when it is gone."""
+    try:
+        with process.oneshot():
+            cpu = process.cpu_times()
+            usage = Usage(
+                parent=process.ppid(),
+                started_s=process.create_time(),
+                own_s=cpu.user + cpu.system,
+                waited_s=cpu.children_user + cpu.children_system,
+            )
+            return usage, process.memory_info().rss
+    except psutil.Error:
+        return None
+
+
+def _cpus_in_affinity(pid: int) -> int | None:
+    try:
+        return len(os.sched_getaffinity(pid))
+    except (AttributeError, OSError):  # macOS has no affinity
+        return None

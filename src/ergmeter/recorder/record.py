@@ -1,0 +1,192 @@
+"""Runs a command and measures it, so that the command can't tell.
+
+Its output, its exit code and the signals meant for it pass through unchanged. What can go wrong in
+measuring goes wrong beside it: a recorder that is killed leaves the command running to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.meter import Around, Meter
+from ergmeter.recorder.output import OutputReader, unrecognised
+from ergmeter.recorder.relay import Channel, copy_window_size, open_channels, start_relay
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.identity import new_run_path, run_header
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import create_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1} | {
+    signal.SIGUSR2
+}
+_WAITED = _FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
+_FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
+# A signal sent to the whole group reaches the child without us; see if it obeyed before sending it.
+_GROUP_GRACE_S = 0.05
+_OUTPUT_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What came of a recorded command."""
+
+    exit_code: int
+    run: Path
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run and how to measure it."""
+
+    command: Sequence[str]
+    out: Path | None = None
+    name: str | None = None
+    settings: Settings = field(default_factory=Settings)
+    probes: Sequence[str] | None = None
+    probe_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tokens_are: str | None = None
+    keep_buffering: bool = False
+
+
+def record(request: Request) -> Recording:
+    """Run the command to its end, measured. Raises UsageError before anything is started."""
+    if sys.platform not in ("linux", "darwin"):
+        raise UsageError(
+            "`erg record` needs POSIX signals and pipes; use ergmeter.Meter on Windows"
+        )
+    program = shutil.which(request.command[0])
+    if program is None:
+        raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
+    name = request.name or _name(request.command)
+    path = request.out or new_run_path(name)
+    run = create_run(path.absolute(), run_header(name, request.command))
+    environment = _environment(run, keep_buffering=request.keep_buffering)
+
+    channels = open_channels()
+    copy_window_size(channels)
+    relay_pid, report_fd = start_relay(channels)
+    # Blocked from here on and taken one by one below; the child starts with none blocked.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+    pid = _spawn(program, request.command, environment, channels)
+    meter = Meter(
+        name=name,
+        settings=request.settings,
+        probes=request.probes,
+        probe_options=request.probe_options,
+        around=Around(run, pid, environment),
+    )
+    reader = _started(meter, report_fd, request)
+    status = _wait(pid, channels)
+    code = os.waitstatus_to_exitcode(status)
+    if reader is not None:
+        reader.finish(_OUTPUT_WAIT_S)
+        nothing = unrecognised(reader)
+        if nothing is not None:
+            meter.record(nothing)
+        meter.close(_ended(code))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
+    with suppress(ChildProcessError):
+        os.waitpid(relay_pid, os.WNOHANG)
+    return Recording(code if code >= 0 else 128 - code, run)
+
+
+def _started(meter: Meter, report_fd: int, request: Request) -> OutputReader | None:
+    """Begin to measure a command that runs already. It goes on, whatever comes of this."""
+    try:
+        meter.start()
+    except (OSError, ErgmeterError) as error:
+        sys.stderr.write(f"erg: the command runs, but is not measured: {error}\n")
+        os.close(report_fd)
+        return None
+    reader = OutputReader(report_fd, meter, tokens_are=request.tokens_are)
+    reader.start()
+    return reader
+
+
+def _name(command: Sequence[str]) -> str:
+    """What to call the run: the script if there is one, else the program."""
+    scripts = [word for word in command[1:] if word.endswith((".py", ".sh"))]
+    return Path(scripts[0] if scripts else command[0]).stem
+
+
+def _environment(run: Path, *, keep_buffering: bool) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment[fmt.RUN_VARIABLE] = str(run)
+    if not keep_buffering:
+        # Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one.
+        environment.setdefault("PYTHONUNBUFFERED", "1")
+    return environment
+
+
+def _spawn(
+    program: str, command: Sequence[str], environment: dict[str, str], channels: list[Channel]
+) -> int:
+    actions = [
+        (os.POSIX_SPAWN_DUP2, channel.child_fd, fd)
+        for channel in channels
+        for fd in channel.real_fds
+    ]
+    pid = os.posix_spawn(
+        program,
+        list(command),
+        environment,
+        file_actions=actions,
+        setsigmask=(),
+        setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # which Python ignores, and the command may not
+    )
+    for channel in channels:
+        os.close(channel.child_fd)
+        if not os.isatty(channel.read_fd):
+            os.close(channel.read_fd)
+    return pid
+
+
+def _wait(pid: int, channels: list[Channel]) -> int:
+    """Wait for the child; pass on what is meant for it. Returns its wait status."""
+    while True:
+        number, from_terminal = _next_signal()
+        if number == signal.SIGCHLD:
+            status = _reaped(pid)
+            if status is not None:
+                return status
+        elif number == signal.SIGWINCH:
+            copy_window_size(channels)
+        elif not from_terminal:
+            time.sleep(_GROUP_GRACE_S)
+            status = _reaped(pid)
+            if status is not None:
+                return status
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _next_signal() -> tuple[int, bool]:
+    if hasattr(signal, "sigwaitinfo"):
+        information = signal.sigwaitinfo(_WAITED)
+        return information.si_signo, information.si_code == _FROM_KERNEL
+    return signal.sigwait(_WAITED), False  # macOS
+
+
+def _reaped(pid: int) -> int | None:
+    found, status = os.waitpid(pid, os.WNOHANG)
+    return status if found == pid else None
+
+
+def _ended(code: int) -> str:
+    if code == 0:
+        return "finished"
+    if code > 0:
+        return f"failed (exit code {code})"
+    return f"killed by {signal.Signals(-code).name}"

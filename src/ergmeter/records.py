@@ -1,0 +1,241 @@
+"""The nouns: what is written to a run, and what a metric says about it.
+
+The trap that shaped this module: a number without its unit, window or origin. A field therefore
+names its unit, an absent value is None (never 0), and a result is a `Reading` that says how it was
+obtained or a `Missing` that says why not.
+
+Records (`Sample`, `Step`, `Reported`, `Mark`) are written one at a time and read back as columns:
+a metric takes numpy arrays and never loops over samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from ergmeter.errors import UsageError
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:  # `import ergmeter` is quick: numpy is loaded when there are columns to hold
+    import numpy as np
+    import numpy.typing as npt
+
+TimeArray: TypeAlias = "npt.NDArray[np.int64]"
+FloatArray: TypeAlias = "npt.NDArray[np.float64]"
+TextArray: TypeAlias = "npt.NDArray[np.object_]"
+
+Phase = Literal["train", "eval", "checkpoint", "data", "prefill", "decode", "idle"]
+PHASES: tuple[str, ...] = get_args(Phase)
+
+Basis = Literal["measured", "derived", "reported", "assumed"]
+# From the strongest to the weakest: a figure is as good as its weakest input.
+BASES: tuple[Basis, ...] = ("measured", "derived", "reported", "assumed")
+
+Direction = Literal["higher", "lower", "neither"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One device at one instant. A field is None where the device did not say.
+
+    Names that end in a plain unit are gauges, except the counters, which only ever grow:
+    energy_j, cpu_s, and the four traffic fields.
+    """
+
+    t_ns: int
+    device: str
+    power_w: float | None = None  # the nearest to instantaneous that the device offers
+    power_average_w: float | None = None  # a sensor's own average; about a second on NVIDIA
+    energy_j: float | None = None
+    memory_bytes: int | None = None
+    allocated_bytes: int | None = None  # what a framework's allocator holds in tensors
+    allocated_peak_bytes: int | None = None  # its own high-water mark
+    reserved_bytes: int | None = None  # what it has taken from the device
+    busy_frac: float | None = (
+        None  # share of time with any work at all: NVML's "GPU util", CPU load
+    )
+    tensor_frac: float | None = None
+    clock_hz: float | None = None
+    temperature_c: float | None = None
+    throttled: int | None = None  # the device's own bit mask of reasons
+    cpu_s: float | None = None
+    iowait_frac: float | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    net_received_bytes: int | None = None
+    net_sent_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A span of work with its tokens: one optimizer step, or several if only those were seen.
+
+    Token counts are this rank's own: computed (padding included), real, and loss-bearing.
+    """
+
+    start_ns: int
+    end_ns: int
+    index: int | None = None
+    steps: int | None = 1  # optimizer steps in this span; None: the log did not say how many
+    phase: str = "train"
+    tokens_computed: int | None = None
+    tokens_real: int | None = None
+    tokens_loss: int | None = None
+    samples: int | None = None
+    micro_steps: int = 1
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    rank: int = 0
+
+    @property
+    def window(self) -> Window:
+        """The span as a window."""
+        return Window(self.start_ns, self.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A figure some program printed about itself. We pass it on; we did not measure it."""
+
+    t_ns: int
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A named instant: warmup_end, probe_failed, device_lost, killed, closed."""
+
+    t_ns: int
+    name: str
+    detail: str = ""
+
+
+Record: TypeAlias = "Sample | Step | Reported | Mark"
+
+# What the columns of the tables hold. A "count" is an integer that may be absent.
+COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = {
+    "samples": {
+        "t_ns": "time",
+        "device": "text",
+        "power_w": "float",
+        "power_average_w": "float",
+        "energy_j": "float",
+        "memory_bytes": "count",
+        "allocated_bytes": "count",
+        "allocated_peak_bytes": "count",
+        "reserved_bytes": "count",
+        "busy_frac": "float",
+        "tensor_frac": "float",
+        "clock_hz": "float",
+        "temperature_c": "float",
+        "throttled": "count",
+        "cpu_s": "float",
+        "iowait_frac": "float",
+        "disk_read_bytes": "count",
+        "disk_written_bytes": "count",
+        "disk_free_bytes": "count",
+        "net_received_bytes": "count",
+        "net_sent_bytes": "count",
+    },
+    "steps": {
+        "start_ns": "time",
+        "end_ns": "time",
+        "index": "count",
+        "steps": "count",
+        "phase": "text",
+        "tokens_computed": "count",
+        "tokens_real": "count",
+        "tokens_loss": "count",
+        "samples": "count",
+        "micro_steps": "count",
+        "loss": "float",
+        "learning_rate": "float",
+        "grad_norm": "float",
+        "rank": "count",
+    },
+    "reported": {"t_ns": "time", "name": "text", "value": "float", "unit": "text"},
+    "marks": {"t_ns": "time", "name": "text", "detail": "text"},
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Window:
+    """A span of monotonic time. Never empty, so that dividing by it is always allowed."""
+
+    start_ns: int
+    end_ns: int
+
+    def __post_init__(self) -> None:
+        if self.end_ns <= self.start_ns:
+            raise UsageError(f"a window must end after it starts: {self.start_ns} to {self.end_ns}")
+
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.start_ns) / NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """The work of one step, with the convention it was counted under. Stored in the run."""
+
+    model_per_step: float
+    convention: str
+    engine: str
+    hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a device is, as its driver says: the identity that merges ranks and names a row."""
+
+    id: str  # unique on earth where the maker allows it: a GPU's UUID
+    kind: Literal["gpu", "cpu", "dram", "allocator", "process", "node", "self"]
+    name: str
+    probe: str
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # driver, power limit, which power field, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A number, how it was obtained, and how sure we are. `low` and `high` say where it may lie."""
+
+    value: float
+    unit: str
+    basis: Basis
+    low: float | None = None
+    high: float | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Why there is no number, in words for the person who expected one."""
+
+    reason: str
+
+
+Result: TypeAlias = "Reading | Missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Every metric of the catalogue for one run: for the run, and device by device."""
+
+    run: str
+    status: str
+    readings: dict[str, Result]
+    devices: dict[str, dict[str, Result]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def weakest(*bases: Basis) -> Basis:
+    """The basis of a figure made from figures of these bases."""
+    return BASES[max(BASES.index(basis) for basis in bases)]

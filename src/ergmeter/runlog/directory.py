@@ -1,0 +1,26 @@
+"""Finds the runs in a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ergmeter.errors import FormatError
+from ergmeter.runlog import format as fmt
+
+
+def run_paths(parent: Path) -> list[Path]:
+    """The run directories directly under a directory, the newest last."""
+    if not parent.is_dir():
+        raise FormatError(
+            f"no directory {parent}; `erg record` and `erg demo` make runs under runs/"
+        )
+    headers = (path for path in parent.glob(f"*/{fmt.RUN_FILE}") if path.parent.name[0] != ".")
+    return [header.parent for header in sorted(headers, key=lambda path: path.stat().st_mtime)]
+
+
+def newest_run(parent: Path) -> Path:
+    """The run that was made last."""
+    found = run_paths(parent)
+    if not found:
+        raise FormatError(f"no run in {parent}; `erg record -- COMMAND` makes one")
+    return found[-1]

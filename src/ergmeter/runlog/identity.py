@@ -1,0 +1,97 @@
+"""Who is writing, where and when: the headers of a run and of a writer.
+
+The trap: a command line may hold a key. It is recorded with such values blanked.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+import socket
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.runlog.liveness import boot_id, started_s
+from ergmeter.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SECRET = re.compile(
+    r"(api[-_]?key|secret|passw(or)?d|credential|(auth|access|hf|hub|bearer)[-_]?token)",
+    re.IGNORECASE,
+)
+_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
+
+
+def new_run_path(name: str, parent: Path = Path("runs")) -> Path:
+    """Where a run goes if the user does not say: runs/2026-11-20-train-7f3a."""
+    slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
+    today = datetime.now(timezone.utc).astimezone().date().isoformat()
+    return parent / f"{today}-{slug}-{secrets.token_hex(2)}"
+
+
+def run_header(name: str, command: Sequence[str]) -> dict[str, Any]:
+    """What ran. Written once, when the run is made."""
+    return {
+        "id": secrets.token_hex(8),
+        "name": name,
+        "created": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "command": redacted(command),
+        "directory": str(Path.cwd()),
+        "ergmeter": __version__,
+        "job": {name: os.environ[name] for name in _JOB_VARIABLES if name in os.environ},
+    }
+
+
+def writer_header(source: str, *, watched_pid: int) -> dict[str, Any]:
+    """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
+    return {
+        "source": source,
+        "host": socket.gethostname(),
+        "boot_id": boot_id(),
+        "pid": os.getpid(),
+        "pid_started_s": started_s(os.getpid()),
+        "watched_pid": watched_pid,
+        "clock": clock_pair(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": _versions(),
+    }
+
+
+def redacted(command: Sequence[str]) -> list[str]:
+    """A command line without the values that look like keys."""
+    kept: list[str] = []
+    hide_next = False
+    for word in command:
+        flag, equals, _ = word.partition("=")
+        secret = bool(_SECRET.search(flag))
+        if hide_next:
+            kept.append("***")
+        elif secret and equals:
+            kept.append(f"{flag}=***")
+        else:
+            kept.append(word)
+        hide_next = secret and not equals and word.startswith("-") and not hide_next
+    return kept
+
+
+def clock_pair() -> dict[str, int]:
+    """The same instant on the monotonic and on the wall clock, read as close together as can be."""
+    before_ns = time.monotonic_ns()
+    wall_ns = time.time_ns()
+    after_ns = time.monotonic_ns()
+    return {"monotonic_ns": (before_ns + after_ns) // 2, "wall_ns": wall_ns}
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what is loaded already. Nothing is imported to ask it."""
+    names = ("torch", "transformers", "lightning", "accelerate", "peft", "jax", "numpy", "pyarrow")
+    found = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
+    return {name: str(version) for name, version in found.items() if version is not None}

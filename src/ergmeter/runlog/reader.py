@@ -1,0 +1,315 @@
+"""Opens a run: one that is finished, being written, cut off by `kill -9`, or damaged.
+
+Whatever can be read is read. A file that ends in half a message was cut off there, which is what a
+killed writer leaves; a file that is not what its name says is named in `damage`, and the rest of
+the run is used without it. Ranks are merged here: times of several hosts are put on one clock by
+each host's (monotonic, wall) pair, and a device that two writers sampled is one device.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ergmeter.errors import FormatError
+from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.liveness import is_alive
+from ergmeter.runlog.segments import Segment, segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.records import FloatArray, TimeArray
+
+RUNNING = "running"
+CUT_OFF = "cut off"
+FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class Series:
+    """One column of one device: what it said and when, in order of time, without the gaps."""
+
+    t_ns: TimeArray
+    values: FloatArray
+
+
+@dataclass(frozen=True)
+class WriterLog:
+    """One writer's directory: header and marks. `offset_ns` takes its clock to the run's."""
+
+    directory: Path
+    header: dict[str, Any]
+    marks: tuple[Mark, ...]
+    offset_ns: int = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer said it was done."""
+        return any(mark.name == "closed" for mark in self.marks)
+
+    @cached_property
+    def devices(self) -> tuple[Device, ...]:
+        """The devices this writer sampled."""
+        return tuple(Device(**device) for device in self.header.get("devices", []))
+
+
+@dataclass
+class Run:
+    """A run directory, opened for reading. Columns are loaded when they are asked for."""
+
+    path: Path
+    header: dict[str, Any]
+    writers: list[WriterLog]
+    damage: list[str] = field(default_factory=list)  # files that are not what they claim to be
+    torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Open a run directory. Raises FormatError if there is no readable run at this path."""
+        path = Path(path)
+        run = cls(path, _run_header(path), [])
+        for directory in sorted(p.parent for p in path.glob(f"*/{fmt.WRITER_FILE}")):
+            if not directory.name.startswith("."):
+                run._add_writer(directory)
+        run._align_clocks()
+        return run
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return str(self.header.get("name") or self.path.name)
+
+    @cached_property
+    def devices(self) -> dict[str, Device]:
+        """Every device that was sampled, once, whoever sampled it."""
+        return {device.id: device for writer in self.writers for device in writer.devices}
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What the user declared; a Meter inside a recorded command has the last word."""
+        merged: dict[str, Any] = {}
+        for writer in sorted(self.writers, key=lambda w: w.header.get("source") == "meter"):
+            given = writer.header.get("settings") or {}
+            merged.update({name: value for name, value in given.items() if value is not None})
+        return merged
+
+    @cached_property
+    def unavailable(self) -> dict[str, str]:
+        """Which probes could not work here, and why."""
+        reasons: dict[str, str] = {}
+        for writer in self.writers:
+            reasons.update(writer.header.get("unavailable") or {})
+        return reasons
+
+    @cached_property
+    def marks(self) -> list[Mark]:
+        """The marks of all writers, in order of time."""
+        shifted = (
+            Mark(mark.t_ns + writer.offset_ns, mark.name, mark.detail)
+            for writer in self.writers
+            for mark in writer.marks
+        )
+        return sorted(shifted, key=lambda mark: mark.t_ns)
+
+    @property
+    def status(self) -> str:
+        """finished, running, cut off, or what the measured program came to ("exit code 1")."""
+        ends = [mark.detail for mark in self.marks if mark.name == "ended"]
+        if ends:
+            return ends[-1]
+        if any(is_alive(w.directory, w.header) for w in self.writers if not w.closed):
+            return RUNNING
+        if self.writers and all(writer.closed for writer in self.writers):
+            return FINISHED
+        return CUT_OFF
+
+    @property
+    def start_ns(self) -> int:
+        """When the first writer began, on the run's clock."""
+        clocks = [int(w.header["clock"]["monotonic_ns"]) + w.offset_ns for w in self.writers]
+        return min(clocks, default=0)
+
+    def steps(self, stream: str = "") -> dict[str, FloatArray | TimeArray]:
+        """The steps of all writers as columns. Absent numbers are NaN; `phase` is an index into
+        `phases`; `writer` an index into `writers`. Rows of a writer are in the order of writing."""
+        parts = [
+            _step_columns(segment, writer.offset_ns, number)
+            for number, writer in enumerate(self.writers)
+            for segment in self._segments(writer, "steps")
+            if segment.stream == stream
+        ]
+        names = [*COLUMN_KINDS["steps"], "writer"]
+        return {name: _joined([part[name] for part in parts]) for name in names}
+
+    def series(self, column: str) -> dict[str, Series]:
+        """A column of the samples, device by device. A device that never said it is not in it."""
+        parts: dict[str, list[tuple[TimeArray, FloatArray]]] = {}
+        for writer in self.writers:
+            for segment in self._segments(writer, "samples"):
+                if column in segment.names:
+                    for device, t_ns, values in segment.by_device(column):
+                        parts.setdefault(device, []).append((t_ns + writer.offset_ns, values))
+        return {device: _series(pieces) for device, pieces in parts.items()}
+
+    def reported(self) -> list[Reported]:
+        """The figures that programs printed about themselves, in order of time."""
+        found = []
+        for writer in self.writers:
+            for segment in self._segments(writer, "reported"):
+                rows = segment.table().to_pylist()
+                found += [Reported(**{**r, "t_ns": r["t_ns"] + writer.offset_ns}) for r in rows]
+        return sorted(found, key=lambda reported: reported.t_ns)
+
+    def table(self, table: str) -> pa.Table:
+        """A whole table over all writers, for export: with its writer and the wall clock."""
+        if table == "marks":
+            return self._marks_table()
+        parts = [
+            _for_export(segment, writer, self._wall_zero_ns)
+            for writer in self.writers
+            for segment in self._segments(writer, table)
+        ]
+        return pa.concat_tables(parts, promote_options="default") if parts else pa.table({})
+
+    def count(self, table: str) -> int:
+        """How many rows of a table can be read."""
+        return sum(s.rows for writer in self.writers for s in self._segments(writer, table))
+
+    @property
+    def _wall_zero_ns(self) -> int:
+        """The wall clock when the run's monotonic clock was zero."""
+        if not self.writers:
+            return 0
+        clock = self.writers[0].header["clock"]
+        return int(clock["wall_ns"]) - int(clock["monotonic_ns"])
+
+    def _marks_table(self) -> pa.Table:
+        rows = [{"t_ns": m.t_ns, "name": m.name, "detail": m.detail} for m in self.marks]
+        times = pa.array(
+            [m.t_ns + self._wall_zero_ns for m in self.marks], pa.timestamp("ns", "UTC")
+        )
+        return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
+
+    def _segments(self, writer: WriterLog, table: str) -> Iterator[Segment]:
+        yield from segments(writer.directory, table, damage=self.damage, torn=self.torn)
+
+    def _add_writer(self, directory: Path) -> None:
+        try:
+            header = _json_object(directory / fmt.WRITER_FILE)
+            if not {"monotonic_ns", "wall_ns"} <= set(header.get("clock") or {}):
+                raise FormatError(f"{directory / fmt.WRITER_FILE}: no clock pair in it")
+        except FormatError as error:
+            self.damage.append(str(error))
+        else:
+            self.writers.append(WriterLog(directory, header, self._read_marks(directory)))
+
+    def _read_marks(self, directory: Path) -> tuple[Mark, ...]:
+        path = directory / fmt.MARKS_FILE
+        if not path.exists():
+            return ()
+        marks = []
+        lines = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                whole = json.loads(line)
+                marks.append(Mark(int(whole["t_ns"]), str(whole["name"]), str(whole["detail"])))
+            except (ValueError, KeyError, TypeError):
+                said = f"{path}: line {number} is not a mark"
+                (self.torn if number == len(lines) else self.damage).append(said)
+        return tuple(marks)
+
+    def _align_clocks(self) -> None:
+        """Put all writers on the clock of the one that began first."""
+        # One pair per host: the processes of a host share its monotonic clock to the nanosecond.
+        self.writers.sort(key=lambda writer: int(writer.header["clock"]["wall_ns"]))
+        zero_ns: dict[str, int] = {}
+        for number, writer in enumerate(self.writers):
+            clock = writer.header["clock"]
+            host = str(writer.header.get("boot_id") or writer.header.get("host"))
+            zero_ns.setdefault(host, int(clock["wall_ns"]) - int(clock["monotonic_ns"]))
+            offset_ns = zero_ns[host] - next(iter(zero_ns.values()))
+            self.writers[number] = WriterLog(
+                writer.directory, writer.header, writer.marks, offset_ns
+            )
+
+
+def _run_header(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        what = "is a file, not a run directory" if path.exists() else "does not exist"
+        raise FormatError(f"{path} {what}; `erg list` shows the runs there are")
+    if not (path / fmt.RUN_FILE).exists():
+        raise FormatError(f"{path} is not a run: it has no {fmt.RUN_FILE}")
+    header = _json_object(path / fmt.RUN_FILE)
+    if header.get("format") != fmt.FORMAT:
+        raise FormatError(
+            f"{path / fmt.RUN_FILE}: not a run of ergmeter's (format {header.get('format')!r})"
+        )
+    version = header.get("version")
+    if not isinstance(version, int) or version > fmt.VERSION:
+        raise FormatError(
+            f"{path}: run format {version!r} is not one this ergmeter reads (up to {fmt.VERSION});"
+            " upgrade ergmeter to open it"
+        )
+    return header
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error})") from error
+    except OSError as error:
+        raise FormatError(f"{path}: can't be read ({error.strerror})") from error
+    if not isinstance(parsed, dict):
+        raise FormatError(f"{path}: holds a {type(parsed).__name__}, not an object")
+    return parsed
+
+
+def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    for name, kind in COLUMN_KINDS["steps"].items():
+        if kind == "time":
+            columns[name] = segment.integers(name) + offset_ns
+        elif kind == "text":
+            columns[name] = segment.phases(name)
+        else:
+            columns[name] = segment.floats(name)
+    columns["writer"] = np.full(segment.rows, writer, dtype=np.int64)
+    return columns
+
+
+def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Table:
+    table = segment.table()
+    for number, name in enumerate(table.column_names):
+        column = table[name]
+        if pa.types.is_dictionary(column.type):
+            table = table.set_column(number, name, column.cast(pa.string()))
+        elif name in ("t_ns", "start_ns", "end_ns") and writer.offset_ns:
+            table = table.set_column(number, name, pc.add(column, writer.offset_ns))
+    when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
+    table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))
+    return table.append_column("writer", pa.array([writer.header["writer"]] * len(table)))
+
+
+def _joined(parts: list[Any]) -> Any:  # noqa: ANN401  whichever array type came in
+    return np.concatenate(parts) if parts else np.empty(0)
+
+
+def _series(pieces: list[tuple[TimeArray, FloatArray]]) -> Series:
+    t_ns = np.concatenate([t for t, _ in pieces]) if len(pieces) > 1 else pieces[0][0]
+    values = np.concatenate([v for _, v in pieces]) if len(pieces) > 1 else pieces[0][1]
+    if np.any(t_ns[1:] < t_ns[:-1]):
+        order = np.argsort(t_ns, kind="stable")
+        t_ns, values = t_ns[order], values[order]
+    return Series(t_ns, values)

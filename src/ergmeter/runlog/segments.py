@@ -1,0 +1,152 @@
+"""One file of a table, read as numpy columns, whichever of its two forms it is in.
+
+The trap: a file cut off by a kill and a file that was never ours both make pyarrow raise. The
+difference is what came before: a stream that began as ours and ends half way was cut off, and every
+whole batch in it counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ergmeter.records import PHASES
+from ergmeter.runlog import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ergmeter.records import FloatArray, TimeArray
+
+_NAME = re.compile(r"(?P<table>samples|steps|reported)(-(?P<stream>.+))?-(?P<number>\d{5})")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file of a table. A column is loaded when it is asked for and not kept."""
+
+    path: Path
+    stream: str
+    rows: int
+    names: tuple[str, ...]
+    _batches: pa.Table | None  # a live stream, mapped into memory; None for Parquet
+
+    def table(self, names: list[str] | None = None) -> pa.Table:
+        """These columns, or all, as an Arrow table."""
+        if self._batches is not None:
+            return self._batches if names is None else self._batches.select(names)
+        import pyarrow.parquet as pq  # noqa: PLC0415  a short run has none
+
+        return pq.read_table(self.path, columns=names, memory_map=True)
+
+    def floats(self, name: str) -> FloatArray:
+        """A column of numbers, NaN where absent."""
+        if name not in self.names:
+            return np.full(self.rows, np.nan)
+        return _floats(self.table([name])[name])
+
+    def integers(self, name: str) -> TimeArray:
+        """A column of times, which are never absent."""
+        return np.asarray(self.table([name])[name].to_numpy(), dtype=np.int64)
+
+    def phases(self, name: str) -> TimeArray:
+        """A column of phase names as indices into PHASES; -1 for one this version does not know."""
+        codes, texts = _codes(self.table([name])[name])
+        known = np.array([PHASES.index(t) if t in PHASES else -1 for t in texts], dtype=np.int64)
+        return np.asarray(known[codes], dtype=np.int64)
+
+    def by_device(self, column: str) -> Iterator[tuple[str, TimeArray, FloatArray]]:
+        """A column split by device, without the rows in which it is absent."""
+        table = self.table(["t_ns", "device", column])
+        values = _floats(table[column])
+        t_ns = np.asarray(table["t_ns"].to_numpy(), dtype=np.int64)
+        codes, devices = _codes(table["device"])
+        del table
+        known = ~np.isnan(values)
+        for code, device in enumerate(devices):
+            mine = known if len(devices) == 1 else known & (codes == code)
+            if mine.all():
+                yield device, t_ns, values
+            elif mine.any():
+                yield device, t_ns[mine], values[mine]
+
+
+def segments(
+    directory: Path, table: str, *, damage: list[str], torn: list[str]
+) -> Iterator[Segment]:
+    """The segments of a table in one writer's directory, in order. Notes what can't be read."""
+    for path, stream in _paths(directory, table):
+        try:
+            segment = (
+                _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, stream, torn)
+            )
+        except (pa.ArrowException, OSError, ValueError) as error:
+            said = f"{path}: not a {table} file ({_first_line(error)})"
+            if said not in damage:
+                damage.append(said)
+            continue
+        if segment.rows:
+            yield segment
+
+
+def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
+    found: dict[tuple[str, str], Path] = {}
+    for path in sorted(directory.iterdir()):
+        match = _NAME.fullmatch(path.stem)
+        if match and match["table"] == table and path.suffix in (fmt.LIVE, fmt.FULL):
+            key = (match["stream"] or "", match["number"])
+            # Both are there if the writer was killed between making the one and removing the other.
+            if key not in found or path.suffix == fmt.FULL:
+                found[key] = path
+    return [(path, stream) for (stream, _), path in sorted(found.items())]
+
+
+def _parquet(path: Path, stream: str) -> Segment:
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    with pq.ParquetFile(path) as file:
+        return Segment(path, stream, file.metadata.num_rows, tuple(file.schema_arrow.names), None)
+
+
+def _live(path: Path, stream: str, torn: list[str]) -> Segment:
+    if path.stat().st_size == 0:  # opened, and killed before the first hand-over
+        _note(torn, f"{path}: empty")
+        return Segment(path, stream, 0, (), pa.table({}))
+    source = pa.memory_map(str(path))
+    reader = pa.ipc.open_stream(source)
+    batches = []
+    try:
+        batches.extend(iter(reader))
+    except (pa.ArrowException, OSError) as error:
+        rows = sum(batch.num_rows for batch in batches)
+        _note(torn, f"{path}: cut off after {rows} rows ({_first_line(error)})")
+    table = pa.Table.from_batches(batches, schema=reader.schema)
+    return Segment(path, stream, table.num_rows, tuple(reader.schema.names), table)
+
+
+def _note(notes: list[str], text: str) -> None:
+    if text not in notes:
+        notes.append(text)
+
+
+def _floats(column: pa.ChunkedArray) -> FloatArray:
+    return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[Any, list[str]]:
+    """A text column as indices and the texts they stand for."""
+    if column.num_chunks == 0:
+        return np.empty(0, dtype=np.int16), []
+    whole = column.unify_dictionaries().combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):
+        whole = whole.chunk(0)
+    return whole.indices.to_numpy(zero_copy_only=False), whole.dictionary.to_pylist()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

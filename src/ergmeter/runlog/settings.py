@@ -1,0 +1,61 @@
+"""What the user declares about a run, checked once, stored in the writer's header.
+
+Nothing here has a value unless somebody gave it one: a grid intensity nobody stated is absent, and
+so is what would be computed from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ergmeter.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The declared facts of a run. None: not declared."""
+
+    warmup_steps: int | None = None  # leave out the first so many steps
+    warmup_s: float | None = None  # leave out steps that began within so many seconds of the first
+    warmup: str | None = None  # "auto": leave out steps until the step time settles
+    parameters: int | None = None  # of the model, for the per-parameter rates
+    tokens_per_step: int | None = None  # where the program does not say; figures are then "assumed"
+    samples_per_step: int | None = None
+    grid_g_per_kwh: float | None = None
+    grid_source: str | None = None
+    pue: float | None = None
+    pue_source: str | None = None
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        ways = [w for w in (self.warmup_steps, self.warmup_s, self.warmup) if w is not None]
+        if len(ways) > 1:
+            raise UsageError("give one of warmup_steps, warmup_s and warmup, not several")
+        if self.warmup not in (None, "auto"):
+            raise UsageError(f'warmup can be "auto"; got {self.warmup!r}')
+        for name in ("warmup_steps", "warmup_s", "grid_g_per_kwh"):
+            self._check(name, at_least=0)
+        for name in ("parameters", "tokens_per_step", "samples_per_step"):
+            self._check(name, at_least=1)
+        self._check("pue", at_least=1.0)
+
+    @classmethod
+    def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:
+        """Settings with some fields given by name. Raises UsageError for a name there isn't."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(more.keys() - known)
+        if unknown:
+            raise UsageError(f"no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        return replace(settings or cls(), **more)
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that were declared."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def _check(self, name: str, *, at_least: float) -> None:
+        value = getattr(self, name)
+        if value is None:
+            return
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < at_least:
+            raise UsageError(f"{name} must be a number of {at_least:g} or more; got {value!r}")

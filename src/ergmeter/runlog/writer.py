@@ -1,0 +1,257 @@
+"""Writes one process's share of a run, so that `kill -9` at any moment leaves it readable.
+
+Each batch is one `write` of one whole Arrow message, so a reader sees all of it or none, and a
+process that dies loses what it had not handed over yet and nothing else. A disk that is full makes
+the write fail half way: the file is cut back to the last whole message, the rows are dropped and
+counted, and the next batch is tried again. Training never sees any of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
+from ergmeter.runlog import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+_FIELDS = {
+    table: tuple(field.name for field in fields(record))
+    for table, record in (("samples", Sample), ("steps", Step), ("reported", Reported))
+}
+# dataclasses.astuple copies deeply, at twenty times the cost.
+_VALUES = {table: attrgetter(*names) for table, names in _FIELDS.items()}
+
+
+def create_run(path: Path, header: dict[str, Any]) -> Path:
+    """Make a run directory that appears whole: either it is not there, or it can be opened."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} exists and is not empty; choose another directory for the run")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    staging.mkdir()
+    whole = {"format": fmt.FORMAT, "version": fmt.VERSION, **header}
+    (staging / fmt.RUN_FILE).write_text(json.dumps(whole, indent=1) + "\n")
+    try:
+        staging.rename(path)
+    except OSError:
+        (staging / fmt.RUN_FILE).unlink()
+        staging.rmdir()
+        raise
+    return path
+
+
+class _Segment:
+    """One file of one table: an Arrow stream that is appended to by whole messages."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        import pyarrow as pa  # noqa: PLC0415  loaded when there is something to write
+
+        self.path = path
+        self.schema = schema
+        self.rows = 0
+        self.opened_s = time.monotonic()
+        self._sink = _Messages()
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._size = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        self._stream.write_batch(batch)
+        self._flush()
+        self.rows += batch.num_rows
+
+    def finish(self) -> None:
+        """Write the end of the stream. What a full disk does not take is not missed by a reader."""
+        self._stream.close()
+        try:
+            self._flush()
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+    def _flush(self) -> None:
+        message = self._sink.take()
+        written = 0
+        try:
+            while written < len(message):
+                written += os.write(self._fd, message[written:])
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            os.lseek(self._fd, self._size, os.SEEK_SET)
+            raise
+        self._size += written
+
+
+class _Messages:
+    """The file object pyarrow writes to: it collects, so that one write holds a whole message."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  whatever buffer pyarrow hands over
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def flush(self) -> None:
+        """Nothing to do: `take` decides when."""
+
+    def take(self) -> bytes:
+        message, self._parts = b"".join(self._parts), []
+        return message
+
+
+class Writer:
+    """One writer's files in a run. Not safe for threads: the sampler's flush is its only caller."""
+
+    def __init__(
+        self, run: Path, *, header: dict[str, Any], devices: Sequence[Device] = ()
+    ) -> None:
+        self.id = f"{header['host']}-{header['pid']}-{secrets.token_hex(2)}"
+        self.directory = run / self.id
+        self.dropped_rows = 0
+        self._segments: dict[tuple[str, str], _Segment] = {}
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._texts: dict[tuple[str, str], dict[str, list[str]]] = {}
+        staging = run / f".{self.id}"
+        staging.mkdir()
+        whole = {**header, "writer": self.id, "devices": [asdict(device) for device in devices]}
+        (staging / fmt.WRITER_FILE).write_text(json.dumps(whole, indent=1, default=str) + "\n")
+        staging.rename(self.directory)
+        self._marks_fd = os.open(
+            self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+        )
+
+    def mark(self, mark: Mark) -> None:
+        """Append a mark. A full disk loses it: there is no one left to tell."""
+        line = json.dumps({"t_ns": mark.t_ns, "name": mark.name, "detail": mark.detail}) + "\n"
+        try:
+            os.write(self._marks_fd, line.encode())
+        except OSError:
+            self.dropped_rows += 1
+
+    def write(
+        self, table: str, rows: Sequence[Sample | Step | Reported], *, stream: str = ""
+    ) -> None:
+        """Append rows to a table. Rows that the disk refuses are dropped and counted."""
+        if not rows:
+            return
+        columns = dict(
+            zip(_FIELDS[table], zip(*map(_VALUES[table], rows), strict=True), strict=True)
+        )
+        self.write_columns(table, columns, stream=stream)
+
+    def write_columns(
+        self, table: str, columns: Mapping[str, Sequence[Any]], *, stream: str = ""
+    ) -> None:
+        """Append rows given as columns. All-None columns are left out of the file."""
+        present = {n: c for n, c in columns.items() if c.count(None) < len(c)}
+        rows = len(next(iter(columns.values())))
+        try:
+            segment = self._segment_for(table, stream, present)
+            segment.append(self._batch(segment.schema, table, stream, columns))
+            if self._is_full(segment):
+                self._roll(table, stream)
+        except OSError as error:
+            self._refused(rows, error)
+
+    def close(self) -> None:
+        """Finish every file. What is on disk already was readable before this, and still is."""
+        for table, stream in list(self._segments):
+            try:
+                self._roll(table, stream)
+            except OSError as error:
+                self._refused(0, error)
+        if self.dropped_rows:
+            self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"{self.dropped_rows} rows in all"))
+        os.close(self._marks_fd)
+
+    def _refused(self, rows: int, error: OSError) -> None:
+        if rows and not self.dropped_rows:
+            self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"the disk refused: {error}"))
+        self.dropped_rows += rows
+
+    def _is_full(self, segment: _Segment) -> bool:
+        age_s = time.monotonic() - segment.opened_s
+        return segment.rows >= fmt.SEGMENT_ROWS or age_s >= fmt.SEGMENT_AGE_S
+
+    def _segment_for(
+        self, table: str, stream: str, present: Mapping[str, Sequence[Any]]
+    ) -> _Segment:
+        """The open segment, or a new one if a column or a text that it can't hold has turned up."""
+        segment = self._segments.get((table, stream))
+        known = set(segment.schema.names) if segment else set()
+        texts = self._texts.setdefault((table, stream), {})
+        grown = False
+        for name, values in present.items():
+            if COLUMN_KINDS[table][name] == "text":
+                seen = texts.setdefault(name, [])
+                fresh = sorted({v for v in values if v is not None} - set(seen))
+                seen.extend(fresh)
+                grown = grown or bool(fresh)
+        if segment and not grown and known >= present.keys():
+            return segment
+        if segment:
+            self._roll(table, stream)
+        number = self._numbers.get((table, stream), -1) + 1
+        path = self.directory / (fmt.segment_name(table, stream, number) + fmt.LIVE)
+        segment = _Segment(path, fmt.arrow_schema(table, known | present.keys()))
+        self._numbers[table, stream] = number
+        self._segments[table, stream] = segment
+        return segment
+
+    def _batch(
+        self, schema: pa.Schema, table: str, stream: str, columns: Mapping[str, Sequence[Any]]
+    ) -> pa.RecordBatch:
+        import pyarrow as pa  # noqa: PLC0415
+
+        texts = self._texts[table, stream]
+        arrays = []
+        for field in schema:
+            values = columns[field.name]
+            if field.name in texts:
+                # The dictionary is the same in every batch, so that it is written once a segment.
+                codes = {text: code for code, text in enumerate(texts[field.name])}
+                indices = pa.array([codes.get(v) for v in values], pa.int16())
+                arrays.append(pa.DictionaryArray.from_arrays(indices, pa.array(texts[field.name])))
+            else:
+                arrays.append(pa.array(values, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _roll(self, table: str, stream: str) -> None:
+        segment = self._segments.pop((table, stream))
+        segment.finish()
+        if segment.path.stat().st_size > fmt.SMALL_SEGMENT_BYTES:
+            to_parquet(segment.path)
+
+
+def to_parquet(live: Path) -> Path:
+    """Rewrite a finished stream as Parquet, then remove it. Killed between, both are whole."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415  costs 0.2 s; most short runs never need it
+
+    full = live.with_suffix(fmt.FULL)
+    staging = full.with_name(f".{full.name}")
+    try:
+        with pa.memory_map(str(live)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+            pq.write_table(table, staging, compression="zstd", row_group_size=fmt.SEGMENT_ROWS)
+        staging.rename(full)
+    except OSError:
+        staging.unlink(missing_ok=True)
+        raise
+    live.unlink()
+    return full

@@ -1,0 +1,58 @@
+"""Scale factors on the way in, formatting on the way out. Inside, everything is a base unit.
+
+The trap: "MB" meaning MiB. Here MB and GB are decimal, MiB and GiB binary, and a number is
+printed under the name of the unit it really has.
+"""
+
+from __future__ import annotations
+
+import math
+
+NS_PER_S = 1_000_000_000
+W_PER_MW = 1e-3  # NVML reports milliwatts
+J_PER_MJ = 1e-3  # and millijoules
+J_PER_UJ = 1e-6  # RAPL reports microjoules
+HZ_PER_MHZ = 1e6
+J_PER_WH = 3600.0
+J_PER_KWH = 3.6e6
+
+_SI = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """Print a number to so many significant digits, without an exponent where one can avoid it.
+
+    >>> significant(0.0123456), significant(1234567.0), significant(17.0)
+    ('0.01235', '1234567', '17')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    magnitude = math.floor(math.log10(abs(value)))
+    if magnitude < -4:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - magnitude)
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def scaled(value: float, unit: str) -> str:
+    """Print a value with an SI prefix: 1.5e9 and "B" give "1.5 GB"."""
+    for factor, prefix in _SI:
+        if abs(value) >= factor:
+            return f"{significant(value / factor)} {prefix}{unit}"
+    return f"{significant(value)} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Print a duration in the unit a person would say it in: 16.3 ms, 4.21 s, 2 h 03 min."""
+    if seconds < 1e-3:
+        return f"{significant(seconds * 1e6, 3)} µs"
+    if seconds < 1:
+        return f"{significant(seconds * 1e3, 3)} ms"
+    if seconds < 120:
+        return f"{significant(seconds, 3)} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest_s:02d} s"

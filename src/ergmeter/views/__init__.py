@@ -1,0 +1,1 @@
+"""Views render what is below and compute nothing."""

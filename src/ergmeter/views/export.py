@@ -1,0 +1,58 @@
+"""A run's tables as CSV, Parquet or JSON, merged over its writers, for any other program."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ergmeter.errors import UsageError
+from ergmeter.records import COLUMN_KINDS
+from ergmeter.views import documents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ergmeter.records import Summary
+    from ergmeter.runlog.reader import Run
+
+
+def export(
+    run: Run, summary: Summary, target: Path, *, form: str, force: bool = False
+) -> Iterator[Path]:
+    """Write the files and yield their paths. Refuses to overwrite unless forced."""
+    target.mkdir(parents=True, exist_ok=True)
+    tables = {name: table for name in COLUMN_KINDS if (table := run.table(name)).num_columns}
+    if form == "json":
+        path = _free(target / "run.json", force=force)
+        whole: dict[str, Any] = {"summary": documents.report(run, summary)}
+        whole |= {name: table.to_pylist() for name, table in tables.items()}
+        path.write_text(json.dumps(whole, default=str))
+        yield path
+        return
+    for name, table in tables.items():
+        path = _free(target / f"{name}.{form}", force=force)
+        _write(table, path, form)
+        yield path
+    path = _free(target / "summary.json", force=force)
+    path.write_text(json.dumps(documents.report(run, summary), indent=1))
+    yield path
+
+
+def _free(path: Path, *, force: bool) -> Path:
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists; --force overwrites it, --out chooses another directory")
+    return path
+
+
+def _write(table: pa.Table, path: Path, form: str) -> None:
+    if form == "csv":
+        import pyarrow.csv  # noqa: PLC0415  each format loads its own code
+
+        pyarrow.csv.write_csv(table, path)
+    else:
+        import pyarrow.parquet  # noqa: PLC0415
+
+        pyarrow.parquet.write_table(table, path, compression="zstd")

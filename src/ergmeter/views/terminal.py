@@ -1,0 +1,221 @@
+"""The card: the whole answer on the terminal, with what is missing and why."""
+
+from __future__ import annotations
+
+import textwrap
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.records import Missing, Reading
+from ergmeter.runlog.reader import FINISHED, RUNNING
+from ergmeter.units import duration, scaled, significant
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ergmeter.records import Result, Summary
+    from ergmeter.runlog.reader import Run
+
+# What the card shows, by group. A missing one in bold print stays in its place with its reason;
+# the others are left out, and `erg report --all` has them.
+_GROUPS: dict[str, list[tuple[str, bool]]] = {
+    "throughput": [
+        ("throughput.tokens_per_s", True),
+        ("throughput.tokens_per_s_per_device", False),
+        ("throughput.samples_per_s", False),
+        ("throughput.steps_per_s", False),
+        ("tokens.per_step", False),
+        ("tokens.padding_frac", False),
+    ],
+    "time": [
+        ("time.step_s", True),
+        ("time.step_median_s", False),
+        ("time.step_p95_s", False),
+        ("time.outside_steps_frac", False),
+        ("time.eval_s", False),
+        ("time.checkpoint_s", False),
+        ("time.data_s", False),
+        ("time.before_first_step_s", False),
+    ],
+    "energy": [
+        ("energy.run_j", True),
+        ("energy.joules_per_token", False),
+        ("energy.mean_w", False),
+        ("energy.peak_w", False),
+        ("carbon.co2e_g", False),
+    ],
+    "memory": [
+        ("memory.device_peak_bytes", False),
+        ("memory.allocator_peak_bytes", False),
+        ("memory.process_peak_bytes", True),
+        ("memory.process_growth_bytes_per_h", False),
+    ],
+    "load": [
+        ("utilization.busy_frac", False),
+        ("utilization.throttled_frac", False),
+        ("utilization.process_cores", False),
+        ("utilization.iowait_frac", False),
+        ("overhead.cpu_frac", False),
+    ],
+}
+_BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def card(run: Run, summary: Summary) -> RenderableType:
+    """The card of a run: what ran, the figures with their basis, what to know about them."""
+    body: list[RenderableType] = [_what_ran(run, summary), _figures(summary)]
+    curve = sparkline(run)
+    if curve:
+        body.append(curve)
+    if summary.notes:
+        body.append(_remarks(summary.notes))
+    body.append(
+        Text(f"\nerg report {run.path} --all   every metric with its window and note", "dim")
+    )
+    title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
+    return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
+
+
+def table(summary: Summary) -> RenderableType:
+    """Every metric of the catalogue with its note, and the missing ones with their reason."""
+    rows = Table(box=None, pad_edge=False, width=140)
+    for name, style in (("metric", "bold"), ("value", ""), ("interval", "dim"), ("basis", "")):
+        rows.add_column(name, style=style, no_wrap=name != "interval")
+    rows.add_column("note", style="dim")
+    for key, found in summary.readings.items():
+        if isinstance(found, Reading):
+            low_high = _interval(found)
+            rows.add_row(key, value(found), low_high, _basis(found), found.note)
+        else:
+            rows.add_row(key, "-", "", "", found.reason)
+    return rows
+
+
+def value(reading: Reading) -> str:
+    """A value in the unit a person would say it in."""
+    return _in_words(reading.value, reading.unit)
+
+
+def _in_words(number: float, unit: str) -> str:
+    if unit == "s":
+        return duration(number)
+    if unit == "frac":
+        return f"{significant(number * 100, 3)} %"
+    if unit in ("B", "B/s", "B/h", "Hz", "J", "g"):
+        return scaled(number, unit)
+    if unit in ("tokens", "steps", "cores"):
+        return f"{number:,.0f} {unit}" if unit != "cores" else f"{significant(number, 3)} cores"
+    return f"{number:,.0f} {unit}" if abs(number) >= 10_000 else f"{significant(number)} {unit}"
+
+
+def _interval(reading: Reading) -> str:
+    if reading.low is None or reading.high is None:
+        return ""
+    return f"{_in_words(reading.low, reading.unit)} to {_in_words(reading.high, reading.unit)}"
+
+
+def _spread(reading: Reading) -> str:
+    """Half the interval, in percent: what fits beside a number."""
+    if reading.low is None or reading.high is None or reading.value == 0:
+        return ""
+    half = (reading.high - reading.low) / 2 / abs(reading.value) * 100
+    return f"± {significant(half, 2)} %"
+
+
+def _basis(reading: Reading) -> Text:
+    return Text(reading.basis, _BASIS_STYLE[reading.basis])
+
+
+def _status(status: str) -> Text:
+    style = {FINISHED: "green", RUNNING: "cyan"}.get(status, "red")
+    return Text(status, style)
+
+
+def _what_ran(run: Run, summary: Summary) -> Text:
+    command = " ".join(run.header.get("command") or [])
+    lines = [textwrap.shorten(command, 94, placeholder=" ...")] if command else []
+    accelerators = [d.name for d in run.devices.values() if d.kind == "gpu"]
+    counts = [f"{accelerators.count(n)} x {n}" for n in dict.fromkeys(accelerators)]
+    host = next((str(w.header.get("host")) for w in run.writers), "")
+    window = summary.readings["time.window_s"]
+    over = window.note if isinstance(window, Reading) else window.reason
+    warmup = summary.readings["time.warmup_steps"]
+    rule = f" (warm-up {warmup.note})" if isinstance(warmup, Reading) else ""
+    lines.append(f"{', '.join(counts) or 'no accelerator'} on {host}; {over}{rule}")
+    return Text("\n".join(lines), "dim")
+
+
+def _figures(summary: Summary) -> Table:
+    figures = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    figures.add_column(style="dim", no_wrap=True)
+    figures.add_column(no_wrap=True)
+    figures.add_column(justify="right", style="bold", no_wrap=True)
+    figures.add_column(style="dim", no_wrap=True)
+    figures.add_column(no_wrap=True)
+    for group, members in _GROUPS.items():
+        figures.add_row("", "", "", "", "")
+        label = group
+        for key, keep in members:
+            found = summary.readings.get(key)
+            if isinstance(found, Reading):
+                title = catalogue()[key].title
+                figures.add_row(label, title, value(found), _spread(found), _basis(found))
+                label = ""
+            elif isinstance(found, Missing) and keep:
+                figures.add_row(label, catalogue()[key].title, "-", "", "")
+                label = ""
+    reasons = _absent(summary)
+    return Group(figures, *reasons) if reasons else figures  # type: ignore[return-value]
+
+
+def _absent(summary: Summary) -> list[Text]:
+    kept = [key for members in _GROUPS.values() for key, keep in members if keep]
+    missing = {key: summary.readings.get(key) for key in kept}
+    said: dict[str, list[str]] = {}
+    for key, found in missing.items():
+        if isinstance(found, Missing):
+            said.setdefault(found.reason, []).append(catalogue()[key].title)
+    return [
+        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), reason)
+        for reason, titles in said.items()
+    ]
+
+
+def _remarks(notes: tuple[str, ...]) -> Text:
+    lines = Text()
+    for note in notes:
+        lines.append("\n! ", "yellow")
+        lines.append(note)
+    return lines
+
+
+def sparkline(run: Run) -> Text | None:
+    """The loss over the run, if there was one: one bar for each sixtieth."""
+    import numpy as np  # noqa: PLC0415
+
+    steps = run.steps()
+    if not len(steps["loss"]):
+        steps = run.steps("output")
+    loss = steps["loss"][np.isfinite(steps["loss"])]
+    if len(loss) < 3:
+        return None
+    cells = min(60, len(loss))
+    edges = np.linspace(0, len(loss), cells + 1).astype(int)
+    means = np.array([loss[a:b].mean() for a, b in pairwise(edges)])
+    low, high = float(means.min()), float(means.max())
+    level = (means - low) / (high - low) if high > low else np.zeros(cells)
+    bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
+    ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
+    return Text.assemble("\n", ("loss  ", "dim"), bars, (ends, "dim"))
+
+
+def plain(found: Result) -> str:
+    """A result in one cell of a list."""
+    return value(found) if isinstance(found, Reading) else "-"

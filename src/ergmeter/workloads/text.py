@@ -1,0 +1,118 @@
+"""What does the demo's model read? Short tales, made here from a small grammar.
+
+The trap: text that is nobody's to ship, or text with nothing to learn. These tales need no licence
+and no download, and have structure at several depths: spelling, word order, a pronoun that agrees
+with its name, and a thing and a place that the request names and the tale must repeat. A model's
+loss therefore keeps falling for longer than a demo lasts.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_T = TypeVar("_T")
+
+END = b"\n"  # ends both the request and the tale, and occurs nowhere else
+SIZE_BYTES = 400_000
+SEED = 20
+
+_PEOPLE = [
+    *((name, "she") for name in ("Mira", "Ada", "Ingrid", "Salma", "Rosa", "Noor", "Hana", "Wren")),
+    *((name, "he") for name in ("Tomas", "Emil", "Kofi", "Ravi", "Jonas", "Pedro", "Olav", "Sami")),
+]
+_THINGS = ["lantern", "kettle", "violin", "compass", "basket", "ladder", "mirror", "blanket", "trumpet", "hammer", "candle", "bicycle", "clock", "drum", "key", "map", "rope", "spoon", "bell", "boat", "kite", "telescope"]
+_PLACES = ["harbour", "orchard", "market", "mill", "bridge", "library", "meadow", "station", "tower", "bakery", "garden", "forge", "island", "valley", "lighthouse", "school"]
+_ADJECTIVES = ["old", "small", "bright", "heavy", "broken", "silver", "painted", "borrowed", "quiet", "golden"]
+_WEATHER = ["rain", "snow", "fog", "wind", "thunder", "sunshine"]
+_HELPERS = ["a neighbour", "a patient goat", "the miller", "two children", "a stranger", "the captain"]
+
+# What may happen between a tale's first and last sentence.
+_MIDDLES = (
+    "The {weather} came down over the {place}, so {he} hid the {thing} under a coat.",
+    "On the way {he} met {helper}, who asked about the {adjective} {thing}.",
+    "{He} showed {helper} how the {thing} worked, and nobody at the {place} laughed.",
+    "When the {weather} stopped, {name} counted to {number} and opened the door of the {place}.",
+    "For {number} days {he} slept beside the {thing} and dreamed of {weather}.",
+    "{He} wanted to sell the {thing}, but {helper} said that it was too {adjective}.",
+)
+_FIRSTS = (
+    "{name} found a {adjective} {thing} near the {place}.",
+    "One morning {name} carried a {adjective} {thing} to the {place}.",
+    "{name} had lost a {thing}, and looked for it at the {place}.",
+)
+_LASTS = (
+    "In the end {name} left the {thing} at the {place}.",
+    "And so {he} took the {thing} home.",
+    "Now the {thing} hangs in the {place}, and {name} is glad.",
+)
+_MOST_MIDDLES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A request and the tale that answers it, both in bytes and both with their END."""
+
+    prompt: bytes
+    tale: bytes
+
+    @property
+    def text(self) -> bytes:
+        """All of it."""
+        return self.prompt + self.tale
+
+
+class _Dice:
+    """Choices from `Random.random` alone: the one method whose sequence Python promises to keep."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed).random
+
+    def below(self, limit: int) -> int:
+        return int(self._random() * limit)
+
+    def one(self, of: Sequence[_T]) -> _T:
+        return of[self.below(len(of))]
+
+
+def documents(size_bytes: int = SIZE_BYTES, *, seed: int = SEED) -> list[Document]:
+    """Different documents, the fewest that hold `size_bytes` together; the same at every call."""
+    dice = _Dice(seed)
+    made: dict[bytes, Document] = {}
+    size = 0
+    while size < size_bytes:
+        document = _document(dice)
+        if document.text not in made:
+            made[document.text] = document
+            size += len(document.text)
+    return list(made.values())
+
+
+def _document(dice: _Dice) -> Document:
+    name, pronoun = dice.one(_PEOPLE)
+    words = {
+        "name": name,
+        "he": pronoun,
+        "He": pronoun.capitalize(),
+        "thing": dice.one(_THINGS),
+        "place": dice.one(_PLACES),
+    }
+    middles = [dice.one(_MIDDLES) for _ in range(dice.below(_MOST_MIDDLES + 1))]
+    sentences = [dice.one(_FIRSTS), *middles, dice.one(_LASTS)]
+    tale = " ".join(sentence.format(**words, **_passing(dice)) for sentence in sentences)
+    prompt = "Tell of {name}, the {thing} and the {place}.".format(**words)
+    return Document(prompt.encode() + END, tale.encode() + END)
+
+
+def _passing(dice: _Dice) -> dict[str, str]:
+    """Words that hold for one sentence only."""
+    return {
+        "adjective": dice.one(_ADJECTIVES),
+        "weather": dice.one(_WEATHER),
+        "helper": dice.one(_HELPERS),
+        "number": str(2 + dice.below(98)),
+    }

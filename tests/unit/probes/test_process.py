@@ -1,0 +1,355 @@
+"""What the process probe promises: on real process trees, and on scripted kernel files."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import Probe, ProbeRequest
+from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage, cgroup_limits
+
+MIB = 1 << 20
+
+PRELUDE = """
+import os, resource, signal, sys, time
+
+def burn(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+def say(*words):
+    print(*words, flush=True)
+
+def hear():
+    sys.stdin.readline()
+
+def used():
+    return sum(sum(resource.getrusage(who)[:2]) for who in
+               (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        work()
+        os._exit(0)
+    return pid
+"""
+
+
+class Program:
+    """A program under measurement that we talk to line by line."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.pid = process.pid
+
+    def hears(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def says(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextmanager
+def running(body: str) -> Iterator[Program]:
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", PRELUDE + textwrap.dedent(body)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield Program(process)
+        finally:
+            process.kill()
+
+
+def probe_of(pid: int, **options: object) -> ProcessProbe:
+    return ProcessProbe(ProbeRequest(pid=pid, path="/", options=options))
+
+
+def cpu_s(probe: ProcessProbe) -> float:
+    (sample,) = probe.read()
+    assert sample.cpu_s is not None
+    return sample.cpu_s
+
+
+def memory_bytes(probe: ProcessProbe) -> int:
+    (sample,) = probe.read()
+    assert sample.memory_bytes is not None
+    return sample.memory_bytes
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# The kernel counts in ticks of 10 ms for each of the four times of each process.
+TICKS_S = 0.06
+
+
+def test_a_childs_cpu_time_counts_while_it_runs_and_once_after_it_was_waited_for() -> None:
+    body = """
+    pid = child(lambda: (burn(0.4), say("child worked"), hear(), burn(0.2)))
+    os.waitpid(pid, 0)
+    say(used())
+    hear()
+    """
+    with running(body) as program:
+        assert program.says() == "child worked"
+        probe = probe_of(program.pid)
+        assert 0.35 < cpu_s(probe) < 0.6
+        program.hears()
+        truth_s = float(program.says())
+        assert cpu_s(probe) == pytest.approx(truth_s, abs=TICKS_S)
+        assert cpu_s(probe) == pytest.approx(truth_s, abs=TICKS_S)
+
+
+def test_a_child_that_lived_between_two_reads_is_counted() -> None:
+    body = """
+    say("ready")
+    hear()
+    os.waitpid(child(lambda: burn(0.4)), 0)
+    say("done")
+    hear()
+    """
+    with running(body) as program:
+        program.says()
+        probe = probe_of(program.pid)
+        before_s = cpu_s(probe)
+        program.hears()
+        program.says()
+        assert cpu_s(probe) - before_s == pytest.approx(0.4, abs=TICKS_S)
+
+
+def test_a_child_nobody_waits_for_keeps_what_it_used_when_it_is_gone() -> None:
+    body = """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    child(lambda: (burn(0.4), say("child worked"), hear()))
+    time.sleep(60)
+    """
+    with running(body) as program:
+        program.says()
+        probe = probe_of(program.pid)
+        before_s = cpu_s(probe)
+        children = psutil.Process(program.pid).children()
+        program.hears()
+        eventually(lambda: not children[0].is_running())
+        assert before_s > 0.35
+        assert cpu_s(probe) == pytest.approx(before_s, abs=TICKS_S)
+
+
+def test_a_grandchild_whose_parent_died_still_belongs_to_the_program() -> None:
+    body = """
+    def middle():
+        child(lambda: (say(os.getpid()), hear(), burn(0.4), say("worked"), hear()))
+        hear()
+    os.waitpid(child(middle), 0)
+    time.sleep(60)
+    """
+    with running(body) as program:
+        grandchild = int(program.says())
+        probe = probe_of(program.pid)
+        before_s = cpu_s(probe)
+        middle = psutil.Process(grandchild).ppid()
+        os.kill(middle, signal.SIGKILL)
+        eventually(lambda: psutil.Process(grandchild).ppid() != middle)
+        time.sleep(1)  # until the tree is looked up afresh
+        assert cpu_s(probe) - before_s < 0.2
+        program.hears()
+        assert program.says() == "worked"
+        assert cpu_s(probe) - before_s == pytest.approx(0.4, abs=TICKS_S)
+        os.kill(grandchild, signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(grandchild))
+        assert cpu_s(probe) - before_s == pytest.approx(0.4, abs=TICKS_S)
+
+
+def test_memory_is_the_resident_size_of_the_whole_tree() -> None:
+    body = """
+    def hold():
+        block = os.urandom(64 << 20)
+        say("large")
+        hear()
+    say("small")
+    hear()
+    os.waitpid(child(hold), 0)
+    """
+    with running(body) as program:
+        program.says()
+        probe = probe_of(program.pid, period_s=0.1)
+        small = memory_bytes(probe)
+        assert small == psutil.Process(program.pid).memory_info().rss
+        program.hears()
+        program.says()
+        time.sleep(1)
+        assert 64 * MIB < memory_bytes(probe) - small < 64 * MIB + 2 * small
+
+
+def test_a_program_that_exited_has_its_final_cpu_time_and_no_memory_then_nothing() -> None:
+    with running("say('ready'); hear(); burn(0.3)") as program:
+        program.says()
+        probe = probe_of(program.pid)
+        before_s = cpu_s(probe)
+        program.hears()
+        eventually(lambda: psutil.Process(program.pid).status() == psutil.STATUS_ZOMBIE)
+        (last,) = probe.read()
+        assert last.memory_bytes is None
+        assert last.cpu_s == pytest.approx(before_s + 0.3, abs=TICKS_S)
+        program.process.wait()
+        assert probe.read() == []
+        assert probe.read() == []
+
+
+def test_the_device_names_the_program_and_its_limits() -> None:
+    with running("say('ready'); hear()") as program:
+        program.says()
+        os.sched_setaffinity(program.pid, {min(os.sched_getaffinity(0))})
+        probe: Probe = probe_of(program.pid)
+        (device,) = probe.devices
+        assert device.id == f"process:{os.uname().nodename}:{program.pid}"
+        assert device.kind == "process"
+        assert device.name.startswith("python")
+        assert device.facts["cpus_in_affinity"] == 1
+        assert probe.period_s == 1.0
+
+
+def test_a_process_that_does_not_exist_is_refused() -> None:
+    with running("") as program:
+        program.process.wait()
+        with pytest.raises(NotMeasurable, match=f"process {program.pid} cannot be watched"):
+            probe_of(program.pid)
+
+
+def usage(parent: int, own_s: float, waited_s: float = 0.0, started_s: float = 0.0) -> Usage:
+    return Usage(parent, started_s, own_s, waited_s)
+
+
+def test_ledger_credits_a_child_waited_for_between_the_reads_of_parent_and_child_once() -> None:
+    ledger = CpuLedger()
+    assert ledger.enter({1: usage(0, 10), 2: usage(1, 5)}) == 15
+    assert ledger.enter({1: usage(0, 10)}) == 15
+    assert ledger.enter({1: usage(0, 10, waited_s=6)}) == 16
+
+
+def test_ledger_credits_a_whole_branch_that_ended_once() -> None:
+    ledger = CpuLedger()
+    ledger.enter({1: usage(0, 1), 2: usage(1, 2), 3: usage(2, 4)})
+    assert ledger.enter({1: usage(0, 1, waited_s=6.5)}) == 7.5
+
+
+def test_ledger_does_not_hold_an_ignored_child_against_one_waited_for_later() -> None:
+    ledger = CpuLedger()
+    ledger.enter({1: usage(0, 1), 2: usage(1, 5)})
+    ledger.enter({1: usage(0, 1)})
+    ledger.enter({1: usage(0, 1)})
+    assert ledger.enter({1: usage(0, 1, waited_s=3)}) == 9
+
+
+def test_ledger_takes_a_reused_pid_for_a_new_process() -> None:
+    ledger = CpuLedger()
+    ledger.enter({1: usage(0, 1), 2: usage(1, 5, started_s=100)})
+    assert ledger.enter({1: usage(0, 1, waited_s=5), 2: usage(1, 2, started_s=200)}) == 8
+
+
+class Cgroups:
+    """A scripted /proc and cgroup mounts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.proc = folder / "proc"
+        self.mounts = ""
+        for name in ("7", "self"):
+            (self.proc / name).mkdir(parents=True)
+
+    def mount(self, place: str, kind: str, options: str, root: str = "/") -> None:
+        self.mounts += f"31 23 0:28 {root} {self.folder / place} rw - {kind} {kind} {options}\n"
+        (self.proc / "self" / "mountinfo").write_text(
+            f"23 1 8:1 / / rw - ext4 /dev/sda rw\n{self.mounts}"
+        )
+
+    def process(self, text: str) -> None:
+        (self.proc / "7" / "cgroup").write_text(text)
+
+    def write(self, file: str, text: str) -> None:
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+
+    def limits(self) -> tuple[int | None, float | None]:
+        return cgroup_limits(7, self.proc)
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path) -> Cgroups:
+    return Cgroups(tmp_path)
+
+
+def test_version_2_gives_the_tightest_limit_on_the_way_up(cgroups: Cgroups) -> None:
+    cgroups.mount("cg", "cgroup2", "rw")
+    cgroups.process("0::/job/step\n")
+    cgroups.write("cg/job/memory.max", str(8 << 30))
+    cgroups.write("cg/job/cpu.max", "250000 100000")
+    cgroups.write("cg/job/step/memory.max", "max")
+    cgroups.write("cg/job/step/cpu.max", "max 100000")
+    assert cgroups.limits() == (8 << 30, 2.5)
+
+
+def test_version_2_without_limits_is_unlimited(cgroups: Cgroups) -> None:
+    cgroups.mount("cg", "cgroup2", "rw")
+    cgroups.process("0::/\n")
+    cgroups.write("cg/memory.max", "max")
+    cgroups.write("cg/cpu.max", "max 100000")
+    assert cgroups.limits() == (None, None)
+
+
+def version_1(cgroups: Cgroups, memory: str, quota: str) -> None:
+    cgroups.mount("cg/memory", "cgroup", "rw,memory")
+    cgroups.mount("cg/cpu", "cgroup", "rw,cpu,cpuacct")
+    cgroups.process("4:memory:/job\n2:cpu,cpuacct:/job\n0::/\n")
+    cgroups.write("cg/memory/job/memory.limit_in_bytes", memory)
+    cgroups.write("cg/cpu/job/cpu.cfs_quota_us", quota)
+    cgroups.write("cg/cpu/job/cpu.cfs_period_us", "100000")
+
+
+def test_version_1_gives_its_limits(cgroups: Cgroups) -> None:
+    version_1(cgroups, memory=str(4 << 30), quota="50000")
+    assert cgroups.limits() == (4 << 30, 0.5)
+
+
+def test_version_1_says_unlimited_with_a_huge_number_and_a_negative_quota(
+    cgroups: Cgroups,
+) -> None:
+    version_1(cgroups, memory="9223372036854771712", quota="-1")
+    assert cgroups.limits() == (None, None)
+
+
+def test_a_container_that_sees_only_its_own_cgroup_finds_its_limit(cgroups: Cgroups) -> None:
+    cgroups.mount("cg/memory", "cgroup", "rw,memory", root="/docker/abc")
+    cgroups.process("4:memory:/docker/abc/job\n")
+    cgroups.write("cg/memory/memory.limit_in_bytes", str(2 << 30))
+    assert cgroups.limits() == (2 << 30, None)
+    cgroups.write("cg/memory/job/memory.limit_in_bytes", str(1 << 30))
+    assert cgroups.limits() == (1 << 30, None)
+
+
+def test_a_machine_without_cgroups_has_no_limits(tmp_path: Path) -> None:
+    assert cgroup_limits(7, tmp_path) == (None, None)
