@@ -85,10 +85,10 @@ def _text_pairs(text: str) -> Iterator[Pair]:
     for match in _PAIR.finditer(text):
         printed, separator, figure, unit = match.groups()
         start = match.start()
-        if text[start - 1 : start] == " ":
+        if start > 1 and text[start - 1] == " " and text[start - 2].isalpha():
             printed = _qualified(text[max(0, start - _REACH) : start - 1], printed)
         means = meaning(printed)
-        suffix = (unit or "").strip()
+        suffix = unit.strip() if unit else ""
         if means is None and printed.lower() == "time" and suffix in SECONDS:
             means = meaning("step_time")  # `time 123.45ms`: with its unit, it is the step's own
         if means is None:

@@ -97,6 +97,7 @@ class Meter:
         self._spans: dict[int, StepSpan] = {}
         self._ends_ns: dict[int, int] = {}
         self._numbers = itertools.count()
+        self._started_ns = 0
         self._append: Callable[[tuple[Any, ...]], None] = self._not_started
 
     # -- life ---------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 The trap: a line of 100 MB, or NUL bytes, or half a line at the end. A line is cut at 64 KiB and the
 rest of it dropped; bytes that are no text are replaced; nothing here can stop the child's output.
+Where the relay had to leave something out, the halves on both sides of the gap are not one line.
 """
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter import registry
 from ergmeter.ports import Line
-from ergmeter.recorder.relay import FRAME
+from ergmeter.recorder.relay import FRAME, SIGNALS
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 65536
 # How many lines before the first recognised one an importer gets to see.
 _HEAD = 20
+# Importers are somebody's code; the recorder does not wait longer than this for them to load.
+_LOADING_S = 2.0
 
 
 class LineSplitter:
@@ -34,52 +38,93 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._partial = bytearray()
+        self._t_ns = 0
+        self._in_gap = False
 
     def feed(self, t_ns: int, data: bytes) -> Iterator[Line]:
         """Yield the lines that this data completes."""
+        self._t_ns = t_ns
         pieces = data.replace(b"\r", b"\n").split(b"\n")
         for number, piece in enumerate(pieces):
             self._partial += piece[: max(0, MAX_LINE_BYTES - len(self._partial))]
             if number < len(pieces) - 1:
-                yield from self.finish(t_ns)
+                yield from self.finish()
 
-    def finish(self, t_ns: int) -> Iterator[Line]:
-        """Yield what is left as a line."""
-        if self._partial:
-            yield Line(self._partial.decode("utf-8", errors="replace"), t_ns)
-            self._partial.clear()
+    def finish(self) -> Iterator[Line]:
+        """Yield what is left as a line, of the time its last byte was seen."""
+        if self._partial and not self._in_gap:
+            yield Line(self._partial.decode("utf-8", errors="replace"), self._t_ns)
+        self._partial.clear()
+        self._in_gap = False
+
+    def skip(self) -> None:
+        """Something is missing here: forget the line it is in."""
+        self._partial.clear()
+        self._in_gap = True
 
 
-def lines(report_fd: int) -> Iterator[Line]:
-    """The lines of all channels in the order in which they ended, until the relay is done."""
-    splitters: dict[int, LineSplitter] = {}
-    with os.fdopen(report_fd, "rb", buffering=1 << 16) as report:
-        while len(header := report.read(FRAME.size)) == FRAME.size:
-            t_ns, channel, length = FRAME.unpack(header)
-            data = report.read(length)
-            yield from splitters.setdefault(channel, LineSplitter()).feed(t_ns, data)
-    for splitter in splitters.values():
-        yield from splitter.finish(time.monotonic_ns())
+class Output:
+    """What the relay reports: the lines of all channels, in the order in which they ended."""
+
+    def __init__(self, report_fd: int) -> None:
+        self._report_fd = report_fd
+        self.read_ns = 0  # how far it has been read, by the relay's clock
+        self.gaps = 0
+        self.group_signals_ns: dict[int, int] = {}  # when the relay last got a signal
+
+    def lines(self) -> Iterator[Line]:
+        """The lines, until the relay is done."""
+        splitters: dict[int, LineSplitter] = {}
+        with os.fdopen(self._report_fd, "rb", buffering=1 << 16) as report:
+            while len(header := report.read(FRAME.size)) == FRAME.size:
+                self.read_ns, channel, length = FRAME.unpack(header)
+                data = report.read(length)
+                if channel == SIGNALS:
+                    self.group_signals_ns[data[0]] = self.read_ns
+                    continue
+                splitter = splitters.setdefault(channel, LineSplitter())
+                if data:
+                    yield from splitter.feed(self.read_ns, data)
+                else:
+                    self.gaps += 1
+                    splitter.skip()
+        for splitter in splitters.values():
+            yield from splitter.finish()
 
 
 class OutputReader:
     """The thread that listens to the relay and tells the Meter what it recognised."""
 
-    def __init__(self, report_fd: int, meter: Meter, *, tokens_are: str | None) -> None:
-        self._lines = lines(report_fd)
+    def __init__(self, output: Output, meter: Meter, *, tokens_are: str | None) -> None:
+        self._output = output
+        self._lines = output.lines()
         self._meter = meter
         self._options = {"tokens_are": tokens_are} if tokens_are else {}
         self._thread = threading.Thread(target=self._run, name="ergmeter-output", daemon=True)
+        self._listening = threading.Event()
         self.steps = 0
         self.seen = 0
+        self.recognised = False
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to listen. From here on, what the relay says is known within milliseconds."""
         self._thread.start()
+        self._listening.wait(_LOADING_S)
 
-    def finish(self, wait_s: float) -> None:
-        """Wait until the relay is done, but not for a background child that holds it open."""
-        self._thread.join(wait_s)
+    def finish(self, ended_ns: int, *, patience_s: float) -> None:
+        """Read what was printed before the command ended.
+
+        A background child may hold the output open, and is not waited for; but a reader that is
+        behind, because the output came faster than it can be read, is.
+        """
+        while self._thread.is_alive():
+            before_ns = self._output.read_ns
+            self._thread.join(patience_s)
+            if self._output.read_ns == before_ns or self._output.read_ns > ended_ns:
+                break
+        if self._output.gaps:
+            said = f"output came faster than it could be read; {self._output.gaps} gaps in it"
+            self._meter.mark("rows_dropped", said)
 
     def _run(self) -> None:
         try:
@@ -98,27 +143,39 @@ class OutputReader:
 
     def _recognised(self) -> tuple[Importer | None, list[Line]]:
         """The importer whose format turned up first, and the lines it has not seen yet."""
-        importers: list[Importer] = [
-            registry.load("importers", name)(**self._options)
-            for name in sorted(registry.names("importers"))
-        ]
+        importers = [self._importer(name) for name in sorted(registry.names("importers"))]
+        self._listening.set()
         head: deque[Line] = deque(maxlen=_HEAD)
         for line in self._lines:
             self.seen += 1
             head.append(line)
             for importer in importers:
                 if importer.recognises([line.text]):
+                    self.recognised = True
                     return importer, list(head)
         return None, []
+
+    def _importer(self, name: str) -> Importer:
+        """An importer, with those of the options that it takes."""
+        make = registry.load("importers", name)
+        takes = inspect.signature(make).parameters
+        importer: Importer = make(**{n: v for n, v in self._options.items() if n in takes})
+        return importer
 
 
 def unrecognised(reader: OutputReader) -> Mark | None:
     """What to tell a user whose program printed nothing that we could read."""
     if reader.steps:
         return None
-    what = f"{reader.seen} lines of output, none" if reader.seen else "no output, so nothing"
-    said = (
-        f"no steps: {what} that ergmeter recognises (Hugging Face Trainer logs, or lines such as"
-        " step=3 loss=2.1 tokens=4096); print such a line, or use ergmeter.Meter in the loop"
-    )
+    if reader.recognised:
+        said = (
+            "no steps: a printed step is timed from the line before it, and there were not two"
+            " lines; print one for every step, or use ergmeter.Meter in the loop"
+        )
+    else:
+        what = f"{reader.seen} lines of output, none" if reader.seen else "no output, so nothing"
+        said = (
+            f"no steps: {what} that ergmeter recognises (Hugging Face Trainer logs, or lines such"
+            " as step=3 loss=2.1 tokens=4096); print such a line, or use ergmeter.Meter in the loop"
+        )
     return Mark(time.monotonic_ns(), "output_unrecognised", said)

@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
-from ergmeter.recorder.output import OutputReader, unrecognised
-from ergmeter.recorder.relay import Channel, copy_window_size, open_channels, start_relay
+from ergmeter.recorder.output import Output, OutputReader, unrecognised
+from ergmeter.recorder.relay import (
+    FORWARDED,
+    Channel,
+    copy_window_size,
+    open_channels,
+    start_relay,
+)
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import new_run_path, run_header
 from ergmeter.runlog.settings import Settings
@@ -28,12 +34,10 @@ from ergmeter.runlog.writer import create_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_FORWARDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1} | {
-    signal.SIGUSR2
-}
-_WAITED = _FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
+_WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
-# A signal sent to the whole group reaches the child without us; see if it obeyed before sending it.
+# A signal sent to the whole group reaches the child without us, and the relay: it has this long to
+# say so before the signal is sent on.
 _GROUP_GRACE_S = 0.05
 _OUTPUT_WAIT_S = 2.0
 
@@ -76,10 +80,15 @@ def record(request: Request) -> Recording:
 
     channels = open_channels()
     copy_window_size(channels)
-    relay_pid, report_fd = start_relay(channels)
     # Blocked from here on and taken one by one below; the child starts with none blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
-    pid = _spawn(program, request.command, environment, channels)
+    relay_pid, report_fd = start_relay(channels)
+    output = Output(report_fd)
+    try:
+        pid = _spawn(program, request.command, environment, channels)
+    except OSError as error:
+        shutil.rmtree(run)
+        raise UsageError(f"{program} can't be started: {error.strerror}") from error
     meter = Meter(
         name=name,
         settings=request.settings,
@@ -87,32 +96,37 @@ def record(request: Request) -> Recording:
         probe_options=request.probe_options,
         around=Around(run, pid, environment),
     )
-    reader = _started(meter, report_fd, request)
-    status = _wait(pid, channels)
+    reader = OutputReader(output, meter, tokens_are=request.tokens_are)
+    measured = _started(meter)
+    reader.start()
+    status = _wait(pid, channels, output)
     code = os.waitstatus_to_exitcode(status)
-    if reader is not None:
-        reader.finish(_OUTPUT_WAIT_S)
-        nothing = unrecognised(reader)
-        if nothing is not None:
-            meter.record(nothing)
-        meter.close(_ended(code))
+    reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
+    nothing = unrecognised(reader)
+    if measured and nothing is not None and not _has_meter(run):
+        meter.record(nothing)
+    meter.close(_ended(code))
+    while late := signal.sigpending() & _WAITED:
+        signal.sigwait(late)  # meant for a command that has ended
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
     with suppress(ChildProcessError):
         os.waitpid(relay_pid, os.WNOHANG)
     return Recording(code if code >= 0 else 128 - code, run)
 
 
-def _started(meter: Meter, report_fd: int, request: Request) -> OutputReader | None:
+def _started(meter: Meter) -> bool:
     """Begin to measure a command that runs already. It goes on, whatever comes of this."""
     try:
         meter.start()
     except (OSError, ErgmeterError) as error:
         sys.stderr.write(f"erg: the command runs, but is not measured: {error}\n")
-        os.close(report_fd)
-        return None
-    reader = OutputReader(report_fd, meter, tokens_are=request.tokens_are)
-    reader.start()
-    return reader
+        return False
+    return True
+
+
+def _has_meter(run: Path) -> bool:
+    """Whether a Meter inside the command has joined the run, and tells the steps itself."""
+    return len(list(run.glob(f"*/{fmt.WRITER_FILE}"))) > 1
 
 
 def _name(command: Sequence[str]) -> str:
@@ -148,28 +162,36 @@ def _spawn(
     )
     for channel in channels:
         os.close(channel.child_fd)
-        if not os.isatty(channel.read_fd):
-            os.close(channel.read_fd)
+        os.close(channel.read_fd)
     return pid
 
 
-def _wait(pid: int, channels: list[Channel]) -> int:
+def _wait(pid: int, channels: list[Channel], output: Output) -> int:
     """Wait for the child; pass on what is meant for it. Returns its wait status."""
+    handled_ns: dict[int, int] = {}
     while True:
         number, from_terminal = _next_signal()
-        if number == signal.SIGCHLD:
-            status = _reaped(pid)
-            if status is not None:
-                return status
-        elif number == signal.SIGWINCH:
+        if number == signal.SIGWINCH:
+            # The child was told by the terminal, perhaps before this; so it is told again.
             copy_window_size(channels)
-        elif not from_terminal:
+            _send(pid, number)
+        elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
             status = _reaped(pid)
             if status is not None:
                 return status
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
+            in_group = output.group_signals_ns.get(number, 0) > handled_ns.get(number, 0)
+            if not from_terminal and not in_group:
+                _send(pid, number)
+            handled_ns[number] = time.monotonic_ns()
+        status = _reaped(pid)
+        if status is not None:
+            return status
+
+
+def _send(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 def _next_signal() -> tuple[int, bool]:
@@ -189,4 +211,7 @@ def _ended(code: int) -> str:
         return "finished"
     if code > 0:
         return f"failed (exit code {code})"
-    return f"killed by {signal.Signals(-code).name}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal
+        return f"killed by signal {-code}"

@@ -82,7 +82,7 @@ def copy_window_size(channels: list[Channel]) -> None:
 
 
 def start_relay(channels: list[Channel]) -> tuple[int, int]:
-    """Fork the relay, with signals blocked. Returns its pid and the descriptor on which it reports."""
+    """Fork the relay. Returns its pid and the descriptor on which it reports."""
     report_read, report_write = os.pipe()
     pid = os.fork()
     if pid == 0:

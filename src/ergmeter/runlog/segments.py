@@ -118,7 +118,13 @@ def _live(path: Path, stream: str, torn: list[str]) -> Segment:
         _note(torn, f"{path}: empty")
         return Segment(path, stream, 0, (), pa.table({}))
     source = pa.memory_map(str(path))
-    reader = pa.ipc.open_stream(source)
+    try:
+        reader = pa.ipc.open_stream(source)
+    except (pa.ArrowException, OSError) as error:
+        if not _begins_as_stream(path):
+            raise
+        _note(torn, f"{path}: cut off in its first message ({_first_line(error)})")
+        return Segment(path, stream, 0, (), pa.table({}))
     batches = []
     try:
         batches.extend(iter(reader))
@@ -127,6 +133,11 @@ def _live(path: Path, stream: str, torn: list[str]) -> Segment:
         _note(torn, f"{path}: cut off after {rows} rows ({_first_line(error)})")
     table = pa.Table.from_batches(batches, schema=reader.schema)
     return Segment(path, stream, table.num_rows, tuple(reader.schema.names), table)
+
+
+def _begins_as_stream(path: Path) -> bool:
+    with path.open("rb") as file:
+        return (b"\xff" * 4).startswith(file.read(4))  # Arrow's continuation marker, or part of it
 
 
 def _note(notes: list[str], text: str) -> None:

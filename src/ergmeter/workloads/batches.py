@@ -1,8 +1,8 @@
 """What goes through the model in one step, and how many tokens is that?
 
-The trap: "tokens" without saying which. Documents differ in length, so a rectangular batch is partly
-padding; and, as in instruction tuning, the request bears no loss. So there are three counts, all of
-positions that the model is given:
+The trap: "tokens" without saying which. Documents differ in length, so a rectangular batch is in
+part padding; and, as in instruction tuning, the request bears no loss. So there are three counts,
+all of positions that the model is given:
 
     computed   every position of the rectangle, padding included: what the hardware does
     real       the positions that hold text: what the reader of a throughput expects

@@ -55,7 +55,7 @@ class RMSNorm(nn.Module):
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last dimension; in float32, because a bf16 mean of squares is too coarse."""
+        """Normalise the last dimension; in float32, as a bf16 mean of squares is too coarse."""
         wide = x.float()
         scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return (wide * scale).type_as(x) * self.weight
@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(batch, length, width) to (batch, heads, length, head_width)."""
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_width).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):

@@ -21,15 +21,26 @@ END = b"\n"  # ends both the request and the tale, and occurs nowhere else
 SIZE_BYTES = 400_000
 SEED = 20
 
+
+def _words(listed: str) -> list[str]:
+    return listed.split()
+
+
 _PEOPLE = [
     *((name, "she") for name in ("Mira", "Ada", "Ingrid", "Salma", "Rosa", "Noor", "Hana", "Wren")),
     *((name, "he") for name in ("Tomas", "Emil", "Kofi", "Ravi", "Jonas", "Pedro", "Olav", "Sami")),
 ]
-_THINGS = ["lantern", "kettle", "violin", "compass", "basket", "ladder", "mirror", "blanket", "trumpet", "hammer", "candle", "bicycle", "clock", "drum", "key", "map", "rope", "spoon", "bell", "boat", "kite", "telescope"]
-_PLACES = ["harbour", "orchard", "market", "mill", "bridge", "library", "meadow", "station", "tower", "bakery", "garden", "forge", "island", "valley", "lighthouse", "school"]
-_ADJECTIVES = ["old", "small", "bright", "heavy", "broken", "silver", "painted", "borrowed", "quiet", "golden"]
-_WEATHER = ["rain", "snow", "fog", "wind", "thunder", "sunshine"]
-_HELPERS = ["a neighbour", "a patient goat", "the miller", "two children", "a stranger", "the captain"]
+_THINGS = _words(
+    "lantern kettle violin compass basket ladder mirror blanket trumpet hammer candle bicycle clock"
+    " drum key map rope spoon bell boat kite telescope"
+)
+_PLACES = _words(
+    "harbour orchard market mill bridge library meadow station tower bakery garden forge island"
+    " valley lighthouse school"
+)
+_ADJECTIVES = _words("dusty small bright heavy broken silver painted borrowed quiet golden")
+_WEATHER = _words("rain snow fog wind thunder sunshine")
+_HELPERS = ("a neighbour", "a patient goat", "the miller", "two children", "the captain")
 
 # What may happen between a tale's first and last sentence.
 _MIDDLES = (

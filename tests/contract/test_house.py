@@ -1,0 +1,141 @@
+"""The rules of the house that a tool can keep: names, plugins, imports, generated pages."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ergmeter import records, registry
+from ergmeter.metrics.catalog import Metric, catalogue
+from ergmeter.ports import Importer, Probe
+from ergmeter.records import BASES, COLUMN_KINDS, Reported, Sample, Step
+from ergmeter.views import reference
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+# A number says its unit. Counts of things are their own unit.
+UNITS = ("_ns", "_s", "_w", "_j", "_bytes", "_frac", "_hz", "_c", "_g", "_wh", "_per_step", "_kwh")
+COUNTED = {"index", "steps", "tokens_computed", "tokens_real", "tokens_loss", "samples"} | {
+    *("micro_steps", "rank", "throttled", "loss", "learning_rate", "grad_norm"),
+    *("value", "low", "high", "model_per_step", "hardware_per_step"),
+}
+
+
+def numeric_fields() -> list[tuple[str, str]]:
+    found = []
+    for name, thing in vars(records).items():
+        if dataclasses.is_dataclass(thing) and isinstance(thing, type):
+            for field in dataclasses.fields(thing):
+                if re.match(r"(int|float)\b", str(field.type)):
+                    found.append((name, field.name))
+    return found
+
+
+@pytest.mark.parametrize(("record", "field"), numeric_fields())
+def test_a_number_in_a_record_names_its_unit(record: str, field: str) -> None:
+    assert field.endswith(UNITS) or field in COUNTED
+
+
+@pytest.mark.parametrize(
+    ("table", "record"), [("samples", Sample), ("steps", Step), ("reported", Reported)]
+)
+def test_the_columns_of_a_table_are_the_fields_of_its_record(table: str, record: type) -> None:
+    assert list(COLUMN_KINDS[table]) == [field.name for field in dataclasses.fields(record)]
+
+
+@pytest.mark.parametrize("name", registry.names("probes"))
+def test_a_probe_has_what_its_protocol_asks_for(name: str) -> None:
+    probe = registry.load("probes", name)
+    for member in ("read", "close"):
+        assert callable(getattr(probe, member))
+    assert probe.name == name
+    assert Probe.__doc__
+
+
+@pytest.mark.parametrize("name", registry.names("importers"))
+def test_an_importer_keeps_its_protocol(name: str) -> None:
+    importer = registry.load("importers", name)()
+    assert isinstance(importer, Importer)
+    assert importer.name == name
+    assert not importer.recognises(["Loading weights: please wait"])
+    assert list(importer.records([])) == []
+
+
+@pytest.mark.parametrize("metric", catalogue().values(), ids=lambda metric: metric.key)
+def test_a_metric_is_a_whole_row_of_the_catalogue(metric: Metric) -> None:
+    assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", metric.key)
+    assert metric.title
+    assert metric.unit
+    assert metric.formula
+    assert metric.direction in ("higher", "lower", "neither")
+    suffixes = {
+        "s": "_s", "J": ("_j", "_tokens"), "W": "_w", "B": "_bytes", "frac": "_frac", "Hz": "_hz",
+        "C": "_c", "g": "_g", "Wh": "wh", "B/s": "_bytes_per_s", "B/h": "_bytes_per_h",
+        "tokens/s": ("_per_s", "_per_device"), "samples/s": "_per_s", "steps/s": "_per_s",
+    }  # fmt: skip
+    if metric.unit in suffixes:
+        assert metric.key.endswith(suffixes[metric.unit])
+    if metric.per_device:
+        assert metric.kinds
+
+
+def test_no_alias_means_two_metrics() -> None:
+    names = [alias.name.lower() for metric in catalogue().values() for alias in metric.aliases]
+    assert len(names) == len(set(names))
+
+
+def test_the_metrics_page_is_what_the_catalogue_says() -> None:
+    assert (ROOT / "docs" / "metrics.md").read_text() == reference.page(), "run ./dev docs"
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"{statement}\nimport sys\nprint(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import ergmeter", {"torch", "pandas", "pyarrow", "numpy", "rich", "click", "psutil"}),
+        ("from ergmeter import Meter", {"torch", "pandas", "pyarrow", "numpy", "rich", "click"}),
+        ("import ergmeter.cli.main", {"torch", "pandas", "pyarrow", "numpy", "rich"}),
+    ],
+)
+def test_an_import_loads_nothing_it_does_not_need(statement: str, absent: set[str]) -> None:
+    assert not loaded_by(statement) & absent
+
+
+def test_blind_excepts_stand_only_where_anybodys_code_is_called() -> None:
+    blind = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ExceptHandler):
+                name = ast.unparse(node.type) if node.type else "bare"
+                if name in ("bare", "Exception", "BaseException"):
+                    blind.append(path.relative_to(ROOT / "src" / "ergmeter").as_posix())
+    # Opening and reading probes, reading them once for the doctor, and a log's importer.
+    assert sorted(blind) == ["doctor.py", "recorder/output.py", "sampler.py", "sampler.py"]
+
+
+def test_the_bases_are_ordered_from_strong_to_weak() -> None:
+    assert records.weakest("measured", "reported") == "reported"
+    assert records.weakest("derived", "measured") == "derived"
+    assert BASES[0] == "measured"
+    assert BASES[-1] == "assumed"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").glob("*.md")))
+def test_links_between_our_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,184 @@
+"""The `erg` command against real processes: how the tests start them, watch them and end them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ERG = str(Path(sys.executable).with_name("erg"))
+PYTHON = sys.executable
+SCRIPTS = Path(__file__).with_name("scripts")
+QUICK = ("--probe", "process", "--quiet")  # one cheap probe, and no card
+# No test waits for this long unless something hangs.
+TIMEOUT_S = 90.0
+
+
+def script(name: str, *arguments: object) -> list[str]:
+    """The command line of one of the little programs."""
+    return [PYTHON, str(SCRIPTS / f"{name}.py"), *map(str, arguments)]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without what would change how a program under test prints or which run it joins."""
+    left_out = {"PYTHONUNBUFFERED", "ERGMETER_RUN", "RANK", "COLUMNS", "LINES", "NO_COLOR"}
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {**kept, "OMP_NUM_THREADS": "1", **more}
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until something holds that will hold soon."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            pytest.fail(f"waited {TIMEOUT_S:.0f} s in vain: {what}")
+        time.sleep(0.005)
+
+
+class Terminal:
+    """A terminal, the program on it, and what the program wrote to it."""
+
+    def __init__(self, arguments: list[str], *, cwd: Path, rows: int, columns: int) -> None:
+        self._master, slave = pty.openpty()
+        self.resize(rows, columns)
+        self.shown = b""
+        self.process = subprocess.Popen(
+            script("on_terminal", *arguments),
+            cwd=cwd,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment(TERM="xterm-256color"),
+            start_new_session=True,
+        )
+        os.close(slave)
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def read_until(self, wanted: bytes) -> None:
+        eventually(lambda: wanted in self.shown or not self._read(), f"{wanted!r} on the terminal")
+        assert wanted in self.shown, f"the terminal closed after {self.shown!r}"
+
+    def read_all(self) -> bytes:
+        """Everything, until nobody holds the terminal any more."""
+        eventually(lambda: not self._read(), "the end of the terminal")
+        return self.shown
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+
+    def _read(self) -> bool:
+        if not select.select([self._master], [], [], 0.05)[0]:
+            return True
+        try:
+            data = os.read(self._master, 65536)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return False
+        self.shown += data
+        return bool(data)
+
+
+class Lab:
+    """A directory, and the processes that were started in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._terminals: list[Terminal] = []
+
+    def start(self, *arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+        """Start a program in a process group of its own."""
+        process = subprocess.Popen(
+            [str(argument) for argument in arguments],
+            cwd=self.path,
+            start_new_session=True,
+            **{"env": environment(), "stdin": subprocess.DEVNULL, **options},
+        )
+        self._processes.append(process)
+        return process
+
+    def run(
+        self, *arguments: object, stdin: bytes = b"", **options: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a program to its end and until its output is closed."""
+        pipe = subprocess.PIPE
+        process = self.start(
+            *arguments, **{"stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
+        )
+        out, err = process.communicate(stdin, timeout=TIMEOUT_S)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def record(
+        self, *command: object, out: str = "run", options: tuple[str, ...] = QUICK, **more: Any
+    ) -> subprocess.CompletedProcess[bytes]:
+        """`erg record` of a command, to its end."""
+        return self.run(ERG, "record", *options, "--out", out, "--", *command, **more)
+
+    def start_recording(
+        self, *command: object, out: str = "run", **options: Any
+    ) -> subprocess.Popen[bytes]:
+        return self.start(ERG, "record", *QUICK, "--out", out, "--", *command, **options)
+
+    def report(self, out: str = "run") -> dict[str, Any]:
+        """`erg report --json`."""
+        done = self.run(ERG, "report", "--json", out)
+        assert done.returncode == 0, done.stderr.decode()
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def terminal(self, *arguments: object, rows: int = 24, columns: int = 80) -> Terminal:
+        words = [str(argument) for argument in arguments]
+        terminal = Terminal(words, cwd=self.path, rows=rows, columns=columns)
+        self._terminals.append(terminal)
+        self._processes.append(terminal.process)
+        return terminal
+
+    def runs(self) -> list[Path]:
+        """Every run anywhere below, also one whose making was not completed."""
+        return [header.parent for header in self.path.rglob("run.json")]
+
+    def close(self) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with suppress(BrokenPipeError):
+                        stream.close()
+        for terminal in self._terminals:
+            terminal.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """A fresh directory; whatever was started in it is gone afterwards."""
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()

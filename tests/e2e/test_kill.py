@@ -1,0 +1,181 @@
+"""`kill -9` at any moment leaves a run that opens and says so, and harms nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from ergmeter import Run, summarize
+from ergmeter.runlog.reader import CUT_OFF
+from tests.e2e.conftest import ERG, QUICK, TIMEOUT_S, environment, eventually, script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SEED = 20261115
+KILLS = 50
+AT_ONCE = 5
+STEPS = 200  # of 10 ms
+LOST_S = 1.0  # what a kill may cost
+
+
+@dataclass
+class Killed:
+    """One training, and the moment at which something of it was killed."""
+
+    directory: Path
+    t_ns: int
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "run"
+
+    @property
+    def log(self) -> dict[int, int]:
+        """When each step ended, by the training's own clock."""
+        path = self.directory / "log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {int(number): int(t_ns) for number, t_ns in map(str.split, lines)}
+
+    @property
+    def printed(self) -> list[str]:
+        return (self.directory / "out").read_text().splitlines()
+
+    def ended(self) -> bool:
+        return (self.directory / "end").exists()
+
+
+def delays_s(longest_s: float) -> list[float]:
+    """Random moments, a fifth of them within the first 100 ms."""
+    chance = random.Random(SEED)
+    early = [chance.uniform(0, 0.1) for _ in range(KILLS // 5)]
+    return early + [chance.uniform(0, longest_s) for _ in range(KILLS - len(early))]
+
+
+def each(trial: Callable[[Path, float], None], tmp_path: Path, longest_s: float) -> None:
+    """Run the trial at every moment, several at once, and tell which moments it failed at."""
+    moments = delays_s(longest_s)
+    failures: list[str] = []
+
+    def one(number: int) -> None:
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        try:
+            trial(directory, moments[number])
+        except AssertionError as error:
+            failures.append(f"seed {SEED}, kill {number} after {moments[number]:.3f} s: {error}")
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(one, range(KILLS)))
+    assert not failures, "\n".join([f"{len(failures)} of {KILLS} failed", *failures])
+
+
+def start(directory: Path, *command: str) -> subprocess.Popen[bytes]:
+    with (directory / "out").open("wb") as out:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            start_new_session=True,
+        )
+
+
+def start_recording(directory: Path) -> subprocess.Popen[bytes]:
+    training = script("long_lived", directory, STEPS, "print")
+    return start(directory, ERG, "record", *QUICK, "--out", str(directory / "run"), "--", *training)
+
+
+def kill(directory: Path, pid: int) -> Killed:
+    t_ns = time.monotonic_ns()
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return Killed(directory, t_ns)
+
+
+def check_opens(killed: Killed, *statuses: str) -> Run | None:
+    if not killed.run.exists():
+        assert not killed.log, "steps were made, and there is no run"
+        return None
+    run = Run.open(killed.run)
+    summary = summarize(run)
+    assert summary.status in statuses, f"status {summary.status!r}"
+    assert run.damage == [], run.damage
+    return run
+
+
+def check_steps(killed: Killed, run: Run, stream: str, *, before_ns: int, unseen: int) -> None:
+    """All steps that ended before this are there, but for the first `unseen`; none is invented."""
+    steps = run.steps(stream)
+    due = [number for number, t_ns in killed.log.items() if t_ns < before_ns and number >= unseen]
+    last = int(np.max(steps["index"], initial=-1))
+    assert last >= max(due, default=-1), f"recorded up to {last}, due up to {max(due)}"
+    # A line is printed before it is logged, and a step ends before it is: one more is no invention.
+    assert last <= max(killed.log, default=-1) + 1
+    assert int(np.sum(steps["steps"])) == max(0, last + 1 - unseen)
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_training_loses_no_printed_step(tmp_path: Path) -> None:
+    def trial(directory: Path, delay_s: float) -> None:
+        recorder = start_recording(directory)
+        eventually((directory / "pid").exists, "the training")
+        time.sleep(delay_s)
+        killed = kill(directory, int((directory / "pid").read_text()))
+        assert recorder.wait(TIMEOUT_S) == 137
+        run = check_opens(killed, "killed by SIGKILL")
+        assert run is not None
+        check_steps(killed, run, "output", before_ns=killed.t_ns, unseen=1)
+        assert len(killed.printed) >= len(killed.log)
+
+    each(trial, tmp_path, longest_s=1.5)
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Path) -> None:
+    def trial(directory: Path, delay_s: float) -> None:
+        recorder = start_recording(directory)
+        time.sleep(delay_s)
+        killed = kill(directory, recorder.pid)
+        recorder.wait(TIMEOUT_S)
+        run = check_opens(killed, CUT_OFF)
+        started = (directory / "pid").exists() or bool(run and run.writers)
+        if run and run.writers:
+            listening_ns = run.start_ns
+            long_enough = killed.t_ns - listening_ns > LOST_S * 1e9
+            before_ns = killed.t_ns - int(LOST_S * 1e9) if long_enough else 0
+            check_steps(killed, run, "output", before_ns=before_ns, unseen=1)
+        if started:
+            eventually(killed.ended, "the end of the training")
+            assert len(killed.log) == STEPS
+            eventually(lambda: len(killed.printed) == STEPS, "the training's output")
+            check_opens(killed, CUT_OFF)
+
+    each(trial, tmp_path, longest_s=2.0)
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_meter_loses_at_most_a_second(tmp_path: Path) -> None:
+    def trial(directory: Path, delay_s: float) -> None:
+        training = start(directory, *script("long_lived", directory, STEPS, "meter"))
+        time.sleep(delay_s)
+        killed = kill(directory, training.pid)
+        training.wait(TIMEOUT_S)
+        run = check_opens(killed, CUT_OFF)
+        if run and run.writers:
+            before_ns = killed.t_ns - int(LOST_S * 1e9)
+            check_steps(killed, run, "", before_ns=before_ns, unseen=0)
+
+    each(trial, tmp_path, longest_s=1.8)

@@ -1,0 +1,74 @@
+"""Makes run directories with known contents, through the real writer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ergmeter.records import Device, Mark, Reported, Sample, Step
+from ergmeter.runlog.identity import run_header, writer_header
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.writer import Writer, create_run
+
+GPU = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
+
+
+def make_run(path: Path, name: str = "test") -> Path:
+    return create_run(path, run_header(name, ["train.py"]))
+
+
+def add_writer(
+    run: Path,
+    *,
+    steps: Iterable[Step] = (),
+    samples: Iterable[Sample] = (),
+    devices: Sequence[Device] = (),
+    marks: Iterable[Mark] = (),
+    reported: Sequence[Reported] = (),
+    settings: dict[str, Any] | None = None,
+    unavailable: dict[str, str] | None = None,
+    stream: str = "",
+    header: dict[str, Any] | None = None,
+    closed: bool = True,
+) -> Path:
+    """One writer's share of a run. Its clock starts at 0 unless the header says otherwise."""
+    source = "recorder" if stream else "meter"
+    whole = {
+        **writer_header(source, watched_pid=1),
+        "clock": {"monotonic_ns": 0, "wall_ns": 1_800_000_000 * 10**9},
+        "settings": settings or {},
+        "unavailable": unavailable or {},
+        **(header or {}),
+    }
+    writer = Writer(run, header=whole, devices=devices)
+    writer.write("steps", list(steps), stream=stream)
+    by_probe: dict[str, list[Sample]] = {}
+    probes = {device.id: device.probe for device in devices}
+    for sample in samples:
+        by_probe.setdefault(probes.get(sample.device, "other"), []).append(sample)
+    for probe, rows in by_probe.items():
+        writer.write("samples", rows, stream=probe)
+    writer.write("reported", reported)
+    for mark in marks:
+        writer.mark(mark)
+    if closed:
+        writer.mark(Mark(time.monotonic_ns(), "closed"))
+        writer.close()
+    return writer.directory
+
+
+def run_of(path: Path, **contents: Any) -> Run:
+    """A run with one writer, opened."""
+    run = make_run(path)
+    add_writer(run, **contents)
+    return Run.open(run)
+
+
+def even_steps(
+    count: int, *, seconds: float = 1.0, gap_s: float = 0.0, **fields: Any
+) -> list[Step]:
+    """Steps of one length one after the other, from time 0 on the writer's clock."""
+    period_ns, length_ns = round((seconds + gap_s) * 1e9), round(seconds * 1e9)
+    return [Step(i * period_ns, i * period_ns + length_ns, index=i, **fields) for i in range(count)]

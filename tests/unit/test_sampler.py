@@ -1,0 +1,215 @@
+"""What the sampler promises of its schedule, of probes that fail or hang, and of its memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from ergmeter import sampler as module
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import Probe, ProbeRequest
+from ergmeter.records import Device, Mark, Sample
+from ergmeter.sampler import Sampler, open_probes
+
+
+class Clockwork:
+    """A probe of our own that counts its readings, and fails or hangs when told to."""
+
+    def __init__(
+        self,
+        name: str = "clockwork",
+        *,
+        period_s: float = 0.02,
+        cost_s: float = 0.0,
+        fails_at: int | None = None,
+        hangs_at: int | None = None,
+        kind: str = "node",
+    ) -> None:
+        self.name = name
+        self.period_s = period_s
+        self.devices: Sequence[Device] = [Device(name, kind, name, name)]  # type: ignore[arg-type]
+        self.reads = 0
+        self.closed = 0
+        self.released = threading.Event()
+        self._cost_s, self._fails_at, self._hangs_at = cost_s, fails_at, hangs_at
+
+    def read(self) -> Sequence[Sample | Mark]:
+        self.reads += 1
+        if self.reads == self._fails_at:
+            raise OSError("the bus is gone")
+        if self.reads == self._hangs_at:
+            self.released.wait(30)
+        time.sleep(self._cost_s)
+        return [Sample(time.monotonic_ns(), self.name, power_w=float(self.reads))]
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def run_for(sampler: Sampler, seconds: float) -> None:
+    sampler.start()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+        sampler.watch()
+    sampler.stop()
+
+
+def test_the_first_reading_is_there_when_start_returns() -> None:
+    probe = Clockwork(period_s=60)
+    sampler = Sampler([probe])
+    sampler.start()
+    assert probe.reads == 1
+    sampler.stop()
+
+
+def test_a_last_reading_is_taken_at_the_end_and_the_probe_is_closed_once() -> None:
+    probe = Clockwork(period_s=60)
+    sampler = Sampler([probe])
+    sampler.start()
+    before_ns = time.monotonic_ns()
+    sampler.stop()
+    samples, _ = sampler.drain()
+    assert samples["clockwork"][-1].t_ns > before_ns
+    assert probe.closed == 1
+
+
+def test_ticks_do_not_drift_by_the_cost_of_reading() -> None:
+    """Forty periods of 20 ms take 0.8 s, also if each reading takes 10 ms of them."""
+    probe = Clockwork(period_s=0.02, cost_s=0.01)
+    sampler = Sampler([probe])
+    began = time.monotonic()
+    run_for(sampler, 0.8)
+    due = (time.monotonic() - began) / 0.02
+    kept = probe.reads + sum(sampler.missed.values())
+    assert kept == pytest.approx(due, abs=3)  # a sleeping loop would have made two thirds of it
+
+
+def test_each_probe_has_its_own_schedule() -> None:
+    fast, slow = Clockwork("fast", period_s=0.02), Clockwork("slow", period_s=0.2)
+    sampler = Sampler([fast, slow])
+    run_for(sampler, 0.8)
+    assert fast.reads > 4 * slow.reads
+    assert slow.reads >= 3
+
+
+def test_a_probe_that_fails_is_marked_and_dropped_and_the_others_go_on() -> None:
+    bad, good = Clockwork("bad", fails_at=3), Clockwork("good")
+    sampler = Sampler([bad, good])
+    run_for(sampler, 0.4)
+    samples, marks = sampler.drain()
+    assert bad.reads == 3
+    assert len(samples["bad"]) == 2
+    assert good.reads > 8
+    assert [(mark.name, mark.detail) for mark in marks] == [
+        ("probe_failed", "bad: OSError: the bus is gone")
+    ]
+
+
+def test_a_probe_that_hangs_is_marked_and_dropped_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stuck, good = Clockwork("stuck", hangs_at=3), Clockwork("good")
+    sampler = Sampler([stuck, good])
+    sampler.start()
+    deadline = time.monotonic() + 10
+    marks: list[Mark] = []
+    while not marks and time.monotonic() < deadline:
+        time.sleep(0.05)
+        sampler.watch(hang_s=0.3)
+        marks += sampler.drain()[1]
+    before = good.reads
+    time.sleep(0.3)
+    assert good.reads > before + 3
+    assert marks[0].name == "probe_failed"
+    assert marks[0].detail.startswith("stuck: has not answered for 0.")
+    stuck.released.set()  # it comes back, too late: its reading is not taken
+    time.sleep(0.2)
+    assert "stuck" not in sampler.drain()[0]
+    sampler.stop()
+
+
+def test_stopping_while_a_probe_hangs_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HANG_S", 0.3)
+    stuck = Clockwork("stuck", hangs_at=2)
+    sampler = Sampler([stuck])
+    sampler.start()
+    time.sleep(0.1)
+    sampler.stop()
+    _, marks = sampler.drain()
+    assert [mark.name for mark in marks] == ["probe_failed"]
+    stuck.released.set()
+
+
+def test_what_nobody_drains_is_bounded_and_the_loss_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 5)
+    probe = Clockwork(period_s=0.01)
+    sampler = Sampler([probe])
+    run_for(sampler, 0.3)
+    samples, marks = sampler.drain()
+    assert len(samples["clockwork"]) == 5
+    assert samples["clockwork"][-1].power_w == probe.reads  # the newest are kept
+    assert marks[0].name == "samples_dropped"
+    assert marks[0].detail.startswith(f"clockwork: {probe.reads - 5} samples")
+
+
+def test_an_energy_counter_gets_time_to_refresh_before_the_end() -> None:
+    gpu = Clockwork("gpu", kind="gpu", period_s=0.05)
+    sampler = Sampler([gpu])
+    sampler.start()
+    before_ns = time.monotonic_ns()
+    sampler.stop()
+    last = sampler.drain()[0]["gpu"][-1]
+    assert last.t_ns - before_ns >= module.SETTLE_S * 1e9
+
+
+def test_its_own_cost_is_counted() -> None:
+    probe = Clockwork(period_s=0.01)
+    sampler = Sampler([probe])
+    run_for(sampler, 0.3)
+    assert 0 < sampler.cpu_s < 0.3
+
+
+def test_a_probe_that_can_not_work_here_is_left_out_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Absent(Clockwork):
+        def __init__(self, request: ProbeRequest) -> None:
+            raise NotMeasurable("no such sensor: buy one")
+
+    class Broken(Clockwork):
+        def __init__(self, request: ProbeRequest) -> None:
+            raise ZeroDivisionError("oops")
+
+    class Stuck(Clockwork):
+        def __init__(self, request: ProbeRequest) -> None:
+            time.sleep(5)
+
+    class Works(Clockwork):
+        def __init__(self, request: ProbeRequest) -> None:
+            super().__init__("works")
+
+    found = {"absent": Absent, "broken": Broken, "stuck": Stuck, "works": Works}
+    monkeypatch.setattr("ergmeter.registry.load", lambda _kind, name: found[name])
+    opened = open_probes(ProbeRequest(1, "."), found, wait_s=0.2)
+    assert [probe.name for probe in opened.probes] == ["works"]
+    assert opened.unavailable == {
+        "absent": "no such sensor: buy one",
+        "broken": "ZeroDivisionError: oops",
+        "stuck": "the driver did not answer within 0.2 s",
+    }
+
+
+def test_an_unknown_probe_is_named_with_those_there_are() -> None:
+    opened = open_probes(ProbeRequest(1, "."), ["nvlm"])
+    assert "no plugin 'nvlm' among the probes" in opened.unavailable["nvlm"]
+    assert "nvml" in opened.unavailable["nvlm"]
+
+
+def test_our_own_probe_keeps_the_protocol() -> None:
+    assert isinstance(Clockwork(), Probe)
