@@ -1,17 +1,17 @@
 """How far off is each way of telling joules, on a recording of a real H200?
 
-The trap: a reference that is not one. The GPU's energy counter is the best witness in the recording,
-but it refreshes only every 100 ms. Over a whole phase that uncertainty is a fraction of a per cent; over
+The trap: a reference that is not one. The GPU's energy counter is the best witness there is in the
+recording, but it refreshes only every 100 ms. Over a whole phase that is about a per cent; over
 0.2 s it is as large as the deviation one would like to judge. So the uncertainty of the reference
-stands beside every deviation: how much the counter's line could move if each edge lay anywhere
-between the two refreshes around it. A deviation within it says nothing.
+stands beside every deviation: how far it could move if each edge lay anywhere between the two
+refreshes around it, plus or minus one refresh. A deviation within it says nothing.
 
 The reference is the counter, interpolated between its refreshes. "As read" is what a tool gets that
 reads the counter at both edges and subtracts: the last value shown before each edge. "Ours" is what
-ergmeter reports from samples of the recording at 10 Hz, with the counter and with it hidden; with the
-counter it rests on the same readings as the reference, so that column shows what sampling at 10 Hz
-and not at 100 Hz costs, and not whether the counter is right. "Draw" integrates
-nvmlDeviceGetPowerUsage, an average of about a second, which is what most tools do.
+ergmeter makes of samples of the recording at 10 Hz, with the counter and with it hidden. With the
+counter it rests on the same sensor as the reference, so that column shows what sampling ten times
+less often costs, and not whether the counter is right. "Draw" integrates nvmlDeviceGetPowerUsage,
+an average of about a second, which is what most tools do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import tables
 from ergmeter.metrics.power import EnergyCurve, counter_curve, power_curve
 from ergmeter.probes.replay import recorded_phases, recorded_samples, recorded_steps
@@ -116,7 +117,13 @@ def compared(recording: Recording, name: str, window: Window) -> tuple[object, .
     )
     unsure = max(truth.high_j - truth.joules, truth.joules - truth.low_j) / truth.joules
     deviations = [f"{(joules / truth.joules - 1) * 100:+.1f}" for joules in found]
-    return (name, f"{window.duration_s:.1f}", f"{truth.joules:.1f}", f"{unsure * 100:.1f}", *deviations)
+    return (
+        name,
+        f"{window.duration_s:.1f}",
+        f"{truth.joules:.1f}",
+        f"{unsure * 100:.1f}",
+        *deviations,
+    )
 
 
 def summarised(cuts: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
@@ -149,8 +156,9 @@ def steps(recording: Recording) -> dict[str, Any]:
     total, apart = float(each["ours"].sum()), float(gaps.sum())
     span_j = ours.over(whole).joules
     note = (
-        f"Ours, steps {total:.3f} J + gaps {apart:.3f} J = {total + apart:.3f} J; first step's start"
-        f" to last one's end {span_j:.3f} J;\ndifference {total + apart - span_j:+.1e} J."
+        f"Ours, steps {total:.3f} J + gaps {apart:.3f} J = {total + apart:.3f} J; from the first"
+        f" step's start to the last one's end\n{span_j:.3f} J; difference"
+        f" {total + apart - span_j:+.1e} J."
         f" The reference over that span: {recording.reference.over(whole).joules:.1f} J."
     )
     title = f"The {len(windows)} steps of {SHORT_STEPS}, joules a step"

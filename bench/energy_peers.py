@@ -1,11 +1,14 @@
 """Does each tool get the joules of a window right, on a GPU whose true power is known?
 
-The trap: a constant load. On it every method agrees; training is bursts. The scripted GPU draws 600 W
-for 0.6 s, then 150 W for 0.4 s, over and over; its counter refreshes every 100 ms and takes 3 ms to
-read, as an H200's. The truth is the integral of that curve from the moment the window was open to
-the moment it was asked to close, the same for all. Windows begin at random phases.
+The trap: a constant load, or windows of exactly 0.2 or 1 s. On a constant load every method agrees,
+and a window of a whole number of refreshes hides that a counter was read between them. So the
+scripted GPU draws 600 W for 0.43 s, then 150 W for 0.30 s, over and over, and each window's length
+is drawn from 20 % around the one named, its start from a quarter of a second. The counter refreshes
+every 100 ms and takes 3 ms to read, as an H200's. The truth is the integral of the curve from the
+moment the window was open to the moment it was asked to close, for all tools alike.
 
-Zeus and CodeCarbon subtract the counter as it reads; ergmeter interpolates it after the fact.
+Zeus and CodeCarbon subtract the counter as it reads; ergmeter interpolates it after the fact, and
+is the only one that gives an interval: "inside" says in how many windows the truth lay in it.
 """
 
 from __future__ import annotations
@@ -24,10 +27,17 @@ import tables
 import workers
 from workers import Gpu, Script, Worker
 
-HEADER = ("window s", "tool", "median error %", "worst error %", "0 J", "n", "median ratio")
+HEADER = (
+    *("window", "tool", "median error %", "mean error %", "worst error %"),
+    *("ratio of means", "0 J", "n", "inside"),
+)
 # Seconds, and how many a round.
-WINDOWS = ((5.0, 1), (1.0, 3), (0.2, 8))
+WINDOWS = ((5.0, 1), (1.0, 4), (0.2, 10), (0.05, 10))
+HIGH_S, LOW_S = 0.43, 0.30
 KWH_J = 3.6e6
+
+
+Told = tuple[float, float | None, float | None]  # joules, and the interval where there is one
 
 
 class Tool(Protocol):
@@ -39,17 +49,17 @@ class Tool(Protocol):
     def end(self) -> float | None:
         """Close it; its joules, unless they come later."""
 
-    def later(self, windows: list[tuple[int, int]]) -> list[float]:
+    def later(self, windows: list[tuple[int, int]]) -> list[Told]:
         """The joules of windows that were closed before."""
 
 
 class Ergmeter:
     """A Meter; each window is a step."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, *, period_s: float) -> None:
         from ergmeter.meter import Meter
 
-        self._meter = Meter(run).start()
+        self._meter = Meter(run, probe_options={"nvml": {"period_s": period_s}}).start()
 
     def begin(self) -> None:
         """Open a step."""
@@ -61,7 +71,7 @@ class Ergmeter:
         self._span.__exit__(None, None, None)
         return None
 
-    def later(self, windows: list[tuple[int, int]]) -> list[float]:
+    def later(self, windows: list[tuple[int, int]]) -> list[Told]:
         """From the run, as a report would."""
         from ergmeter.metrics.power import counter_curve
         from ergmeter.records import Window
@@ -70,7 +80,8 @@ class Ergmeter:
         self._meter.close()
         (counter,) = Run.open(self._meter.path).series("energy_j").values()
         curve = counter_curve(counter.t_ns, counter.values)
-        return [curve.over(Window(start, end)).joules for start, end in windows]
+        found = [curve.over(Window(start, end)) for start, end in windows]
+        return [(energy.joules, energy.low_j, energy.high_j) for energy in found]
 
 
 class Zeus:
@@ -89,9 +100,9 @@ class Zeus:
         """Close it."""
         return float(self._monitor.end_window("window", sync_execution=False).total_energy)
 
-    def later(self, windows: list[tuple[int, int]]) -> list[float]:
+    def later(self, windows: list[tuple[int, int]]) -> list[Told]:
         """Nothing: all was said at once."""
-        return [0.0 for _ in windows]
+        raise NotImplementedError(windows)
 
 
 class CodeCarbon:
@@ -112,55 +123,66 @@ class CodeCarbon:
         """Close it."""
         return float(self._tracker.stop_task("window").gpu_energy) * KWH_J
 
-    def later(self, windows: list[tuple[int, int]]) -> list[float]:
+    def later(self, windows: list[tuple[int, int]]) -> list[Told]:
         """Nothing: all was said at once."""
-        return [0.0 for _ in windows]
+        raise NotImplementedError(windows)
 
 
-TOOLS = ("ergmeter", "zeus", "codecarbon")
-LABELS = {"ergmeter": "ergmeter", "zeus": "Zeus", "codecarbon": "CodeCarbon"}
+LABELS = {
+    "ergmeter": "ergmeter",
+    "ergmeter_50hz": "ergmeter, 50 Hz",
+    "zeus": "Zeus",
+    "codecarbon": "CodeCarbon",
+}
+TOOLS = tuple(LABELS)
 
 
 @contextmanager
 def opened(name: str) -> Iterator[Tool]:
     """A tool by its name."""
     with tempfile.TemporaryDirectory() as folder:
-        if name == "ergmeter":
-            yield Ergmeter(Path(folder) / "run")
+        if name.startswith("ergmeter"):
+            period_s = 0.02 if name == "ergmeter_50hz" else 0.1
+            yield Ergmeter(Path(folder) / "run", period_s=period_s)
         else:
             yield Zeus() if name == "zeus" else CodeCarbon()
 
 
-def measured(tool: Tool, asked: dict[str, Any]) -> list[tuple[int, int, float]]:
-    """Windows of the lengths asked for: when each was open, and the joules the tool gives it."""
+def measured(tool: Tool, asked: dict[str, Any]) -> list[tuple[int, int, Told]]:
+    """Windows of the lengths asked for: when each was open, and what the tool tells of it."""
     dice = random.Random(asked["seed"])
-    windows, joules = [], []
+    windows: list[tuple[int, int]] = []
+    told: list[Told] = []
     for length_s in asked["lengths_s"]:
         time.sleep(dice.uniform(0.05, 0.25))
         tool.begin()
         start_ns = time.monotonic_ns()
-        time.sleep(length_s)
+        time.sleep(length_s * dice.uniform(0.8, 1.2))
         end_ns = time.monotonic_ns()
-        joules.append(tool.end())
+        joules = tool.end()
         windows.append((start_ns, end_ns))
-    if None in joules:
-        joules = list(tool.later(windows))
-    return [(*window, one or 0.0) for window, one in zip(windows, joules, strict=True)]
+        if joules is not None:
+            told.append((joules, None, None))
+    told = told or tool.later(windows)
+    return [(*window, one) for window, one in zip(windows, told, strict=True)]
 
 
 def curve(seconds: float) -> list[tuple[float, float]]:
-    """The bursts: 600 W for 0.6 s, 150 W for 0.4 s."""
-    points = []
-    for second in range(int(seconds)):
-        points += [(second, 150.0), (second, 600.0), (second + 0.6, 600.0), (second + 0.6, 150.0)]
-    return [(float(t), watts) for t, watts in points]
+    """The bursts: up to 600 W, and down to 150 W."""
+    points: list[tuple[float, float]] = []
+    up_s = 0.0
+    while up_s < seconds:
+        down_s = up_s + HIGH_S
+        points += [(up_s, 150.0), (up_s, 600.0), (down_s, 600.0), (down_s, 150.0)]
+        up_s = down_s + LOW_S
+    return points
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     """All tools measure their own windows at the same time, on the same GPU."""
     rounds = arguments.rounds or 6
     lengths = [length_s for _ in range(rounds) for length_s, n in WINDOWS for _ in range(n)]
-    gpu = Gpu(power_w=curve(60 + 2 * sum(lengths)), energy_read_ms=3.0)
+    gpu = Gpu(power_w=curve(60 + 2 * sum(lengths) + len(lengths)), energy_read_ms=3.0)
     epoch_ns = time.monotonic_ns()
     with workers.machine() as machine, ExitStack() as stack:
         environment = machine.environment(Script([gpu], epoch_ns=epoch_ns))
@@ -171,28 +193,52 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             worker.tell(lengths_s=lengths, seed=seed)
         found = {worker.tool: worker.answer() for worker in made}
     errors: dict[tuple[str, float], list[float]] = {}
+    inside: dict[tuple[str, float], int] = {}
     for tool, windows in found.items():
-        for length_s, (start_ns, end_ns, joules) in zip(lengths, windows, strict=True):
+        for length_s, (start_ns, end_ns, (joules, low, high)) in zip(lengths, windows, strict=True):
             truth = gpu.joules((start_ns - epoch_ns) / 1e9, (end_ns - epoch_ns) / 1e9)
             errors.setdefault((tool, length_s), []).append((joules / truth - 1) * 100)
-    return shown(errors)
+            if low is not None:
+                held = low <= truth <= high
+                inside[tool, length_s] = inside.get((tool, length_s), 0) + held
+    return shown(errors, inside)
 
 
-def shown(errors: dict[tuple[str, float], list[float]]) -> dict[str, Any]:
+def shown(
+    errors: dict[tuple[str, float], list[float]], inside: dict[tuple[str, float], int]
+) -> dict[str, Any]:
     """Print the table; give the errors."""
     rows = []
     for length_s, _ in WINDOWS:
-        ours = statistics.median(map(abs, errors["ergmeter", length_s]))
+        ours = statistics.fmean(map(abs, errors["ergmeter", length_s]))
         for tool in TOOLS:
             mine = errors[tool, length_s]
-            median, worst = statistics.median(map(abs, mine)), max(mine, key=abs)
+            sizes = [abs(error) for error in mine]
+            median, mean, worst = (
+                statistics.median(sizes),
+                statistics.fmean(sizes),
+                max(mine, key=abs),
+            )
             zeros = sum(error == -100 for error in mine)
             rows.append(
-                (f"{length_s:g}", LABELS[tool], f"{median:.2f}", f"{worst:+.1f}", zeros, len(mine))
-                + (f"{median / ours:.1f}",)
+                (
+                    f"{length_s:g} s",
+                    LABELS[tool],
+                    f"{median:.2f}",
+                    f"{mean:.2f}",
+                    f"{worst:+.1f}",
+                    f"{mean / ours:.1f}",
+                    zeros,
+                    len(mine),
+                    inside.get((tool, length_s)),
+                )
             )
-    note = "Error: joules told over the true integral, less 1; the median is of its size."
-    tables.show("Joules of a window against the truth, bursts on a scripted GPU", HEADER, rows, note=note)
+    note = (
+        "Error: joules told over the true integral, less 1; median and mean are of its size. The"
+        " ratio is of means, to ergmeter's."
+    )
+    title = "Joules of a window against the truth, bursts on a scripted GPU"
+    tables.show(title, HEADER, rows, note=note)
     return {f"{tool} {length_s:g} s": list(found) for (tool, length_s), found in errors.items()}
 
 

@@ -130,9 +130,14 @@ def compared(starts: list[Blocks], step_us: int, tool: str) -> tuple[object, ...
     low, high = tables.median_interval([statistics.median(each) for each in ratios])
     ratio = statistics.median(value for each in ratios for value in each)
     return (
-        (f"{step_us} us", tool, statistics.median(plain) * 1e6, statistics.median(other) * 1e6)
-        + (f"{ratio:.4f}", f"{low:.4f} to {high:.4f}")
-        + (f"{statistics.median(added) * 1e6:.2f}", len(added))
+        f"{step_us} us",
+        tool,
+        statistics.median(plain) * 1e6,
+        statistics.median(other) * 1e6,
+        f"{ratio:.4f}",
+        f"{low:.4f} to {high:.4f}",
+        f"{statistics.median(added) * 1e6:.2f}",
+        len(added),
     )
 
 

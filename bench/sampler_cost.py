@@ -1,12 +1,14 @@
 """How much of a core does watching the GPUs take, while the program itself does nothing?
 
-The trap: wall time. The counter of an H200 takes 3 ms to read, but the reader sleeps meanwhile; what
-counts is CPU time, of all threads and child processes, and less what an idle interpreter uses.
+The trap: wall time. The counter of an H200 takes 3 ms to read, but the reader may sleep meanwhile;
+what counts is CPU time, of all threads and child processes, less what an idle interpreter uses.
 
 The scripted library sleeps where a driver may also compute; that part is in none of these figures.
-Being woken again is: on a virtual machine a sleep of 3 ms costs about as much CPU as reading all the
-rest of a GPU, so one case has a counter that answers at once. The peers read less: CodeCarbon once a second, Zeus's power
-monitor only power, each of three domains from a process of its own.
+Being woken again is: on a virtual machine a sleep of 3 ms costs about as much CPU as reading all
+the rest of a GPU, so one case has a counter that answers at once.
+
+The peers read less: CodeCarbon once a second, Zeus's power monitor only power, each domain from a
+process of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 import tables
 import workers
 from workers import Gpu, Script, Worker
@@ -57,7 +60,7 @@ def ergmeter_nvml() -> Iterator[None]:
 
 @contextmanager
 def zeus_power() -> Iterator[None]:
-    """Zeus's power monitor at ergmeter's rate. (ZeusMonitor itself reads only at a window's ends.)"""
+    """Zeus's power monitor at ergmeter's rate; ZeusMonitor itself reads at a window's ends only."""
     from zeus.monitor.power import PowerMonitor
 
     monitor = PowerMonitor(update_period=0.1)
@@ -154,12 +157,19 @@ def shown(slices: list[list[dict[str, float]]]) -> dict[str, Any]:
     for (tool, gpus, read_ms), seen, share in zip(CASES, slices, medians, strict=True):
         ratio = (share - bare) / (medians[OURS] - bare)
         rows.append(
-            (TOOLS[tool][0], gpus, read_ms, f"{share * 100:.2f}")
-            + (tables.spread([each["all"] * 100 for each in seen]), f"{ratio:.2f}", threads(seen))
+            (
+                TOOLS[tool][0],
+                gpus,
+                read_ms,
+                f"{share * 100:.2f}",
+                tables.spread([each["all"] * 100 for each in seen]),
+                f"{ratio:.2f}",
+                threads(seen),
+            )
         )
     note = (
-        f"Medians of {len(slices[0])} slices of {SLICE_S:g} s, all tools at the same time. The ratio"
-        " is to ergmeter with 8 GPUs\nand a 3 ms counter, the idle interpreter subtracted."
+        f"Medians of {len(slices[0])} slices of {SLICE_S:g} s, all tools at the same time. The"
+        " ratio is to ergmeter with 8 GPUs\nand a 3 ms counter, the idle interpreter subtracted."
     )
     tables.show("CPU share of watching idle processes", HEADER, rows, note=note)
     return {

@@ -1,4 +1,4 @@
-"""How does a report of a long run grow: time, memory and bytes on disk, for 1, 3 and 10 million samples?
+"""What does the report of a long run take: time, memory and disk, for 1, 3 and 10 million samples?
 
 The trap: a run written in one piece. Here it goes through the real writer, in batches, which turns
 segment after segment into Parquet as it would over days; only the hand-overs are larger than the
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 import tables
 from ergmeter.records import Device, Mark
 from ergmeter.runlog.identity import run_header, writer_header
@@ -32,7 +33,16 @@ GPUS = 8
 STEPS = 100_000
 TICK_NS = 100_000_000
 TICKS_A_BATCH = 8_000  # 128 000 rows; the writer closes a segment at 250 000
-HEADER = ("samples", "steps", "MB on disk", "wall s", "range s", "to linear", "peak RSS MB", "RSS to linear")
+HEADER = (
+    "samples",
+    "steps",
+    "MB on disk",
+    "wall s",
+    "range s",
+    "to linear",
+    "peak RSS MB",
+    "RSS to linear",
+)
 ERG = Path(sys.executable).parent / "erg"
 
 
@@ -51,8 +61,8 @@ def written(path: Path, samples: int) -> Path:
         writer.write_columns("samples", gpu_columns(numbers, start_ns, ids), stream="nvml")
     end_ns = start_ns + ticks * TICK_NS
     writer.write_columns("steps", step_columns(start_ns + TICK_NS, end_ns - TICK_NS))
-    own = {"t_ns": [start_ns, end_ns], "device": ["ergmeter"] * 2, "cpu_s": [0.0, 1.0]}
-    writer.write_columns("samples", own, stream="self")
+    own: dict[str, Any] = {"t_ns": [start_ns, end_ns], "cpu_s": [0.0, 1.0]}
+    writer.write_columns("samples", own | {"device": ["ergmeter"] * 2}, stream="self")
     writer.mark(Mark(end_ns, "closed"))
     writer.close()
     return run
@@ -109,9 +119,7 @@ def step_columns(start_ns: int, end_ns: int) -> dict[str, Any]:
 def reported(run: Path) -> tuple[float, float]:
     """Wall seconds and peak resident MB of `erg report RUN --json`."""
     before = time.perf_counter()
-    process = subprocess.Popen(
-        [str(ERG), "report", str(run), "--json"], stdout=subprocess.DEVNULL
-    )
+    process = subprocess.Popen([str(ERG), "report", str(run), "--json"], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     took_s = time.perf_counter() - before
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -141,20 +149,29 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
 def shown(seen: dict[int, list[tuple[float, float]]], sizes: dict[int, float]) -> dict[str, Any]:
     """Print the table; give the numbers."""
     rows: list[tuple[object, ...]] = []
-    medians = {m: [statistics.median(column) for column in zip(*s, strict=True)] for m, s in seen.items()}
+    medians = {
+        m: [statistics.median(column) for column in zip(*s, strict=True)] for m, s in seen.items()
+    }
     smallest = min(seen)
     for millions, (wall_s, rss_mb) in medians.items():
         walls = [wall for wall, _ in seen[millions]]
         linear = millions / smallest
         base_s, base_mb = medians[smallest]
         rows.append(
-            (f"{millions} M", STEPS, f"{sizes[millions]:.0f}", f"{wall_s:.2f}", tables.spread(walls))
-            + (f"{wall_s / base_s / linear:.2f}", f"{rss_mb:.0f}")
-            + (f"{rss_mb / base_mb / linear:.2f}",)
+            (
+                f"{millions} M",
+                STEPS,
+                f"{sizes[millions]:.0f}",
+                f"{wall_s:.2f}",
+                tables.spread(walls),
+                f"{wall_s / base_s / linear:.2f}",
+                f"{rss_mb:.0f}",
+                f"{rss_mb / base_mb / linear:.2f}",
+            )
         )
     note = (
-        f"`erg report RUN --json`, medians. To linear: 1 means {max(seen)} times the time or memory"
-        f" for {max(seen)} times the samples; less is better."
+        "`erg report RUN --json`, medians. To linear: the ratio to the smallest run, over that of"
+        " the samples;\nbelow 1 it grows more slowly than the run."
     )
     tables.show("A report of a long run", HEADER, rows, note=note)
     return {f"{m}M": {"runs": s, "mb_on_disk": sizes[m]} for m, s in seen.items()}

@@ -86,7 +86,9 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         loaded, median = modules(words), statistics.median(walls[label])
         heavy = ", ".join(name for name in HEAVY if name in loaded) or "none of those looked for"
         extent = tables.spread(walls[label], 0)
-        rows.append((label, f"{median:.0f}", extent, f"{median / ours:.1f}", str(len(loaded)), heavy))
+        rows.append(
+            (label, f"{median:.0f}", extent, f"{median / ours:.1f}", str(len(loaded)), heavy)
+        )
     note = f"{arguments.rounds or 15} rounds; looked for: {', '.join(HEAVY)}."
     tables.show("Time to start, fresh interpreters", HEADER, rows, note=note)
     return {"wall_ms": walls, "rows": rows}

@@ -4,8 +4,8 @@ The trap: a tight loop of nothing but steps is the kindest place to be measured 
 in the cache. So all are also called with a millisecond of other work before each call, which is the
 dearer figure and the one that a training loop sees.
 
-Zeus reads the energy counter at both ends of a window, on the calling thread; CodeCarbon reads every
-sensor and waits for its threads. Both are what their documentation recommends for a step or a task.
+Zeus reads the energy counter at both ends of a window, on the calling thread; CodeCarbon reads
+every sensor and waits for its threads. Both are what their documentation has for a step or a task.
 Windows are opened without device synchronisation, so what is timed is the instrument alone.
 """
 

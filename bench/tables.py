@@ -61,7 +61,7 @@ def save(path: Path | None, numbers: dict[str, Any]) -> None:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """The value below which a share q of the values lies: the nearest one, not a line between two."""
+    """The value below which a share q of the values lies; one of them, not a line between."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
@@ -76,14 +76,14 @@ def median_interval(
 ) -> tuple[float, float]:
     """An interval for the median by the bootstrap, with a fixed seed so that it can be repeated."""
     dice = random.Random(0)
-    medians = sorted(
-        statistics.median(dice.choices(values, k=len(values))) for _ in range(draws)
-    )
+    medians = sorted(statistics.median(dice.choices(values, k=len(values))) for _ in range(draws))
     edge = (1 - share) / 2
     return quantile(medians, edge), quantile(medians, 1 - edge)
 
 
-def run(bench: Callable[[argparse.Namespace], dict[str, Any]], arguments: argparse.Namespace) -> None:
+def run(
+    bench: Callable[[argparse.Namespace], dict[str, Any]], arguments: argparse.Namespace
+) -> None:
     """Run a bench, say where it ran, keep its numbers."""
     print(f"\n{Path(sys.argv[0]).name}: {machine()}")
     save(arguments.json, bench(arguments))

@@ -117,7 +117,7 @@ class Worker:
 
 
 def serve(tool: AbstractContextManager[T], answer: Callable[[T, dict[str, Any]], Any]) -> None:
-    """In a worker: open the tool, then answer questions on standard input until there are no more."""
+    """In a worker: open the tool, then answer the questions on standard input until they end."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a tool prints must not be taken for an answer
     with tool as opened:

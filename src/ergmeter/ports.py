@@ -31,7 +31,8 @@ class Probe(Protocol):
     reason and the cure, where it can't work on this machine.
 
     `read` is called on the sampler's thread, every `period_s`. It returns samples, and a Mark for
-    a device that was lost. An exception ends this probe and no other.
+    a device that was lost. An exception ends this probe and no other. A probe that leaves out what
+    is costly on some readings also has `read_last`, called in its place for the very last one.
     """
 
     name: str

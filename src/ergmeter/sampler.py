@@ -175,7 +175,8 @@ class Sampler:
         while self._entries and generation == self._generation:
             now_ns = time.monotonic_ns()
             for entry in [entry for entry in self._entries if entry.due_ns <= now_ns]:
-                if not self._read(entry, generation):
+                is_last = stop_ns is not None and now_ns >= stop_ns
+                if not self._read(entry, generation, is_last=is_last):
                     return
             self._first.set()
             self._cpu_s[generation] = time.thread_time()
@@ -205,11 +206,12 @@ class Sampler:
         else:
             self._stopping.wait(seconds)
 
-    def _read(self, entry: _Entry, generation: int) -> bool:
+    def _read(self, entry: _Entry, generation: int, *, is_last: bool) -> bool:
         """Read one probe. False if this thread was replaced while the probe was stuck."""
         self._reading = (entry, time.monotonic_ns())
         try:
-            records = entry.probe.read()
+            read = getattr(entry.probe, "read_last", entry.probe.read)
+            records = read() if is_last else entry.probe.read()
         except Exception as error:  # noqa: BLE001  one probe's failure is a mark, not the run's end
             if generation == self._generation:
                 self._fail(entry, f"{type(error).__name__}: {error}")

@@ -9,18 +9,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from ergmeter.runlog.reader import Run
 
+if TYPE_CHECKING:
+    from ergmeter.records import FloatArray
+
 # One thread: two that spin on two contended cores make a step of 50 ms last a second.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1"}
 ERG = "from ergmeter.cli.main import main; main()"
 # A shell that starts a test run in the background makes it, and its children, ignore Ctrl-C.
 HEARS_CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+SECONDS = (2, 10, 40)
+ENOUGH_STEPS = 12
 
 
 def erg(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,11 +37,24 @@ def erg(*arguments: str, before: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
-    """A demo of two seconds: its run, what it printed, what it said beside that."""
-    out = tmp_path_factory.mktemp("demo") / "run"
-    done = erg("demo", "--seconds", "2", "--device", "cpu", "--out", str(out))
-    assert done.returncode == 0, done.stderr
+    """A short demo: its run, what it printed, what it said beside that.
+
+    Two seconds are some twenty steps. On a machine that is busy with other things they may be two,
+    of which nothing can be said, and the demo is given longer.
+    """
+    for seconds in SECONDS:
+        out = tmp_path_factory.mktemp("demo") / "run"
+        done = erg("demo", "--seconds", str(seconds), "--device", "cpu", "--out", str(out))
+        assert done.returncode == 0, done.stderr
+        if len(losses(out)) >= ENOUGH_STEPS:
+            break
     return out, done.stdout, done.stderr
+
+
+def losses(run: Path) -> FloatArray:
+    """The loss of every training step; data and evaluation spans have none."""
+    every = np.asarray(Run.open(run).steps()["loss"], dtype=np.float64)
+    return every[np.isfinite(every)]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +96,8 @@ def test_it_says_which_tokens_are_which_and_where_to_look_next(
 
 
 def test_without_a_terminal_standard_error_holds_one_line(finished: tuple[Path, str, str]) -> None:
-    assert finished[2] == "training 0.6 M parameters on cpu for 2 s\n"
+    said = {f"training 0.6 M parameters on cpu for {seconds} s\n" for seconds in SECONDS}
+    assert finished[2] in said
 
 
 def test_the_figures_agree_with_each_other(report: dict[str, Any]) -> None:
@@ -97,9 +116,9 @@ def test_the_figures_agree_with_each_other(report: dict[str, Any]) -> None:
 
 
 def test_the_loss_falls(finished: tuple[Path, str, str]) -> None:
-    every = Run.open(finished[0]).steps()["loss"]
-    losses = every[np.isfinite(every)]  # data and evaluation spans have none
-    assert losses[-1] < losses[0] - 1
+    loss = losses(finished[0])
+    assert loss[0] == pytest.approx(5.55, abs=0.2)  # ln 256: it knew nothing
+    assert loss[-1] < loss[0] - 1
 
 
 def test_json_is_the_report_and_nothing_else(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_command_that_dies_of_a_signal_gives_the_shells_exit_code(lab: Lab, na
 
 def test_a_signal_sent_before_the_recorder_measures_reaches_the_command_too(lab: Lab) -> None:
     recorder = lab.start_recording("sleep", "60")
-    eventually(lambda: lab.runs(), "the run")
+    eventually((lab.path / "run").exists, "the run")
     recorder.send_signal(signal.SIGTERM)
     # At most in the instant between making the run and starting the command it is the recorder's.
     assert recorder.wait(TIMEOUT_S) in (143, -signal.SIGTERM)
@@ -127,9 +127,10 @@ def test_an_impatient_second_control_c_changes_nothing(lab: Lab) -> None:
     terminal = lab.terminal(*RECORD, *script("signals", "signals", "SIGINT", 5))
     terminal.read_until(b"ready\r\n")
     terminal.type(b"\x03")
-    terminal.read_until(b"saved\r\n")  # the command is about to end, the recorder is not done
+    eventually(lambda: noted(lab) == ["ready", "SIGINT"], "the first one")
     terminal.type(b"\x03")
-    terminal.read_all()
+    shown = terminal.read_all()
+    assert shown == b"ready\r\n^C^Csaved\r\n"
     assert terminal.process.wait(TIMEOUT_S) == 5
     assert lab.report()["status"] == "failed (exit code 5)"
 

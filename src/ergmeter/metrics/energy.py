@@ -17,7 +17,14 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.power import Energy, EnergyCurve, counter_curve, power_curve
+from ergmeter.metrics.power import (
+    RAPL_REFRESH_S,
+    REFRESH_S,
+    Energy,
+    EnergyCurve,
+    counter_curve,
+    power_curve,
+)
 from ergmeter.metrics.tokens import tokens
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH
@@ -43,34 +50,43 @@ class Drawn:
     remark: str = ""
 
 
-def curve(evidence: Evidence, device: Device) -> tuple[EnergyCurve, str, str]:
-    """A device's energy over time, the way it was found, and why not by a better way."""
-    counter = evidence.series("energy_j").get(device.id)
-    why_no_counter = "it has no energy counter"
-    if counter is not None:
-        try:
-            return counter_curve(counter.t_ns, counter.values), COUNTER, ""
-        except NotMeasurable as error:
-            why_no_counter = str(error)
-    power = evidence.series("power_w").get(device.id)
-    if power is None or len(power.t_ns) < 2:
-        raise NotMeasurable(f"{why_no_counter}, and no power reading either")
-    field = device.facts.get("power_field")
-    way = "power draw, integrated" if field == "draw" else "instant power, integrated"
-    return power_curve(power.t_ns, power.values), way, why_no_counter
-
-
 def device_drawn(evidence: Evidence, device: Device) -> Drawn:
     """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
-    lost = [
-        m.detail for m in evidence.run.marks if m.name == "device_lost" and device.id in m.detail
-    ]
+    integral, why_no_integral = _integral(evidence, device)
     try:
-        found, way, remark = curve(evidence, device)
-        return Drawn(found.over(evidence.span), way, remark)
+        counter = _counter(evidence, device, integral)
+        return Drawn(counter.over(evidence.span), COUNTER)
     except NotMeasurable as error:
-        reasons = "; ".join([*lost, str(error)])
+        why_no_counter = str(error)
+    try:
+        if integral is None:
+            raise NotMeasurable(why_no_integral)
+        averaged = device.facts.get("power_field") == "draw"
+        way = "power draw, integrated" if averaged else "instant power, integrated"
+        return Drawn(integral.over(evidence.span), way, why_no_counter)
+    except NotMeasurable as error:
+        marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
+        lost = [mark.detail for mark in marks if device.id in mark.detail]
+        reasons = "; ".join(dict.fromkeys([*lost, why_no_counter, str(error)]))
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
+
+
+def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
+    power = evidence.series("power_w").get(device.id)
+    if power is None or len(power.t_ns) < 2:
+        return None, "no power reading either"
+    try:
+        return power_curve(power.t_ns, power.values), ""
+    except NotMeasurable as error:
+        return None, str(error)
+
+
+def _counter(evidence: Evidence, device: Device, shape: EnergyCurve | None) -> EnergyCurve:
+    counter = evidence.series("energy_j").get(device.id)
+    if counter is None:
+        raise NotMeasurable("it has no energy counter")
+    refresh_s = REFRESH_S if device.kind == "gpu" else RAPL_REFRESH_S
+    return counter_curve(counter.t_ns, counter.values, shape=shape, refresh_s=refresh_s)
 
 
 def boundary(evidence: Evidence) -> list[Device]:

@@ -10,6 +10,7 @@ low.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +24,10 @@ from ergmeter.units import NS_PER_S
 MAX_GAP_S = 2.0
 # How far the last reading may be behind the end of a window: two refreshes and a little.
 LATE_S = 0.25
+# How often NVIDIA's counters and power sensors refresh (20 ms on a V100): an edge of a window can't
+# be placed better. RAPL counters refresh every millisecond.
+REFRESH_S = 0.1
+RAPL_REFRESH_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,16 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class EnergyCurve:
-    """Joules since the first reading, at each knot; between knots the power is a straight line."""
+    """Joules since the first reading, at each knot. Between two of them the power is constant, or a
+    straight line where it is known at the knots."""
 
     t_ns: TimeArray
     joules: FloatArray
-    power_w: FloatArray | None  # at the knots; None: constant between two knots
+    certain: tuple[TimeArray, FloatArray] | None  # where a counter itself says so
+    refresh_s: float  # how far off in time the curve may be between those points
+    max_gap_s: float  # how far apart readings may be: a counter never forgets, power does
     seen_until_ns: int
+    power_w: FloatArray | None = None
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
         """Joules up to these instants."""
@@ -56,13 +65,16 @@ class EnergyCurve:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
         self._check_span(window)
         edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
-        start_j, end_j = self.at(edges)
-        # The curve only rises, so at an edge it lies between the knots on either side of it.
-        before = np.clip(np.searchsorted(self.t_ns, edges, side="right") - 1, 0, None)
-        after = np.clip(np.searchsorted(self.t_ns, edges, side="left"), None, len(self.t_ns) - 1)
-        low_j = max(0.0, float(self.joules[before[1]] - self.joules[after[0]]))
-        high_j = float(self.joules[after[1]] - self.joules[before[0]])
-        return Energy(float(end_j - start_j), low_j, high_j)
+        slack_ns = int(min(self.refresh_s * NS_PER_S, 2**61))
+        joules, early, late = (self.at(edges + shift) for shift in (0, -slack_ns, slack_ns))
+        if self.certain is not None:
+            # The curve only rises, so it lies between the counter's own values on either side.
+            t_ns, known_j = self.certain
+            before = np.clip(np.searchsorted(t_ns, edges, side="right") - 1, 0, None)
+            after = np.clip(np.searchsorted(t_ns, edges, side="left"), None, len(t_ns) - 1)
+            early, late = np.maximum(early, known_j[before]), np.minimum(late, known_j[after])
+        low_j = max(0.0, float(early[1] - late[0]))
+        return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
 
     def _check_span(self, window: Window) -> None:
         if self.t_ns[0] > window.start_ns:
@@ -71,21 +83,27 @@ class EnergyCurve:
         if self.seen_until_ns < window.end_ns - LATE_S * NS_PER_S:
             early_s = (window.end_ns - self.seen_until_ns) / NS_PER_S
             raise NotMeasurable(f"readings end {early_s:.2f} s before the window does")
-        if self.power_w is None:
-            return  # a counter never forgets, however long nobody looked
         first = int(np.searchsorted(self.t_ns, window.start_ns, side="right")) - 1
         last = int(np.searchsorted(self.t_ns, window.end_ns, side="left"))
         gap_s = float(np.diff(self.t_ns[first : last + 1]).max(initial=0)) / NS_PER_S
-        if gap_s > MAX_GAP_S:
-            raise NotMeasurable(f"no power reading for {gap_s:.1f} s (limit {MAX_GAP_S:g} s)")
+        if gap_s > self.max_gap_s:
+            raise NotMeasurable(f"no power reading for {gap_s:.1f} s (limit {self.max_gap_s:g} s)")
 
 
-def counter_curve(t_ns: TimeArray, counter_j: FloatArray) -> EnergyCurve:
+def counter_curve(
+    t_ns: TimeArray,
+    counter_j: FloatArray,
+    *,
+    shape: EnergyCurve | None = None,
+    refresh_s: float = REFRESH_S,
+) -> EnergyCurve:
     """The curve of an energy counter, interpolated between its refreshes.
 
     A counter that refreshes every 100 ms shows the same value in several readings. The instant of a
-    refresh lies between the last reading of the old value and the first of the new; half way is the
-    best guess. Raises NotMeasurable for a counter that never moved or that was reset.
+    refresh lies between the last reading of the old value and the first of the new, and no further
+    back from that than a refresh; half way is the best guess. Between two values the joules follow
+    `shape`, an integral of power, if there is one; a straight line if not. Raises NotMeasurable for
+    a counter that never moved or that was reset.
     """
     fresh = np.flatnonzero(np.diff(counter_j) != 0) + 1
     if not len(fresh):
@@ -93,19 +111,37 @@ def counter_curve(t_ns: TimeArray, counter_j: FloatArray) -> EnergyCurve:
         raise NotMeasurable(
             f"the energy counter stood still at {counter_j[0]:.1f} J for {span_s:.1f} s"
         )
-    knots_ns = np.append(t_ns[:1], t_ns[fresh - 1] + (t_ns[fresh] - t_ns[fresh - 1]) // 2)
+    age_ns = np.minimum(t_ns[fresh] - t_ns[fresh - 1], round(refresh_s * NS_PER_S)) // 2
+    knots_ns = np.append(t_ns[:1], t_ns[fresh] - age_ns)
     knots_j = np.append(counter_j[:1], counter_j[fresh])
     falls = np.flatnonzero(np.diff(knots_j) < 0)
     if len(falls):
         before_j, after_j = knots_j[falls[0] : falls[0] + 2]
         raise NotMeasurable(f"the energy counter was reset from {before_j:.1f} to {after_j:.1f} J")
-    return EnergyCurve(knots_ns, knots_j - knots_j[0], None, int(t_ns[-1]))
+    certain = (knots_ns, knots_j - knots_j[0])
+    seen_ns = int(t_ns[-1])
+    if shape is None or shape.t_ns[0] > knots_ns[0] or shape.t_ns[-1] < knots_ns[-1]:
+        return EnergyCurve(*certain, certain, math.inf, math.inf, seen_ns)
+    times_ns, joules = _shaped(*certain, shape)
+    return EnergyCurve(times_ns, joules, certain, refresh_s, math.inf, seen_ns)
+
+
+def _shaped(
+    knots_ns: TimeArray, knots_j: FloatArray, shape: EnergyCurve
+) -> tuple[TimeArray, FloatArray]:
+    """The counter's joules between two of its values, spread as the integral of power has them."""
+    inside = (shape.t_ns > knots_ns[0]) & (shape.t_ns < knots_ns[-1])
+    times_ns = np.union1d(knots_ns, shape.t_ns[inside])
+    left = np.clip(np.searchsorted(knots_ns, times_ns, side="right") - 1, 0, len(knots_ns) - 2)
+    drawn, start, end = (shape.at(t) for t in (times_ns, knots_ns[left], knots_ns[left + 1]))
+    share = np.divide(drawn - start, end - start, out=np.zeros(len(times_ns)), where=end > start)
+    return times_ns, knots_j[left] + share * (knots_j[left + 1] - knots_j[left])
 
 
 def power_curve(t_ns: TimeArray, power_w: FloatArray) -> EnergyCurve:
     """The integral of power readings, by trapezoids. Raises NotMeasurable if all are 0."""
     if not power_w.any():
         raise NotMeasurable("power reads 0 W throughout, which no device that is on draws")
-    spans_s = np.diff(t_ns) / NS_PER_S
-    pieces = spans_s * (power_w[1:] + power_w[:-1]) / 2
-    return EnergyCurve(t_ns, np.append(0.0, np.cumsum(pieces)), power_w, int(t_ns[-1]))
+    pieces = np.diff(t_ns) / NS_PER_S * (power_w[1:] + power_w[:-1]) / 2
+    joules = np.append(0.0, np.cumsum(pieces))
+    return EnergyCurve(t_ns, joules, None, REFRESH_S, MAX_GAP_S, int(t_ns[-1]), power_w)

@@ -22,10 +22,16 @@ import pynvml
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.visible import is_order_assumed, visible
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
 
 PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
+
+# The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
+# of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
+# ten times a second says how its joules are spread in between.
+COUNTER_SHARE = 0.01
 
 # NVIDIA's minimum driver for the CUDA 11 releases, by its compatibility table.
 OLDEST_DRIVER = "450.80.02"
@@ -93,6 +99,7 @@ class NvmlProbe:
 
     def __init__(self, request: ProbeRequest) -> None:
         self.period_s = float(request.options.get("period_s", PERIOD_S))
+        self._counters_due_s = 0.0
         self._gone: list[str] = []  # every GPU that was lost, and what NVML said
         self._unreported: list[str] = []  # those of them that have had no Mark yet
         try:
@@ -107,14 +114,21 @@ class NvmlProbe:
         self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
 
     def read(self) -> Sequence[Sample | Mark]:
-        """Power and gauges of every GPU, then every energy counter. A lost GPU gives one Mark.
+        """Power and gauges of every GPU; then the energy counters, as often as they may cost.
 
-        Raises NotMeasurable once there is none left.
+        A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
         """
+        return self._reading(last=False)
+
+    def read_last(self) -> Sequence[Sample | Mark]:
+        """The same, the energy counters in any case."""
+        return self._reading(last=True)
+
+    def _reading(self, *, last: bool) -> Sequence[Sample | Mark]:
         if not self._gpus:
             raise NotMeasurable(f"no GPU is left to read: {'; '.join(self._gone)}")
         gauges = [gpu.gauges() for gpu in self._gpus]
-        counters = [gpu.counter() for gpu in self._gpus]
+        counters = self._counters(last=last)
         for gpu, gauge, counter in zip(self._gpus, gauges, counters, strict=True):
             if gpu.is_lost or (gpu.error is not None and gauge is None and counter is None):
                 gpu.is_lost = True
@@ -124,6 +138,15 @@ class NvmlProbe:
         marks = [Mark(now_ns, "device_lost", detail) for detail in self._unreported]
         self._unreported.clear()
         return [*(sample for sample in (*gauges, *counters) if sample is not None), *marks]
+
+    def _counters(self, *, last: bool) -> list[Sample | None]:
+        if time.monotonic() < self._counters_due_s and not last:
+            return [None] * len(self._gpus)
+        before_s = time.thread_time()
+        counters = [gpu.counter() for gpu in self._gpus]
+        cost_s = time.thread_time() - before_s
+        self._counters_due_s = time.monotonic() + cost_s / COUNTER_SHARE
+        return counters
 
     def close(self) -> None:
         """Let go of NVML."""
@@ -138,9 +161,9 @@ class NvmlProbe:
             )
         facts: dict[str, Any] = {"driver": driver, "nvml": pynvml.nvmlSystemGetNVMLVersion()}
         found = [_identity(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        if _is_order_assumed(environment, {name for _, name in found}):
+        if is_order_assumed(environment, {name for _, name in found}):
             facts["order_is_assumed"] = True
-        chosen = _visible(environment, [uuid for uuid, _ in found])
+        chosen = visible(environment, [uuid for uuid, _ in found])
         gpus = [gpu for index in chosen if (gpu := self._gpu(index, facts)) is not None]
         if not gpus:
             raise NotMeasurable(f"no GPU can be read ({'; '.join(self._gone)}): see `nvidia-smi`")
@@ -246,51 +269,6 @@ def _identity(index: int) -> tuple[str, str]:
         return pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return "", ""
-
-
-def _visible(environment: Mapping[str, str], uuids: Sequence[str]) -> Sequence[int]:
-    """The NVML indices of the GPUs that CUDA shows to a process with this environment.
-
-    As CUDA reads the list: it ends at the first entry that names no GPU, and one GPU named twice
-    makes the whole list void.
-    """
-    if not uuids:
-        raise NotMeasurable("the NVIDIA driver shows no GPU: see `nvidia-smi -L` and `lspci`")
-    value = environment.get("CUDA_VISIBLE_DEVICES")
-    if value is None:
-        return range(len(uuids))
-    chosen: list[int] = []
-    for entry in value.split(","):
-        index = _named(entry.strip(), uuids)
-        if index is None:
-            break
-        chosen.append(index)
-    if not chosen or len(set(chosen)) < len(chosen):
-        raise NotMeasurable(
-            f'CUDA_VISIBLE_DEVICES="{value}" hides every GPU: unset it, or name each GPU once '
-            f"(there are 0 to {len(uuids) - 1})"
-        )
-    return chosen
-
-
-def _named(entry: str, uuids: Sequence[str]) -> int | None:
-    if entry.startswith("MIG"):
-        raise NotMeasurable(
-            f"CUDA_VISIBLE_DEVICES names a MIG instance ({entry}), and the energy of a GPU can't "
-            "be attributed to one of its instances: measure on a GPU with MIG off"
-        )
-    if entry.startswith("GPU-"):
-        matches = [index for index, uuid in enumerate(uuids) if uuid.startswith(entry)]
-        return matches[0] if len(matches) == 1 else None
-    digits = re.match(r"\d+", entry)
-    return int(digits[0]) if digits and int(digits[0]) < len(uuids) else None
-
-
-def _is_order_assumed(environment: Mapping[str, str], names: set[str]) -> bool:
-    """Whether CUDA may number these GPUs otherwise than NVML does, the fastest first."""
-    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
-        return False
-    return re.search(r"(^|,)\s*\d", environment.get("CUDA_VISIBLE_DEVICES", "")) is not None
 
 
 def _version(text: str) -> tuple[int, ...]:

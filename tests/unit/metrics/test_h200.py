@@ -84,6 +84,32 @@ def test_instant_power_alone_is_within_one_percent_of_the_counter(
     assert "instant power, integrated" in energy.note
 
 
+@pytest.mark.parametrize("every_s", [0.5, 2.0])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_counter_read_seldom_is_within_one_percent_too(
+    tmp_path: Path, phase: str, every_s: float
+) -> None:
+    """Where a reading is dear the counter is read twice a second or less, and power fills in."""
+    due_ns = 0.0
+    samples = []
+    for sample in recorded_samples(DATA):
+        if sample.energy_j is None:
+            samples.append(sample)
+        elif sample.t_ns >= due_ns:
+            samples.append(sample)
+            due_ns = sample.t_ns + every_s * 1e9
+    run = make_run(tmp_path / "run")
+    steps = [step for name, step in recorded_steps(DATA) if name == phase]
+    add_writer(run, steps=steps, samples=samples, devices=[recorded_device(DATA)])
+    truth_j = by_the_counter(steps[0].start_ns, steps[-1].end_ns)
+    energy = reading(Run.open(run), "energy.run_j")
+    assert energy.value == pytest.approx(truth_j, rel=0.01)
+    assert energy.basis == "measured"
+    assert energy.low is not None
+    assert energy.high is not None
+    assert energy.low <= truth_j <= energy.high
+
+
 def test_without_counter_and_instant_power_there_is_no_energy_and_the_reason_is_told(
     tmp_path: Path,
 ) -> None:

@@ -6,6 +6,7 @@ The library's clock stands where a test puts it, so every expected value is work
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
+from ergmeter.probes import nvml
 from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, build, default_uuid
@@ -51,12 +53,28 @@ def machine(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 @pytest.fixture
-def opened(machine: Callable[..., Script]) -> Open:
+def opened(machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> Open:
+    # Here the script's clock stands still between readings: the counter is due at each of them.
+    monkeypatch.setattr(nvml, "COUNTER_SHARE", math.inf)
+
     def probe(*gpus: Gpu, environment: dict[str, str] | None = None, **system: object) -> NvmlProbe:
         machine(*gpus, **system)
         return NvmlProbe(ProbeRequest(pid=1, path="/", environment=environment or {}))
 
     return probe
+
+
+def test_a_counter_that_costs_cpu_time_is_read_less_often_but_always_at_the_last(
+    machine: Callable[..., Script],
+) -> None:
+    machine(Gpu(power_w=100))
+    probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
+    assert len(counters(probe.read())) == 1
+    probe._counters_due_s = time.monotonic() + 60  # as after a reading that cost 0.6 s of CPU
+    assert counters(probe.read()) == []
+    assert len(gauges(probe.read())) == 1
+    assert len(counters(probe.read_last())) == 1
+    probe.close()
 
 
 def gauges(records: Sequence[Sample | Mark]) -> list[Sample]:
@@ -531,6 +549,7 @@ def test_a_probe_that_refuses_does_not_keep_nvml_open(
 OPEN_AND_READ = """
 import time
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes import nvml
 from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 def energy():
@@ -575,6 +594,7 @@ def test_without_the_library_the_reason_is_that_there_is_no_driver() -> None:
 READ_FOR_THREE_SECONDS = """
 import time
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes import nvml
 from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 device = probe.devices[0]

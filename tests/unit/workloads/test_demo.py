@@ -9,7 +9,7 @@ import torch
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Reading
+from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import FINISHED, Run
 from ergmeter.workloads import demo
 from ergmeter.workloads.batches import Batch, batch_of
@@ -87,11 +87,12 @@ def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
 
 def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) -> None:
     ticks: list[demo.Tick] = []
-    outcome = demo.run(1.0, device=CPU, out=tmp_path / "run", tell=ticks.append)
+    outcome = demo.run(2.0, device=CPU, out=tmp_path / "run", tell=ticks.append)
     run = Run.open(outcome.run)
     assert (outcome.interrupted, run.status) == (False, FINISHED)
-    assert ticks[-1].elapsed_s >= 1.0 > ticks[-2].elapsed_s  # the first step past the time is last
-    assert value(run, "steps.count") == len(ticks) - demo.WARMUP_STEPS
+    in_time = [tick.elapsed_s < 2.0 for tick in ticks]
+    assert in_time == [True] * (len(ticks) - 1) + [False]  # the first past the time is the last
+    assert (run.steps()["phase"] == PHASES.index("train")).sum() == len(ticks)
     assert value(run, "time.eval_s") > 0
     assert value(run, "time.data_s") > 0
     reported = [(r.name, r.value) for r in run.reported()]
@@ -128,3 +129,14 @@ def test_too_little_device_memory_is_said_in_one_line_with_a_way_out(tmp_path: P
     with pytest.raises(UsageError, match=r"try --device cpu \(tried to allocate 2.00 GiB\)"):
         demo.run(3600, device=CPU, out=tmp_path / "run", tell=exhaust)
     assert Run.open(tmp_path / "run").status.startswith("failed (OutOfMemoryError")
+
+
+@pytest.mark.device
+def test_on_cuda_the_large_model_trains_and_the_device_is_measured(tmp_path: Path) -> None:
+    outcome = demo.run(5.0, device=torch.device("cuda"), out=tmp_path / "run", tell=lambda _: None)
+    run = Run.open(outcome.run)
+    assert run.status == FINISHED
+    assert outcome.held_out[-1] < 3.0
+    weights_bytes = 4 * demo.LARGE.model.parameters  # and as much for each of three others
+    assert value(run, "memory.allocator_peak_bytes") > 4 * weights_bytes
+    assert value(run, "time.outside_steps_frac") < 0.5

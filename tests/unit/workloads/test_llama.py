@@ -7,7 +7,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812  as everybody calls it
 
 from ergmeter.workloads.demo import LARGE, SMALL, Size
-from ergmeter.workloads.llama import Attention, Llama, LlamaConfig, RMSNorm, rotated, rotation
+from ergmeter.workloads.llama import (
+    Attention,
+    Llama,
+    LlamaConfig,
+    RMSNorm,
+    SwiGLU,
+    rotated,
+    rotation,
+)
 
 TINY = LlamaConfig(
     vocabulary=11, width=16, layers=2, heads=4, kv_heads=2, hidden=24, context=32, rotary_base=100.0
@@ -106,6 +114,24 @@ def test_attention_is_softmax_of_scaled_products_written_out() -> None:
     v = attention.v(x[0])
     rows = [torch.softmax(q[i] @ k[: i + 1].T / 4**0.5, dim=0) @ v[: i + 1] for i in range(3)]
     torch.testing.assert_close(attention(x, cos, sin)[0], attention.out(torch.stack(rows)))
+
+
+def test_the_feed_forward_part_is_gated_written_out() -> None:
+    part = SwiGLU(TINY)
+    x = torch.randn(3, TINY.width)
+    gate, up = x @ part.gate.weight.T, x @ part.up.weight.T
+    expected = (gate * torch.sigmoid(gate) * up) @ part.down.weight.T
+    torch.testing.assert_close(part(x), expected)
+
+
+# On a GPU only: some virtual machines name the CPU's bf16 instructions and die of them.
+@pytest.mark.device
+def test_bf16_autocast_gives_the_same_answer_to_bf16_s_precision() -> None:
+    model, given = Llama(TINY).cuda(), tokens().cuda()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        coarse = model(given)
+    assert coarse.dtype == torch.bfloat16
+    torch.testing.assert_close(coarse.float(), model(given), rtol=0.05, atol=0.01)
 
 
 def test_rms_norm_of_3_and_4_by_hand() -> None:

@@ -1,0 +1,5 @@
+"""`python -m ergmeter` is `erg`."""
+
+from ergmeter.cli.main import main
+
+main()

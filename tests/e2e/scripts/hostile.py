@@ -1,0 +1,30 @@
+"""Prints steps, then what no log should hold, then more steps.
+
+    hostile.py MEGABYTES
+"""
+
+import os
+import sys
+import time
+
+megabytes = int(sys.argv[1])
+
+
+def write(data: bytes) -> None:
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def steps(first: int) -> None:
+    for number in range(first, first + 10):
+        time.sleep(0.01)
+        write(b"step=%d loss=2.0 tokens=16\n" % number)
+
+
+steps(0)
+write(b"\0" * 1000 + b"\n" + b"step=\0\0 tokens=\xff\xfe\n" + b"\r\r\r\n\n\x1b[" + b"{" * 70_000 + b"\n")
+write(b"\0" * 100_000 + b"\n")
+for _ in range(megabytes):
+    write(b"loss=1 " * 149_796 + b"tail")
+write(b"\n")
+steps(10)

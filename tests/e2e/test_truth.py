@@ -1,0 +1,61 @@
+"""The figures are those of the loop's own clock and count, and agree with one another."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.conftest import script
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Lab
+
+LOOPS = ["uneven", "short", "padded"]
+
+
+def check(report: dict[str, Any], truth: dict[str, float], basis: str) -> None:
+    readings = report["readings"]
+
+    def value(key: str) -> float:
+        assert "value" in readings[key], readings[key]
+        assert readings[key]["basis"] == basis
+        return float(readings[key]["value"])
+
+    tokens_per_s, step_s = value("throughput.tokens_per_s"), value("time.step_s")
+    assert tokens_per_s == pytest.approx(truth["real"] / truth["seconds"], rel=0.01)
+    assert step_s == pytest.approx(truth["seconds"] / truth["steps"], rel=0.01)
+    assert value("tokens.per_step") == pytest.approx(truth["real"] / truth["steps"], rel=1e-9)
+    assert value("steps.count") == truth["steps"]
+    assert value("throughput.computed_tokens_per_s") == pytest.approx(
+        truth["computed"] / truth["seconds"], rel=0.01
+    )
+    assert value("tokens.padding_frac") == pytest.approx(1 - truth["real"] / truth["computed"])
+    assert tokens_per_s * step_s == pytest.approx(value("tokens.per_step"), rel=0.001)
+    low, high = (readings["throughput.tokens_per_s"][end] for end in ("low", "high"))
+    assert low <= tokens_per_s <= high
+
+
+@pytest.mark.parametrize("way", ["span", "end"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_meters_figures_are_true(lab: Lab, loop: str, way: str) -> None:
+    done = lab.run(*script("truth", loop, way, "truth.json"))
+    assert done.returncode == 0, done.stderr.decode()
+    truth = json.loads((lab.path / "truth.json").read_text())
+    check(lab.report(truth["run"]), truth["all"], "measured")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_figures_from_printed_lines_are_true(lab: Lab, loop: str) -> None:
+    assert lab.record(*script("truth", loop, "print", "truth.json")).returncode == 0
+    truth = json.loads((lab.path / "truth.json").read_text())
+    check(lab.report(), truth["after_first"], "derived")
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_meter_under_a_recorder_says_what_it_says_alone(lab: Lab, loop: str) -> None:
+    assert lab.record(*script("truth", loop, "span", "truth.json")).returncode == 0
+    truth = json.loads((lab.path / "truth.json").read_text())
+    assert truth["run"] == str(lab.path / "run")
+    check(lab.report(), truth["all"], "measured")
