@@ -178,30 +178,43 @@ def curve(seconds: float) -> list[tuple[float, float]]:
     return points
 
 
+Windows = list[tuple[float, int, int, Told]]  # length asked for, start, end, and what was told
+
+
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All tools measure their own windows at the same time, on the same GPU."""
+    """All tools measure their own windows at the same time, on the same GPU; several starts."""
     rounds = arguments.rounds or 6
-    lengths = [length_s for _ in range(rounds) for length_s, n in WINDOWS for _ in range(n)]
-    gpu = Gpu(power_w=curve(60 + 2 * sum(lengths) + len(lengths)), energy_read_ms=3.0)
+    lengths = [length_s for length_s, n in WINDOWS for _ in range(n)]
+    gpu = Gpu(power_w=curve(rounds * (30 + 2 * sum(lengths))), energy_read_ms=3.0)
     epoch_ns = time.monotonic_ns()
-    with workers.machine() as machine, ExitStack() as stack:
+    errors: dict[tuple[str, float], list[float]] = {}
+    inside: dict[tuple[str, float], int] = {}
+    with workers.machine() as machine:
         environment = machine.environment(Script([gpu], epoch_ns=epoch_ns))
+        for seed in range(rounds):
+            for tool, windows in started(environment, lengths, seed).items():
+                for length_s, start_ns, end_ns, (joules, low, high) in windows:
+                    truth = gpu.joules((start_ns - epoch_ns) / 1e9, (end_ns - epoch_ns) / 1e9)
+                    errors.setdefault((tool, length_s), []).append((joules / truth - 1) * 100)
+                    if low is not None and high is not None:
+                        held = low <= truth <= high
+                        inside[tool, length_s] = inside.get((tool, length_s), 0) + held
+    return shown(errors, inside)
+
+
+def started(environment: dict[str, str], lengths: list[float], seed: int) -> dict[str, Windows]:
+    """One start of every tool: when a tool's ticks fall against the refreshes is chance."""
+    with ExitStack() as stack:
         made = [stack.enter_context(Worker(__file__, tool, environment)) for tool in TOOLS]
         for worker in made:
             worker.answer()
-        for seed, worker in enumerate(made):
-            worker.tell(lengths_s=lengths, seed=seed)
-        found = {worker.tool: worker.answer() for worker in made}
-    errors: dict[tuple[str, float], list[float]] = {}
-    inside: dict[tuple[str, float], int] = {}
-    for tool, windows in found.items():
-        for length_s, (start_ns, end_ns, (joules, low, high)) in zip(lengths, windows, strict=True):
-            truth = gpu.joules((start_ns - epoch_ns) / 1e9, (end_ns - epoch_ns) / 1e9)
-            errors.setdefault((tool, length_s), []).append((joules / truth - 1) * 100)
-            if low is not None:
-                held = low <= truth <= high
-                inside[tool, length_s] = inside.get((tool, length_s), 0) + held
-    return shown(errors, inside)
+        for number, worker in enumerate(made):
+            worker.tell(lengths_s=lengths, seed=seed * len(made) + number)
+        told = {worker.tool: worker.answer() for worker in made}
+    return {
+        tool: [(length_s, *one) for length_s, one in zip(lengths, found, strict=True)]
+        for tool, found in told.items()
+    }
 
 
 def shown(

@@ -28,8 +28,8 @@ HEADER = ("step", "against bare", "bare us", "us", "ratio", "95 % interval", "ad
 TOOLS = ("bare", "bare again", "metered")
 STEPS_US = (1000, 100)
 BLOCK_S = 0.1
-PAIRS = 30
-STARTS = 8
+PAIRS = 20
+STARTS = 6
 
 Loop = Callable[[int, int], float]  # turns of a step and steps in, seconds a step out
 

@@ -34,14 +34,8 @@ STEPS = 100_000
 TICK_NS = 100_000_000
 TICKS_A_BATCH = 8_000  # 128 000 rows; the writer closes a segment at 250 000
 HEADER = (
-    "samples",
-    "steps",
-    "MB on disk",
-    "wall s",
-    "range s",
-    "to linear",
-    "peak RSS MB",
-    "RSS to linear",
+    *("samples", "steps", "MB on disk", "wall s", "range s", "CPU s", "CPU to linear"),
+    *("peak RSS MB", "RSS to linear"),
 )
 ERG = Path(sys.executable).parent / "erg"
 
@@ -116,8 +110,8 @@ def step_columns(start_ns: int, end_ns: int) -> dict[str, Any]:
     }
 
 
-def reported(run: Path) -> tuple[float, float]:
-    """Wall seconds and peak resident MB of `erg report RUN --json`."""
+def reported(run: Path) -> tuple[float, float, float]:
+    """Wall and CPU seconds and peak resident MB of `erg report RUN --json`."""
     before = time.perf_counter()
     process = subprocess.Popen([str(ERG), "report", str(run), "--json"], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -125,7 +119,7 @@ def reported(run: Path) -> tuple[float, float]:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"erg report ended with {process.returncode}")
-    return took_s, usage.ru_maxrss * 1024 / 1e6
+    return took_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -135,7 +129,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             millions: written(Path(folder) / f"{millions}M", millions * 1_000_000)
             for millions in arguments.millions
         }
-        seen: dict[int, list[tuple[float, float]]] = {millions: [] for millions in runs}
+        seen: dict[int, list[tuple[float, float, float]]] = {millions: [] for millions in runs}
         for _ in range(arguments.rounds or 3):
             for millions, run in runs.items():
                 seen[millions].append(reported(run))
@@ -146,17 +140,19 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     return shown(seen, sizes)
 
 
-def shown(seen: dict[int, list[tuple[float, float]]], sizes: dict[int, float]) -> dict[str, Any]:
+def shown(
+    seen: dict[int, list[tuple[float, float, float]]], sizes: dict[int, float]
+) -> dict[str, Any]:
     """Print the table; give the numbers."""
     rows: list[tuple[object, ...]] = []
     medians = {
         m: [statistics.median(column) for column in zip(*s, strict=True)] for m, s in seen.items()
     }
     smallest = min(seen)
-    for millions, (wall_s, rss_mb) in medians.items():
-        walls = [wall for wall, _ in seen[millions]]
+    for millions, (wall_s, cpu_s, rss_mb) in medians.items():
+        walls = [wall for wall, *_ in seen[millions]]
         linear = millions / smallest
-        base_s, base_mb = medians[smallest]
+        _, base_s, base_mb = medians[smallest]
         rows.append(
             (
                 f"{millions} M",
@@ -164,7 +160,8 @@ def shown(seen: dict[int, list[tuple[float, float]]], sizes: dict[int, float]) -
                 f"{sizes[millions]:.0f}",
                 f"{wall_s:.2f}",
                 tables.spread(walls),
-                f"{wall_s / base_s / linear:.2f}",
+                f"{cpu_s:.2f}",
+                f"{cpu_s / base_s / linear:.2f}",
                 f"{rss_mb:.0f}",
                 f"{rss_mb / base_mb / linear:.2f}",
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter import records, registry
+from ergmeter.cli import reference as commands
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.ports import Importer, Probe
 from ergmeter.records import BASES, COLUMN_KINDS, Reported, Sample, Step
@@ -93,6 +94,10 @@ def test_no_alias_means_two_metrics() -> None:
 
 def test_the_metrics_page_is_what_the_catalogue_says() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == reference.page(), "run ./dev docs"
+
+
+def test_the_commands_page_is_what_the_commands_say() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text() == commands.page(), "run ./dev docs"
 
 
 def loaded_by(statement: str) -> set[str]:

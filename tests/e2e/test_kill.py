@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 SEED = 20261115
 KILLS = 50
 AT_ONCE = 5
-STEPS = 250  # of 10 ms
+STEPS = 300  # of 10 ms
 LOST_S = 1.0  # what a kill may cost
+EARLY_S = 0.1
 
 
 @dataclass
@@ -59,8 +60,8 @@ class Killed:
 def delays_s(longest_s: float) -> list[float]:
     """Random moments, a fifth of them within the first 100 ms."""
     chance = random.Random(SEED)
-    early = [chance.uniform(0, 0.1) for _ in range(KILLS // 5)]
-    return early + [chance.uniform(0, longest_s) for _ in range(KILLS - len(early))]
+    early = [chance.uniform(0, EARLY_S) for _ in range(KILLS // 5)]
+    return early + [chance.uniform(EARLY_S, longest_s) for _ in range(KILLS - len(early))]
 
 
 def each(trial: Callable[[Path, float], None], tmp_path: Path, longest_s: float) -> None:
@@ -116,15 +117,22 @@ def check_opens(killed: Killed, *statuses: str) -> Run | None:
     return run
 
 
-def check_steps(killed: Killed, run: Run, stream: str, *, before_ns: int, unseen: int) -> None:
-    """All steps that ended before this are there, but for the first `unseen`; none is invented."""
+def check_steps(killed: Killed, run: Run, stream: str, *, before_ns: int) -> None:
+    """All steps up to this time are there, without a gap, and none is invented.
+
+    But for the first lines of an output: when the first step began is not known.
+    """
     steps = run.steps(stream)
-    due = [number for number, t_ns in killed.log.items() if t_ns < before_ns and number >= unseen]
+    due = [number for number, t_ns in killed.log.items() if t_ns < before_ns]
     last = int(np.max(steps["index"], initial=-1))
-    assert last >= max(due, default=-1), f"recorded up to {last}, due up to {max(due)}"
+    if len(due) > 10 or stream == "":
+        assert last >= max(due, default=-1), f"recorded up to {last}, due up to {max(due)}"
     # A line is printed before it is logged, and a step ends before it is: one more is no invention.
     assert last <= max(killed.log, default=-1) + 1
-    assert int(np.sum(steps["steps"])) == max(0, last + 1 - unseen)
+    if last >= 0:
+        first = int(steps["index"][0] - steps["steps"][0]) + 1
+        assert first == 0 if stream == "" else first <= 10
+        assert int(np.sum(steps["steps"])) == last + 1 - first
 
 
 @pytest.mark.timeout(200)
@@ -137,7 +145,7 @@ def test_a_killed_training_loses_no_printed_step(tmp_path: Path) -> None:
         assert recorder.wait(TIMEOUT_S) == 137
         run = check_opens(killed, "killed by SIGKILL")
         assert run is not None
-        check_steps(killed, run, "output", before_ns=killed.t_ns, unseen=1)
+        check_steps(killed, run, "output", before_ns=killed.t_ns)
         assert len(killed.printed) >= len(killed.log)
 
     each(trial, tmp_path, longest_s=1.5)
@@ -153,6 +161,8 @@ def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Pa
 
     def trial(directory: Path, delay_s: float) -> None:
         recorder = start_recording(directory)
+        if delay_s > EARLY_S:
+            eventually(lambda: list(directory.glob("run/*/samples-*")), "the first hand-over")
         time.sleep(delay_s)
         killed = kill(directory, recorder.pid)
         recorder.wait(TIMEOUT_S)
@@ -164,14 +174,14 @@ def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Pa
             if hand_overs(run) >= 3:
                 before_ns = killed.t_ns - int(LOST_S * 1e9)
                 in_full_swing.append(delay_s)
-            check_steps(killed, run, "output", before_ns=before_ns, unseen=1)
+            check_steps(killed, run, "output", before_ns=before_ns)
         if started:
             eventually(killed.ended, "the end of the training")
             assert len(killed.log) == STEPS
             eventually(lambda: len(killed.printed) == STEPS, "the training's output")
             check_opens(killed, CUT_OFF)
 
-    each(trial, tmp_path, longest_s=3.0)
+    each(trial, tmp_path, longest_s=2.2)
     assert len(in_full_swing) >= 5, "hardly a recorder lived long enough to have lost anything"
 
 
@@ -185,6 +195,6 @@ def test_a_killed_meter_loses_at_most_a_second(tmp_path: Path) -> None:
         run = check_opens(killed, CUT_OFF)
         if run and run.writers:
             before_ns = killed.t_ns - int(LOST_S * 1e9)
-            check_steps(killed, run, "", before_ns=before_ns, unseen=0)
+            check_steps(killed, run, "", before_ns=before_ns)
 
     each(trial, tmp_path, longest_s=1.8)

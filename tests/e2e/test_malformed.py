@@ -144,6 +144,7 @@ def test_parquet_damaged_in_the_middle_is_not_believed(
     reported = Reported(tmp_path / "run", capsys)
     assert reported.code == 1
     assert len(reported.errors) == 1
+    assert str(path) in reported.errors[0]
 
 
 def _future(header: bytes) -> bytes:
@@ -153,7 +154,7 @@ def _future(header: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_future, "newer"),
+        (_future, "upgrade ergmeter"),
         (lambda _: b"", "not JSON"),
         (lambda _: b"not json", "not JSON"),
         (lambda _: b"[1, 2]", "list"),
@@ -220,8 +221,8 @@ def test_a_writer_file_with_a_strange_entry_does_not_hide_the_run(
     path = file(run, "writer.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     reported = Reported(run, capsys)
-    assert len(reported.errors) == reported.code
-    assert reported.code in (0, 1)
+    assert reported.code in (0, 1, 2)
+    assert len(reported.errors) == (1 if reported.code else 0)
 
 
 def test_a_missing_writer_file_costs_that_writer(
@@ -273,13 +274,11 @@ def test_a_last_mark_that_was_cut_off_is_a_killed_writers(
 def test_what_is_no_run_is_an_error_of_one_line(lab: Lab) -> None:
     (lab.path / "empty").mkdir()
     (lab.path / "file").write_bytes(JPEG)
-    for path in ("empty", "file", "missing", "file/below", ".", "a\nb"):
-        for options in ([], ["--json"], ["--all"]):
-            done = lab.run(ERG, "report", path, *options)
-            assert done.returncode == 1, path
-            assert done.stdout == b""
-            assert done.stderr.startswith(b"erg: ")
-            assert len(done.stderr.splitlines()) <= 1 + path.count("\n")
+    for path in ("empty", "file", "missing", "file/below", "."):
+        done = lab.run(ERG, "report", path)
+        assert (done.returncode, done.stdout) == (1, b""), path
+        assert done.stderr.startswith(b"erg: ")
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_no_runs_at_all_is_an_error_of_one_line(lab: Lab) -> None:

@@ -26,12 +26,16 @@ def check(report: dict[str, Any], truth: dict[str, float], basis: str) -> None:
     tokens_per_s, step_s = value("throughput.tokens_per_s"), value("time.step_s")
     assert tokens_per_s == pytest.approx(truth["real"] / truth["seconds"], rel=0.01)
     assert step_s == pytest.approx(truth["seconds"] / truth["steps"], rel=0.01)
-    assert value("tokens.per_step") == pytest.approx(truth["real"] / truth["steps"], rel=1e-9)
-    assert value("steps.count") == truth["steps"]
+    exact = 1e-9 if basis == "measured" else 0.005
+    assert value("tokens.per_step") == pytest.approx(truth["real"] / truth["steps"], rel=exact)
+    # Lines that come in one read with the first open the window together with it.
+    assert truth["steps"] * (1 if basis == "measured" else 0.99) <= value("steps.count")
+    assert value("steps.count") <= truth["steps"]
     assert value("throughput.computed_tokens_per_s") == pytest.approx(
         truth["computed"] / truth["seconds"], rel=0.01
     )
-    assert value("tokens.padding_frac") == pytest.approx(1 - truth["real"] / truth["computed"])
+    padding = 1 - truth["real"] / truth["computed"]
+    assert value("tokens.padding_frac") == pytest.approx(padding, rel=exact)
     assert tokens_per_s * step_s == pytest.approx(value("tokens.per_step"), rel=0.001)
     low, high = (readings["throughput.tokens_per_s"][end] for end in ("low", "high"))
     assert low <= tokens_per_s <= high

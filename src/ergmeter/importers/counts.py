@@ -98,6 +98,6 @@ def explained(name: str, mode: Mode, values: Sequence[int]) -> str:
         "line": "the count since the line before",
         "total": "a running total",
     }[mode]
-    others = [f'"{other}"' for other in ("step", "line", "total") if other != mode]
-    cure = f"; if it is not, set tokens_are to {' or '.join(others)}" if "tok" in name else ""
+    others = [other for other in ("step", "line", "total") if other != mode]
+    cure = f"; if it is not: --tokens-are {' or '.join(others)}" if "tok" in name else ""
     return f"{name}= read as {what}, from its first values {shown}{cure}"

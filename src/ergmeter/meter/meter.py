@@ -96,7 +96,7 @@ class Meter:
         self._pid = os.getpid()
         self._spans: dict[int, StepSpan] = {}
         self._ends_ns: dict[int, int] = {}
-        self._numbers = itertools.count()
+        self._numbers = {phase: itertools.count() for phase in PHASES}
         self._started_ns = 0
         self._append: Callable[[tuple[Any, ...]], None] = self._not_started
 
@@ -153,7 +153,8 @@ class Meter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(f"failed ({kind.__name__}: {error})"[:300] if kind else None)
+        what = f"{kind.__name__}: {error}" if kind and str(error) else getattr(kind, "__name__", "")
+        self.close(f"failed ({what[:300]})" if kind else None)
 
     # -- what a loop calls ----------------------------------------------------------------------
 
@@ -208,7 +209,7 @@ class Meter:
             (
                 start_ns,
                 end_ns,
-                next(self._numbers),
+                next(self._numbers["train"]),
                 1,
                 "train",
                 tokens,

@@ -97,7 +97,7 @@ class StepSpan:
                 (
                     self._start_ns,
                     end_ns,
-                    next(meter._numbers),
+                    next(meter._numbers[self.phase]),
                     1,
                     self.phase,
                     self.tokens,

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.records import Missing, Reading
+from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, RUNNING
 from ergmeter.units import duration, scaled, significant
 
@@ -110,8 +110,10 @@ def _in_words(number: float, unit: str) -> str:
         return f"{significant(number * 100, 3)} %"
     if unit in ("B", "B/s", "B/h", "Hz", "J", "g"):
         return scaled(number, unit)
-    if unit in ("tokens", "steps", "cores"):
-        return f"{number:,.0f} {unit}" if unit != "cores" else f"{significant(number, 3)} cores"
+    if unit == "cores":
+        return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
+    if unit in ("tokens", "steps"):
+        return f"{number:,.0f} {unit}"
     return f"{number:,.0f} {unit}" if abs(number) >= 10_000 else f"{significant(number)} {unit}"
 
 
@@ -123,10 +125,17 @@ def _interval(reading: Reading) -> str:
 
 def _spread(reading: Reading) -> str:
     """Half the interval, in percent: what fits beside a number."""
-    if reading.low is None or reading.high is None or reading.value == 0:
+    if reading.low is None or reading.high is None or reading.low <= 0 <= reading.high:
         return ""
     half = (reading.high - reading.low) / 2 / abs(reading.value) * 100
     return f"± {significant(half, 2)} %"
+
+
+def _is_nothing(key: str, reading: Reading) -> bool:
+    """Whether a trend is none: its interval holds 0."""
+    if reading.low is None or reading.high is None:
+        return False
+    return "growth" in key and reading.low <= 0 <= reading.high
 
 
 def _basis(reading: Reading) -> Text:
@@ -164,6 +173,8 @@ def _figures(summary: Summary) -> Table:
         label = group
         for key, keep in members:
             found = summary.readings.get(key)
+            if isinstance(found, Reading) and _is_nothing(key, found):
+                continue
             if isinstance(found, Reading):
                 title = catalogue()[key].title
                 figures.add_row(label, title, value(found), _spread(found), _basis(found))
@@ -203,7 +214,8 @@ def sparkline(run: Run) -> Text | None:
     steps = run.steps()
     if not len(steps["loss"]):
         steps = run.steps("output")
-    loss = steps["loss"][np.isfinite(steps["loss"])]
+    known = np.isfinite(steps["loss"]) & (steps["phase"] == PHASES.index("train"))
+    loss = steps["loss"][known]
     if len(loss) < 3:
         return None
     cells = min(60, len(loss))

@@ -1,0 +1,39 @@
+"""The command reference, made from the commands themselves. `./dev docs` writes it.
+
+`python -m ergmeter.cli.reference` prints the page.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ergmeter.cli.main import cli
+
+_HEAD = """\
+# Commands
+
+This page is made from the commands by `./dev docs`; a test keeps it up to date.
+
+Exit codes: 0 done, 1 failure (a damaged file, a refused write), 2 misuse, 130 interrupted.
+`erg record` exits as its command does: with its code, or 128 plus the signal that killed it.
+"""
+
+
+def page() -> str:
+    """Every command's help."""
+    context = click.Context(cli, info_name="erg", max_content_width=100, terminal_width=100)
+    parts = [_HEAD, _section("erg", cli.get_help(context))]
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        if command is not None:
+            inner = click.Context(command, info_name=name, parent=context, terminal_width=100)
+            parts.append(_section(f"erg {name}", command.get_help(inner)))
+    return "\n".join(parts)
+
+
+def _section(title: str, text: str) -> str:
+    return f"## {title}\n\n```text\n{text}\n```\n"
+
+
+if __name__ == "__main__":
+    click.echo(page(), nl=False)

@@ -1,0 +1,253 @@
+"""A whole measured run on GPUs whose true power is known, through the real NVML binding.
+
+Each case is one program with a `Meter`, or under `erg record`, in a process of its own; the truth is
+the integral of the scripted curve over the window that the summary itself names.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
+from tests.nvml.library import Gpu, Library, Script, build, default_uuid
+
+PROGRAM = """
+import sys, time
+from ergmeter import Meter
+with Meter(sys.argv[1], probes=["nvml", "process"]) as meter:
+    for _ in range(int(sys.argv[2])):
+        with meter.step(tokens=1000):
+            time.sleep(0.05)
+"""
+# Idle, then loads of two kinds; from 20 s before the epoch so that no edge is at the start.
+HILL = [(0.0, 100.0), (2.0, 500.0), (4.0, 200.0)]
+FLAT = 250.0
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+class Measured:
+    """A run, its report, and the seconds since the script's epoch of its window."""
+
+    def __init__(self, path: Path, epoch_ns: int) -> None:
+        done = subprocess.run(
+            [ERG, "report", str(path), "--json"],
+            capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        self.report: dict[str, Any] = json.loads(done.stdout)
+        steps = Run.open(path).steps() if Run.open(path).count("steps") else {}
+        if not len(steps["start_ns"]):
+            steps = Run.open(path).steps("output")
+        self.start_s = (int(steps["start_ns"][0]) - epoch_ns) / 1e9
+        self.end_s = (int(steps["end_ns"][-1]) - epoch_ns) / 1e9
+
+    def value(self, key: str) -> float:
+        found = self.report["readings"][key]
+        assert "value" in found, found
+        return float(found["value"])
+
+    def reason(self, key: str) -> str:
+        found = self.report["readings"][key]
+        assert "missing" in found, found
+        return str(found["missing"])
+
+    def device(self, index: int, key: str) -> float:
+        return float(self.report["devices"][default_uuid(index)]["readings"][key]["value"])
+
+    def joules(self, gpu: Gpu) -> float:
+        return gpu.joules(self.start_s, self.end_s)
+
+
+def measure(library: Library, path: Path, *gpus: Gpu, steps: int = 60, **more: str) -> Measured:
+    epoch_ns = time.monotonic_ns()
+    script = Script(gpus, epoch_ns=epoch_ns)
+    subprocess.run(
+        [PYTHON, "-c", PROGRAM, str(path), str(steps)],
+        env=environment(**library.environment(script), **more), check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    return Measured(path, epoch_ns)
+
+
+def test_two_gpus_with_different_curves(library: Library, tmp_path: Path) -> None:
+    gpus = Gpu(HILL, memory_bytes=3e9, busy_frac=0.9), Gpu(FLAT, memory_bytes=1e9, busy_frac=0.5)
+    run = measure(library, tmp_path / "run", *gpus)
+    truth_j = sum(run.joules(gpu) for gpu in gpus)
+    assert run.value("energy.run_j") == pytest.approx(truth_j, rel=0.01)
+    assert run.report["readings"]["energy.run_j"]["basis"] == "measured"
+    for index, gpu in enumerate(gpus):
+        assert run.device(index, "energy.run_j") == pytest.approx(run.joules(gpu), rel=0.015)
+    tokens = 60 * 1000
+    assert run.value("energy.joules_per_token") == pytest.approx(truth_j / tokens, rel=0.01)
+    assert run.value("energy.mean_w") == pytest.approx(
+        truth_j / (run.end_s - run.start_s), rel=0.01
+    )
+    assert run.value("memory.device_peak_bytes") == pytest.approx(3e9)
+    assert run.value("memory.device_mean_bytes") == pytest.approx(2e9)
+    assert run.value("utilization.busy_frac") == pytest.approx(0.7)
+    whole = run.value("throughput.tokens_per_s")
+    assert run.value("throughput.tokens_per_s_per_device") == pytest.approx(whole / 2)
+
+
+def test_a_gpu_that_is_lost_on_the_way(library: Library, tmp_path: Path) -> None:
+    run = measure(library, tmp_path / "run", Gpu(FLAT), Gpu(HILL, lost_at_s=2.5))
+    said = run.reason("energy.run_j")
+    assert "GPU is lost" in said
+    assert default_uuid(1) in said
+    assert "before the window does" in said
+    assert run.device(0, "energy.run_j") == pytest.approx(run.joules(Gpu(FLAT)), rel=0.02)
+    assert any("lost during the run" in note for note in run.report["notes"])
+    assert run.value("throughput.tokens_per_s") > 0
+    assert run.report["status"] == "finished"
+
+
+def test_a_counter_that_is_reset(library: Library, tmp_path: Path) -> None:
+    gpu = Gpu(FLAT, reset_at_s=2.0)
+    run = measure(library, tmp_path / "run", gpu)
+    assert run.value("energy.run_j") == pytest.approx(run.joules(gpu), rel=0.01)
+    found = run.report["readings"]["energy.run_j"]
+    assert found["basis"] == "derived"
+    assert "counter was reset" in found["note"]
+
+
+def test_no_counter(library: Library, tmp_path: Path) -> None:
+    gpu = Gpu(HILL, no_energy=True)
+    run = measure(library, tmp_path / "run", gpu)
+    assert run.value("energy.run_j") == pytest.approx(run.joules(gpu), rel=0.03)
+    assert "no energy counter" in run.report["readings"]["energy.run_j"]["note"]
+
+
+def test_a_counter_but_no_power(library: Library, tmp_path: Path) -> None:
+    gpu = Gpu(FLAT, no_power=True)
+    run = measure(library, tmp_path / "run", gpu)
+    assert run.value("energy.run_j") == pytest.approx(run.joules(gpu), rel=0.02)
+    assert "gives no power reading" in run.reason("energy.peak_w")
+
+
+def test_neither_counter_nor_power(library: Library, tmp_path: Path) -> None:
+    run = measure(
+        library, tmp_path / "run", Gpu(FLAT, no_energy=True, no_power=True, busy_frac=0.4)
+    )
+    for key in ("energy.run_j", "energy.mean_w", "energy.joules_per_token", "energy.peak_w"):
+        assert run.reason(key)
+    assert "no energy counter" in run.reason("energy.run_j")
+    assert run.value("utilization.busy_frac") == pytest.approx(0.4)
+
+
+def test_a_counter_that_never_moves(library: Library, tmp_path: Path) -> None:
+    gpu = Gpu(FLAT, frozen_energy=True)
+    run = measure(library, tmp_path / "run", gpu)
+    assert run.value("energy.run_j") == pytest.approx(run.joules(gpu), rel=0.01)
+    assert "stood still" in run.report["readings"]["energy.run_j"]["note"]
+    silent = measure(library, tmp_path / "other", Gpu(FLAT, frozen_energy=True, no_power=True))
+    assert "stood still" in silent.reason("energy.run_j")
+
+
+def test_a_sensor_that_reads_zero_watts(library: Library, tmp_path: Path) -> None:
+    run = measure(library, tmp_path / "run", Gpu(0.0, frozen_energy=True))
+    assert "0 W throughout" in run.reason("energy.run_j")
+
+
+def test_a_driver_that_hangs(library: Library, tmp_path: Path) -> None:
+    """The power query of the GPU blocks for 30 s; the run goes on, and says so."""
+    run = measure(library, tmp_path / "run", Gpu(FLAT, hang_s=(1.0, 30.0)), steps=170)
+    assert any("nvml: has not answered" in note for note in run.report["notes"])
+    assert run.reason("energy.run_j")
+    assert run.value("steps.count") == 170
+    assert run.value("memory.process_peak_bytes") > 0
+
+
+@pytest.mark.parametrize(("visible", "index"), [("1", 1), (default_uuid(1), 1), ("0", 0)])
+def test_only_the_gpus_a_program_sees_are_its(
+    library: Library, tmp_path: Path, visible: str, index: int
+) -> None:
+    gpus = Gpu(100.0), Gpu(400.0)
+    run = measure(library, tmp_path / "run", *gpus, steps=30, CUDA_VISIBLE_DEVICES=visible)
+    assert list(run.report["devices"]) == ["ergmeter", default_uuid(index), *_rest(run)]
+    assert run.value("energy.mean_w") == pytest.approx(100.0 if index == 0 else 400.0, rel=0.02)
+
+
+def _rest(run: Measured) -> list[str]:
+    return [device for device in run.report["devices"] if device.startswith("process")]
+
+
+def test_under_erg_record_a_plain_script_gets_joules_per_token(
+    library: Library, tmp_path: Path
+) -> None:
+    gpu = Gpu(FLAT)
+    epoch_ns = time.monotonic_ns()
+    code = "import time\nfor i in range(40):\n time.sleep(.05)\n print(f'step={i} tokens=512')"
+    subprocess.run(
+        [ERG, "record", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", code],
+        env=environment(**library.environment(Script([gpu], epoch_ns=epoch_ns))),
+        check=True, capture_output=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    run = Measured(tmp_path / "run", epoch_ns)
+    assert run.value("energy.run_j") == pytest.approx(run.joules(gpu), rel=0.02)
+    assert run.value("energy.joules_per_token") == pytest.approx(
+        run.joules(gpu) / (39 * 512), rel=0.02
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (Script([Gpu()], driver="440.33.01"), "older than 450.80.02"),
+        (Script([Gpu()], init_error=pynvml.NVML_ERROR_NO_PERMISSION), "no permission"),
+        (Script([Gpu()], init_error=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "not loaded"),
+        (Script([]), "shows no GPU"),
+    ],
+    ids=["old driver", "no permission", "not loaded", "no GPU"],
+)
+def test_the_doctor_says_why_there_is_no_gpu_and_what_to_do(
+    library: Library, script: Script, said: str
+) -> None:
+    found = examined(library, script)["probes"]["nvml"]
+    assert not found["works"]
+    assert said in found["reason"]
+
+
+def examined(library: Library, script: Script) -> dict[str, Any]:
+    done = subprocess.run(
+        [ERG, "doctor", "--json"], env=environment(**library.environment(script)),
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_doctor_lists_what_a_gpu_can_say(library: Library) -> None:
+    exclusive = pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    gpus = [Gpu(compute_mode=exclusive), Gpu(no_energy=True), Gpu(frozen_energy=True)]
+    found = examined(library, Script(gpus))
+    assert found["energy"]
+    nvml = found["probes"]["nvml"]
+    assert nvml["works"]
+    first, second, third = nvml["devices"]
+    assert {"power", "energy", "memory"} <= set(first["reads"])
+    assert "energy" not in second["reads"]
+    assert "energy" not in third["reads"]
+    said = " ".join(nvml["warnings"])
+    assert "exclusive_process" in said
+    assert "no energy counter" in said
+    assert "stood still" in said
+
+
+def test_the_doctor_without_a_driver_names_the_cure() -> None:
+    done = subprocess.run(
+        [ERG, "doctor"], env=environment(COLUMNS="300"), capture_output=True, text=True,
+        check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    if "no  nvml" in done.stdout:
+        assert "install it" in done.stdout
+    assert "process" in done.stdout
