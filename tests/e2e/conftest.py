@@ -132,7 +132,7 @@ class Lab:
             *arguments, **{"stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
         )
         out, err = process.communicate(stdin, timeout=TIMEOUT_S)
-        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def record(
         self, *command: object, out: str = "run", options: tuple[str, ...] = QUICK, **more: Any

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import ERG, QUICK, script
+from tests.e2e.conftest import ERG, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,9 @@ def test_a_disk_that_was_full_from_the_start_is_an_error_before_the_command(
 def test_a_disk_that_fills_up_at_the_start_leaves_the_command_running(
     lab: Lab, small_disk: Path
 ) -> None:
-    command = f"dd if=/dev/zero of={small_disk}/filler bs=512 2>/dev/null; sleep 2; echo done; exit 9"
+    command = (
+        f"dd if=/dev/zero of={small_disk}/filler bs=512 2>/dev/null; sleep 2; echo done; exit 9"
+    )
     done = lab.record("sh", "-c", command, out="disk/run")
     assert (done.returncode, done.stdout) == (9, b"done\n")
     assert len(done.stderr.splitlines()) <= 1
@@ -102,11 +104,13 @@ def test_a_disk_that_fills_up_at_the_start_leaves_the_command_running(
 
 
 def test_a_disk_that_stays_full_is_still_told_of(lab: Lab, small_disk: Path) -> None:
-    fills = f"sleep 2; dd if=/dev/zero of={small_disk}/filler bs=512 2>/dev/null; sleep 2"
-    done = lab.run(ERG, "record", *QUICK, "--out", "disk/run", "--", "sh", "-c", fills)
-    assert done.returncode == 0
+    wait = f"while [ ! -e {small_disk}/run/*/samples-self* ]; do sleep 0.05; done; sleep 1"
+    full = f"dd if=/dev/zero of={small_disk}/filler bs=512 2>/dev/null"
+    steps = "for i in $(seq 200); do echo step=$i tokens=64; sleep 0.01; done"
+    assert lab.record("sh", "-c", f"{wait}; {full}; {steps}", out="disk/run").returncode == 0
     report = lab.report("disk/run")
     assert [note for note in report["notes"] if "part of the record is missing" in note]
+    assert report["damaged_files"] == []
 
 
 def fill(directory: Path) -> None:

@@ -23,7 +23,9 @@ _TIMED = re.compile(
 def without_times(printed: bytes) -> list[str]:
     """What was printed, line by line, but for how long it took."""
     lines = printed.decode().replace("\r", "\n").split("\n")
-    return [_TIMED.sub("TIME", line) for line in lines if "it/s]" not in line and "s/it]" not in line]
+    return [
+        _TIMED.sub("TIME", line) for line in lines if "it/s]" not in line and "s/it]" not in line
+    ]
 
 
 def test_a_recorded_trainer_prints_what_it_prints_alone_and_its_tokens_are_right(lab: Lab) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ergmeter import Run
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, eventually, script
 
 if TYPE_CHECKING:
@@ -135,11 +136,9 @@ def test_an_output_that_no_background_child_holds_is_closed(lab: Lab) -> None:
 
 
 def test_an_output_nobody_reads_does_not_hold_up_the_other(lab: Lab) -> None:
-    # Until the test reads standard output, two writers are stuck in it, and a third is not.
-    both = "yes out & yes out & echo told >&2; wait"
-    recorder = lab.start_recording(
-        "sh", "-c", both, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    # Nobody reads standard output, so one writer is stuck in it; another has something to say.
+    both = "yes out & sleep 1; echo told >&2; wait"
+    recorder = lab.start_recording("sh", "-c", both, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert recorder.stderr is not None
     assert recorder.stderr.readline() == b"told\n"
 
@@ -207,6 +206,15 @@ def test_what_printed_tokens_count_can_be_told(lab: Lab) -> None:
     prints = "import time\nfor t in 5, 7, 30: print(f'step={t} tokens={t}'); time.sleep(0.01)"
     lab.record(PYTHON, "-c", prints, options=(*QUICK, "--tokens-are", "total"))
     assert lab.report()["readings"]["tokens.total"]["value"] == 25
+
+
+def test_lines_that_come_faster_than_they_are_read_are_all_read(lab: Lab) -> None:
+    lines = 150_000
+    prints = f"print(*(f'step={{i}} tokens=8' for i in range({lines})), sep='\\n')"
+    assert lab.record(PYTHON, "-c", prints).stdout.count(b"\n") == lines
+    run = Run.open(lab.path / "run")
+    assert run.steps("output")["index"][-1] == lines - 1
+    assert not [mark for mark in run.marks if mark.name == "rows_dropped"]
 
 
 def test_a_command_that_prints_no_steps_is_told_what_to_print(lab: Lab) -> None:

@@ -1,7 +1,7 @@
 """A whole measured run on GPUs whose true power is known, through the real NVML binding.
 
-Each case is one program with a `Meter`, or under `erg record`, in a process of its own; the truth is
-the integral of the scripted curve over the window that the summary itself names.
+Each case is one program with a `Meter`, or under `erg record`, in a process of its own; the truth
+is the integral of the scripted curve over the window that the summary itself names.
 """
 
 from __future__ import annotations
@@ -175,6 +175,16 @@ def test_only_the_gpus_a_program_sees_are_its(
     run = measure(library, tmp_path / "run", *gpus, steps=30, CUDA_VISIBLE_DEVICES=visible)
     assert list(run.report["devices"]) == ["ergmeter", default_uuid(index), *_rest(run)]
     assert run.value("energy.mean_w") == pytest.approx(100.0 if index == 0 else 400.0, rel=0.02)
+
+
+def test_of_several_visible_gpus_only_the_one_in_use_is_billed(
+    library: Library, tmp_path: Path
+) -> None:
+    run = measure(library, tmp_path / "run", Gpu(100.0), Gpu(400.0, processes=[("self", 10**9)]))
+    assert run.value("energy.mean_w") == pytest.approx(400.0, rel=0.02)
+    assert run.value("throughput.tokens_per_s_per_device") == run.value("throughput.tokens_per_s")
+    unknown = measure(library, tmp_path / "other", Gpu(100.0), Gpu(400.0), steps=20)
+    assert any("could not be seen: all count" in note for note in unknown.report["notes"])
 
 
 def _rest(run: Measured) -> list[str]:

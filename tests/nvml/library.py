@@ -88,6 +88,7 @@ class Gpu:
     energy_read_ms: float = 0.0  # what one reading of the counter costs
     cost_s: dict[str, float] = field(default_factory=dict)  # by query, as in Fault
     faults: Sequence[Fault] = ()
+    processes: Sequence[tuple[int | str, int]] = ()  # (pid or "self", bytes) of who computes on it
 
     def joules(self, start_s: float, end_s: float) -> float:
         """The true energy of this span: the integral of the curve, whatever the sensors show."""
@@ -141,6 +142,8 @@ class Gpu:
             yield "frozen_energy"
         if self.hang_s is not None:
             yield f"hang {self.hang_s[0]!r} {self.hang_s[1]!r}"
+        for pid, used_bytes in self.processes:
+            yield f"process {pid} {used_bytes}"
         for fault in self._all_faults():
             span = f"{fault.from_s!r} {fault.until_s!r} {fault.times!r}"
             yield f"fail {fault.query} {fault.error} {span}"

@@ -34,6 +34,7 @@
  *   fail QUERY CODE [FROM [UNTIL [TIMES]]]   QUERY fails with CODE, at most so many times;
  *                            "all": whatever is asked of this GPU
  *   cost QUERY SECONDS       QUERY takes this long
+ *   process PID BYTES        a program that computes on it; PID "self" is the one that asks
  *   hang AT FOR              power, fields: a query made in AT to AT+FOR returns when FOR is over
  *
  * QUERY: handle name uuid pci power fields instant average energy memory utilization clock
@@ -49,6 +50,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum {
     SUCCESS = 0,
@@ -57,6 +59,7 @@ enum {
     NOT_SUPPORTED = 3,
     NO_PERMISSION = 4,
     NOT_FOUND = 6,
+    INSUFFICIENT_SIZE = 7,
     LIBRARY_NOT_FOUND = 12,
     UNKNOWN = 999
 };
@@ -88,6 +91,8 @@ typedef struct {
     double seconds;
 } Cost;
 
+#define MAX_PROCESSES 8
+
 enum { POWER, MEMORY, UTILIZATION, MEMORY_UTILIZATION, CLOCK, MEMORY_CLOCK, TEMPERATURE, CURVES };
 static const char *const CURVE_NAMES[CURVES] = {
     "power", "memory", "utilization", "memory_utilization", "clock", "memory_clock", "temperature"};
@@ -103,6 +108,11 @@ typedef struct {
     int fault_count;
     Cost *costs;
     int cost_count;
+    struct {
+        unsigned pid; /* 0: whoever asks */
+        unsigned long long bytes;
+    } processes[MAX_PROCESSES];
+    int process_count;
 } Gpu;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -269,6 +279,16 @@ static int number(double *into, const char *rest) { return sscanf(rest, "%lf", i
 
 static int count(unsigned *into, const char *rest) { return sscanf(rest, "%u", into) == 1 ? 0 : -1; }
 
+static int read_process(Gpu *gpu, const char *rest) {
+    char pid[24];
+    unsigned long long bytes;
+    if (gpu->process_count == MAX_PROCESSES) return -1;
+    if (sscanf(rest, "%23s %llu", pid, &bytes) != 2) return -1;
+    gpu->processes[gpu->process_count].pid = (unsigned)strtoul(pid, NULL, 10);
+    gpu->processes[gpu->process_count++].bytes = bytes;
+    return 0;
+}
+
 static int read_gpu_line(Gpu *gpu, const char *key, const char *rest) {
 #define IS(word) (strcmp(key, word) == 0)
     if (IS("name")) return text(gpu->name, sizeof gpu->name, rest);
@@ -277,6 +297,7 @@ static int read_gpu_line(Gpu *gpu, const char *key, const char *rest) {
     if (IS("curve")) return read_curve(gpu, rest);
     if (IS("fail")) return read_fault(gpu, rest);
     if (IS("cost")) return read_cost(gpu, rest);
+    if (IS("process")) return read_process(gpu, rest);
     if (IS("hang")) return sscanf(rest, "%lf %lf", &gpu->hang_at, &gpu->hang_for) == 2 ? 0 : -1;
     if (IS("memory_total")) return number(&gpu->memory_total, rest);
     if (IS("power_limit")) return number(&gpu->power_limit, rest);
@@ -728,7 +749,33 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(Handle device, unsigned long long 
     return SUCCESS;
 }
 
-/* ---- NVML: processes, of which there are none; settings, which need root ---- */
+/* ---- NVML: processes; settings, which need root ---- */
+
+typedef struct {
+    unsigned pid;
+    unsigned long long bytes;
+    unsigned gpu_instance, compute_instance;
+} ProcessInfo; /* of the second and third version alike */
+
+static int list_processes(Handle device, unsigned *count, ProcessInfo *processes) {
+    ENTER("processes");
+    unsigned room = *count, wanted = (unsigned)gpu->process_count;
+    *count = wanted;
+    if (room < wanted || (wanted && !processes)) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < wanted; i++) {
+        unsigned pid = gpu->processes[i].pid;
+        processes[i] = (ProcessInfo){pid ? pid : (unsigned)getpid(), gpu->processes[i].bytes, ~0u, ~0u};
+    }
+    return SUCCESS;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v2(Handle device, unsigned *count, ProcessInfo *processes) {
+    return list_processes(device, count, processes);
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Handle device, unsigned *count, ProcessInfo *processes) {
+    return list_processes(device, count, processes);
+}
 
 static int no_processes(Handle device, unsigned *count) {
     ENTER("processes");
@@ -742,8 +789,6 @@ static int no_processes(Handle device, unsigned *count) {
         return no_processes(device, count);                               \
     }
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v2)
-PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses_v3)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)

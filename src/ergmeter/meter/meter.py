@@ -32,9 +32,9 @@ from ergmeter.meter.span import StepSpan
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import PHASES, Device, Flops, Mark, Phase, Reported, Step
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.identity import new_run_path, run_header, writer_header
+from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
 from ergmeter.runlog.settings import Settings
-from ergmeter.runlog.writer import Writer, create_run
+from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 
 if TYPE_CHECKING:
@@ -122,11 +122,13 @@ class Meter:
             # The recorder around this program samples the devices; a second reader adds only cost.
             names = ("allocator",) if self._probes is None else self._probes
         else:
-            names = (*DEFAULT_PROBES, "allocator") if self._probes is None else self._probes
+            names = _own_probes() if self._probes is None else self._probes
         opened = self._open(names)
         if self._path is None:
-            self._path = create_run(
-                self._out or new_run_path(self.name), run_header(self.name, sys.argv)
+            group = launched_group()
+            self._path = create_or_join(
+                self._out or new_run_path(self.name, group=group),
+                run_header(self.name, sys.argv, group=group),
             )
         self._begin(self._path, opened)
         os.register_at_fork(after_in_child=_weakly(self, "_forked"))
@@ -333,6 +335,13 @@ class Meter:
             # Such a child leaves by os._exit: atexit never runs there, finalizers do.
             sys.modules["multiprocessing.util"].Finalize(None, self.close, exitpriority=10)
         self._append(row)
+
+
+def _own_probes() -> tuple[str, ...]:
+    """What to sample from inside a program: on each node one rank reads the devices for all."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return (*DEFAULT_PROBES, "allocator")
+    return ("process", "allocator")
 
 
 def _weakly(meter: Meter, method: str) -> Any:  # noqa: ANN401  a callable without arguments

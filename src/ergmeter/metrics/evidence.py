@@ -166,8 +166,13 @@ class Evidence:
     # -- devices ------------------------------------------------------------------------------
 
     def devices(self, *kinds: str) -> list[Device]:
-        """The devices of these kinds that were sampled."""
-        return [device for device in self.run.devices.values() if device.kind in kinds]
+        """The devices of these kinds that were sampled; of the GPUs, those the program used.
+
+        Where nothing could be seen of who used which, every GPU that was visible counts.
+        """
+        sampled = [device for device in self.run.devices.values() if device.kind in kinds]
+        used = {mark.detail for mark in self.run.marks if mark.name == "device_used"}
+        return [d for d in sampled if d.kind != "gpu" or not used or d.id in used]
 
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples by device. A few are kept: ten million rows are 160 MB each."""

@@ -45,6 +45,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _slow_first_step(evidence)
     said += _several_first_ranks(evidence)
     said += _full_disk(evidence)
+    said += _whose_gpus(evidence)
     return tuple(dict.fromkeys(said))
 
 
@@ -83,6 +84,16 @@ def _several_first_ranks(evidence: Evidence) -> list[str]:
     return [
         f"{len(firsts)} processes call themselves rank 0: unrelated trainings in one run, or ranks"
         " that do not know theirs; their tokens are added up"
+    ]
+
+
+def _whose_gpus(evidence: Evidence) -> list[str]:
+    visible = [device for device in evidence.run.devices.values() if device.kind == "gpu"]
+    if len(visible) < 2 or any(mark.name == "device_used" for mark in evidence.run.marks):
+        return []
+    return [
+        f"which of the {len(visible)} visible GPUs the program used could not be seen: all count"
+        " (CUDA_VISIBLE_DEVICES narrows them down)"
     ]
 
 

@@ -22,6 +22,7 @@ import pynvml
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.usage import UsageWatch
 from ergmeter.probes.visible import is_order_assumed, visible
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
@@ -78,6 +79,7 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
     "busy": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
     "clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * HZ_PER_MHZ,
     "temperature": lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+    "processes": lambda gpu: pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu),
     "events": pynvml.nvmlDeviceGetCurrentClocksEventReasons,
     "throttle": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
 }
@@ -100,6 +102,7 @@ class NvmlProbe:
     def __init__(self, request: ProbeRequest) -> None:
         self.period_s = float(request.options.get("period_s", PERIOD_S))
         self._counters_due_s = 0.0
+        self._usage = UsageWatch(request.pid)
         self._gone: list[str] = []  # every GPU that was lost, and what NVML said
         self._unreported: list[str] = []  # those of them that have had no Mark yet
         try:
@@ -137,6 +140,8 @@ class NvmlProbe:
         now_ns = time.monotonic_ns()
         marks = [Mark(now_ns, "device_lost", detail) for detail in self._unreported]
         self._unreported.clear()
+        used = self._usage.newly_used([(gpu.device.id, gpu.processes) for gpu in self._gpus])
+        marks += [Mark(now_ns, "device_used", device) for device in used]
         return [*(sample for sample in (*gauges, *counters) if sample is not None), *marks]
 
     def _counters(self, *, last: bool) -> list[Sample | None]:
@@ -224,6 +229,10 @@ class _Gpu:
         energy_j = self._ask("energy")
         t_ns = (before_ns + time.monotonic_ns()) // 2
         return None if energy_j is None else Sample(t_ns, self.device.id, energy_j=energy_j)
+
+    def processes(self) -> list[int]:
+        """The processes that compute on it, by the numbers NVML has for them."""
+        return [process.pid for process in self._ask("processes") or ()]
 
     def _settled_power_field(self) -> Literal["instant", "draw"] | None:
         if any(self._fields()[0] is not None for _ in range(_ATTEMPTS)):

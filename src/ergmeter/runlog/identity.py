@@ -5,6 +5,7 @@ The trap: a command line may hold a key. It is recorded with such values blanked
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -29,16 +30,32 @@ _SECRET = re.compile(
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
 
 
-def new_run_path(name: str, parent: Path = Path("runs")) -> Path:
+def launched_group() -> str | None:
+    """What the ranks of one launch have in common and no other launch has; None if we are alone.
+
+    Only to find the run directory together: a process's rank is asked of its framework, later.
+    """
+    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
+        return None
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    parts = [os.environ.get(name, "") for name in (*names, *_JOB_VARIABLES)]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        # One node: its launcher tells this launch from an earlier one with the same address.
+        parts += [str(boot_id()), str(os.getppid()), str(started_s(os.getppid()))]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def new_run_path(name: str, parent: Path = Path("runs"), *, group: str | None = None) -> Path:
     """Where a run goes if the user does not say: runs/2026-11-20-train-7f3a."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
     today = datetime.now(timezone.utc).astimezone().date().isoformat()
-    return parent / f"{today}-{slug}-{secrets.token_hex(2)}"
+    return parent / f"{today}-{slug}-{(group or secrets.token_hex(2))[:4]}"
 
 
-def run_header(name: str, command: Sequence[str]) -> dict[str, Any]:
+def run_header(name: str, command: Sequence[str], *, group: str | None = None) -> dict[str, Any]:
     """What ran. Written once, when the run is made."""
     return {
+        "group": group,
         "id": secrets.token_hex(8),
         "name": name,
         "created": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),

@@ -52,6 +52,24 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
     return path
 
 
+def create_or_join(path: Path, header: dict[str, Any]) -> Path:
+    """Make a run, or join the one that another rank of the same launch has just made there."""
+    try:
+        return create_run(path, header)
+    except (UsageError, OSError):
+        if header.get("group") is None or _group_of(path) != header["group"]:
+            raise
+        return path
+
+
+def _group_of(path: Path) -> str | None:
+    try:
+        found = json.loads((path / fmt.RUN_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found.get("group") if isinstance(found, dict) else None
+
+
 class _Segment:
     """One file of one table: an Arrow stream that is appended to by whole messages."""
 

@@ -34,7 +34,7 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-class Count(TrainerCallback):  # type: ignore[misc]
+class Count(TrainerCallback):
     """The script's own count, of what the model was given."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ config = LlamaConfig(
     num_attention_heads=4,
     max_position_embeddings=64,
 )
-model = LlamaForCausalLM(config)
+model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
 count = Count()
 model.register_forward_pre_hook(count.hook, with_kwargs=True)
 arguments = TrainingArguments(

@@ -1,6 +1,6 @@
 """Prints steps, then what no log should hold, then more steps.
 
-    hostile.py MEGABYTES
+hostile.py MEGABYTES
 """
 
 import os
@@ -22,7 +22,14 @@ def steps(first: int) -> None:
 
 
 steps(0)
-write(b"\0" * 1000 + b"\n" + b"step=\0\0 tokens=\xff\xfe\n" + b"\r\r\r\n\n\x1b[" + b"{" * 70_000 + b"\n")
+write(
+    b"\0" * 1000
+    + b"\n"
+    + b"step=\0\0 tokens=\xff\xfe\n"
+    + b"\r\r\r\n\n\x1b["
+    + b"{" * 70_000
+    + b"\n"
+)
 write(b"\0" * 100_000 + b"\n")
 for _ in range(megabytes):
     write(b"loss=1 " * 149_796 + b"tail")

@@ -7,7 +7,7 @@ import time
 
 log_path, end_at, code = sys.argv[1], sys.argv[2], int(sys.argv[3])
 log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-ended = []
+ended: list[str] = []
 
 
 def note(number: int, _frame: object) -> None:

@@ -75,7 +75,9 @@ def counted(first: int, from_s: float) -> dict[str, float]:
     }
 
 
-document = {"all": counted(0, start_s), "after_first": counted(1, ends[0])}
-if meter:
-    document["run"] = str(meter.path)
+document = {
+    "all": counted(0, start_s),
+    "after_first": counted(1, ends[0]),
+    "run": str(meter.path) if meter else None,
+}
 Path(truth).write_text(json.dumps(document))

@@ -18,7 +18,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes import nvml
+from ergmeter.probes import nvml, usage
 from ergmeter.probes.nvml import NvmlProbe
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, build, default_uuid
@@ -57,9 +57,11 @@ def opened(machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> O
     # Here the script's clock stands still between readings: the counter is due at each of them.
     monkeypatch.setattr(nvml, "COUNTER_SHARE", math.inf)
 
-    def probe(*gpus: Gpu, environment: dict[str, str] | None = None, **system: object) -> NvmlProbe:
+    def probe(
+        *gpus: Gpu, environment: dict[str, str] | None = None, pid: int = 1, **system: object
+    ) -> NvmlProbe:
         machine(*gpus, **system)
-        return NvmlProbe(ProbeRequest(pid=1, path="/", environment=environment or {}))
+        return NvmlProbe(ProbeRequest(pid=pid, path="/", environment=environment or {}))
 
     return probe
 
@@ -75,6 +77,28 @@ def test_a_counter_that_costs_cpu_time_is_read_less_often_but_always_at_the_last
     assert len(gauges(probe.read())) == 1
     assert len(counters(probe.read_last())) == 1
     probe.close()
+
+
+def test_a_gpu_the_program_computes_on_is_marked_once(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "PERIOD_S", 0.0)
+    strangers = [(99_999_991, 10**9)]
+    probe = opened(
+        Gpu(processes=strangers), Gpu(processes=[*strangers, ("self", 2 * 10**9)]), pid=os.getpid()
+    )
+    assert [mark.detail for mark in marks(probe.read())] == [default_uuid(1)]
+    assert marks(probe.read()) == []
+    probe.close()
+
+
+def test_a_child_of_the_program_computes_for_it(opened: Open) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        probe = opened(Gpu(processes=[(child.pid, 1)]), pid=os.getpid())
+        (mark,) = marks(probe.read())
+        assert (mark.name, mark.detail) == ("device_used", default_uuid(0))
+        probe.close()
+        child.communicate(b"\n")
 
 
 def gauges(records: Sequence[Sample | Mark]) -> list[Sample]:
@@ -549,7 +573,7 @@ def test_a_probe_that_refuses_does_not_keep_nvml_open(
 OPEN_AND_READ = """
 import time
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import nvml
+from ergmeter.probes import nvml, usage
 from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 def energy():
@@ -594,7 +618,7 @@ def test_without_the_library_the_reason_is_that_there_is_no_driver() -> None:
 READ_FOR_THREE_SECONDS = """
 import time
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import nvml
+from ergmeter.probes import nvml, usage
 from ergmeter.probes.nvml import NvmlProbe
 probe = NvmlProbe(ProbeRequest(1, "/"))
 device = probe.devices[0]

@@ -1,0 +1,80 @@
+"""Two ranks under the real torchrun: one run, each rank its own files, tokens added up once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment
+
+STEPS, TOKENS = 30, 64
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
+
+
+def torchrun(port: int, *arguments: str) -> list[str]:
+    return [*TORCHRUN, str(port), str(SCRIPTS / "ranks.py"), str(STEPS), str(TOKENS), *arguments]
+
+
+def done(command: list[str], cwd: Path) -> None:
+    subprocess.run(
+        command, cwd=cwd, env=environment(), check=True, capture_output=True, timeout=TIMEOUT_S
+    )
+
+
+def readings(run: Path) -> dict[str, Any]:
+    shown = subprocess.run(
+        [ERG, "report", str(run), "--json"], capture_output=True, text=True, check=True,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(shown.stdout)["readings"]
+    return found
+
+
+def check(run: Path, truth: Path) -> None:
+    opened = Run.open(run)
+    assert opened.status == "finished"
+    steps = opened.steps()
+    assert sorted(set(steps["rank"].tolist())) == [0, 1]
+    assert len(steps["rank"]) == 2 * STEPS
+    found = readings(run)
+    assert found["tokens.total"]["value"] == 2 * STEPS * TOKENS
+    assert found["tokens.per_step"]["value"] == 2 * TOKENS
+    assert found["steps.count"]["value"] == STEPS
+    each = [json.loads((truth / f"{rank}.json").read_text()) for rank in (0, 1)]
+    seconds = max(t["end_ns"] for t in each) - min(t["start_ns"] for t in each)
+    assert found["throughput.tokens_per_s"]["value"] == pytest.approx(
+        2 * STEPS * TOKENS / (seconds / 1e9), rel=0.01
+    )
+
+
+def test_ranks_with_a_meter_each_find_the_same_run(tmp_path: Path) -> None:
+    done(torchrun(29611, str(tmp_path)), tmp_path)
+    (run,) = (tmp_path / "runs").iterdir()
+    check(run, tmp_path)
+
+
+def test_ranks_that_name_the_run_directory_share_it(tmp_path: Path) -> None:
+    done(torchrun(29612, str(tmp_path), str(tmp_path / "mine")), tmp_path)
+    check(tmp_path / "mine", tmp_path)
+
+
+def test_ranks_under_erg_record_join_its_run(tmp_path: Path) -> None:
+    run = tmp_path / "recorded"
+    record = [ERG, "record", "--quiet", "--probe", "process", "--out", str(run), "--"]
+    done([*record, *torchrun(29613, str(tmp_path))], tmp_path)
+    assert not (tmp_path / "runs").exists()
+    check(run, tmp_path)
+
+
+def test_a_second_launch_does_not_join_the_first(tmp_path: Path) -> None:
+    out = str(tmp_path / "mine")
+    done(torchrun(29614, str(tmp_path), out), tmp_path)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        done(torchrun(29614, str(tmp_path), out), tmp_path)
+    assert b"not empty" in refused.value.stderr
+    assert Run.open(out).count("steps") == 2 * STEPS
