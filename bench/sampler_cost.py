@@ -138,8 +138,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             script = Script([Gpu(power_w=300.0, energy_read_ms=read_ms)] * gpus)
             worker = Worker(__file__, tool, machine.environment(script))
             started.append(stack.enter_context(worker))
-        for worker in started:
-            worker.answer()
+            worker.answer()  # one after the other: Zeus gives its processes 10 s to start
         time.sleep(2.0)  # what the tools do only once has been done
         for _ in range(arguments.rounds or SLICES):
             for worker in started:

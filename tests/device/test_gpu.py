@@ -108,7 +108,7 @@ def test_losses_are_bit_identical_with_and_without_us(torch: Any, tmp_path: Path
 
     def losses() -> list[float]:
         training = Training(SMALL, torch.device("cuda"))
-        return [training.step(batch) for batch in batches]
+        return [training.step(batch.to(training.device)) for batch in batches]
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     bare = losses()
@@ -117,7 +117,7 @@ def test_losses_are_bit_identical_with_and_without_us(torch: Any, tmp_path: Path
         measured = []
         for batch in batches:
             with meter.step(tokens=1):
-                measured.append(training.step(batch))
+                measured.append(training.step(batch.to(training.device)))
     torch.use_deterministic_algorithms(False)
     assert measured == bare
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import IO, TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from ergmeter import Run
 from ergmeter.cli.main import main
-from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, script
+from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, eventually, script
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -341,3 +343,30 @@ def test_nul_bytes_and_a_line_of_100_mb_pass_through_in_bounded_memory(lab: Lab)
     # Ten before it, the first of which opens the window, and ten after it.
     assert report["readings"]["tokens.total"]["value"] == 19 * 16
     assert report["readings"]["steps.count"]["value"] == 19
+
+
+def test_output_a_stopped_recorder_could_not_take_is_told_of_and_not_made_up(lab: Lab) -> None:
+    command = script("burst")
+    recorder = lab.start_recording(*command, stdout=subprocess.PIPE)
+    eventually(lambda: list(lab.path.glob("run/*/steps-*")), "the first steps")
+    recorder.send_signal(signal.SIGSTOP)
+    (lab.path / "stopped").touch()
+    reader = threading.Thread(target=lambda: printed.append(digest(recorder.stdout)))
+    printed: list[str] = []
+    reader.start()
+    eventually((lab.path / "printed").exists, "the output, which does not wait for the recorder")
+    recorder.send_signal(signal.SIGCONT)
+    # So that the relay has something to send after the gap, the recorder gets time to catch up.
+    eventually(lambda: read_up_to(lab) > 1000, "the recorder reading again")
+    (lab.path / "go").touch()
+    assert recorder.wait(TIMEOUT_S) == 0
+    reader.join(TIMEOUT_S)
+    assert printed == [digest(lab.start(*command, stdout=subprocess.PIPE).stdout)]
+    report = lab.report()
+    assert [note for note in report["notes"] if "output came faster" in note]
+    assert report["readings"]["tokens.per_step"]["value"] == 8
+    assert read_up_to(lab) == 300_019
+
+
+def read_up_to(lab: Lab) -> int:
+    return int(Run.open(lab.path / "run").steps("output")["index"][-1])

@@ -624,7 +624,7 @@ probe = NvmlProbe(ProbeRequest(1, "/"))
 device = probe.devices[0]
 mine = []
 for _ in range(30):
-    mine += [record for record in probe.read() if record.device == device.id]
+    mine += [r for r in probe.read() if getattr(r, 'device', None) == device.id]
     time.sleep(probe.period_s)
 probe.close()
 power = [sample.power_w for sample in mine if sample.power_w is not None]
