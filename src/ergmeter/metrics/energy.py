@@ -52,6 +52,19 @@ class Drawn:
 
 def device_drawn(evidence: Evidence, device: Device) -> Drawn:
     """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
+    known = evidence.drawn.get(device.id)
+    if known is None:
+        try:
+            known = _found(evidence, device)
+        except NotMeasurable as error:
+            known = error
+        evidence.drawn[device.id] = known
+    if isinstance(known, Drawn):
+        return known
+    raise NotMeasurable(str(known))
+
+
+def _found(evidence: Evidence, device: Device) -> Drawn:
     integral, why_no_integral = _integral(evidence, device)
     try:
         counter = _counter(evidence, device, integral)

@@ -75,6 +75,7 @@ class Evidence:
     def __init__(self, run: Run, settings: Settings) -> None:
         self.run = run
         self.settings = settings
+        self.drawn: dict[str, object] = {}  # what each device drew, once it is known
         self._series: dict[str, dict[str, Series]] = {}
 
     # -- steps --------------------------------------------------------------------------------
@@ -82,13 +83,16 @@ class Evidence:
     @cached_property
     def all_steps(self) -> Steps:
         """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
-        own = Steps(self.run.steps())
-        return own if len(own) else Steps(self.run.steps(OUTPUT))
+        return Steps(self.run.steps(OUTPUT)) if self.from_output else self._told
 
     @cached_property
     def from_output(self) -> bool:
         """Whether the steps were seen in the program's output, and not told by a Meter."""
-        return len(self.run.steps()["start_ns"]) == 0
+        return len(self._told) == 0
+
+    @cached_property
+    def _told(self) -> Steps:
+        return Steps(self.run.steps())
 
     @cached_property
     def work(self) -> Steps:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -41,25 +42,36 @@ class Energy:
 
 @dataclass(frozen=True, slots=True)
 class EnergyCurve:
-    """Joules since the first reading, at each knot. Between two of them the power is constant, or a
-    straight line where it is known at the knots."""
+    """Joules since the first reading: known at the knots, and in between by what is said below."""
 
     t_ns: TimeArray
     joules: FloatArray
-    certain: tuple[TimeArray, FloatArray] | None  # where a counter itself says so
-    refresh_s: float  # how far off in time the curve may be between those points
+    is_counter: bool  # the knots are a counter's own values; between them no more is certain
+    refresh_s: float  # how far off in time the curve may be between the knots
     max_gap_s: float  # how far apart readings may be: a counter never forgets, power does
     seen_until_ns: int
-    power_w: FloatArray | None = None
+    power_w: FloatArray | None = None  # at the knots: between two of them a straight line
+    shape: EnergyCurve | None = None  # another curve, whose rise is followed between two knots
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
-        """Joules up to these instants."""
-        if self.power_w is None:
+        """Joules up to these instants. Outside the knots nothing is added."""
+        if self.power_w is None and self.shape is None:
             return np.asarray(np.interp(t_ns, self.t_ns, self.joules), dtype=np.float64)
-        left = np.clip(np.searchsorted(self.t_ns, t_ns, side="right") - 1, 0, len(self.t_ns) - 1)
-        since_s = (np.clip(t_ns, self.t_ns[0], self.t_ns[-1]) - self.t_ns[left]) / NS_PER_S
-        mean_w = (self.power_w[left] + np.interp(t_ns, self.t_ns, self.power_w)) / 2
-        return np.asarray(self.joules[left] + since_s * mean_w, dtype=np.float64)
+        when_ns: Any = np.clip(t_ns, self.t_ns[0], self.t_ns[-1])
+        left = np.searchsorted(self.t_ns, when_ns, side="right") - 1
+        left = np.clip(left, 0, len(self.t_ns) - 2)
+        if self.shape is not None:
+            here, start, end = (
+                self.shape.at(t) for t in (when_ns, self.t_ns[left], self.t_ns[left + 1])
+            )
+            share = np.divide(here - start, end - start, out=np.zeros(len(here)), where=end > start)
+            rise = share * (self.joules[left + 1] - self.joules[left])
+        else:
+            power_w = self.power_w
+            assert power_w is not None
+            mean_w = (power_w[left] + np.interp(when_ns, self.t_ns, power_w)) / 2
+            rise = (when_ns - self.t_ns[left]) / NS_PER_S * mean_w
+        return np.asarray(self.joules[left] + rise, dtype=np.float64)
 
     def over(self, window: Window) -> Energy:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
@@ -67,12 +79,13 @@ class EnergyCurve:
         edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
         slack_ns = int(min(self.refresh_s * NS_PER_S, 2**61))
         joules, early, late = (self.at(edges + shift) for shift in (0, -slack_ns, slack_ns))
-        if self.certain is not None:
+        if self.is_counter:
             # The curve only rises, so it lies between the counter's own values on either side.
-            t_ns, known_j = self.certain
-            before = np.clip(np.searchsorted(t_ns, edges, side="right") - 1, 0, None)
-            after = np.clip(np.searchsorted(t_ns, edges, side="left"), None, len(t_ns) - 1)
-            early, late = np.maximum(early, known_j[before]), np.minimum(late, known_j[after])
+            last = len(self.t_ns) - 1
+            before = np.clip(np.searchsorted(self.t_ns, edges, side="right") - 1, 0, None)
+            after = np.clip(np.searchsorted(self.t_ns, edges, side="left"), None, last)
+            early = np.maximum(early, self.joules[before])
+            late = np.minimum(late, self.joules[after])
         low_j = max(0.0, float(early[1] - late[0]))
         return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
 
@@ -118,24 +131,16 @@ def counter_curve(
     if len(falls):
         before_j, after_j = knots_j[falls[0] : falls[0] + 2]
         raise NotMeasurable(f"the energy counter was reset from {before_j:.1f} to {after_j:.1f} J")
-    certain = (knots_ns, knots_j - knots_j[0])
-    seen_ns = int(t_ns[-1])
-    if shape is None or shape.t_ns[0] > knots_ns[0] or shape.t_ns[-1] < knots_ns[-1]:
-        return EnergyCurve(*certain, certain, math.inf, math.inf, seen_ns)
-    times_ns, joules = _shaped(*certain, shape)
-    return EnergyCurve(times_ns, joules, certain, refresh_s, math.inf, seen_ns)
-
-
-def _shaped(
-    knots_ns: TimeArray, knots_j: FloatArray, shape: EnergyCurve
-) -> tuple[TimeArray, FloatArray]:
-    """The counter's joules between two of its values, spread as the integral of power has them."""
-    inside = (shape.t_ns > knots_ns[0]) & (shape.t_ns < knots_ns[-1])
-    times_ns = np.union1d(knots_ns, shape.t_ns[inside])
-    left = np.clip(np.searchsorted(knots_ns, times_ns, side="right") - 1, 0, len(knots_ns) - 2)
-    drawn, start, end = (shape.at(t) for t in (times_ns, knots_ns[left], knots_ns[left + 1]))
-    share = np.divide(drawn - start, end - start, out=np.zeros(len(times_ns)), where=end > start)
-    return times_ns, knots_j[left] + share * (knots_j[left + 1] - knots_j[left])
+    fits = shape is not None and shape.t_ns[0] <= knots_ns[0] and shape.t_ns[-1] >= knots_ns[-1]
+    return EnergyCurve(
+        knots_ns,
+        knots_j - knots_j[0],
+        is_counter=True,
+        refresh_s=refresh_s if fits else math.inf,
+        max_gap_s=math.inf,
+        seen_until_ns=int(t_ns[-1]),
+        shape=shape if fits else None,
+    )
 
 
 def power_curve(t_ns: TimeArray, power_w: FloatArray) -> EnergyCurve:
@@ -144,4 +149,12 @@ def power_curve(t_ns: TimeArray, power_w: FloatArray) -> EnergyCurve:
         raise NotMeasurable("power reads 0 W throughout, which no device that is on draws")
     pieces = np.diff(t_ns) / NS_PER_S * (power_w[1:] + power_w[:-1]) / 2
     joules = np.append(0.0, np.cumsum(pieces))
-    return EnergyCurve(t_ns, joules, None, REFRESH_S, MAX_GAP_S, int(t_ns[-1]), power_w)
+    return EnergyCurve(
+        t_ns,
+        joules,
+        is_counter=False,
+        refresh_s=REFRESH_S,
+        max_gap_s=MAX_GAP_S,
+        seen_until_ns=int(t_ns[-1]),
+        power_w=power_w,
+    )
