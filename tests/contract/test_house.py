@@ -33,9 +33,8 @@ def numeric_fields() -> list[tuple[str, str]]:
     found = []
     for name, thing in vars(records).items():
         if dataclasses.is_dataclass(thing) and isinstance(thing, type):
-            for field in dataclasses.fields(thing):
-                if re.match(r"(int|float)\b", str(field.type)):
-                    found.append((name, field.name))
+            fields = dataclasses.fields(thing)
+            found += [(name, f.name) for f in fields if re.match(r"(int|float)\b", str(f.type))]
     return found
 
 
@@ -76,7 +75,7 @@ def test_a_metric_is_a_whole_row_of_the_catalogue(metric: Metric) -> None:
     assert metric.unit
     assert metric.formula
     assert metric.direction in ("higher", "lower", "neither")
-    suffixes = {
+    suffixes: dict[str, str | tuple[str, ...]] = {
         "s": "_s", "J": ("_j", "_tokens"), "W": "_w", "B": "_bytes", "frac": "_frac", "Hz": "_hz",
         "C": "_c", "g": "_g", "Wh": "wh", "B/s": "_bytes_per_s", "B/h": "_bytes_per_h",
         "tokens/s": ("_per_s", "_per_device"), "samples/s": "_per_s", "steps/s": "_per_s",

@@ -56,9 +56,9 @@ def command(
 def _print(opened: object, summary: object, *, show_all: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.views.terminal import card, table
+    from ergmeter.views.terminal import card, every_metric
 
     console = Console()
     console.print(card(opened, summary))  # type: ignore[arg-type]
     if show_all:
-        console.print(table(summary))  # type: ignore[arg-type]
+        console.print(every_metric(summary))  # type: ignore[arg-type]

@@ -249,7 +249,10 @@ def _run_header(path: Path) -> dict[str, Any]:
         what = "is a file, not a run directory" if path.exists() else "does not exist"
         raise FormatError(f"{path} {what}; `erg list` shows the runs there are")
     if not (path / fmt.RUN_FILE).exists():
-        raise FormatError(f"{path} is not a run: it has no {fmt.RUN_FILE}")
+        inside = sorted(p.parent.name for p in path.glob(f"*/{fmt.RUN_FILE}"))
+        names = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
+        hint = f"; it holds {len(inside)} run{'s'[: len(inside) > 1]}: {names}" if inside else ""
+        raise FormatError(f"{path} is not a run: it has no {fmt.RUN_FILE}{hint}")
     header = _json_object(path / fmt.RUN_FILE)
     if header.get("format") != fmt.FORMAT:
         raise FormatError(

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -83,19 +84,20 @@ def card(run: Run, summary: Summary) -> RenderableType:
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
 
 
-def table(summary: Summary) -> RenderableType:
-    """Every metric of the catalogue with its note, and the missing ones with their reason."""
-    rows = Table(box=None, pad_edge=False, width=140)
-    for name, style in (("metric", "bold"), ("value", ""), ("interval", "dim"), ("basis", "")):
-        rows.add_column(name, style=style, no_wrap=name != "interval")
-    rows.add_column("note", style="dim")
+def every_metric(summary: Summary) -> RenderableType:
+    """Every metric with its interval and note; the missing ones with their reason."""
+    lines: list[RenderableType] = []
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
-            low_high = _interval(found)
-            rows.add_row(key, value(found), low_high, _basis(found), found.note)
+            between = f"  [{_interval(found)}]" if found.low is not None else ""
+            head = Text.assemble((key, "bold"), f"  {value(found)}", (between, "dim"), "  ")
+            lines.append(head.append_text(_basis(found)))
+            said = found.note
         else:
-            rows.add_row(key, "-", "", "", found.reason)
-    return rows
+            lines.append(Text.assemble((key, "bold"), "  -"))
+            said = found.reason
+        lines.append(Padding(Text(said, "dim"), (0, 0, 0, 4)))
+    return Group(*lines)
 
 
 def value(reading: Reading) -> str:

@@ -30,4 +30,5 @@ def main(steps: int, tokens: int, truth: Path, run: str | None) -> None:
     dist.destroy_process_group()
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *(sys.argv[4:] or [None]))
+named = sys.argv[4] if len(sys.argv) > 4 else None
+main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), named)

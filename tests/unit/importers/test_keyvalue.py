@@ -94,7 +94,7 @@ def test_a_total_is_told_from_tokens_per_step_by_its_values_and_the_guess_is_mar
     )
     (said_total,), (said_each,) = marks(total, "assumed"), marks(each, "assumed")
     assert "tokens= read as a running total" in said_total
-    assert '--tokens-are step or line' in said_total
+    assert "--tokens-are step or line" in said_total
     assert "tokens= read as the count of one step" in said_each
 
 

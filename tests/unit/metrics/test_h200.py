@@ -1,8 +1,8 @@
 """The recorded H200: our joules against what its own counter says, phase by phase and step by step.
 
 The reference is computed here from the recording by other means: the counter's values at the first
-reading after each of its refreshes, every 100 ms, and a straight line between two of them at an edge.
-The staircase of raw readings is no reference at 1 %: a refresh at 600 W is 60 J of 6 900.
+reading after each of its refreshes, every 100 ms, and a straight line between two at an edge. The
+staircase of raw readings is no reference at 1 %: a refresh at 600 W is 60 J of 6 900.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRACE = json.loads((DATA / "h200_trace.json").read_text())
 PHASES = {phase["name"]: phase for phase in TRACE["phases"]}
 
 
-def counter_readings() -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def counter_readings() -> tuple[np.ndarray, np.ndarray]:
     with gzip.open(DATA / "h200_samples.csv.gz", "rt") as file:
         rows = list(csv.DictReader(file))
     middle = [(int(r["energy_read_start_ns"]) + int(r["energy_read_end_ns"])) / 2 for r in rows]

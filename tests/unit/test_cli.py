@@ -1,0 +1,249 @@
+"""The commands that read: report, list, export, metrics; and how misuse is answered."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ergmeter.cli.main import main
+from ergmeter.records import Device, Mark, Reported, Sample
+from tests.runs import GPU, add_writer, even_steps, make_run
+
+S = 10**9
+Answer = tuple[int, str, str]
+Erg = Callable[..., Answer]
+
+
+@pytest.fixture
+def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Erg:
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*arguments: object) -> Answer:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Twenty steps of a second with 100 tokens each, on a GPU that draws 250 W."""
+    path = make_run(tmp_path / "runs" / "one", name="one")
+    steps = even_steps(20, tokens_computed=100, samples=2, loss=1.5)
+    samples = [
+        Sample(t * S // 10, GPU.id, power_w=250.0, energy_j=25.0 * t + 900, memory_bytes=2 * 10**9)
+        for t in range(-10, 211)
+    ]
+    add_writer(
+        path,
+        steps=steps,
+        samples=samples,
+        devices=[GPU],
+        marks=[Mark(S, "hello", "there")],
+        reported=[Reported(S, "mfu", 0.3, "frac")],
+        unavailable={"rapl": "no powercap"},
+    )
+    return path
+
+
+def test_report_json_has_the_documented_shape(erg: Erg, run: Path) -> None:
+    code, out, _ = erg("report", run, "--json")
+    assert code == 0
+    whole = json.loads(out)
+    rate = whole["readings"]["throughput.tokens_per_s"]
+    assert set(rate) == {"value", "unit", "basis", "low", "high", "note"}
+    assert (rate["value"], rate["unit"], rate["basis"]) == (
+        pytest.approx(100),
+        "tokens/s",
+        "measured",
+    )
+    assert set(whole["readings"]["energy.cpu_j"]) == {"missing"}
+    assert "no powercap" in whole["readings"]["energy.cpu_j"]["missing"]
+    assert whole["devices"]["GPU-0"]["readings"]["energy.mean_w"]["value"] == pytest.approx(250)
+    assert whole["status"] == "finished"
+
+
+def test_the_card_shows_the_figures_with_their_basis(erg: Erg, run: Path) -> None:
+    code, out, _ = erg("report", run)
+    assert code == 0
+    for shown in ("100 tokens/s", "1 s", "2.5 J/token", "250 W", "2 GB", "measured", "finished"):
+        assert shown in out
+
+
+def test_the_card_says_why_something_is_not_there(erg: Erg, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    add_writer(path, steps=even_steps(10, tokens_computed=1), unavailable={"nvml": "no driver"})
+    _, out, _ = erg("report", path)
+    assert "no energy" in out
+    assert "no driver" in out
+    assert "erg doctor" in out
+
+
+def test_report_all_lists_every_metric_of_the_catalogue(erg: Erg, run: Path) -> None:
+    _, out, _ = erg("report", run, "--all")
+    assert "carbon.co2e_g" in out
+    assert "no grid intensity was given" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("tok_per_s", "tok_per_s 100 tokens/s"),
+        ("AEC", "AEC 250 W"),
+        ("AMU", "AMU 2 GB"),
+        ("vram_peak_MB", "vram_peak_MB 2000 MB"),
+        ("E10k_J", "E10k_J 25000 J"),
+        ("J_per_token", "J_per_token 2.5 J/token"),
+        ("TT", "TT - (the number of parameters was not declared"),
+    ],
+)
+def test_a_metric_by_its_old_name_in_its_old_unit(
+    erg: Erg, run: Path, name: str, line: str
+) -> None:
+    code, out, _ = erg("report", run, "--metric", name)
+    assert code == 0
+    assert out.startswith(line)
+
+
+def test_settings_given_to_report_take_the_place_of_the_runs(erg: Erg, run: Path) -> None:
+    _, out, _ = erg("report", run, "--metric", "steps.count", "--warmup-steps", "5")
+    assert out.startswith("steps.count 15 steps")
+    _, out, _ = erg(
+        "report", run, "--metric", "carbon.co2e_g", "--grid-g-per-kwh", "360",
+        "--grid-source", "the grid's page", "--pue", "1.5",
+    )  # fmt: skip
+    assert out.startswith("carbon.co2e_g 0.75 g")  # 5000 J x 360 / 3.6e6 x 1.5
+    assert "the grid's page" in out
+
+
+def test_report_without_a_run_takes_the_newest(
+    erg: Erg, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run.parents[1])
+    code, out, _ = erg("report")
+    assert code == 0
+    assert "one" in out
+
+
+def test_a_damaged_file_is_one_line_and_exit_code_1_and_the_rest_is_shown(
+    erg: Erg, run: Path
+) -> None:
+    (writer,) = (p for p in run.iterdir() if p.is_dir())
+    (writer / "samples-nvml-00000.arrows").write_bytes(b"nonsense" * 100)
+    code, out, err = erg("report", run)
+    assert code == 1
+    assert "100 tokens/s" in out
+    assert err.startswith("erg: damaged, left out: ")
+    assert "samples-nvml-00000.arrows" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("recrod", "--", "true"), 2, "did you mean `erg record`"),
+        (("compare-runs",), 2, "no command 'compare-runs'"),
+        (("report", "/nowhere"), 1, "/nowhere does not exist"),
+        (("report", "--metric"), 2, "--metric"),
+        (("record",), 2, "COMMAND"),
+        (("record", "--pue", "0.5", "--", "true"), 2, "0.5"),
+        (("record", "--warmup-steps", "1", "--warmup-s", "2", "--", "true"), 2, "not several"),
+        (("record", "--", "no-such-program"), 2, "no such command"),
+        (("metrics", "throughput.tokens_per_sec"), 2, "did you mean"),
+        (("list", "/nowhere"), 1, "no directory /nowhere"),
+    ],
+)
+def test_misuse_is_one_clear_line_and_no_traceback(
+    erg: Erg,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = erg(*arguments)
+    assert answer[0] == code
+    assert said in answer[2]
+    assert answer[2].startswith("erg: ")
+    assert answer[2].count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_directory_of_runs_is_not_a_run_and_says_what_it_holds(erg: Erg, run: Path) -> None:
+    code, _, err = erg("report", run.parent)
+    assert code == 1
+    assert "holds 1 run" in err
+
+
+def test_list_shows_the_runs_and_goes_on_after_a_broken_one(erg: Erg, run: Path) -> None:
+    broken = run.parent / "broken"
+    broken.mkdir()
+    (broken / "run.json").write_text("{")
+    code, out, err = erg("list", run.parent)
+    assert code == 1
+    assert "finished" in out
+    assert "100 tokens/s" in out
+    assert "broken" in err
+    _, out, _ = erg("list", run.parent, "--json")
+    (listed,) = json.loads(out)
+    assert listed["readings"]["energy.joules_per_token"]["value"] == pytest.approx(2.5)
+
+
+def test_export_as_csv_parquet_and_json_holds_what_was_written(
+    erg: Erg, run: Path, tmp_path: Path
+) -> None:
+    for form in ("csv", "parquet", "json"):
+        code, out, _ = erg("export", run, "--format", form, "--out", tmp_path / form)
+        assert code == 0
+        assert all(Path(line).exists() for line in out.split())
+    with (tmp_path / "csv" / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 20
+    assert rows[3]["tokens_computed"] == "100"
+    assert rows[0]["time"].startswith("2027-01-15 08:00:00")  # the writer's clock pair
+    samples = pd.read_parquet(tmp_path / "parquet" / "samples.parquet")
+    assert len(samples) == 221
+    assert samples["power_w"].tolist() == [250.0] * 221
+    whole = json.loads((tmp_path / "json" / "run.json").read_text())
+    assert whole["marks"][0]["name"] == "hello"
+    assert whole["reported"][0]["value"] == 0.3
+    assert whole["summary"]["readings"]["tokens.total"]["value"] == 2000
+
+
+def test_export_does_not_overwrite_unless_told_to(erg: Erg, run: Path, tmp_path: Path) -> None:
+    erg("export", run, "--format", "csv", "--out", tmp_path / "out")
+    code, _, err = erg("export", run, "--format", "csv", "--out", tmp_path / "out")
+    assert code == 2
+    assert "--force" in err
+    assert erg("export", run, "--format", "csv", "--out", tmp_path / "out", "--force")[0] == 0
+
+
+def test_metrics_explains_by_key_and_by_old_name(erg: Erg) -> None:
+    _, out, _ = erg("metrics", "AEC")
+    assert out.startswith("energy.mean_w")
+    assert "EfficientLLM calls it AEC" in out
+    _, out, _ = erg("metrics")
+    assert "throughput.tokens_per_s" in out
+
+
+def test_devices_of_other_kinds_are_no_accelerators(erg: Erg, tmp_path: Path) -> None:
+    node = Device("node:h", "node", "h", "node", {"disk_total_bytes": 10**12})
+    samples = [
+        Sample(t * S, node.id, disk_free_bytes=10**9, disk_read_bytes=t * 10**6, busy_frac=0.25)
+        for t in range(-1, 12)
+    ]
+    path = make_run(tmp_path / "run")
+    add_writer(path, steps=even_steps(10, tokens_computed=1), samples=samples, devices=[node])
+    _, out, _ = erg("report", path, "--json")
+    whole = json.loads(out)
+    assert whole["readings"]["utilization.node_cpu_frac"]["value"] == pytest.approx(0.25)
+    assert whole["readings"]["traffic.disk_read_bytes_per_s"]["value"] == pytest.approx(1e6)
+    assert any("nearly full: 1.00 GB of 1000 GB" in note for note in whole["notes"])
