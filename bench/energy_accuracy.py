@@ -32,7 +32,7 @@ from ergmeter.records import FloatArray, TimeArray, Window
 
 RECORDING = Path(__file__).resolve().parent.parent / "tests" / "data" / "h200"
 CUTS_S = (2.0, 1.0, 0.5, 0.2)
-# Ergmeter's own; and what its 1 % of a core for the counter comes to where, as on an H200, a reading
+# Ergmeter's own; and what its 1 % of a core for the counter comes to on an H200, where a reading
 # takes 4 to 8 ms of CPU.
 PERIOD_NS = {"power_w": 100_000_000, "energy_j": 600_000_000}
 # When ergmeter's ticks fall is chance. Each of these is tried, and the worst is shown.

@@ -46,7 +46,7 @@ def written(path: Path, samples: int) -> Path:
     ids = [f"GPU-{index:08x}-5c21-4d0e-9b1a-7f3a00000000" for index in range(GPUS)]
     devices = [Device(id, "gpu", "NVIDIA H200", "nvml", {"power_field": "instant"}) for id in ids]
     devices.append(Device("ergmeter", "self", "ergmeter's own threads", "self"))
-    header = writer_header("meter", watched_pid=os.getpid())
+    header = writer_header("meter")
     start_ns = int(header["clock"]["monotonic_ns"])
     writer = Writer(run, header=header, devices=devices)
     ticks = samples // (2 * GPUS)

@@ -36,7 +36,7 @@ def add_writer(
     """One writer's share of a run. Its clock starts at 0 unless the header says otherwise."""
     source = "recorder" if stream else "meter"
     whole = {
-        **writer_header(source, watched_pid=1),
+        **writer_header(source),
         "clock": {"monotonic_ns": 0, "wall_ns": 1_800_000_000 * 10**9},
         "settings": settings or {},
         "unavailable": unavailable or {},

@@ -108,6 +108,14 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._cpu_s: dict[int, float] = {}
 
+    def add(self, probe: Probe) -> None:
+        """Read this one too, from now on."""
+        entry = _Entry(probe, time.monotonic_ns())
+        self._all = [*self._all, entry]
+        self._entries = [*self._entries, entry]
+        if self._thread is None or not self._thread.is_alive():
+            self._spawn()
+
     def start(self) -> None:
         """Begin, and wait for the first round, so that the first step has readings before it."""
         if self._entries:

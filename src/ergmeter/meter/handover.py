@@ -18,7 +18,7 @@ from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 
 if TYPE_CHECKING:
     from ergmeter.runlog.writer import Writer
-    from ergmeter.sampler import Sampler
+    from ergmeter.sampler import Opened, Sampler
 
 HAND_OVER_S = 0.5
 # If the disk hangs, a million steps wait; then the oldest go, and their numbers are missed.
@@ -57,6 +57,14 @@ class HandOver:
         self._sampler.start()
         self.flush()
         self._thread.start()
+
+    def add(self, opened: Opened) -> None:
+        """Read these probes too, from now on."""
+        with self._lock:
+            devices = [device for probe in opened.probes for device in probe.devices]
+            self._writer.extend_header(devices=devices, unavailable=opened.unavailable)
+            for probe in opened.probes:
+                self._sampler.add(probe)
 
     def stop(self, ending: Mark | None) -> None:
         """Take the last readings, hand over everything, and close the files."""

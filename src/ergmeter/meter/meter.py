@@ -38,7 +38,7 @@ from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from ergmeter.records import Record, Summary
@@ -46,10 +46,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Another process to measure, into a run that was made for it already."""
+    """Another program to measure, into a run that was made for it already. See `watch`."""
 
     run: Path
-    pid: int
     environment: dict[str, str]
 
 
@@ -116,7 +115,7 @@ class Meter:
             )
         if self._around is not None:
             self._path = self._around.run
-            names = DEFAULT_PROBES if self._probes is None else self._probes
+            names: Sequence[str] = [name for name in self._wanted() if name != "process"]
         elif self._out is None and os.environ.get(fmt.RUN_VARIABLE):
             self._path = Path(os.environ[fmt.RUN_VARIABLE])
             # The recorder around this program samples the devices; a second reader adds only cost.
@@ -244,6 +243,11 @@ class Meter:
         else:
             raise UsageError("samples come from probes; record takes steps, marks and figures")
 
+    def watch(self, pid: int) -> None:
+        """Measure this process and its children: the program that was started just now."""
+        if self._handover is not None and "process" in self._wanted():
+            self._handover.add(self._open(["process"], pid=pid))
+
     # -- what comes of it -----------------------------------------------------------------------
 
     @property
@@ -280,11 +284,15 @@ class Meter:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _open(self, names: Iterable[str]) -> Opened:
+    def _wanted(self) -> Sequence[str]:
+        return DEFAULT_PROBES if self._probes is None else self._probes
+
+    def _open(self, names: Iterable[str], *, pid: int | None = None) -> Opened:
         opened = Opened()
         for name in names:
             request = ProbeRequest(
-                pid=self._around.pid if self._around else os.getpid(),
+                pid=pid
+                or os.getpid(),  # whose descendants the program's processes are, in any case
                 path=str(self._path or Path.cwd()),
                 environment=self._around.environment if self._around else dict(os.environ),
                 options=dict(self._probe_options.get(name, {})),
@@ -296,9 +304,7 @@ class Meter:
 
     def _begin(self, run: Path, opened: Opened) -> None:
         source, stream = ("recorder", "output") if self._around else ("meter", "")
-        header = writer_header(
-            source, watched_pid=self._around.pid if self._around else os.getpid()
-        )
+        header = writer_header(source)
         header["settings"] = self.settings.as_json()
         header["unavailable"] = opened.unavailable
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}

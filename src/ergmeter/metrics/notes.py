@@ -27,6 +27,7 @@ _TOLD = {
     "value_refused": "{}",
     "assumed": "assumed: {}",
     "output_unrecognised": "{}",
+    "importer_failed": "{}",
     "output_blocks": "{}",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ MAX_LINE_BYTES = 65536
 _HEAD = 20
 # Importers are somebody's code; the recorder does not wait longer than this for them to load.
 _LOADING_S = 2.0
+# An importer may wait for the next line to see where a step ends. If none comes, it hears of that.
+_HEARTBEAT_S = 0.25
 
 
 class LineSplitter:
@@ -75,21 +78,49 @@ class Output:
     def lines(self) -> Iterator[Line]:
         """The lines, until the relay is done."""
         splitters: dict[int, LineSplitter] = {}
-        with os.fdopen(self._report_fd, "rb", buffering=1 << 16) as report:
-            while len(header := report.read(FRAME.size)) == FRAME.size:
-                self.read_ns, channel, length = FRAME.unpack(header)
-                data = report.read(length)
-                if channel == SIGNALS:
-                    self.group_signals_ns[data[0]] = self.read_ns
-                    continue
-                splitter = splitters.setdefault(channel, LineSplitter())
-                if data:
-                    yield from splitter.feed(self.read_ns, data)
-                else:
-                    self.gaps += 1
-                    splitter.skip()
+        for frame in self._frames():
+            if frame is None:
+                yield Line("", time.monotonic_ns())
+                continue
+            self.read_ns, channel, data = frame
+            if channel == SIGNALS:
+                self.group_signals_ns[data[0]] = self.read_ns
+                continue
+            splitter = splitters.setdefault(channel, LineSplitter())
+            if data:
+                yield from splitter.feed(self.read_ns, data)
+            else:
+                self.gaps += 1
+                splitter.skip()
         for splitter in splitters.values():
             yield from splitter.finish()
+
+    def _frames(self) -> Iterator[tuple[int, int, bytes] | None]:
+        """The relay's frames; None now and then while it has nothing to say."""
+        buffer = bytearray()
+        with os.fdopen(self._report_fd, "rb", buffering=0) as report:
+            while True:
+                if not select.select([report], [], [], _HEARTBEAT_S)[0]:
+                    yield None
+                    continue
+                data = report.read(1 << 16)
+                if not data:
+                    return
+                buffer += data
+                yield from _whole_frames(buffer)
+
+
+def _whole_frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
+    """Take the frames that are whole out of the buffer."""
+    start = 0
+    while len(buffer) - start >= FRAME.size:
+        t_ns, channel, length = FRAME.unpack_from(buffer, start)
+        end = start + FRAME.size + length
+        if end > len(buffer):
+            break
+        yield t_ns, channel, bytes(buffer[start + FRAME.size : end])
+        start = end
+    del buffer[:start]
 
 
 class OutputReader:
@@ -130,8 +161,6 @@ class OutputReader:
         try:
             importer, head = self._recognised()
             if importer is None:
-                for _ in self._lines:
-                    self.seen += 1
                 return
             for record in importer.records(chain(head, self._lines)):
                 self.steps += isinstance(record, Step)
@@ -147,6 +176,8 @@ class OutputReader:
         self._listening.set()
         head: deque[Line] = deque(maxlen=_HEAD)
         for line in self._lines:
+            if not line.text:
+                continue
             self.seen += 1
             head.append(line)
             for importer in importers:

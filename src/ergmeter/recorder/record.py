@@ -84,21 +84,24 @@ def record(request: Request) -> Recording:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     relay_pid, report_fd = start_relay(channels)
     output = Output(report_fd)
-    try:
-        pid = _spawn(program, request.command, environment, channels)
-    except OSError as error:
-        shutil.rmtree(run)
-        raise UsageError(f"{program} can't be started: {error.strerror}") from error
     meter = Meter(
         name=name,
         settings=request.settings,
         probes=request.probes,
         probe_options=request.probe_options,
-        around=Around(run, pid, environment),
+        around=Around(run, environment),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
     reader.start()
+    # Only now: a command that is quick has readings before its first step and after its last.
+    try:
+        pid = _spawn(program, request.command, environment, channels)
+    except OSError as error:
+        meter.close()
+        shutil.rmtree(run)
+        raise UsageError(f"{program} can't be started: {error.strerror}") from error
+    meter.watch(pid)
     status = _wait(pid, channels, output)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
@@ -115,7 +118,7 @@ def record(request: Request) -> Recording:
 
 
 def _started(meter: Meter) -> bool:
-    """Begin to measure a command that runs already. It goes on, whatever comes of this."""
+    """Begin to measure. The command is run, whatever comes of this."""
     try:
         meter.start()
     except (OSError, ErgmeterError) as error:

@@ -66,7 +66,7 @@ def run_header(name: str, command: Sequence[str], *, group: str | None = None) -
     }
 
 
-def writer_header(source: str, *, watched_pid: int) -> dict[str, Any]:
+def writer_header(source: str) -> dict[str, Any]:
     """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
     return {
         "source": source,
@@ -74,7 +74,6 @@ def writer_header(source: str, *, watched_pid: int) -> dict[str, Any]:
         "boot_id": boot_id(),
         "pid": os.getpid(),
         "pid_started_s": started_s(os.getpid()),
-        "watched_pid": watched_pid,
         "clock": clock_pair(),
         "python": platform.python_version(),
         "platform": platform.platform(),

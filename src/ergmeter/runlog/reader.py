@@ -9,7 +9,7 @@ each host's (monotonic, wall) pair, and a device that two writers sampled is one
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.records import FloatArray, TimeArray
+
+_DEVICE_FIELDS = {field.name for field in fields(Device)}
 
 RUNNING = "running"
 CUT_OFF = "cut off"
@@ -59,7 +61,11 @@ class WriterLog:
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """The devices this writer sampled."""
-        return tuple(Device(**device) for device in self.header.get("devices", []))
+        # A later version may say more of a device than this one knows.
+        return tuple(
+            Device(**{name: value for name, value in device.items() if name in _DEVICE_FIELDS})
+            for device in self.header["devices"]
+        )
 
 
 @dataclass
@@ -204,9 +210,7 @@ class Run:
 
     def _add_writer(self, directory: Path) -> None:
         try:
-            header = _json_object(directory / fmt.WRITER_FILE)
-            if not {"monotonic_ns", "wall_ns"} <= set(header.get("clock") or {}):
-                raise FormatError(f"{directory / fmt.WRITER_FILE}: no clock pair in it")
+            header = _writer_header(directory / fmt.WRITER_FILE)
         except FormatError as error:
             self.damage.append(str(error))
         else:
@@ -264,6 +268,21 @@ def _run_header(path: Path) -> dict[str, Any]:
             f"{path}: run format {version!r} is not one this ergmeter reads (up to {fmt.VERSION});"
             " upgrade ergmeter to open it"
         )
+    return header
+
+
+def _writer_header(path: Path) -> dict[str, Any]:
+    header = _json_object(path)
+    try:
+        header["clock"] = {n: int(header["clock"][n]) for n in ("monotonic_ns", "wall_ns")}
+        for name in ("settings", "unavailable"):
+            header[name] = dict(header.get(name) or {})
+        header["devices"] = list(header.get("devices") or [])
+        for device in header["devices"]:
+            if not {"id", "kind", "name", "probe"} <= device.keys():
+                raise ValueError(f"a device without its name: {device}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{path}: not a writer's header ({error})") from error
     return header
 
 

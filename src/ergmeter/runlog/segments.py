@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from ergmeter.errors import FormatError
 from ergmeter.records import PHASES
 from ergmeter.runlog import format as fmt
 
@@ -42,7 +43,12 @@ class Segment:
             return self._batches if names is None else self._batches.select(names)
         import pyarrow.parquet as pq  # noqa: PLC0415  a short run has none
 
-        return pq.read_table(self.path, columns=names, memory_map=True)
+        try:
+            return pq.read_table(
+                self.path, columns=names, memory_map=True, page_checksum_verification=True
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise FormatError(f"{self.path}: damaged ({_first_line(error)})") from error
 
     def floats(self, name: str) -> FloatArray:
         """A column of numbers, NaN where absent."""

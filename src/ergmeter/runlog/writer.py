@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import time
 from dataclasses import asdict, fields
 from operator import attrgetter
@@ -42,12 +43,11 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
     staging = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     staging.mkdir()
     whole = {"format": fmt.FORMAT, "version": fmt.VERSION, **header}
-    (staging / fmt.RUN_FILE).write_text(json.dumps(whole, indent=1) + "\n")
     try:
+        (staging / fmt.RUN_FILE).write_text(json.dumps(whole, indent=1) + "\n")
         staging.rename(path)
     except OSError:
-        (staging / fmt.RUN_FILE).unlink()
-        staging.rmdir()
+        shutil.rmtree(staging)
         raise
     return path
 
@@ -89,6 +89,16 @@ class _Segment:
         self._stream.write_batch(batch)
         self._flush()
         self.rows += batch.num_rows
+
+    @property
+    def begun(self) -> bool:
+        """Whether the schema is on disk, without which nothing that follows can be read."""
+        return self._size > 0
+
+    def discard(self) -> None:
+        """Remove a file that holds nothing."""
+        os.close(self._fd)
+        self.path.unlink()
 
     def finish(self) -> None:
         """Write the end of the stream. What a full disk does not take is not missed by a reader."""
@@ -146,12 +156,35 @@ class Writer:
         self._texts: dict[tuple[str, str], dict[str, list[str]]] = {}
         staging = run / f".{self.id}"
         staging.mkdir()
-        whole = {**header, "writer": self.id, "devices": [asdict(device) for device in devices]}
-        (staging / fmt.WRITER_FILE).write_text(json.dumps(whole, indent=1, default=str) + "\n")
+        self._header: dict[str, Any] = {
+            "unavailable": {},
+            **header,
+            "writer": self.id,
+            "devices": [asdict(device) for device in devices],
+        }
+        (staging / fmt.WRITER_FILE).write_text(self._header_text())
         staging.rename(self.directory)
         self._marks_fd = os.open(
             self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
         )
+        # Takes the file's first block while there is one, for the mark that the disk became full.
+        self.mark(Mark(time.monotonic_ns(), "opened"))
+
+    def extend_header(
+        self, *, devices: Sequence[Device] = (), unavailable: Mapping[str, str] | None = None
+    ) -> None:
+        """Add to who and what this writer is. The header is replaced whole."""
+        self._header["devices"] += [asdict(device) for device in devices]
+        self._header["unavailable"] = {**self._header["unavailable"], **(unavailable or {})}
+        staging = self.directory / f".{fmt.WRITER_FILE}"
+        try:
+            staging.write_text(self._header_text())
+            staging.rename(self.directory / fmt.WRITER_FILE)
+        except OSError as error:
+            self._refused(1, error)
+
+    def _header_text(self) -> str:
+        return json.dumps(self._header, indent=1, default=str) + "\n"
 
     def mark(self, mark: Mark) -> None:
         """Append a mark. A full disk loses it: there is no one left to tell."""
@@ -185,6 +218,7 @@ class Writer:
                 self._roll(table, stream)
         except OSError as error:
             self._refused(rows, error)
+            self._begin_again(table, stream)
 
     def close(self) -> None:
         """Finish every file. What is on disk already was readable before this, and still is."""
@@ -196,6 +230,13 @@ class Writer:
         if self.dropped_rows:
             self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"{self.dropped_rows} rows in all"))
         os.close(self._marks_fd)
+
+    def _begin_again(self, table: str, stream: str) -> None:
+        """A file whose schema was refused can hold nothing: the next batch begins another."""
+        segment = self._segments.get((table, stream))
+        if segment is not None and not segment.begun:
+            del self._segments[table, stream]
+            segment.discard()
 
     def _refused(self, rows: int, error: OSError) -> None:
         if rows and not self.dropped_rows:
@@ -266,7 +307,13 @@ def to_parquet(live: Path) -> Path:
     try:
         with pa.memory_map(str(live)) as source:
             table = pa.ipc.open_stream(source).read_all()
-            pq.write_table(table, staging, compression="zstd", row_group_size=fmt.SEGMENT_ROWS)
+            pq.write_table(
+                table,
+                staging,
+                compression="zstd",
+                row_group_size=fmt.SEGMENT_ROWS,
+                write_page_checksum=True,
+            )
         staging.rename(full)
     except OSError:
         staging.unlink(missing_ok=True)

@@ -71,7 +71,7 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path: Path) -> None:
 
 
 def _header() -> dict[str, object]:
-    return {**writer_header("meter", watched_pid=os.getpid()), "settings": {}}
+    return {**writer_header("meter"), "settings": {}}
 
 
 def test_pandas_and_polars_read_the_live_file_without_our_code(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_writer_that_died_is_cut_off_and_never_running(tmp_path: Path) -> None
     code = (
         "import sys; from pathlib import Path; from ergmeter.runlog.identity import writer_header;"
         "from ergmeter.runlog.writer import Writer; import os;"
-        "Writer(Path(sys.argv[1]), header=writer_header('meter', watched_pid=1)); os._exit(9)"
+        "Writer(Path(sys.argv[1]), header=writer_header('meter'); os._exit(9)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=False, timeout=60)
     assert Run.open(path).status == "cut off"
