@@ -13,9 +13,9 @@ The names below are loaded when they are first used: `import ergmeter` alone loa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ergmeter.version import __version__
+
+TYPE_CHECKING = False  # as type checkers know it; importing typing would cost more than the rest
 
 if TYPE_CHECKING:
     from ergmeter.errors import (

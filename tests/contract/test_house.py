@@ -107,11 +107,22 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+METERED = """
+import tempfile
+from ergmeter import Meter
+with Meter(tempfile.mkdtemp(), probes=["process"]) as meter:
+    with meter.step(tokens=5, samples=1) as step:
+        step.loss = 0.5
+"""
+
+
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
         ("import ergmeter", {"torch", "pandas", "pyarrow", "numpy", "rich", "click", "psutil"}),
         ("from ergmeter import Meter", {"torch", "pandas", "pyarrow", "numpy", "rich", "click"}),
+        (METERED, {"torch", "pandas", "pyarrow.parquet", "rich", "click"}),
+        (METERED + "meter.summary()", {"torch", "pandas", "rich", "click"}),
         ("import ergmeter.cli.main", {"torch", "pandas", "pyarrow", "numpy", "rich"}),
     ],
 )

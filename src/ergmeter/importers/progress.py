@@ -3,7 +3,8 @@
 The Trainer redraws its bar right after each log, so the first bar after a log has its step. The
 trap: the bar goes to another stream and has no line end until it is drawn again, so it may be seen
 one log late, or an older one may be seen first. Logs therefore wait in a queue for their bar, and a
-number is believed only if it is in proportion to the epochs: steps and epochs grow together.
+number is believed only if it is in proportion to the epochs: steps and epochs grow together. A log
+whose bar was missed gets the number that this proportion gives it, where that is plainly one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ergmeter.importers.bars import Bar
 
 T = TypeVar("T")
 _LONGEST_WAIT = 3  # logs; a bar that is later than this is not coming
+_EPOCH_ROUNDING = 1e-3  # two epochs printed to four digits are off by so much, compared
 
 
 @dataclass(slots=True)
@@ -49,7 +51,8 @@ class Progress(Generic[T]):
         self._queue.append(_Log(item, epoch))
         if len(self._queue) > _LONGEST_WAIT:
             self._barless = self._total is None
-            yield self._queue.popleft().item, None
+            log = self._queue.popleft()
+            yield log.item, self._by_proportion(log)
         if self._barless:
             yield from self.flush()
 
@@ -68,7 +71,8 @@ class Progress(Generic[T]):
         while self._queue:
             log = self._queue.popleft()
             # The one log of a short training has nothing to be compared with but the end.
-            yield log.item, log.n if self._known or log.n == self._total else None
+            known = self._known or log.n == self._total
+            yield log.item, log.n if log.n and known else self._by_proportion(log)
 
     def _is_training(self, drawn: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
@@ -99,7 +103,16 @@ class Progress(Generic[T]):
             self._queue.popleft()
             if first.n is not None:
                 self._known = (first.n, first.epoch)
-            yield first.item, first.n
+            yield first.item, first.n or self._by_proportion(first)
+
+    def _by_proportion(self, log: _Log[T]) -> int | None:
+        """The step at this log's epoch, if the numbers known so far leave no doubt of it."""
+        if self._known is None:
+            return None
+        n, epoch = self._known
+        exact = n / epoch * log.epoch
+        doubt = 0.1 + exact * _EPOCH_ROUNDING
+        return round(exact) if exact > n and abs(exact - round(exact)) + doubt < 0.5 else None
 
     def _compared(self, first: _Log[T]) -> bool:
         """Hold the first number against the second. False: there is no second yet."""
@@ -108,7 +121,9 @@ class Progress(Generic[T]):
         second = next((log for log in list(self._queue)[1:] if log.n is not None), None)
         if second is None or second.n is None:
             return False
-        if _verdict((first.n, first.epoch), second.n, second.epoch) != "agrees":
+        # Strictly in proportion, since all later numbers are held against this one.
+        expected = first.n * second.epoch / first.epoch
+        if abs(second.n - expected) > 0.4 + expected * _EPOCH_ROUNDING:
             first.n, first.hopeless = None, True
         return True
 

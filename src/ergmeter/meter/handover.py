@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ergmeter.sampler import Opened, Sampler
 
 HAND_OVER_S = 0.5
+# Samples come at a steady rate, and a batch of any size costs about the same: every other time.
+SAMPLES_EVERY = 2
 # If the disk hangs, a million steps wait; then the oldest go, and their numbers are missed.
 MAX_WAITING_STEPS = 1_000_000
 SELF = "ergmeter"
@@ -55,7 +57,6 @@ class HandOver:
     def start(self) -> None:
         """Begin to read and to write."""
         self._sampler.start()
-        self.flush()
         self._thread.start()
 
     def add(self, opened: Opened) -> None:
@@ -80,23 +81,30 @@ class HandOver:
         self._writer.mark(Mark(time.monotonic_ns(), "closed"))
         self._writer.close()
 
-    def flush(self) -> None:
-        """Hand over what has come in so far."""
+    def flush(self, *, samples: bool = True) -> None:
+        """Hand over what has come in so far; the samples only if told to."""
         with self._lock:
-            samples, marks = self._sampler.drain()
             self._write_steps([self.steps.popleft() for _ in range(len(self.steps))])
-            for probe, rows in samples.items():
-                self._writer.write("samples", rows, stream=probe)
-            own = Sample(time.monotonic_ns(), SELF, cpu_s=self._sampler.cpu_s + self._cpu_s)
-            self._writer.write("samples", [own], stream="self")
+            marks = self._write_samples() if samples else []
             reported = [self.reported.popleft() for _ in range(len(self.reported))]
             self._writer.write("reported", reported)
             for mark in [*marks, *(self.marks.popleft() for _ in range(len(self.marks)))]:
                 self._writer.mark(mark)
 
+    def _write_samples(self) -> list[Mark]:
+        samples, marks = self._sampler.drain()
+        for probe, rows in samples.items():
+            self._writer.write("samples", rows, stream=probe)
+        own = Sample(time.monotonic_ns(), SELF, cpu_s=self._sampler.cpu_s + self._cpu_s)
+        self._writer.write("samples", [own], stream="self")
+        return marks
+
     def _loop(self) -> None:
+        self._writer.prepare()
+        rounds = 0
         while not self._stopping.wait(HAND_OVER_S):
-            self.flush()
+            rounds += 1
+            self.flush(samples=rounds % SAMPLES_EVERY == 0)
             self._sampler.watch()
             self._cpu_s = time.thread_time()
 

@@ -24,9 +24,11 @@ _WARMUP = ("warmup", "warmup_steps", "warmup_s")
 def summarize(run: Run, overrides: Settings | None = None) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
     evidence = Evidence(run, settings_of(run, overrides))
-    readings = {key: _result(metric.compute, evidence) for key, metric in catalogue().items()}
+    readings: dict[str, Result] = {}
     devices: dict[str, dict[str, Result]] = {}
+    # A metric and then the same by device: both take the same columns, and few are kept.
     for key, metric in catalogue().items():
+        readings[key] = _result(metric.compute, evidence)
         for device in evidence.devices(*metric.kinds) if metric.per_device else ():
             found = _result(metric.per_device, evidence, device)
             devices.setdefault(device.id, {})[key] = found

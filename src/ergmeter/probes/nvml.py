@@ -32,7 +32,11 @@ PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms
 # The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
 # of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
 # ten times a second says how its joules are spread in between.
-COUNTER_SHARE = 0.01
+COUNTER_SHARE = 0.005
+
+# How often to ask for what changes slowly, or is itself an average of the last fraction of a second
+# (load): memory, load, clock, temperature, throttling. Power is asked for at every reading.
+SLOW_PERIOD_S = 0.5
 
 # NVIDIA's minimum driver for the CUDA 11 releases, by its compatibility table.
 OLDEST_DRIVER = "450.80.02"
@@ -102,6 +106,7 @@ class NvmlProbe:
     def __init__(self, request: ProbeRequest) -> None:
         self.period_s = float(request.options.get("period_s", PERIOD_S))
         self._counters_due_s = 0.0
+        self._slow_due_s = 0.0
         self._usage = UsageWatch(request.pid)
         self._gone: list[str] = []  # every GPU that was lost, and what NVML said
         self._unreported: list[str] = []  # those of them that have had no Mark yet
@@ -130,7 +135,10 @@ class NvmlProbe:
     def _reading(self, *, last: bool) -> Sequence[Sample | Mark]:
         if not self._gpus:
             raise NotMeasurable(f"no GPU is left to read: {'; '.join(self._gone)}")
-        gauges = [gpu.gauges() for gpu in self._gpus]
+        slow = last or time.monotonic() >= self._slow_due_s
+        if slow:
+            self._slow_due_s = time.monotonic() + SLOW_PERIOD_S - self.period_s / 2
+        gauges = [gpu.gauges(slow=slow) for gpu in self._gpus]
         counters = self._counters(last=last)
         for gpu, gauge, counter in zip(self._gpus, gauges, counters, strict=True):
             if gpu.is_lost or (gpu.error is not None and gauge is None and counter is None):
@@ -204,12 +212,16 @@ class _Gpu:
                 own[fact] = query(self._handle)
         self.device = Device(uuid, "gpu", name, NvmlProbe.name, {**facts, **own})
 
-    def gauges(self) -> Sample | None:
-        """All but the counter; None if the GPU answered nothing."""
+    def gauges(self, *, slow: bool) -> Sample | None:
+        """Power, and what changes slowly if asked for; None if the GPU answered nothing."""
         self.error = self.error if self.is_lost else None
         before_ns = time.monotonic_ns()
         power_w, average_w = self._power()
         t_ns = (before_ns + time.monotonic_ns()) // 2
+        if not slow:
+            if power_w is None and average_w is None:
+                return None
+            return Sample(t_ns, self.device.id, power_w=power_w, power_average_w=average_w)
         sample = Sample(
             t_ns,
             self.device.id,

@@ -31,9 +31,10 @@ from ergmeter.records import Device, Sample
 
 PERIOD_S = 1.0
 # Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
-# large node has thousands. A little under a second, so that a read that comes early still looks.
+# large node has thousands. A little under a second, so that a read that comes early still looks;
+# more seldom where looking costs more than a thousandth of the time.
 TREE_PERIOD_S = 0.9
-TREE_COST_FRAC = 0.01
+TREE_COST_FRAC = 0.001
 # cgroup v1 says "unlimited" as the largest long, rounded down to a page.
 UNLIMITED_BYTES = 1 << 62
 

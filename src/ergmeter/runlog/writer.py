@@ -186,6 +186,11 @@ class Writer:
     def _header_text(self) -> str:
         return json.dumps(self._header, indent=1, default=str) + "\n"
 
+    @staticmethod
+    def prepare() -> None:
+        """Load what writing needs, before there is something to write."""
+        from ergmeter.runlog import arrays  # noqa: PLC0415, F401
+
     def mark(self, mark: Mark) -> None:
         """Append a mark. A full disk loses it: there is no one left to tell."""
         line = json.dumps({"t_ns": mark.t_ns, "name": mark.name, "detail": mark.detail}) + "\n"
@@ -277,18 +282,17 @@ class Writer:
     ) -> pa.RecordBatch:
         import pyarrow as pa  # noqa: PLC0415
 
-        texts = self._texts[table, stream]
-        arrays = []
-        for field in schema:
-            values = columns[field.name]
-            if field.name in texts:
-                # The dictionary is the same in every batch, so that it is written once a segment.
-                codes = {text: code for code, text in enumerate(texts[field.name])}
-                indices = pa.array([codes.get(v) for v in values], pa.int16())
-                arrays.append(pa.DictionaryArray.from_arrays(indices, pa.array(texts[field.name])))
-            else:
-                arrays.append(pa.array(values, field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        from ergmeter.runlog import arrays  # noqa: PLC0415
+
+        # The vocabulary is the same in every batch, so that it is written once a segment.
+        vocabularies = self._texts[table, stream]
+        made = [
+            arrays.texts(columns[field.name], vocabularies[field.name])
+            if field.name in vocabularies
+            else arrays.numbers(columns[field.name], field.type)
+            for field in schema
+        ]
+        return pa.RecordBatch.from_arrays(made, schema=schema)
 
     def _roll(self, table: str, stream: str) -> None:
         segment = self._segments.pop((table, stream))

@@ -179,9 +179,14 @@ def logs_and_bars(*drawn: str, per_log: float = 0.1) -> list[Record]:
     return live(*timed)
 
 
-def test_a_bar_that_contradicts_the_epochs_is_not_believed_and_later_ones_are() -> None:
+def test_a_bar_that_contradicts_the_epochs_is_not_believed_and_they_tell_the_step() -> None:
     records = logs_and_bars("10/200", "20/200", "55/200", "40/200", "50/200")
-    assert [s.steps for s in steps(records)] == [10, None, None, 10]
+    assert [s.steps for s in steps(records)] == [10, 10, 10, 10]
+
+
+def test_a_first_bar_that_belongs_to_the_next_log_is_not_believed() -> None:
+    records = logs_and_bars("20/200", "30/200", "40/200", "50/200")
+    assert sum(s.steps or 0 for s in steps(records)) <= 40
 
 
 def test_an_old_bar_seen_first_is_found_out_by_the_second() -> None:

@@ -56,6 +56,7 @@ def machine(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 def opened(machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> Open:
     # Here the script's clock stands still between readings: the counter is due at each of them.
     monkeypatch.setattr(nvml, "COUNTER_SHARE", math.inf)
+    monkeypatch.setattr(nvml, "SLOW_PERIOD_S", 0.0)
 
     def probe(
         *gpus: Gpu, environment: dict[str, str] | None = None, pid: int = 1, **system: object
@@ -76,6 +77,20 @@ def test_a_counter_that_costs_cpu_time_is_read_less_often_but_always_at_the_last
     assert counters(probe.read()) == []
     assert len(gauges(probe.read())) == 1
     assert len(counters(probe.read_last())) == 1
+    probe.close()
+
+
+def test_what_changes_slowly_is_asked_for_less_often_but_always_at_the_last(
+    machine: Callable[..., Script],
+) -> None:
+    machine(Gpu(power_w=100, memory_bytes=5e9, busy_frac=0.5))
+    probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
+    (first,) = gauges(probe.read())
+    assert (first.memory_bytes, first.busy_frac) == (5e9, 0.5)
+    (second,) = gauges(probe.read())
+    assert (second.power_w, second.memory_bytes, second.busy_frac) == (100, None, None)
+    (last,) = gauges(probe.read_last())
+    assert last.memory_bytes == 5e9
     probe.close()
 
 

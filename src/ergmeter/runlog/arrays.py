@@ -1,0 +1,65 @@
+"""Python values to Arrow arrays and Arrow columns to numpy, by their buffers.
+
+The trap: `pa.array` and `to_numpy` ask whether they were given a pandas object, and import pandas
+to find out: half a second and 80 MB inside a training, or before a report.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Integers or floats; None becomes null."""
+    dtype = kind.to_pandas_dtype()
+    absent = values.count(None)
+    if not absent:
+        return _array(kind, np.array(values, dtype=dtype), None, 0)
+    known = np.array([value is not None for value in values])
+    filled = np.array([0 if value is None else value for value in values], dtype=dtype)
+    return _array(kind, filled, known, absent)
+
+
+def texts(values: Sequence[str | None], vocabulary: Sequence[str]) -> pa.Array:
+    """Texts as indices into a vocabulary that holds them all; None becomes null."""
+    codes = {text: code for code, text in enumerate(vocabulary)}
+    indices = numbers([None if v is None else codes[v] for v in values], pa.int16())
+    return pa.DictionaryArray.from_arrays(indices, _strings(vocabulary))
+
+
+def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the column's own type
+    """A column of numbers. Where some are null: as floats, with NaN for those."""
+    chunks = [_chunk_as_numpy(chunk) for chunk in column.chunks if len(chunk)]
+    if not chunks:
+        return np.empty(0, dtype=column.type.to_pandas_dtype())
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+
+
+def _chunk_as_numpy(chunk: pa.Array) -> Any:  # noqa: ANN401
+    validity, data = chunk.buffers()
+    start, end = chunk.offset, chunk.offset + len(chunk)
+    values = np.frombuffer(data, dtype=chunk.type.to_pandas_dtype(), count=end)[start:]
+    if not chunk.null_count:
+        return values
+    known = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[start:]
+    return np.where(known.astype(bool), values, np.nan)
+
+
+def _strings(values: Sequence[str]) -> pa.Array:
+    encoded = [value.encode() for value in values]
+    offsets = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(values), buffers)
+
+
+def _array(kind: pa.DataType, values: Any, known: Any, absent: int) -> pa.Array:  # noqa: ANN401
+    validity = None if known is None else pa.py_buffer(np.packbits(known, bitorder="little"))
+    return pa.Array.from_buffers(
+        kind, len(values), [validity, pa.py_buffer(values)], null_count=absent
+    )
