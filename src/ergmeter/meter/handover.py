@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HAND_OVER_S = 0.5
 # Samples come at a steady rate, and a batch of any size costs about the same: every other time.
 SAMPLES_EVERY = 2
+OWN_COST_EVERY_S = 4.0
 # If the disk hangs, a million steps wait; then the oldest go, and their numbers are missed.
 MAX_WAITING_STEPS = 1_000_000
 SELF = "ergmeter"
@@ -52,6 +53,7 @@ class HandOver:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-write", daemon=True)
         self._cpu_s = 0.0
+        self._own_due_s = 0.0
         self._refused_loss = False
 
     def start(self) -> None:
@@ -78,6 +80,7 @@ class HandOver:
         if ending is not None:
             self.marks.append(ending)
         self.flush()
+        self._write_own_cost()
         self._writer.mark(Mark(time.monotonic_ns(), "closed"))
         self._writer.close()
 
@@ -95,9 +98,14 @@ class HandOver:
         samples, marks = self._sampler.drain()
         for probe, rows in samples.items():
             self._writer.write("samples", rows, stream=probe)
+        if time.monotonic() >= self._own_due_s:
+            self._own_due_s = time.monotonic() + OWN_COST_EVERY_S
+            self._write_own_cost()
+        return marks
+
+    def _write_own_cost(self) -> None:
         own = Sample(time.monotonic_ns(), SELF, cpu_s=self._sampler.cpu_s + self._cpu_s)
         self._writer.write("samples", [own], stream="self")
-        return marks
 
     def _loop(self) -> None:
         self._writer.prepare()

@@ -136,10 +136,9 @@ class Evidence:
     @cached_property
     def watched(self) -> Window:
         """From the first hand-over to the last: the life of the run."""
-        lives = self.run.series("cpu_s")
-        own = [series for device, series in lives.items() if self._kind(device) == "self"]
         start_ns = self.run.start_ns
-        end_ns = max([int(series.t_ns[-1]) for series in own], default=start_ns)
+        seen_ns = [int(series.t_ns[-1]) for series in self.run.series("cpu_s").values()]
+        end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
         if len(self.all_steps):
             start_ns = min(start_ns, int(self.all_steps["start_ns"].min()))
             end_ns = max(end_ns, int(self.all_steps["end_ns"].max()))
@@ -193,10 +192,6 @@ class Evidence:
         return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _kind(self, device: str) -> str | None:
-        known = self.run.devices.get(device)
-        return known.kind if known else None
 
     def _rule(self) -> str:
         settings = self.settings

@@ -27,7 +27,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Sample
 
-PERIOD_S = 2.0
+PERIOD_S = 3.0
 
 
 class Traffic(NamedTuple):

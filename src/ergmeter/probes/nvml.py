@@ -32,7 +32,7 @@ PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms
 # The share of one core that reading energy counters may cost. On an H200 a reading takes 4 to 8 ms
 # of CPU: ten a second would be 4 to 8 %. A counter read less often forgets nothing, and power read
 # ten times a second says how its joules are spread in between.
-COUNTER_SHARE = 0.005
+COUNTER_SHARE = 0.002
 
 # How often to ask for what changes slowly, or is itself an average of the last fraction of a second
 # (load): memory, load, clock, temperature, throttling. Power is asked for at every reading.
@@ -42,7 +42,8 @@ SLOW_PERIOD_S = 0.5
 OLDEST_DRIVER = "450.80.02"
 
 # With scope 0, the GPU by itself; on a Grace part scope 1 is the module, CPU included.
-_POWER_FIELDS = ((pynvml.NVML_FI_DEV_POWER_INSTANT, 0), (pynvml.NVML_FI_DEV_POWER_AVERAGE, 0))
+_INSTANT = ((pynvml.NVML_FI_DEV_POWER_INSTANT, 0),)
+_INSTANT_AND_AVERAGE = (*_INSTANT, (pynvml.NVML_FI_DEV_POWER_AVERAGE, 0))
 
 # A driver older than the binding lacks the symbol: it will not support the query later either.
 _UNSUPPORTED = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound)
@@ -74,7 +75,8 @@ def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
 
 # What is asked of a handle; "instant" and "average" of what "fields" answered.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
-    "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _POWER_FIELDS),
+    "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT_AND_AVERAGE),
+    "field": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT),
     "instant": _watts,
     "average": _watts,
     "draw": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) * W_PER_MW,
@@ -216,12 +218,10 @@ class _Gpu:
         """Power, and what changes slowly if asked for; None if the GPU answered nothing."""
         self.error = self.error if self.is_lost else None
         before_ns = time.monotonic_ns()
-        power_w, average_w = self._power()
+        power_w, average_w = self._power() if slow else (self._instant(), None)
         t_ns = (before_ns + time.monotonic_ns()) // 2
         if not slow:
-            if power_w is None and average_w is None:
-                return None
-            return Sample(t_ns, self.device.id, power_w=power_w, power_average_w=average_w)
+            return None if power_w is None else Sample(t_ns, self.device.id, power_w=power_w)
         sample = Sample(
             t_ns,
             self.device.id,
@@ -255,6 +255,13 @@ class _Gpu:
         instant_w, average_w = self._fields()
         # As settled, also if the instant field recovers: a column keeps its meaning all through.
         return self._ask("draw") if self._power_field == "draw" else instant_w, average_w
+
+    def _instant(self) -> float | None:
+        """Power alone, as settled."""
+        if self._power_field != "instant":
+            return self._ask("draw") if self._power_field == "draw" else None
+        values = self._ask("field")
+        return None if values is None else self._ask("instant", values[0])
 
     def _fields(self) -> tuple[float | None, float | None]:
         if self._unsupported.issuperset(("instant", "average")):

@@ -29,12 +29,13 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Sample
 
-PERIOD_S = 1.0
+PERIOD_S = 2.0
 # Finding descendants means asking every process on the machine for its parent: 15 µs each, and a
-# large node has thousands. A little under a second, so that a read that comes early still looks;
-# more seldom where looking costs more than a thousandth of the time.
-TREE_PERIOD_S = 0.9
-TREE_COST_FRAC = 0.001
+# large node has thousands. A little under a period, so that a read that comes early still looks;
+# more seldom where looking would cost more than this share of the time (a fresh child, whose memory
+# is not seen until then, is credited its CPU time all the same).
+TREE_PERIOD_S = 1.9
+TREE_COST_FRAC = 0.0003
 # cgroup v1 says "unlimited" as the largest long, rounded down to a page.
 UNLIMITED_BYTES = 1 << 62
 

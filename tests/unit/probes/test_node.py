@@ -195,7 +195,7 @@ def test_this_machine_is_described_and_its_work_seen(tmp_path: Path) -> None:
     disk = os.statvfs(tmp_path)
     assert device.facts["disk_total_bytes"] == disk.f_frsize * disk.f_blocks
     assert device.facts["cpu_model"]
-    assert probe.period_s == 2.0
+    assert probe.period_s == 3.0
 
     probe.read()
     until = time.monotonic() + 0.3

@@ -229,7 +229,7 @@ def test_the_device_names_the_program_and_its_limits() -> None:
         assert device.kind == "process"
         assert device.name.startswith("python")
         assert device.facts["cpus_in_affinity"] == 1
-        assert probe.period_s == 1.0
+        assert probe.period_s == 2.0
 
 
 def test_a_process_that_does_not_exist_is_refused() -> None:
