@@ -126,8 +126,9 @@ def counter_curve(
         raise NotMeasurable(
             f"the energy counter stood still at {counter_j[0]:.1f} J for {span_s:.1f} s"
         )
-    age_ns = np.minimum(t_ns[fresh] - t_ns[fresh - 1], round(refresh_s * NS_PER_S)) // 2
-    knots_ns = np.append(t_ns[:1], t_ns[fresh] - age_ns)
+    refresh_ns = round(refresh_s * NS_PER_S)
+    age_ns = np.minimum(t_ns[fresh] - t_ns[fresh - 1], refresh_ns) // 2
+    knots_ns = np.append(t_ns[:1] - refresh_ns // 2, t_ns[fresh] - age_ns)
     knots_j = np.append(counter_j[:1], counter_j[fresh])
     falls = np.flatnonzero(np.diff(knots_j) < 0)
     if len(falls):
@@ -141,7 +142,7 @@ def counter_curve(
     if shape is not None:
         # A sensor's reading is half a refresh old on average. On the H200 recording, with readings
         # at 10 Hz and the counter once a second, this takes the worst phase from 1.1 to 0.6 %.
-        shape = replace(shape, t_ns=shape.t_ns - round(refresh_s * NS_PER_S / 2))
+        shape = replace(shape, t_ns=shape.t_ns - refresh_ns // 2)
     return EnergyCurve(
         knots_ns,
         knots_j - knots_j[0],
