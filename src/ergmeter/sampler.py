@@ -183,17 +183,18 @@ class Sampler:
         stop_ns: int | None = None
         while self._entries and generation == self._generation:
             now_ns = time.monotonic_ns()
-            for entry in [entry for entry in self._entries if entry.due_ns <= now_ns]:
-                is_last = stop_ns is not None and now_ns >= stop_ns
+            is_last = stop_ns is not None and now_ns >= stop_ns
+            for entry in [e for e in self._entries if is_last or e.due_ns <= now_ns]:
                 if not self._read(entry, generation, is_last=is_last):
                     return
             self._first.set()
             self._cpu_s[generation] = time.thread_time()
-            if stop_ns is not None and now_ns >= stop_ns:
+            if is_last:
                 return
             if stop_ns is None and self._stopping.is_set():
                 stop_ns = self._last_round_ns()
             due_ns = min((entry.due_ns for entry in self._entries), default=now_ns)
+            due_ns = due_ns if stop_ns is None else min(due_ns, stop_ns)
             self._sleep((due_ns - time.monotonic_ns()) / NS_PER_S)
         self._first.set()
 
@@ -202,10 +203,7 @@ class Sampler:
         with_counters = {"gpu", "cpu", "dram"}
         kinds = {device.kind for entry in self._entries for device in entry.probe.devices}
         settle_s = SETTLE_S if kinds & with_counters else 0.0
-        last_ns = time.monotonic_ns() + round(settle_s * NS_PER_S)
-        for entry in self._entries:
-            entry.due_ns = min(entry.due_ns, last_ns)
-        return last_ns
+        return time.monotonic_ns() + round(settle_s * NS_PER_S)
 
     def _sleep(self, seconds: float) -> None:
         if seconds <= 0:

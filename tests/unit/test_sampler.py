@@ -77,6 +77,24 @@ def test_a_last_reading_is_taken_at_the_end_and_the_probe_is_closed_once() -> No
     assert probe.closed == 1
 
 
+def test_every_probe_gets_a_last_reading_that_leaves_nothing_out() -> None:
+    """Also one that was read just before the end, by the schedule."""
+
+    class Dear(Clockwork):
+        def read_last(self) -> Sequence[Sample | Mark]:
+            return [Sample(time.monotonic_ns(), self.name, energy_j=1.0)]
+
+    for pause_s in (0.0, 0.03, 0.05, 0.08):
+        dear, other = Dear("dear", kind="gpu", period_s=0.1), Clockwork("other", period_s=5)
+        sampler = Sampler([dear, other])
+        sampler.start()
+        time.sleep(pause_s)
+        sampler.stop()
+        samples, _ = sampler.drain()
+        assert samples["dear"][-1].energy_j == 1.0
+        assert len(samples["other"]) == 2
+
+
 def test_ticks_do_not_drift_by_the_cost_of_reading() -> None:
     """Forty periods of 20 ms take 0.8 s, also if each reading takes 10 ms of them."""
     probe = Clockwork(period_s=0.02, cost_s=0.01)

@@ -147,7 +147,7 @@ def own_cpu_frac(evidence: Evidence) -> Reading:
             spent += float(series.values.max())
     if not spent:
         raise NotMeasurable("the run ended before its cost was recorded")
-    note = "of one core: the threads that read and write, whole run"
+    note = "of one core: the threads that read and write, whole run, loading pyarrow included"
     return Reading(spent / lives.duration_s, "frac", "measured", note=note)
 
 
