@@ -8,7 +8,7 @@ refreshes around it, plus or minus one refresh. A deviation within it says nothi
 
 The reference is the counter, interpolated between its refreshes. "As read" is what a tool gets that
 reads the counter at both edges and subtracts: the last value shown before each edge. "Ours" is what
-ergmeter makes of it: power at 10 Hz, the counter as often as 1 % of a core allows on an H200, and
+ergmeter makes of it: power at 10 Hz, the counter as often as 0.2 % of a core allows on an H200, and
 the joules between two counter readings spread as the power says; or with the counter hidden. With
 the counter it rests on the same sensor as the reference, so that column shows what sampling less
 often costs, and not whether the counter is right. "Draw" integrates nvmlDeviceGetPowerUsage, an
@@ -32,9 +32,8 @@ from ergmeter.records import FloatArray, TimeArray, Window
 
 RECORDING = Path(__file__).resolve().parent.parent / "tests" / "data" / "h200"
 CUTS_S = (2.0, 1.0, 0.5, 0.2)
-# Ergmeter's own; and what its 1 % of a core for the counter comes to on an H200, where a reading
-# takes 4 to 8 ms of CPU.
-PERIOD_NS = {"power_w": 100_000_000, "energy_j": 600_000_000}
+# Ergmeter's own; and what its 0.2 % of a core for the counter came to on an H200 (2026-11-15).
+PERIOD_NS = {"power_w": 100_000_000, "energy_j": 1_700_000_000}
 # When ergmeter's ticks fall is chance. Each of these is tried, and the worst is shown.
 OFFSETS_NS = (0, 25_000_000, 50_000_000, 75_000_000)
 SHORT_STEPS = "tiny_20ms"
@@ -56,7 +55,7 @@ class Recording:
         self.draw = power_curve(*self.columns["power_average_w"])
         shapes = [power_curve(*self._sampled("power_w", offset)) for offset in OFFSETS_NS]
         counters = [
-            counter_curve(*self._sampled("energy_j", 6 * offset), shape=shape)
+            counter_curve(*self._sampled("energy_j", 17 * offset), shape=shape)
             for offset, shape in zip(OFFSETS_NS, shapes, strict=True)
         ]
         self.ours = {"power_w": shapes, "energy_j": counters}

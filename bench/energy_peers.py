@@ -7,8 +7,8 @@ is drawn from 20 % around the one named, its start from a quarter of a second. T
 every 100 ms and takes 3 ms to read, as an H200's. The truth is the integral of the curve from the
 moment the window was open to the moment it was asked to close, for all tools alike.
 
-Zeus and CodeCarbon subtract the counter as it reads. Ergmeter reads it as often as 1 % of a core
-allows, on an H200 about every 0.6 s, and spreads its joules as power says; "cheap counter" is
+Zeus and CodeCarbon subtract the counter as it reads. Ergmeter reads it as often as 0.2 % of a core
+allows, on an H200 about every 1.7 s, and spreads its joules as power says; "cheap counter" is
 ergmeter where the counter can be read at 10 Hz. It is the only one that gives an interval: "inside"
 says in how many windows the truth lay in it.
 """
@@ -39,9 +39,9 @@ HEADER = (
 WINDOWS = ((5.0, 1), (1.0, 4), (0.2, 10), (0.05, 10))
 HIGH_S, LOW_S = 0.43, 0.30
 KWH_J = 3.6e6
-# On an H200 a counter reading takes 4 to 8 ms of CPU, and ergmeter gives it 1 % of a core. The
+# A counter reading on an H200 takes 4 ms of CPU or more; ergmeter gives it 0.2 % of a core. The
 # scripted counter costs no CPU, so the readings between are left out afterwards.
-COUNTER_S = 0.6
+COUNTER_S = 1.7
 
 
 Told = tuple[float, float | None, float | None]  # joules, and the interval where there is one

@@ -61,6 +61,8 @@ def command(
     erg record -- python train.py --config a.yaml
     erg record --warmup-steps 5 --out runs/baseline -- torchrun train.py
     """
+    if os.name != "posix":
+        raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
     from ergmeter.recorder import Request, record
     from ergmeter.runlog.format import RUN_VARIABLE
 

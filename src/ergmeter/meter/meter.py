@@ -130,7 +130,8 @@ class Meter:
                 run_header(self.name, sys.argv, group=group),
             )
         self._begin(self._path, opened)
-        os.register_at_fork(after_in_child=_weakly(self, "_forked"))
+        if hasattr(os, "register_at_fork"):  # Windows does not fork
+            os.register_at_fork(after_in_child=_weakly(self, "_forked"))
         atexit.register(_weakly(self, "close"))
         return self
 
