@@ -2,6 +2,7 @@
 
 The trap: an energy source that exists and never moves. A virtual machine may list one that reads
 0 J under load, so everything is read twice and a counter that stood still is reported as such.
+A probe may leave out a counter that is costly on most readings; both of these ask for everything.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _READS = {
     "net_received_bytes": "network traffic",
     "disk_free_bytes": "free disk",
 }
+_WITH_ENERGY = ("gpu", "cpu", "dram")
 _EXCLUSIVE = {"exclusive_process", "exclusive_thread", "prohibited"}
 
 
@@ -95,7 +97,8 @@ def document(findings: list[Finding]) -> dict[str, Any]:
 
 def _read(probe: Probe) -> list[Sample]:
     try:
-        return [record for record in probe.read() if isinstance(record, Sample)]
+        read = getattr(probe, "read_last", probe.read)
+        return [record for record in read() if isinstance(record, Sample)]
     except Exception:  # noqa: BLE001  a plugin may raise anything; the second reading says it
         return []
 
@@ -106,7 +109,7 @@ def _finding(probe: Probe, first: list[Sample], second: list[Sample]) -> Finding
         before, after = (_values(samples, device.id) for samples in (first, second))
         finding.reads[device.id] = [word for column, word in _READS.items() if column in after]
         finding.warnings += _warnings(device, before, after)
-        if device.kind in ("gpu", "cpu") and before.get("energy_j") == after.get("energy_j"):
+        if device.kind in _WITH_ENERGY and before.get("energy_j") == after.get("energy_j"):
             finding.reads[device.id] = [r for r in finding.reads[device.id] if r != "energy"]
     if not any(finding.reads.values()):
         finding.works, finding.reason = False, "it opened, but gave no reading"
@@ -130,7 +133,7 @@ def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> 
             f"{label} is in compute mode {device.facts['compute_mode']}: a second program that uses"
             " it fails; `nvidia-smi -c DEFAULT` (root) shares it. Measuring is not affected"
         )
-    if device.kind in ("gpu", "cpu"):
+    if device.kind in _WITH_ENERGY:
         if "energy_j" not in after and "power_w" in after:
             said.append(f"{label} has no energy counter: energy is integrated from power")
         elif "energy_j" not in after:

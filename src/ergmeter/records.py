@@ -107,7 +107,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A named instant: warmup_end, probe_failed, device_lost, killed, closed."""
+    """A named instant: warmup_end, probe_failed, device_lost, ended, closed."""
 
     t_ns: int
     name: str

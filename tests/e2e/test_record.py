@@ -95,6 +95,22 @@ def test_a_command_that_can_not_be_started_is_one_line_and_no_run(lab: Lab) -> N
     assert lab.runs() == []
 
 
+def test_a_mistyped_probe_names_the_right_one_and_starts_nothing(lab: Lab) -> None:
+    done = lab.run(ERG, "record", "--probe", "nvmll", "--", "touch", "started")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert b"did you mean 'nvml'?" in done.stderr
+    assert list(lab.path.iterdir()) == []
+
+
+def test_a_parent_that_ignores_the_end_of_its_children_does_not_hide_it(lab: Lab) -> None:
+    ignores = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    around = [PYTHON, "-c", f"{ignores}; os.execv(sys.argv[1], sys.argv[1:])"]
+    done = lab.run(*around, ERG, "record", *QUICK, "--out", "run", "--", "sh", "-c", "exit 3")
+    assert done.returncode == 3
+    assert lab.report()["status"] == "failed (exit code 3)"
+
+
 def test_a_mistyped_subcommand_names_the_right_one_and_starts_nothing(lab: Lab) -> None:
     done = lab.run(ERG, "recrod", "--", "touch", "started")
     assert done.returncode == 2
@@ -158,7 +174,11 @@ def test_a_command_whose_reader_goes_away_is_told_by_sigpipe(
 def test_a_recorder_inside_a_recorded_command_makes_no_run_of_its_own(lab: Lab) -> None:
     inner = (ERG, "record", "--quiet", "--out", "inner", "--", "sh", "-c", "echo hi; exit 4")
     done = lab.record(*inner)
-    assert (done.returncode, done.stdout, done.stderr) == (4, b"hi\n", b"")
+    assert (done.returncode, done.stdout) == (4, b"hi\n")
+    (said,) = done.stderr.decode().splitlines()
+    assert said.startswith("erg: the recorder around this command measures it, into ")
+    assert str(lab.path / "run") in said
+    assert said.endswith("; --out inner is not used")
     assert lab.runs() == [lab.path / "run"]
 
 
@@ -219,7 +239,8 @@ def test_lines_that_come_faster_than_they_are_read_are_all_read(lab: Lab) -> Non
 
 def test_a_command_that_prints_no_steps_is_told_what_to_print(lab: Lab) -> None:
     done = lab.record("echo", "hello", options=("--probe", "process"))
-    assert b"1 lines of output, none that ergmeter recognises" in b" ".join(done.stderr.split())
+    card = " ".join(done.stderr.decode().replace("│", " ").split())
+    assert card.count("1 lines of output, none that ergmeter recognises") == 1
     reason = lab.report()["readings"]["throughput.tokens_per_s"]["missing"]
     assert "step=3 loss=2.1 tokens=4096" in reason
 

@@ -187,6 +187,43 @@ def test_of_several_visible_gpus_only_the_one_in_use_is_billed(
     assert any("could not be seen: all count" in note for note in unknown.report["notes"])
 
 
+def test_the_gpus_of_all_ranks_of_a_launcher_are_billed_and_no_others(
+    library: Library, tmp_path: Path
+) -> None:
+    """This process is the launcher; the first rank is measured, the second just is there."""
+    with subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE) as second:
+        gpus = (
+            Gpu(100.0, processes=[("self", 10**9)]),
+            Gpu(400.0, processes=[(second.pid, 10**9)]),
+            Gpu(50.0, processes=[(1, 10**9)]),
+        )
+        run = measure(library, tmp_path / "run", *gpus, LOCAL_WORLD_SIZE="2", LOCAL_RANK="0")
+        second.communicate(b"\n")
+    assert run.value("energy.mean_w") == pytest.approx(500.0, rel=0.02)
+
+
+def test_a_recorder_that_is_one_rank_of_several_bills_its_own_gpu(
+    library: Library, tmp_path: Path
+) -> None:
+    with subprocess.Popen([PYTHON, "-c", "input()"], stdin=subprocess.PIPE) as second:
+        gpus = [
+            Gpu(100.0, processes=[("self", 10**9)]),
+            Gpu(400.0, processes=[(second.pid, 10**9)]),
+        ]
+        epoch_ns = time.monotonic_ns()
+        code = "import time\nfor i in range(40):\n time.sleep(.05)\n print(f'step={i} tokens=8')"
+        subprocess.run(
+            [ERG, "record", "--out", str(tmp_path / "run"), "--", PYTHON, "-c", code],
+            env=environment(
+                **library.environment(Script(gpus, epoch_ns=epoch_ns)), LOCAL_WORLD_SIZE="2"
+            ),
+            check=True, capture_output=True, timeout=TIMEOUT_S,
+        )  # fmt: skip
+        second.communicate(b"\n")
+    run = Measured(tmp_path / "run", epoch_ns)
+    assert run.value("energy.mean_w") == pytest.approx(100.0, rel=0.02)
+
+
 def _rest(run: Measured) -> list[str]:
     return [device for device in run.report["devices"] if device.startswith("process")]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pandas as pd
 import pytest
 
 from ergmeter.cli.main import main
-from ergmeter.records import Device, Mark, Reported, Sample
+from ergmeter.records import Device, Mark, Reading, Reported, Sample
+from ergmeter.runlog.settings import Settings
+from ergmeter.views import documents
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
@@ -123,6 +127,35 @@ def test_settings_given_to_report_take_the_place_of_the_runs(erg: Erg, run: Path
     assert "the grid's page" in out
 
 
+def test_report_json_shows_the_settings_in_force(erg: Erg, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    steps = even_steps(10, tokens_computed=1)
+    add_writer(path, steps=steps, settings={"warmup_steps": 2, "parameters": 7})
+    _, out, _ = erg("report", path, "--json")
+    assert json.loads(out)["settings"] == {"warmup_steps": 2, "parameters": 7}
+    _, out, _ = erg("report", path, "--json", "--warmup-s", "3", "--pue", "1.5")
+    assert json.loads(out)["settings"] == {"warmup_s": 3.0, "parameters": 7, "pue": 1.5}
+
+
+def test_report_json_of_named_metrics_holds_just_those(erg: Erg, run: Path) -> None:
+    code, out, _ = erg("report", run, "--json", "--metric", "AMU", "--metric", "energy.cpu_j")
+    assert code == 0
+    whole = json.loads(out)
+    assert set(whole) == {"readings"}
+    assert list(whole["readings"]) == ["memory.device_mean_bytes", "energy.cpu_j"]
+    memory = whole["readings"]["memory.device_mean_bytes"]
+    assert (memory["value"], memory["unit"]) == (pytest.approx(2e9), "B")
+    assert "no powercap" in whole["readings"]["energy.cpu_j"]["missing"]
+
+
+def test_a_value_that_is_not_finite_is_missing_with_that_reason() -> None:
+    for value, word in ((math.nan, "nan"), (math.inf, "inf")):
+        found = documents.result(Reading(value, "s", "measured"))
+        assert found == {"missing": f"the value is not finite ({word})"}
+    half = documents.result(Reading(1.0, "s", "measured", low=0.5, high=math.inf))
+    assert (half["value"], half["low"], half["high"]) == (1.0, 0.5, None)
+
+
 def test_report_without_a_run_takes_the_newest(
     erg: Erg, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +188,8 @@ def test_a_damaged_file_is_one_line_and_exit_code_1_and_the_rest_is_shown(
         (("record",), 2, "COMMAND"),
         (("record", "--pue", "0.5", "--", "true"), 2, "0.5"),
         (("record", "--warmup-steps", "1", "--warmup-s", "2", "--", "true"), 2, "not several"),
+        (("record", "--probe", "nvmll", "--", "true"), 2, "did you mean 'nvml'?"),
+        (("record", "--probe", "zzz", "--", "true"), 2, "no probe 'zzz' (there are: allocator,"),
         (("record", "--", "no-such-program"), 2, "no such command"),
         (("metrics", "throughput.tokens_per_sec"), 2, "did you mean"),
         (("list", "/nowhere"), 1, "no directory /nowhere"),
@@ -177,6 +212,19 @@ def test_misuse_is_one_clear_line_and_no_traceback(
     assert not (tmp_path / "runs").exists()
 
 
+def test_erg_alone_is_a_question_and_the_answer_is_the_help(erg: Erg) -> None:
+    code, out, err = erg()
+    assert (code, err) == (0, "")
+    assert out == erg("--help")[1]
+    assert out.startswith("Usage: erg ")
+
+
+def test_every_setting_but_the_note_is_an_option(erg: Erg) -> None:
+    shown = erg("report", "--help")[1]
+    for field in dataclasses.fields(Settings):
+        assert (f"--{field.name.replace('_', '-')} " in shown) is (field.name != "note")
+
+
 def test_a_directory_of_runs_is_not_a_run_and_says_what_it_holds(erg: Erg, run: Path) -> None:
     code, _, err = erg("report", run.parent)
     assert code == 1
@@ -195,6 +243,16 @@ def test_list_shows_the_runs_and_goes_on_after_a_broken_one(erg: Erg, run: Path)
     _, out, _ = erg("list", run.parent, "--json")
     (listed,) = json.loads(out)
     assert listed["readings"]["energy.joules_per_token"]["value"] == pytest.approx(2.5)
+
+
+def test_list_goes_on_after_a_run_that_makes_no_sense(erg: Erg, run: Path) -> None:
+    odd = make_run(run.parent / "odd")
+    add_writer(odd, steps=even_steps(5, tokens_computed=1), settings={"pue": 0.5})
+    code, out, err = erg("list", run.parent)
+    assert code == 1
+    assert "100 tokens/s" in out
+    (said,) = err.splitlines()
+    assert said.startswith(f"erg: {odd}: pue must be")
 
 
 def test_export_as_csv_parquet_and_json_holds_what_was_written(
@@ -216,6 +274,32 @@ def test_export_as_csv_parquet_and_json_holds_what_was_written(
     assert whole["marks"][0]["name"] == "hello"
     assert whole["reported"][0]["value"] == 0.3
     assert whole["summary"]["readings"]["tokens.total"]["value"] == 2000
+
+
+def test_exported_json_is_json_whatever_was_recorded(erg: Erg, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    gpu = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_limit_w": math.inf, "of": [math.nan]})
+    add_writer(
+        path,
+        steps=even_steps(5, tokens_computed=1, loss=math.nan),
+        samples=[Sample(t * S, gpu.id, power_w=-math.inf, busy_frac=0.5) for t in range(6)],
+        devices=[gpu],
+        reported=[Reported(S, "mfu", math.nan, "frac")],
+    )
+
+    def refuse(word: str) -> None:
+        pytest.fail(f"{word} is not JSON")
+
+    erg("export", path, "--format", "json", "--out", tmp_path / "out")
+    text = (tmp_path / "out" / "run.json").read_text()
+    whole = json.loads(text, parse_constant=refuse)
+    assert [step["loss"] for step in whole["steps"]] == [None] * 5
+    samples = [sample for sample in whole["samples"] if sample["device"] == gpu.id]
+    assert {(sample["power_w"], sample["busy_frac"]) for sample in samples} == {(None, 0.5)}
+    assert whole["reported"][0]["value"] is None
+    _, out, _ = erg("report", path, "--json")
+    facts = json.loads(out, parse_constant=refuse)["devices"]["GPU-0"]["facts"]
+    assert facts == {"power_limit_w": None, "of": [None]}
 
 
 def test_export_does_not_overwrite_unless_told_to(erg: Erg, run: Path, tmp_path: Path) -> None:

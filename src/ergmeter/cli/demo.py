@@ -120,7 +120,7 @@ def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
     opened = Run.open(outcome.run)
     summary = summarize(opened)
     if as_json:
-        click.echo(json.dumps(documents.report(opened, summary), indent=1))
+        click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
         return
     Console().print(card(opened, summary))
     if hints:

@@ -18,7 +18,7 @@ def command(directory: Path, as_json: bool) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    from ergmeter.errors import FormatError
+    from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.directory import run_paths
@@ -33,10 +33,11 @@ def command(directory: Path, as_json: bool) -> int:
     for path in run_paths(directory):
         try:
             run = Run.open(path)
-        except FormatError as error:
-            damaged.append(str(error))
+            summary = summarize(run)
+        except ErgmeterError as error:
+            said = str(error)
+            damaged.append(said if str(path) in said else f"{path}: {said}")
             continue
-        summary = summarize(run)
         readings = {key: summary.readings[key] for key in _COLUMNS}
         created = str(run.header.get("created", ""))[:16].replace("T", " ")
         table.add_row(
@@ -52,7 +53,7 @@ def command(directory: Path, as_json: bool) -> int:
             }
         )
     if as_json:
-        click.echo(json.dumps(listed, indent=1))
+        click.echo(json.dumps(listed, indent=1, allow_nan=False))
     elif listed:
         Console().print(table)
     else:

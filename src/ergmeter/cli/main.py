@@ -67,17 +67,22 @@ class _Commands(click.Group):
 
 @click.group(
     cls=_Commands,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",  # which click writes in one way or another
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Start with `erg demo`, or put `erg record --` in front of your training command.",
 )
 @click.version_option(__version__, prog_name="erg")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Measure what LLM training and inference gets out of the hardware.
 
     Tokens per second, step time, joules per token, memory, carbon: every figure says how it was
     obtained, over which window and how sure it is; what can't be measured is absent with
     its reason.
     """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:

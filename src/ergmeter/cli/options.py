@@ -12,53 +12,40 @@ from ergmeter.runlog.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_OPTIONS = [
-    click.option("--warmup-steps", type=click.IntRange(min=0), help="Leave out the first N steps."),
-    click.option(
-        "--warmup-s", type=click.FloatRange(min=0), help="Leave out the first S seconds of steps."
-    ),
-    click.option(
-        "--warmup", type=click.Choice(["auto"]), help="Leave out steps until their time settles."
-    ),
-    click.option(
-        "--parameters", type=click.IntRange(min=1), help="Parameters of the model, for TT and ST."
-    ),
-    click.option(
-        "--tokens-per-step",
-        type=click.IntRange(min=1),
-        help="Tokens of a step, all ranks, where the program does not say. Marked as assumed.",
-    ),
-    click.option(
-        "--samples-per-step",
-        type=click.IntRange(min=1),
-        help="Samples of a step, all ranks, where the program does not say. Marked as assumed.",
-    ),
-    click.option(
-        "--grid-g-per-kwh",
-        type=click.FloatRange(min=0),
-        help="Carbon intensity of the electricity.",
-    ),
-    click.option("--grid-source", help="Where that intensity is from."),
-    click.option(
-        "--pue", type=click.FloatRange(min=1), help="Power usage effectiveness of the building."
-    ),
-    click.option("--pue-source", help="Where that PUE is from."),
-]
-_NAMES = [
-    option_name.replace("-", "_")
-    for option_name in (
-        "warmup-steps",
-        "warmup-s",
-        "warmup",
-        "parameters",
-        "tokens-per-step",
-        "samples-per-step",
-        "grid-g-per-kwh",
-        "grid-source",
-        "pue",
-        "pue-source",
-    )
-]
+# By the field of `Settings` that each is for.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "warmup_steps": {"type": click.IntRange(min=0), "help": "Leave out the first N steps."},
+    "warmup_s": {
+        "type": click.FloatRange(min=0),
+        "help": "Leave out the first S seconds of steps.",
+    },
+    "warmup": {
+        "type": click.Choice(["auto"]),
+        "help": "Leave out steps until their time settles.",
+    },
+    "parameters": {
+        "type": click.IntRange(min=1),
+        "help": "Parameters of the model, for TT and ST.",
+    },
+    "tokens_per_step": {
+        "type": click.IntRange(min=1),
+        "help": "Tokens of a step, all ranks, where the program does not say. Marked as assumed.",
+    },
+    "samples_per_step": {
+        "type": click.IntRange(min=1),
+        "help": "Samples of a step, all ranks, where the program does not say. Marked as assumed.",
+    },
+    "grid_g_per_kwh": {
+        "type": click.FloatRange(min=0),
+        "help": "Carbon intensity of the electricity.",
+    },
+    "grid_source": {"help": "Where that intensity is from."},
+    "pue": {
+        "type": click.FloatRange(min=1),
+        "help": "Power usage effectiveness of the building.",
+    },
+    "pue_source": {"help": "Where that PUE is from."},
+}
 
 
 def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,9 +53,9 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        settings = Settings.declared(None, {name: given.pop(name) for name in _NAMES})
+        settings = Settings.declared(None, {name: given.pop(name) for name in _OPTIONS})
         return function(settings=settings, **given)
 
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
+    for name, attributes in reversed(_OPTIONS.items()):
+        wrapped = click.option(f"--{name.replace('_', '-')}", **attributes)(wrapped)
     return wrapped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from pathlib import Path
@@ -66,8 +67,14 @@ def command(
     from ergmeter.recorder import Request, record
     from ergmeter.runlog.format import RUN_VARIABLE
 
-    if RUN_VARIABLE in os.environ:
-        os.execvp(command_line[0], command_line)  # measured already, by the recorder around us
+    _check(probes)
+    if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
+        unused = f"; --out {out} is not used" if out else ""
+        around = os.environ[RUN_VARIABLE]
+        click.echo(
+            f"erg: the recorder around this command measures it, into {around}{unused}", err=True
+        )
+        os.execvp(command_line[0], command_line)
     options = {name: {"period_s": interval_s} for name in ("nvml", "rapl")} if interval_s else {}
     recording = record(
         Request(
@@ -84,6 +91,18 @@ def command(
     if not quiet:
         _show(recording.run)
     return recording.exit_code
+
+
+def _check(probes: tuple[str, ...]) -> None:
+    """Refuse a probe there isn't. In a run it would be one more that is not available here."""
+    from ergmeter import registry
+
+    known = registry.names("probes")
+    for name in probes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"no probe {name!r}{hint} (there are: {', '.join(known)})")
 
 
 def _show(run: Path) -> None:

@@ -42,7 +42,12 @@ def command(
     opened = Run.open(run or newest_run(Path("runs")))
     summary = summarize(opened, settings)
     if as_json:
-        click.echo(json.dumps(documents.report(opened, summary), indent=1))
+        whole = (
+            documents.metrics(summary, metrics)
+            if metrics
+            else documents.report(opened, summary, settings)
+        )
+        click.echo(json.dumps(whole, indent=1, allow_nan=False))
     elif metrics:
         for name in metrics:
             click.echo(documents.metric_line(summary, name))

@@ -12,10 +12,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.counts import COUNTS, HELD_LINES, TokensAre, decided, explained
+from ergmeter.importers.bars import bar
+from ergmeter.importers.counts import (
+    COUNTS,
+    HELD_LINES,
+    TokensAre,
+    Total,
+    decided,
+    explained,
+    taken_back,
+)
 from ergmeter.importers.pairs import Pair, is_step_line, pairs, worth_reading
 from ergmeter.importers.seen import Count, Mode, Seen
 from ergmeter.importers.spans import Spans
+from ergmeter.importers.streams import SEVERAL, Waiting, rank_of
 from ergmeter.importers.times import FileClock, epoch_ns
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
@@ -66,6 +76,26 @@ class _Held:
     seen: Seen
     counts: dict[str, int]
     found: list[Pair]
+    drawn: bool = False
+    text: str = ""
+
+    @property
+    def t_ns(self) -> int:
+        return self.seen.t_ns
+
+    @property
+    def number(self) -> int | None:
+        return self.seen.number
+
+    @property
+    def epoch(self) -> float | None:
+        return next((p.value for p in self.found if p.means.kind == "epoch"), None)
+
+    @property
+    def says(self) -> frozenset[str]:
+        """Its names. Of a line with nothing but a number, its words: `step=5 begins`, `ends`."""
+        names = frozenset(p.means.name for p in self.found)
+        return names if len(names) > 1 else names | {self.text}
 
 
 class _Reading:
@@ -77,6 +107,10 @@ class _Reading:
         if tokens_are is not None:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
+        self._totals: dict[str, Total] = {}  # those that were decided by their values
+        self._waiting: Waiting[_Held] = Waiting()
+        self._rank: int | None = None
+        self._ranks_told = False
         self._held: list[_Held] = []
         self._spans = Spans()
         self._clock = FileClock()
@@ -85,18 +119,32 @@ class _Reading:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
-            if line.t_ns is not None and not self._held:
-                yield from self._spans.tick(line.t_ns)
+            if line.t_ns is not None:
+                yield from self._tick(line.t_ns)
             if worth_reading(line.text):
                 yield from self._read(line)
+        for held in self._waiting.finish():
+            self._held.append(held)
+            yield from self._release(final=False)
         yield from self._release(final=True)
-        yield from self._spans.end()
+        if not self._waiting.streams.mixed:
+            yield from self._spans.end()
+
+    def _tick(self, t_ns: int) -> Iterator[Record]:
+        for held in self._waiting.tick(t_ns):
+            self._held.append(held)
+            yield from self._release(final=False)
+        if not self._held and not self._waiting and not self._waiting.streams.mixed:
+            yield from self._spans.tick(t_ns)
 
     def _read(self, line: Line) -> Iterator[Record]:
         found = pairs(line.text)
         step = is_step_line(found, line.text) and not _of_hf_trainer(found, line.text)
         if not step:
             found = [pair for pair in found if not pair.spaced]  # prose
+        elif self._of_another_rank(line.text):
+            yield from self._tell_ranks(line.t_ns)
+            return
         seen, counts = _seen(found)
         t_ns = line.t_ns
         if t_ns is None and step:
@@ -107,9 +155,35 @@ class _Reading:
         if not step or t_ns is None:
             yield from self._reported(found, *_STEP_FIGURES)
             return
+        if self._waiting.streams.mixed:
+            return
         seen.t_ns = t_ns
-        self._held.append(_Held(seen, counts, found))
-        yield from self._release(final=False)
+        yield from self._take(_Held(seen, counts, found, bar(line.text) is not None, line.text))
+
+    def _take(self, line: _Held) -> Iterator[Record]:
+        named = (p for p in line.found if p.means.kind == "step")
+        line.seen.number_done = line.drawn and all(p.printed == "it" for p in named)
+        for held in self._waiting.take(line):
+            self._held.append(held)
+            yield from self._release(final=False)
+        if self._waiting.streams.mixed:
+            self._held.clear()
+            told = SEVERAL.format(self._waiting.streams.numbers)
+            yield Mark(line.t_ns, "several_programs", told)
+
+    def _of_another_rank(self, text: str) -> bool:
+        rank = rank_of(text)
+        self._rank = rank if self._rank is None else self._rank
+        return rank is not None and rank != self._rank
+
+    def _tell_ranks(self, t_ns: int | None) -> Iterator[Record]:
+        if not self._ranks_told:
+            self._ranks_told = True
+            told = (
+                f"of the step lines of several ranks, only those of rank {self._rank} are read: "
+                "tokens are of one rank"
+            )
+            yield Mark(self._now_ns if t_ns is None else t_ns, "assumed", told)
 
     def _reported(self, found: list[Pair], *kinds: str) -> Iterator[Record]:
         for pair in found:
@@ -145,11 +219,14 @@ class _Reading:
         mode = decided(numbers, values, final=final)
         if mode is not None:
             self._modes[name] = mode
+            if mode == "total":
+                self._totals[name] = Total()
             told = explained(name, mode, values)
             yield Mark(self._held[0].seen.t_ns, "assumed", told)
 
     def _push(self, held: _Held) -> Iterator[Record]:
         seen = held.seen
+        yield from self._disprove(held)
         seen.counts = _counts(held.counts, self._modes)
         totals = [count.value for count in seen.counts if count.mode == "total"]
         seen.totals_from_zero = seen.number in (0, 1) and all(totals)
@@ -158,6 +235,16 @@ class _Reading:
         if not self._spans.pending:  # it opened a window, and is part of no Step
             self._now_ns = seen.t_ns
             yield from self._reported(held.found, *_STEP_FIGURES)
+
+    def _disprove(self, held: _Held) -> Iterator[Record]:
+        """A total that falls while the steps go on was none."""
+        for name, value in held.counts.items():
+            total = self._totals.get(name)
+            before = total.disproved(held.number, value) if total else None
+            if before is not None:
+                del self._totals[name]
+                self._modes[name] = "step"
+                yield Mark(held.t_ns, "assumed", taken_back(name, before, value))
 
     def _tell_multiplied(self, held: _Held) -> Iterator[Record]:
         """A name that means one step, on a line that covers several: say what is made of it."""

@@ -15,7 +15,7 @@ from typing import Literal
 from ergmeter.importers.counts import COUNTS
 
 Kind = Literal["step", "count", "loss", "learning_rate", "grad_norm", "own_time", "rate",
-               "eval", "timestamp"]  # fmt: skip
+               "eval", "timestamp", "epoch"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,7 @@ _ONE_OF: dict[Kind, tuple[str, ...]] = {
     "learning_rate": ("learning_rate", "lr"),
     "grad_norm": ("grad_norm", "gradient_norm", "gnorm", "global_grad_norm"),
     "timestamp": ("timestamp", "_timestamp", "ts", "wall_time", "unix_time"),
+    "epoch": ("epoch",),
 }
 
 

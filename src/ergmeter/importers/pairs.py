@@ -77,7 +77,7 @@ def is_step_line(found: list[Pair], text: str) -> bool:
         return tokens and "loss" in kinds
     if "eval" in kinds and not kinds & {"loss", "count"}:
         return False
-    others = kinds - {"step", "timestamp"}
+    others = kinds - {"step", "timestamp", "epoch"}
     return bool(others) or not step.spaced or _ONLY_STEP.fullmatch(text) is not None
 
 

@@ -33,4 +33,5 @@ class Seen:
     grad_norm: float | None = None
     own_s: float | None = None  # how long its work took, where the line itself says
     own_from_start: bool = False  # own_s is the time since the training started, not one step's
+    number_done: bool = False  # its number counts the steps done since an epoch began, as a bar's
     totals_from_zero: bool = False  # its totals were zero before the work it speaks of

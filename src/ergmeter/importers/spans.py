@@ -3,13 +3,16 @@
 A line marks the end of the steps it speaks of; they began when the line before it came. Two traps
 shaped this. Output comes in blocks: lines that arrive in one read share one time, and a span
 between them would be empty, so they become one span of several steps. And a running total says
-nothing on its own: the first one seen only opens the window, whatever came before it.
+nothing on its own: the first one seen only opens the window, whatever came before it. A third:
+numbers that begin again with each epoch look like a restart; only the pace tells them apart.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median, median_low
 
 from ergmeter.importers.seen import Seen
 from ergmeter.records import Mark, Step
@@ -20,6 +23,12 @@ MAX_COUNT = 2**53  # more tokens than any run has; a bigger number is noise, and
 # A second line about the same step (`step=5 loss=..`, then `step=5 tokens=..`) still belongs to the
 # first if it comes this soon; after that the span is handed on, so that a live view is not late.
 GRACE_NS = 50_000_000
+
+# A step number that falls is a restart after a gap longer than this, and longer than so many times
+# the usual one; at the usual pace it is the next epoch's numbering.
+_GAP_NS = NS_PER_S
+_GAP_PERIODS = 5
+_RECENT = 16
 
 
 @dataclass(slots=True)
@@ -55,6 +64,8 @@ class Spans:
     def __init__(self) -> None:
         self._edge: _Edge | None = None
         self._open: _Span | None = None
+        self._periods_ns: deque[int] = deque(maxlen=_RECENT)
+        self._strides: deque[int] = deque(maxlen=_RECENT)
 
     def push(self, seen: Seen) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
@@ -69,6 +80,8 @@ class Spans:
             yield from self._close()
             yield Mark(seen.t_ns, "restarted", reason)
             self._begin(seen)
+        elif seen.number == 0 and seen.number_done and self._fell(seen):
+            yield from self._renumber(seen)
         elif seen.number is None or seen.number != self._last_number:
             self._add(seen)
 
@@ -111,10 +124,24 @@ class Spans:
         return self._edge.t_ns if self._edge else -(1 << 63)
 
     def _restart(self, seen: Seen) -> str | None:
-        edge = self._edge
+        reason = self._back(seen)
+        if self._fell(seen) and (reason or self._late(seen.t_ns)):
+            return f"the step number went from {self._last_number} back to {seen.number}"
+        return reason
+
+    def _fell(self, seen: Seen) -> bool:
         last = self._last_number
-        if last is not None and seen.number is not None and seen.number < last:
-            return f"the step number went from {last} back to {seen.number}"
+        return last is not None and seen.number is not None and seen.number < last
+
+    def _late(self, t_ns: int) -> bool:
+        """Whether more time went by than goes by between lines; so too where that is not known."""
+        if not self._periods_ns:
+            return t_ns > self._last_t_ns
+        usual_ns = median(self._periods_ns)
+        return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
+
+    def _back(self, seen: Seen) -> str | None:
+        edge = self._edge
         if seen.t_ns < self._last_t_ns:
             return "the time went back"
         totals = self._open.totals if self._open else edge.totals if edge else {}
@@ -147,8 +174,9 @@ class Spans:
             edge.number = seen.number
             edge.totals = {c.field: c.value for c in seen.counts if c.mode == "total"}
             return
-        last = self._last_number
-        steps = None if seen.number is None or last is None else seen.number - last
+        steps = self._steps(seen)
+        if seen.t_ns > self._last_t_ns:
+            self._periods_ns.append(seen.t_ns - self._last_t_ns)
         span = self._open = self._open or _Span(seen.t_ns, first)
         if span.first and not first and not self._stretch(span, seen, steps):
             self._edge, self._open = _Edge(seen.t_ns, seen.number, {}), None
@@ -161,6 +189,27 @@ class Spans:
         span.last_steps = steps
         span.totals = {}
         self._note(span, seen)
+
+    def _steps(self, seen: Seen) -> int | None:
+        """The steps since the last line; at the turn of an epoch, as many as between two others."""
+        last = self._last_number
+        if seen.number is None or last is None:
+            return None
+        if seen.number > last:
+            self._strides.append(seen.number - last)
+            return seen.number - last
+        if seen.number_done:
+            return seen.number
+        return median_low(self._strides) if self._strides else 1
+
+    def _renumber(self, seen: Seen) -> Iterator[Step | Mark]:
+        """A bar that begins again at 0: nothing was done since, and the next counts from here."""
+        if self._open is not None and self._open.t_ns != seen.t_ns:
+            yield from self._close()
+        if self._open is not None:
+            self._open.number = 0
+        elif self._edge is not None:
+            self._edge.number = 0
 
     def _stretch(self, span: _Span, seen: Seen, steps: int | None) -> bool:
         """Let a first span, whose start is known from its own time, take in a later line."""

@@ -2,6 +2,10 @@
 
 Everything slow happens here or in the sampler, never on the training thread. It also watches the
 sampler, because a thread that is stuck in a driver can't watch itself.
+
+The trap: our own failure must not become the training's. What goes wrong here costs part of the
+record, which says so; and since only this thread writes at the end too, a disk that hangs holds up
+the program's exit for a while and no longer.
 """
 
 from __future__ import annotations
@@ -11,12 +15,15 @@ import sys
 import threading
 import time
 from collections import deque
+from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.runlog.writer import Writer
     from ergmeter.sampler import Opened, Sampler
 
@@ -26,11 +33,16 @@ SAMPLES_EVERY = 2
 OWN_COST_EVERY_S = 4.0
 # If the disk hangs, a million steps wait; then the oldest go, and their numbers are missed.
 MAX_WAITING_STEPS = 1_000_000
+# How long a fork waits for a hand-over that is under way.
+PAUSE_S = 5.0
+# How long the end of a program waits for its last records to be written.
+STOP_S = 10.0
 SELF = "ergmeter"
 
 _STEP_COLUMNS = tuple(COLUMN_KINDS["steps"])
 _FLOATS = {float, type(None)}
 _INTS = {int, type(None)}
+_TOO_MANY = 2**63
 
 
 class HandOver:
@@ -54,10 +66,16 @@ class HandOver:
         self._thread = threading.Thread(target=self._loop, name="ergmeter-write", daemon=True)
         self._cpu_s = 0.0
         self._own_due_s = 0.0
-        self._refused_loss = False
+        self._given_rank: int | None = None
+        self._refused: set[str] = set()
+        self._failed = False
+        self._ending: Mark | None = None
+        self._finished = False
+        self._paused = False
 
     def start(self) -> None:
         """Begin to read and to write."""
+        self._ask_rank()
         self._sampler.start()
         self._thread.start()
 
@@ -70,65 +88,120 @@ class HandOver:
                 self._sampler.add(probe)
 
     def stop(self, ending: Mark | None) -> None:
-        """Take the last readings, hand over everything, and close the files."""
-        self._sampler.stop()
+        """Take the last readings, hand over everything, and close the files.
+
+        It may be called again where it was interrupted, and finishes then.
+        """
+        self._ending = self._ending or ending
+        if not self._stopping.is_set():
+            self._guarded(self._sampler.stop)
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
-        for probe, ticks in self._sampler.missed.items():
-            self.marks.append(Mark(time.monotonic_ns(), "ticks_missed", f"{probe}: {ticks}"))
-        if ending is not None:
-            self.marks.append(ending)
-        self.flush()
-        self._write_own_cost()
-        self._writer.mark(Mark(time.monotonic_ns(), "closed"))
-        self._writer.close()
+            self._thread.join(STOP_S)
+            if self._thread.is_alive():
+                said = f"the disk has not answered for {STOP_S:g} s; the end of the run is missing"
+                sys.stderr.write(f"ergmeter: {said} ({self._writer.directory})\n")
+        else:
+            self._finish()
+
+    def pause(self) -> None:
+        """Let no fork fall into a hand-over: a child would wait for ever for an import of ours."""
+        self._paused = self._lock.acquire(timeout=PAUSE_S)
+
+    def resume(self) -> None:
+        """Go on after a fork."""
+        if self._paused:
+            self._paused = False
+            self._lock.release()
 
     def flush(self, *, samples: bool = True) -> None:
         """Hand over what has come in so far; the samples only if told to."""
         with self._lock:
-            self._write_steps([self.steps.popleft() for _ in range(len(self.steps))])
-            marks = self._write_samples() if samples else []
-            reported = [self.reported.popleft() for _ in range(len(self.reported))]
-            self._writer.write("reported", reported)
-            for mark in [*marks, *(self.marks.popleft() for _ in range(len(self.marks)))]:
-                self._writer.mark(mark)
+            if not self._finished:
+                self._flush(samples=samples)
 
-    def _write_samples(self) -> list[Mark]:
+    def _flush(self, *, samples: bool) -> None:
+        # The samples first: a process killed in between has no steps that nothing was read for.
+        steps = [self.steps.popleft() for _ in range(len(self.steps))]
+        if samples:
+            self._guarded(self._write_samples)
+        self._ask_rank()
+        self._guarded(partial(self._write_steps, steps))
+        reported = [self.reported.popleft() for _ in range(len(self.reported))]
+        self._guarded(partial(self._writer.write, "reported", reported))
+        self._write_marks()
+
+    def _finish(self) -> None:
+        with self._lock:
+            if self._finished:
+                return
+            for probe, ticks in self._sampler.missed.items():
+                self.marks.append(Mark(time.monotonic_ns(), "ticks_missed", f"{probe}: {ticks}"))
+            if self._ending is not None:
+                self.marks.append(self._ending)
+            self._flush(samples=True)
+            self._guarded(self._write_own_cost)
+            self._write_marks()  # what went wrong just now
+            self._writer.mark(Mark(time.monotonic_ns(), "closed"))
+            self._finished = True
+            self._guarded(self._writer.close)
+
+    def _guarded(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
+            if not self._failed:
+                self._failed = True
+                said = f"{type(error).__name__}: {error}"[:1000]
+                self.marks.append(Mark(time.monotonic_ns(), "handover_failed", said))
+
+    def _write_marks(self) -> None:
+        for _ in range(len(self.marks)):
+            self._guarded(partial(self._writer.mark, self.marks.popleft()))
+
+    def _write_samples(self) -> None:
         samples, marks = self._sampler.drain()
+        self.marks.extendleft(reversed(marks))
         for probe, rows in samples.items():
-            self._writer.write("samples", rows, stream=probe)
+            self._guarded(partial(self._writer.write, "samples", rows, stream=probe))
         if time.monotonic() >= self._own_due_s:
             self._own_due_s = time.monotonic() + OWN_COST_EVERY_S
             self._write_own_cost()
-        return marks
 
     def _write_own_cost(self) -> None:
         own = Sample(time.monotonic_ns(), SELF, cpu_s=self._sampler.cpu_s + self._cpu_s)
         self._writer.write("samples", [own], stream="self")
 
     def _loop(self) -> None:
-        self._writer.prepare()
+        with self._lock:
+            self._guarded(self._writer.prepare)
         rounds = 0
         while not self._stopping.wait(HAND_OVER_S):
             rounds += 1
             self.flush(samples=rounds % SAMPLES_EVERY == 0)
-            self._sampler.watch()
+            self._guarded(self._sampler.watch)
             self._cpu_s = time.thread_time()
+        self._finish()
 
     def _write_steps(self, rows: list[tuple[Any, ...]]) -> None:
         if not rows:
             return
         columns: dict[str, Any] = dict(zip(_STEP_COLUMNS, zip(*rows, strict=True), strict=False))
+        columns["rank"] = (self._rank_now(),) * len(rows)
         for name, kind in COLUMN_KINDS["steps"].items():
             # Most columns hold what they should, and looking costs a hundredth of converting.
             if kind == "float" and not set(map(type, columns[name])) <= _FLOATS:
                 columns[name] = [self._number(value) for value in columns[name]]
-            elif kind == "count" and name in columns and not set(map(type, columns[name])) <= _INTS:
+            elif kind == "count" and not set(map(type, columns[name])) <= _INTS:
                 columns[name] = [self._whole(value) for value in columns[name]]
+        try:
+            self._writer.write_columns("steps", columns, stream=self._stream)
+        except OverflowError:  # nothing was written; which one it was is looked for only now
+            for name, kind in COLUMN_KINDS["steps"].items():
+                if kind == "count":
+                    columns[name] = [self._whole(value) for value in columns[name]]
+            self._writer.write_columns("steps", columns, stream=self._stream)
         self._tally(columns)
-        columns["rank"] = (current_rank(self._rank),) * len(rows)
-        self._writer.write_columns("steps", columns, stream=self._stream)
 
     def _tally(self, columns: dict[str, Any]) -> None:
         """Keep the totals that progress is told from."""
@@ -141,38 +214,59 @@ class HandOver:
         self.last_ns = columns["end_ns"][-1]
 
     def _whole(self, value: Any) -> int | None:  # noqa: ANN401
-        number = self._number(value)
-        return None if number is None or number != number else int(number)
+        number = value if isinstance(value, int) else self._number(value)
+        if number is None:
+            return None
+        if not abs(number) < _TOO_MANY:
+            self._refuse("a count was given that is no whole number below 2**63")
+            return None
+        return int(number)
 
     def _number(self, value: Any) -> float | None:  # noqa: ANN401  a number, or what a user gave
         """A float, unless reading it would make a device synchronise with us."""
         if value is None or isinstance(value, float):
             return value
-        if getattr(getattr(value, "device", None), "type", "cpu") == "cpu":
+        is_here = getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
+        if is_here and not isinstance(value, str | bytes | bytearray):
             try:
                 return float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, ArithmeticError, RuntimeError):
                 pass
-        if not self._refused_loss:
-            self._refused_loss = True
-            kind = type(value).__name__
-            said = f"a {kind} was given as a number; pass loss.item() where you have it"
-            self.marks.append(Mark(time.monotonic_ns(), "value_refused", said))
+        kind = type(value).__name__
+        self._refuse(f"a {kind} was given as a number; pass loss.item() where you have it")
         return None
 
+    def _refuse(self, why: str) -> None:
+        if why not in self._refused:
+            self._refused.add(why)
+            self.marks.append(Mark(time.monotonic_ns(), "value_refused", why))
 
-def current_rank(declared: int | None) -> int:
-    """This process's rank: as declared, else as the framework says now, else as the launcher said.
+    def _ask_rank(self) -> None:
+        """Ask while there is somebody to ask: at the end of a program its process group is gone."""
+        if self._rank is None:
+            given = _framework_rank()
+            self._given_rank = self._given_rank if given is None else given
 
-    The environment comes last: several launchers set it late or not at all, and then two ranks
-    would both call themselves 0.
-    """
-    if declared is not None:
-        return declared
+    def _rank_now(self) -> int:
+        """This process's rank: as declared, else as the framework said, else as the launcher said.
+
+        The environment comes last: several launchers set it late or not at all, and then two ranks
+        would both call themselves 0.
+        """
+        for rank in (self._rank, self._given_rank):
+            if rank is not None:
+                return rank
+        for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+            if os.environ.get(name, "").isdigit():
+                return int(os.environ[name])
+        return 0
+
+
+def _framework_rank() -> int | None:
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return int(distributed.get_rank())
-    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 0
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return int(distributed.get_rank())
+    except (AttributeError, RuntimeError, ValueError):
+        pass  # half imported, or the group was destroyed between two questions
+    return None

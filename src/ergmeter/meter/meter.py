@@ -4,7 +4,7 @@
         for batch in loader:
             with meter.step(tokens=batch.numel(), samples=len(batch)):
                 train(batch)
-    print(meter.summary())
+    print(meter.summary().readings["throughput.tokens_per_s"])
 
 The trap that shaped it: an instrument that slows what it measures. The training thread pays for
 two timestamps and an append; no lock, no collective, no device synchronisation. A thread of our own
@@ -13,19 +13,19 @@ hands over to the disk twice a second, so that a process that is killed loses ab
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
+import shutil
 import sys
-import weakref
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from threading import get_ident
+from threading import Lock, get_ident
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.meter import measuring
 from ergmeter.meter.handover import SELF, HandOver
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
@@ -52,13 +52,13 @@ class Around:
     environment: dict[str, str]
 
 
+# What a mark may hold: a name, a path, a sentence.
+_MARK_CHARACTERS = 1000
 _STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
 
 
 class Meter:
     """Measures this process, from `start` to `close`, into one run directory."""
-
-    _measuring: ClassVar[weakref.WeakSet[Meter]] = weakref.WeakSet()
 
     def __init__(
         self,
@@ -92,7 +92,8 @@ class Meter:
         self._around = around
         self._path: Path | None = None
         self._handover: HandOver | None = None
-        self._pid = os.getpid()
+        self._pid: int | None = None  # the process that measures
+        self._in_fork: Lock | None = None  # in a forked child, until it has a share of its own
         self._spans: dict[int, StepSpan] = {}
         self._ends_ns: dict[int, int] = {}
         self._numbers = {phase: itertools.count() for phase in PHASES}
@@ -107,44 +108,34 @@ class Meter:
             raise UsageError(
                 f"this Meter has been started already (run {self._path}); make another"
             )
-        others = [meter for meter in self._measuring if meter is not self]
+        others = measuring.meters()
         if others:
             raise UsageError(
                 f"another Meter is measuring in this process (run {others[0].path});"
                 " close it first: two would both claim the same energy"
             )
+        named = os.environ.get(fmt.RUN_VARIABLE) if self._out is None else None
         if self._around is not None:
-            self._path = self._around.run
-            names: Sequence[str] = [name for name in self._wanted() if name != "process"]
-        elif self._out is None and os.environ.get(fmt.RUN_VARIABLE):
-            self._path = Path(os.environ[fmt.RUN_VARIABLE])
-            # The recorder around this program samples the devices; a second reader adds only cost.
-            names = ("allocator",) if self._probes is None else self._probes
-        else:
-            names = _own_probes() if self._probes is None else self._probes
-        opened = self._open(names)
-        if self._path is None:
-            group = launched_group()
-            self._path = create_or_join(
-                self._out or new_run_path(self.name, group=group),
-                run_header(self.name, sys.argv, group=group),
-            )
-        self._begin(self._path, opened)
-        if hasattr(os, "register_at_fork"):  # Windows does not fork
-            os.register_at_fork(after_in_child=_weakly(self, "_forked"))
-        atexit.register(_weakly(self, "close"))
+            run = self._around.run
+            names = [name for name in self._wanted() if name != "process"]
+            self._begin(run, self._open(names, path=run))
+        elif not named or not self._joined(Path(named)):
+            self._begin_own()
         return self
 
     def close(self, ended: str | None = None) -> None:
         """Stop measuring and close the run. `ended` says how the program came out of it."""
-        handover, self._handover = self._handover, None
-        if handover is None:
+        if self._in_fork is not None:  # a forked child that never stepped: the run is its parent's
+            self._in_fork = None
+            self._append = self._closed
+        handover = self._handover
+        if handover is None or os.getpid() != self._pid:
             return
-        if os.getpid() != self._pid:
-            return  # a forked child that never stepped: the run is its parent's
-        self._measuring.discard(self)
         self._append = self._closed
         handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None)
+        # Only now: where the line above was interrupted, a second close finishes what it began.
+        self._handover = None
+        measuring.discard(self)
 
     def __enter__(self) -> Meter:
         return self.start()
@@ -227,12 +218,15 @@ class Meter:
 
     def mark(self, name: str, detail: str = "") -> None:
         """Name this instant. `meter.mark("warmup_end")` ends the warm-up here."""
-        if self._handover is not None:
-            self._handover.marks.append(Mark(monotonic_ns(), name, detail))
+        t_ns = monotonic_ns()
+        handover = self._handover or self._share_of_fork()
+        if handover is not None:
+            texts = (str(text)[:_MARK_CHARACTERS] for text in (name, detail))
+            handover.marks.append(Mark(t_ns, *texts))
 
     def record(self, record: Record) -> None:
         """Take over a record somebody else made, such as a step seen in a program's output."""
-        handover = self._handover
+        handover = self._handover or self._share_of_fork()
         if handover is None:
             raise UsageError("the Meter is not measuring")
         if isinstance(record, Step):
@@ -247,7 +241,7 @@ class Meter:
     def watch(self, pid: int) -> None:
         """Measure this process and its children: the program that was started just now."""
         if self._handover is not None and "process" in self._wanted():
-            self._handover.add(self._open(["process"], pid=pid))
+            self._handover.add(self._open(["process"], path=self.path, pid=pid))
 
     # -- what comes of it -----------------------------------------------------------------------
 
@@ -288,13 +282,13 @@ class Meter:
     def _wanted(self) -> Sequence[str]:
         return DEFAULT_PROBES if self._probes is None else self._probes
 
-    def _open(self, names: Iterable[str], *, pid: int | None = None) -> Opened:
+    def _open(self, names: Iterable[str], *, path: Path, pid: int | None = None) -> Opened:
         opened = Opened()
         for name in names:
             request = ProbeRequest(
                 pid=pid
                 or os.getpid(),  # whose descendants the program's processes are, in any case
-                path=str(self._path or Path.cwd()),
+                path=str(path),
                 environment=self._around.environment if self._around else dict(os.environ),
                 options=dict(self._probe_options.get(name, {})),
             )
@@ -302,6 +296,39 @@ class Meter:
             opened.probes += one.probes
             opened.unavailable |= one.unavailable
         return opened
+
+    def _joined(self, run: Path) -> bool:
+        """Join the run of the recorder around this program, if it is there."""
+        # It samples the devices already; a second reader adds only cost.
+        names = ("allocator",) if self._probes is None else self._probes
+        try:
+            (run / fmt.RUN_FILE).stat()
+            self._begin(run, self._open(names, path=run))
+        except OSError as error:
+            _say(
+                f"the run that {fmt.RUN_VARIABLE} names, {run}, can't be joined"
+                f" ({_why(error)}); making a run of its own"
+            )
+            return False
+        return True
+
+    def _begin_own(self) -> None:
+        opened = self._open(
+            _own_probes() if self._probes is None else self._probes, path=Path.cwd()
+        )
+        group = launched_group()
+        path = self._out or new_run_path(self.name, group=group)
+        is_made = False
+        try:
+            create_or_join(path, run_header(self.name, sys.argv, group=group))
+            is_made = group is None
+            self._begin(path, opened)
+        except OSError as error:
+            if is_made:
+                shutil.rmtree(path, ignore_errors=True)
+            raise UsageError(
+                f"the run {path} can't be written ({_why(error)}); choose another directory"
+            ) from error
 
     def _begin(self, run: Path, opened: Opened) -> None:
         source, stream = ("recorder", "output") if self._around else ("meter", "")
@@ -311,12 +338,21 @@ class Meter:
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
             header["budget"] = {self.budget.unit: self.budget.total}
+        if self.flops is not None:
+            header["flops"] = asdict(self.flops)
         own = Device(id=SELF, kind="self", name="ergmeter's own threads", probe="self")
         devices = [own, *(device for probe in opened.probes for device in probe.devices)]
-        writer = Writer(run, header=header, devices=devices)
+        try:
+            writer = Writer(run, header=header, devices=devices)
+        except OSError:
+            for probe in opened.probes:
+                probe.close()
+            raise
         self._handover = HandOver(writer, Sampler(opened.probes), stream=stream, rank=self._rank)
+        self._path = run
+        self._pid = os.getpid()
+        measuring.add(self)
         self._handover.start()
-        self._measuring.add(self)
         self._started_ns = monotonic_ns()
         self._append = self._handover.steps.append
 
@@ -326,22 +362,38 @@ class Meter:
     def _closed(self, _row: tuple[Any, ...]) -> None:
         raise UsageError(f"the Meter is closed (run {self.path}); a step after its end has no run")
 
+    def _unheard(self, _row: tuple[Any, ...]) -> None:
+        """A forked child that can't write has said so; it goes on."""
+
     def _forked(self) -> None:
         """In a forked child: threads and files are the parent's. Begin anew if a step comes."""
-        if self._handover is None:
-            return
-        self._measuring.clear()
+        self._handover = None
+        self._in_fork = Lock()
         self._spans = {}
         self._ends_ns = {}
+        self._started_ns = monotonic_ns()
         self._append = self._first_after_fork
 
     def _first_after_fork(self, row: tuple[Any, ...]) -> None:
-        self._pid = os.getpid()
-        self._begin(self.path, Opened())
-        if "multiprocessing.util" in sys.modules:
-            # Such a child leaves by os._exit: atexit never runs there, finalizers do.
-            sys.modules["multiprocessing.util"].Finalize(None, self.close, exitpriority=10)
+        self._share_of_fork()
         self._append(row)
+
+    def _share_of_fork(self) -> HandOver | None:
+        """In a forked child that has something to say for the first time: its own share."""
+        lock = self._in_fork
+        if lock is None:
+            return None
+        with lock:
+            if self._handover is None:
+                try:
+                    self._begin(self.path, Opened())
+                except OSError as error:
+                    _say(
+                        f"the run {self.path} can't be written by a forked process ({_why(error)})"
+                    )
+                    self._append = self._unheard
+                self._in_fork = None
+        return self._handover
 
 
 def _own_probes() -> tuple[str, ...]:
@@ -351,13 +403,10 @@ def _own_probes() -> tuple[str, ...]:
     return ("process", "allocator")
 
 
-def _weakly(meter: Meter, method: str) -> Any:  # noqa: ANN401  a callable without arguments
-    """Call a method if the Meter is still there: a hook that can't be undone must not keep it."""
-    reference = weakref.ref(meter)
+def _say(text: str) -> None:
+    sys.stderr.write(f"ergmeter: {text}\n")
 
-    def call() -> None:
-        alive = reference()
-        if alive is not None:
-            getattr(alive, method)()
 
-    return call
+def _why(error: OSError) -> str:
+    parts = (error.filename, error.strerror or error)
+    return ": ".join(str(part) for part in parts if part)

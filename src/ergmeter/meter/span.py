@@ -23,6 +23,7 @@ class StepSpan:
     __slots__ = (
         "_meter",
         "_start_ns",
+        "_thread",
         "grad_norm",
         "learning_rate",
         "loss",
@@ -78,6 +79,7 @@ class StepSpan:
                 " close the first before the second (gradient accumulation: span.micro_step)"
             )
         spans[thread] = self
+        self._thread = thread
         self._start_ns = monotonic_ns()
         return self
 
@@ -89,7 +91,7 @@ class StepSpan:
     ) -> None:
         end_ns = monotonic_ns()
         meter = self._meter
-        thread = get_ident()
+        thread = self._thread  # a generator may be closed in another than it was entered in
         meter._spans.pop(thread, None)
         meter._ends_ns[thread] = end_ns
         if kind is None:

@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.power import (
@@ -25,7 +23,7 @@ from ergmeter.metrics.power import (
     counter_curve,
     power_curve,
 )
-from ergmeter.metrics.tokens import tokens
+from ergmeter.metrics.tokens import steps_of, tokens
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH
 
@@ -34,6 +32,7 @@ if TYPE_CHECKING:
     from ergmeter.records import Basis, Device
 
 COUNTER = "energy counter"
+DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = (
     "an NVIDIA GPU with its driver, or readable RAPL counters, would provide it; `erg doctor` says"
@@ -75,7 +74,7 @@ def _found(evidence: Evidence, device: Device) -> Drawn:
         if integral is None:
             raise NotMeasurable(why_no_integral)
         averaged = device.facts.get("power_field") == "draw"
-        way = "power draw, integrated" if averaged else "instant power, integrated"
+        way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
         return Drawn(integral.over(evidence.span), way, why_no_counter)
     except NotMeasurable as error:
         marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
@@ -88,8 +87,9 @@ def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, s
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:
         return None, "no power reading either"
+    averaged = device.facts.get("power_field") == "draw"
     try:
-        return power_curve(power.t_ns, power.values), ""
+        return power_curve(power.t_ns, power.values, slack_s=1.0 if averaged else REFRESH_S), ""
     except NotMeasurable as error:
         return None, str(error)
 
@@ -227,10 +227,7 @@ def joules_per_10k_tokens(evidence: Evidence) -> Reading:
 
 def joules_per_step(evidence: Evidence) -> Reading:
     """Energy over steps of the same window."""
-    steps = evidence.counted["steps"]
-    if np.isnan(steps).any():
-        raise NotMeasurable("the output does not say how many steps a line covers")
-    reading = _scaled(run_j(evidence), len(evidence.counted.writers) / float(steps.sum()), "J/step")
+    reading = _scaled(run_j(evidence), 1 / steps_of(evidence), "J/step")
     return _weakened(reading, evidence.steps_basis)
 
 

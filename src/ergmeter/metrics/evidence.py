@@ -7,74 +7,37 @@ chosen once, and every figure takes its tokens, its time and its joules from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.stats import settled_after
+from ergmeter.metrics.steps import Steps, with_lanes
+from ergmeter.metrics.warmup import after_warmup, rule
 from ergmeter.records import PHASES, Device, Window
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.runlog.reader import CUT_OFF, RUNNING
+from ergmeter.units import duration
 
 if TYPE_CHECKING:
-    from ergmeter.records import Basis, FloatArray, TimeArray
+    from ergmeter.records import Basis
     from ergmeter.runlog.reader import Run, Series
     from ergmeter.runlog.settings import Settings
-
-Mask: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"  # a choice of rows: booleans or positions
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output
 _INFERENCE = (PHASES.index("prefill"), PHASES.index("decode"))
 _TRAIN = PHASES.index("train")
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Rows of steps, in order of their start within each writer."""
-
-    columns: dict[str, FloatArray | TimeArray]
-
-    def __len__(self) -> int:
-        return len(self.columns["start_ns"])
-
-    def __getitem__(self, name: str) -> FloatArray:
-        return cast("FloatArray", self.columns[name])  # times are used as numbers too
-
-    def where(self, mask: Mask) -> Steps:
-        """The rows for which the mask holds."""
-        return Steps({name: column[mask] for name, column in self.columns.items()})
-
-    @cached_property
-    def writers(self) -> list[Steps]:
-        """The rows of each writer by itself: one rank each."""
-        return [self.where(self["writer"] == writer) for writer in np.unique(self["writer"])]
-
-    @cached_property
-    def duration_s(self) -> FloatArray:
-        """How long each row lasted."""
-        return (self["end_ns"] - self["start_ns"]) / NS_PER_S
-
-    @cached_property
-    def period_s(self) -> FloatArray:
-        """From each row's start to the next one's; for the last, its own length. Adds up to all."""
-        starts = self["start_ns"]
-        following = np.append(starts[1:], self["end_ns"][-1:])
-        return (following - starts) / NS_PER_S
-
-    @property
-    def count(self) -> float:
-        """Optimizer steps in all rows; NaN if a row does not say how many it covers."""
-        return float(self["steps"].sum())
-
-
 class Evidence:
     """A run, seen through one window. Properties raise NotMeasurable with the reason."""
 
-    def __init__(self, run: Run, settings: Settings) -> None:
+    def __init__(self, run: Run, settings: Settings, *, heed_marks: bool = True) -> None:
         self.run = run
         self.settings = settings
+        self._heed_marks = (
+            heed_marks  # not if the reader of the run declares a warm-up of their own
+        )
         self.drawn: dict[str, object] = {}  # what each device drew, once it is known
         self._series: dict[str, dict[str, Series]] = {}
 
@@ -102,21 +65,21 @@ class Evidence:
         mask = train if train.any() else np.isin(phase, _INFERENCE)
         if not mask.any():
             raise NotMeasurable(self._why_no_steps())
-        rows = self.all_steps.where(mask)
-        order = np.lexsort((rows["start_ns"], rows["writer"]))
-        return rows.where(order)
+        return with_lanes(self.all_steps.where(mask))
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the run is a training: its rows are optimizer steps."""
+        return bool((self.all_steps["phase"] == _TRAIN).any())
 
     @cached_property
     def counted(self) -> Steps:
-        """The spans after the warm-up."""
-        kept = [rows.where(self._after_warmup(rows)) for rows in self.work.writers]
-        if not any(len(rows) for rows in kept):
-            raise NotMeasurable(self._why_all_warmup())
-        merged = {
-            name: np.concatenate([rows.columns[name] for rows in kept])
-            for name in self.work.columns
-        }
-        return Steps(merged)
+        """The spans after the warm-up, as far as the samples that belong to them are there."""
+        rows = self.work.where(after_warmup(self.work, self.settings, self._warmup_mark_ns))
+        sampled_ns = self._sampled_until_ns
+        if sampled_ns is None or not (rows["end_ns"] <= sampled_ns).any():
+            return rows
+        return rows.where(rows["end_ns"] <= sampled_ns)
 
     @cached_property
     def window(self) -> Window:
@@ -126,12 +89,33 @@ class Evidence:
     @cached_property
     def span(self) -> Window:
         """The window; for a run without steps all of the time that was watched."""
+        return self.window if self.has_work else self.watched
+
+    @cached_property
+    def has_work(self) -> bool:
+        """Whether there are steps to speak of."""
         try:
-            return self.window
+            return len(self.work) > 0
         except NotMeasurable:
-            if len(self.all_steps):
-                raise
-            return self.watched
+            return False
+
+    @property
+    def _warmup_mark_ns(self) -> int | None:
+        marks = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
+        return marks[-1] if marks and self._heed_marks else None
+
+    @cached_property
+    def _sampled_until_ns(self) -> int | None:
+        """For a run that was cut off or goes on: up to when its energy is known.
+
+        Steps are handed over more often than samples. The last few are left out of everything, so
+        that all figures stay of one window.
+        """
+        if self.run.status not in (CUT_OFF, RUNNING) or not self.devices("gpu", "cpu"):
+            return None
+        columns = ("power_w", "energy_j")
+        ends = [int(one.t_ns[-1]) for c in columns for one in self.series(c).values()]
+        return max(ends, default=None)
 
     @cached_property
     def watched(self) -> Window:
@@ -149,10 +133,13 @@ class Evidence:
     @property
     def window_note(self) -> str:
         """Which part of the run a figure is over, in words."""
-        if not len(self.all_steps):
+        if not self.has_work:
             return f"over the whole run, {duration(self.span.duration_s)}: no steps were seen"
-        first, counted = len(self.work) - len(self.counted), len(self.counted)
-        left_out = f", {first} warm-up rows left out" if first else ""
+        counted = len(self.counted)
+        before = int((self.work["start_ns"] < self.window.start_ns).sum())
+        after = len(self.work) - before - counted
+        left_out = f", {before} warm-up rows left out" if before else ""
+        left_out += f", the last {after} not yet sampled" if after > 0 else ""
         what = "lines" if self.from_output else "steps"
         return f"over {counted} {what} in {duration(self.window.duration_s)}{left_out}"
 
@@ -161,10 +148,12 @@ class Evidence:
         """How the steps were obtained."""
         return "derived" if self.from_output else "measured"
 
-    def warmup(self) -> tuple[int, str]:
-        """How many rows of the first writer were left out, and by which rule."""
-        rows = self.work.writers[0]
-        return int((~self._after_warmup(rows)).sum()), self._rule()
+    def warmup(self) -> tuple[float, str]:
+        """How many steps of the first rank were left out at the start, and by which rule."""
+        lane = self.work.lanes[0]
+        before = lane["start_ns"] < self.window.start_ns
+        steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
+        return steps, rule(self.settings, self._warmup_mark_ns)
 
     # -- devices ------------------------------------------------------------------------------
 
@@ -173,9 +162,13 @@ class Evidence:
 
         Where nothing could be seen of who used which, every GPU that was visible counts.
         """
-        sampled = [device for device in self.run.devices.values() if device.kind in kinds]
-        used = {mark.detail for mark in self.run.marks if mark.name == "device_used"}
-        return [d for d in sampled if d.kind != "gpu" or not used or d.id in used]
+        found: dict[str, Device] = {}
+        for writer in self.run.writers:
+            used = {mark.detail for mark in writer.marks if mark.name == "device_used"}
+            for device in writer.devices:
+                if device.kind in kinds and (device.kind != "gpu" or not used or device.id in used):
+                    found[device.id] = device
+        return list(found.values())
 
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples by device. A few are kept: ten million rows are 160 MB each."""
@@ -188,50 +181,15 @@ class Evidence:
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
         said = [f"{name}: {why}" for name, why in self.run.unavailable.items() if name in probes]
-        said += [m.detail for m in self.run.marks if m.name in ("probe_failed", "device_lost")]
+        said += [
+            mark.detail
+            for mark in self.run.marks
+            if (mark.name == "probe_failed" and mark.detail.startswith(probes))
+            or (mark.name == "device_lost" and "nvml" in probes)
+        ]
         return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")
 
     # -- inside -------------------------------------------------------------------------------
-
-    def _rule(self) -> str:
-        settings = self.settings
-        if any(mark.name == "warmup_end" for mark in self.run.marks):
-            return "until the mark warmup_end"
-        if settings.warmup_steps is not None:
-            return f"{settings.warmup_steps} steps"
-        if settings.warmup_s is not None:
-            return f"{settings.warmup_s:g} s"
-        return (
-            "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
-        )
-
-    def _after_warmup(self, rows: Steps) -> Mask:
-        marks = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
-        if marks:
-            return np.asarray(rows["start_ns"] >= marks[-1])
-        if self.settings.warmup_steps is not None:
-            done = np.cumsum(np.nan_to_num(rows["steps"], nan=1.0))
-            return np.asarray(done > self.settings.warmup_steps)
-        if self.settings.warmup_s is not None:
-            since_s = (rows["start_ns"] - rows["start_ns"][0]) / NS_PER_S
-            return np.asarray(since_s >= self.settings.warmup_s)
-        if self.settings.warmup == "auto":
-            settled = settled_after(
-                rows.duration_s / np.maximum(np.nan_to_num(rows["steps"], nan=1), 1)
-            )
-            first = len(rows) if settled is None else settled
-            return np.arange(len(rows)) >= first
-        return np.ones(len(rows), dtype=bool)
-
-    def _why_all_warmup(self) -> str:
-        rows = self.work.writers[0]
-        lasted = duration((int(rows["end_ns"][-1]) - int(rows["start_ns"][0])) / NS_PER_S)
-        if self.settings.warmup == "auto":
-            return f"the step time never settled in {len(rows)} steps ({lasted}): no steady state"
-        return (
-            f"the run is shorter than its warm-up: {len(rows)} steps in {lasted},"
-            f" warm-up {self._rule()}"
-        )
 
     def _why_no_steps(self) -> str:
         assumed = [mark.detail for mark in self.run.marks if mark.name == "output_unrecognised"]

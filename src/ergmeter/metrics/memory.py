@@ -10,61 +10,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.gauges import inside, mean, readings, sampled
 from ergmeter.metrics.stats import slope_interval
 from ergmeter.records import Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Device, FloatArray, TimeArray, Window
+    from ergmeter.records import Device
 
 _S_PER_H = 3600.0
 
 
-def time_mean(t_ns: TimeArray, values: FloatArray, window: Window) -> float:
-    """Mean over time of a gauge in a window: each reading counts for the time it stands for."""
-    inside = (t_ns >= window.start_ns) & (t_ns <= window.end_ns)
-    if not inside.any():
-        raise NotMeasurable("no reading in the window")
-    edges = np.concatenate(([window.start_ns], t_ns[inside], [window.end_ns]))
-    levels = np.interp(edges, t_ns, values)
-    return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
-
-
-def _series(evidence: Evidence, column: str, device: Device) -> tuple[TimeArray, FloatArray]:
-    series = evidence.series(column).get(device.id)
-    if series is None:
-        raise NotMeasurable(f"{device.name} [{device.id}] does not say")
-    return series.t_ns, series.values
-
-
-def _devices(evidence: Evidence, kind: str, what: str, *probes: str) -> list[Device]:
-    devices = evidence.devices(kind)
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device(what, *probes))
-    return devices
-
-
 def _highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
-    peaks = {d.id: float(_series(evidence, column, d)[1].max()) for d in devices}
+    peaks = {d.id: float(readings(evidence, column, d).values.max()) for d in devices}
     most = max(peaks, key=lambda device: peaks[device])
     of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
     return Reading(peaks[most], "B", "measured", note=f"{of}{note}; over the whole run")
 
 
 def _mean(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
-    means = [time_mean(*_series(evidence, column, d), evidence.span) for d in devices]
+    means = [mean(evidence, column, device) for device in devices]
     each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
     value = sum(means) / len(means)
     return Reading(value, "B", "measured", note=f"{each}{note}; {evidence.window_note}")
 
 
 def _gpus(evidence: Evidence) -> list[Device]:
-    return _devices(evidence, "gpu", "accelerator", "nvml")
+    return sampled(evidence, "gpu")
 
 
 def device_peak_bytes(evidence: Evidence) -> Reading:
@@ -88,10 +63,12 @@ def one_device_mean_bytes(evidence: Evidence, device: Device) -> Reading:
 
 
 def _allocators(evidence: Evidence) -> list[Device]:
-    devices = evidence.devices("allocator")
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device("allocator in this process", "allocator"))
-    return devices
+    return sampled(evidence, "allocator")
+
+
+def allocator_mean_bytes(evidence: Evidence) -> Reading:
+    """Mean over time of what tensors held."""
+    return _mean(evidence, "allocated_bytes", _allocators(evidence), "tensors of this program")
 
 
 def allocator_peak_bytes(evidence: Evidence) -> Reading:
@@ -106,7 +83,7 @@ def allocator_reserved_bytes(evidence: Evidence) -> Reading:
 
 
 def _processes(evidence: Evidence) -> list[Device]:
-    return _devices(evidence, "process", "process", "process")
+    return sampled(evidence, "process")
 
 
 def process_peak_bytes(evidence: Evidence) -> Reading:
@@ -123,16 +100,16 @@ def process_mean_bytes(evidence: Evidence) -> Reading:
 def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
     slopes = []
     for device in devices:
-        t_ns, values = _series(evidence, "memory_bytes", device)
-        inside = (t_ns >= evidence.span.start_ns) & (t_ns <= evidence.span.end_ns)
-        t_s = (t_ns[inside] - evidence.span.start_ns) / NS_PER_S
-        slope = slope_interval(t_s, values[inside])
+        series = readings(evidence, "memory_bytes", device)
+        here = inside(evidence, series.t_ns)
+        t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
+        slope = slope_interval(t_s, series.values[here])
         if slope is None:
-            raise NotMeasurable(f"too few readings in the window for a trend ({inside.sum()})")
+            raise NotMeasurable(f"too few readings in the window for a trend ({here.sum()})")
         slopes.append(slope)
     value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
     sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
-    note = f"straight line through 20 means{sure}; {evidence.window_note}"
+    note = f"straight line through the means of up to 20 blocks{sure}; {evidence.window_note}"
     return Reading(value, "B/h", "derived", low, high, note)
 
 
@@ -208,6 +185,15 @@ METRICS = [
         "the allocator's high-water mark of tensor memory",
         ("a Meter in a torch program on CUDA",),
         allocator_peak_bytes,
+    ),
+    Metric(
+        "memory.allocator_mean_bytes",
+        "allocator, mean",
+        "B",
+        "lower",
+        "mean over time of tensor memory, mean over devices",
+        ("a Meter in a torch program on CUDA",),
+        allocator_mean_bytes,
     ),
     Metric(
         "memory.allocator_reserved_bytes",

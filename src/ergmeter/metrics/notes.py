@@ -28,7 +28,9 @@ _TOLD = {
     "assumed": "assumed: {}",
     "output_unrecognised": "{}",
     "importer_failed": "{}",
-    "output_blocks": "{}",
+    "restarted": "the step numbers began again: {}",
+    "several_programs": "{}",
+    "handover_failed": "part of the record is missing: {}",
 }
 
 
@@ -44,7 +46,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
             said.append(_TOLD[mark.name].format(mark.detail))
     said += _above_one(readings)
     said += _slow_first_step(evidence)
-    said += _several_first_ranks(evidence)
+    said += _ranks(evidence)
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
     return tuple(dict.fromkeys(said))
@@ -60,10 +62,10 @@ def _above_one(readings: dict[str, Result]) -> list[str]:
 
 def _slow_first_step(evidence: Evidence) -> list[str]:
     try:
-        rows = evidence.counted.writers[0]
+        rows = evidence.counted.lanes[0]
     except NotMeasurable:
         return []
-    if len(rows) < 5 or len(rows) < len(evidence.work.writers[0]):
+    if len(rows) < 5 or rows["start_ns"][0] > evidence.work.lanes[0]["start_ns"][0]:
         return []
     first_s, median_s = float(rows.duration_s[0]), float(np.median(rows.duration_s))
     if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
@@ -74,18 +76,22 @@ def _slow_first_step(evidence: Evidence) -> list[str]:
     ]
 
 
-def _several_first_ranks(evidence: Evidence) -> list[str]:
+def _ranks(evidence: Evidence) -> list[str]:
     try:
         rows = evidence.work
     except NotMeasurable:
         return []
-    firsts = {int(w["writer"][0]) for w in rows.writers if w["rank"][0] == 0}
-    if len(firsts) < 2:
-        return []
-    return [
-        f"{len(firsts)} processes call themselves rank 0: unrelated trainings in one run, or ranks"
-        " that do not know theirs; their tokens are added up"
-    ]
+    said = []
+    firsts = sum(int(lane["rank"][0] == 0) for lane in rows.lanes)
+    if firsts > 1:
+        said.append(
+            f"{firsts} processes at the same time call themselves rank 0: unrelated trainings in"
+            " one run, or ranks that do not know theirs; their tokens are added up"
+        )
+    made = [len(lane) for lane in rows.lanes]
+    if max(made) > min(made) + 1:
+        said.append(f"ranks made {min(made)} to {max(made)} steps: one began late or ended early")
+    return said
 
 
 def _whose_gpus(evidence: Evidence) -> list[str]:

@@ -54,7 +54,20 @@ class EnergyCurve:
     read: tuple[TimeArray, FloatArray] | None = None  # a counter's readings, as they were taken
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
-        """Joules up to these instants. Outside the knots nothing is added."""
+        """Joules up to these instants. After the last knot the power is taken to stay."""
+        beyond_s = np.maximum(0, np.asarray(t_ns) - self.t_ns[-1]) / NS_PER_S
+        return np.asarray(self._within(t_ns) + beyond_s * self._last_w, dtype=np.float64)
+
+    @property
+    def _last_w(self) -> float:
+        if self.shape is not None:
+            return self.shape._last_w
+        if self.power_w is not None:
+            return float(self.power_w[-1])
+        last_s = float(self.t_ns[-1] - self.t_ns[-2]) / NS_PER_S
+        return float(self.joules[-1] - self.joules[-2]) / last_s
+
+    def _within(self, t_ns: TimeArray | FloatArray) -> FloatArray:
         if self.power_w is None and self.shape is None:
             return np.asarray(np.interp(t_ns, self.t_ns, self.joules), dtype=np.float64)
         when_ns: Any = np.clip(t_ns, self.t_ns[0], self.t_ns[-1])
@@ -77,19 +90,28 @@ class EnergyCurve:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
         self._check_span(window)
         edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
-        slack_ns = int(min(self.refresh_s * NS_PER_S, 2**61))
-        joules, early, late = (self.at(edges + shift) for shift in (0, -slack_ns, slack_ns))
+        joules = self.at(edges)
+        early, late = self._bounds(edges, joules)
+        low_j = max(0.0, float(early[1] - late[0]))
+        return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
+
+    def _bounds(self, edges: TimeArray, joules: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The least and the most that can have been drawn up to each edge."""
+        early, late = np.zeros(len(edges)), np.full(len(edges), math.inf)
+        if math.isfinite(self.refresh_s):
+            slack_ns = round(self.refresh_s * NS_PER_S)
+            early, late = self.at(edges - slack_ns), self.at(edges + slack_ns)
         if self.read is not None:
             # What a counter showed before an edge had been drawn by then; what it shows one refresh
             # after the edge holds all that was drawn up to the edge.
             read_ns, read_j = self.read
-            refreshed_ns = edges + round(REFRESH_S * NS_PER_S)
+            refresh_ns = round(REFRESH_S * NS_PER_S)
             before = np.clip(np.searchsorted(read_ns, edges, side="right") - 1, 0, None)
-            after = np.clip(np.searchsorted(read_ns, refreshed_ns), None, len(read_ns) - 1)
-            early = np.maximum(early, read_j[before])
-            late = np.minimum(late, np.maximum(read_j[after], joules))
-        low_j = max(0.0, float(early[1] - late[0]))
-        return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
+            after = np.searchsorted(read_ns, edges + refresh_ns)
+            shown = read_j[np.minimum(after, len(read_ns) - 1)]
+            shown = np.where(after < len(read_ns), shown, self.at(edges + refresh_ns))
+            early, late = np.maximum(early, read_j[before]), np.minimum(late, shown)
+        return np.minimum(early, joules), np.maximum(late, joules)
 
     def _check_span(self, window: Window) -> None:
         if self.t_ns[0] > window.start_ns:
@@ -154,8 +176,11 @@ def counter_curve(
     )
 
 
-def power_curve(t_ns: TimeArray, power_w: FloatArray) -> EnergyCurve:
-    """The integral of power readings, by trapezoids. Raises NotMeasurable if all are 0."""
+def power_curve(t_ns: TimeArray, power_w: FloatArray, *, slack_s: float = REFRESH_S) -> EnergyCurve:
+    """The integral of power readings, by trapezoids. Raises NotMeasurable if all are 0.
+
+    `slack_s` is how far back in time a reading may speak: a refresh, or a sensor's averaging.
+    """
     if not power_w.any():
         raise NotMeasurable("power reads 0 W throughout, which no device that is on draws")
     pieces = np.diff(t_ns) / NS_PER_S * (power_w[1:] + power_w[:-1]) / 2
@@ -163,7 +188,7 @@ def power_curve(t_ns: TimeArray, power_w: FloatArray) -> EnergyCurve:
     return EnergyCurve(
         t_ns,
         joules,
-        refresh_s=REFRESH_S,
+        refresh_s=slack_s,
         max_gap_s=MAX_GAP_S,
         seen_until_ns=int(t_ns[-1]),
         power_w=power_w,

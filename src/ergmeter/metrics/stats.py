@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 MIN_BLOCKS = 5
 MAX_BLOCKS = 20
-# Student's t, two-sided 95 %, by degrees of freedom 4 to 19 (any statistics table).
+# Student's t, two-sided 95 %, by degrees of freedom 3 to 19 (any statistics table).
 _T95: tuple[float, ...] = (
-    *(2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201),
+    *(3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201),
     *(2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
 
 
-def t95(blocks: int) -> float:
-    """The factor on the standard error of a mean over so many blocks."""
-    return _T95[blocks - 1 - 4]
+def t95(freedom: int) -> float:
+    """The factor on a standard error with so many degrees of freedom."""
+    return _T95[freedom - 3]
 
 
 def blocks_of(steps: int) -> int:
@@ -50,7 +50,7 @@ def ratio_interval(numerators: FloatArray, denominators: FloatArray) -> tuple[fl
     ratio = float(top.sum() / bottom.sum())
     residuals = top - ratio * bottom
     variance = float(residuals @ residuals) / (blocks - 1)
-    margin = t95(blocks) * math.sqrt(blocks * variance) / float(bottom.sum())
+    margin = t95(blocks - 1) * math.sqrt(blocks * variance) / float(bottom.sum())
     return max(0.0, ratio - margin), ratio + margin
 
 
@@ -64,12 +64,16 @@ def settled_after(durations: FloatArray) -> int | None:
     n = len(durations)
     if n < 2 * MIN_BLOCKS:
         return None
-    tail_sum = np.cumsum(durations[::-1])[::-1]
-    tail_square = np.cumsum((durations**2)[::-1])[::-1]
+    centred = durations - durations.mean()  # or the squares would swallow the spread
+    tail_sum = np.cumsum(centred[::-1])[::-1]
+    tail_square = np.cumsum((centred**2)[::-1])[::-1]
     half = n // 2
     left = n - np.arange(half + 1)
     spread = tail_square[: half + 1] - tail_sum[: half + 1] ** 2 / left
-    best = int(np.argmin(np.maximum(spread, 0.0) / left.astype(float) ** 2))
+    # Steps that differ by less than a clock's resolution do not differ.
+    noise = left * (1e-9 + 1e-9 * float(durations.mean())) ** 2
+    spread = np.where(spread > noise, spread, 0.0)
+    best = int(np.argmin(spread / left.astype(float) ** 2))
     return None if best == half else best
 
 
@@ -91,7 +95,7 @@ def slope_interval(t_s: FloatArray, values: FloatArray) -> tuple[float, float, f
     slope = float(centred @ v) / weight
     residuals = v - v.mean() - slope * centred
     error = math.sqrt(float(residuals @ residuals) / (blocks - 2) / weight)
-    margin = t95(blocks - 1) * error
+    margin = t95(blocks - 2) * error
     return slope, slope - margin, slope + margin
 
 

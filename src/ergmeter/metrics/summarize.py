@@ -10,7 +10,7 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.notes import notes
 from ergmeter.records import Missing, Summary
-from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.settings import WARMUP, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ergmeter.records import Reading, Result
     from ergmeter.runlog.reader import Run
 
-_WARMUP = ("warmup", "warmup_steps", "warmup_s")
-
 
 def summarize(run: Run, overrides: Settings | None = None) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
-    evidence = Evidence(run, settings_of(run, overrides))
+    now = overrides.as_json() if overrides else {}
+    heed_marks = not any(name in now for name in WARMUP)
+    evidence = Evidence(run, settings_of(run, overrides), heed_marks=heed_marks)
     readings: dict[str, Result] = {}
     devices: dict[str, dict[str, Result]] = {}
     # A metric and then the same by device: both take the same columns, and few are kept.
@@ -39,8 +39,8 @@ def settings_of(run: Run, overrides: Settings | None = None) -> Settings:
     """What was declared when the run was made, with what is declared now in its place."""
     stored = {name: value for name, value in run.settings.items() if name in Settings.__slots__}
     now = overrides.as_json() if overrides else {}
-    if any(name in now for name in _WARMUP):
-        stored = {name: value for name, value in stored.items() if name not in _WARMUP}
+    if any(name in now for name in WARMUP):
+        stored = {name: value for name, value in stored.items() if name not in WARMUP}
     return replace(Settings(), **{**stored, **now})
 
 
@@ -50,3 +50,5 @@ def _result(compute: Callable[..., Reading] | None, *arguments: object) -> Resul
         return compute(*arguments)
     except NotMeasurable as error:
         return Missing(str(error))
+    except Exception as error:  # noqa: BLE001  a metric may be anybody's; the others are shown
+        return Missing(f"the metric failed: {type(error).__name__}: {error}")

@@ -14,7 +14,8 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.stats import ratio_interval
-from ergmeter.metrics.tokens import known, label_of, steps_in, tokens
+from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.tokens import known, label_of, steps_in, steps_of, tokens
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
@@ -31,7 +32,8 @@ def samples(evidence: Evidence) -> tuple[FloatArray, Basis]:
     if values is not None:
         return values, evidence.steps_basis
     if evidence.settings.samples_per_step is not None:
-        return steps_in(evidence.counted) * evidence.settings.samples_per_step, "assumed"
+        rows = evidence.counted
+        return steps_in(rows) * evidence.settings.samples_per_step / len(rows.lanes), "assumed"
     raise NotMeasurable("the steps have no sample count: pass samples= to meter.step")
 
 
@@ -124,12 +126,12 @@ def samples_per_s(evidence: Evidence) -> Reading:
 def steps_per_s(evidence: Evidence) -> Reading:
     """Optimizer steps over the window. Ranks step together, so it is one rank's steps."""
     try:
-        rows = evidence.counted
-        amounts = steps_in(rows)
+        steps = steps_of(evidence)
     except NotMeasurable as reason:
         return _reported(evidence, "steps/s", reason)
-    ranks = len(rows.writers)
-    return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=ranks)
+    amounts = steps_in(evidence.counted)
+    per = float(amounts.sum()) / steps
+    return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
 
 
 def _parameters(evidence: Evidence) -> int:
@@ -154,16 +156,20 @@ def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
 
 def generated_tokens_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's IT: tokens of the decode spans over the time of those spans."""
-    rows = evidence.all_steps.where(evidence.all_steps["phase"] == _DECODE)
+    rows = evidence.all_steps if evidence.trains else evidence.counted
+    rows = rows.where(rows["phase"] == _DECODE)
     if not len(rows):
         raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
     amounts, label, basis = tokens(evidence, rows)
-    interval = ratio_interval(amounts, rows.duration_s)
-    low, high = interval or (None, None)
-    value = float(amounts.sum() / rows.duration_s.sum())
-    return Reading(
-        value, "tokens/s", basis, low, high, f"{label} tokens over {len(rows)} decode spans"
+    value = sum(
+        float(tokens(evidence, lane)[0].sum()) / lane.busy_s for lane in with_lanes(rows).lanes
     )
+    # The interval of one span at a time, scaled: spans of several threads overlap.
+    interval = ratio_interval(amounts, rows.duration_s)
+    scale = value / float(amounts.sum() / rows.duration_s.sum())
+    low, high = (bound * scale for bound in interval) if interval else (None, None)
+    note = f"{label} tokens over the time of {len(rows)} decode spans, ranks added up"
+    return Reading(value, "tokens/s", basis, low, high, note)
 
 
 _EFFICIENTLLM = "EfficientLLM"

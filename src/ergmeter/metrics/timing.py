@@ -14,6 +14,8 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.stats import percentile, ratio_interval
+from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.tokens import steps_of
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
@@ -22,12 +24,11 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
 
-def _single(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
+def _periods(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
     """Periods of the rows of every rank, and the steps each row covers."""
     rows = evidence.counted
-    if np.isnan(rows["steps"]).any():
-        raise NotMeasurable("the output does not say how many steps a line covers")
-    return np.concatenate([rank.period_s for rank in rows.writers]), rows["steps"]
+    steps_of(evidence)  # or the reason why there are none
+    return np.concatenate([rank.period_s for rank in rows.lanes]), rows["steps"]
 
 
 def _note(evidence: Evidence, steps: FloatArray) -> str:
@@ -40,14 +41,16 @@ def _note(evidence: Evidence, steps: FloatArray) -> str:
 
 def step_s(evidence: Evidence) -> Reading:
     """Mean time of a step: the window over its steps."""
-    periods, steps = _single(evidence)
-    low, high = ratio_interval(periods, steps) or (None, None)
-    value = float(periods.sum() / steps.sum())
+    periods, steps = _periods(evidence)
+    value = evidence.window.duration_s / steps_of(evidence)
+    interval = ratio_interval(periods, steps)
+    scale = value / float(periods.sum() / steps.sum())  # 1, but for ranks that began apart
+    low, high = (bound * scale for bound in interval) if interval else (None, None)
     return Reading(value, "s", evidence.steps_basis, low, high, _note(evidence, steps))
 
 
 def _step_percentile(evidence: Evidence, q: float) -> Reading:
-    periods, steps = _single(evidence)
+    periods, steps = _periods(evidence)
     each = np.repeat(periods / steps, steps.astype(int)) if steps.max() > 1 else periods
     return Reading(percentile(each, q), "s", evidence.steps_basis, note=_note(evidence, steps))
 
@@ -64,7 +67,7 @@ def step_p95_s(evidence: Evidence) -> Reading:
 
 def in_step_s(evidence: Evidence) -> Reading:
     """Mean time inside a step, without what lies between steps."""
-    _, steps = _single(evidence)
+    _, steps = _periods(evidence)
     inside = evidence.counted.duration_s
     low, high = ratio_interval(inside, steps) or (None, None)
     value = float(inside.sum() / steps.sum())
@@ -76,8 +79,9 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
     """Share of the window in which no step was open, mean over ranks."""
     if evidence.from_output:
         raise NotMeasurable("steps seen in output have no gaps between them: use Meter to see any")
-    inside_s = float(evidence.counted.duration_s.sum())
-    whole_s = sum(float(rank.period_s.sum()) for rank in evidence.counted.writers)
+    lanes = evidence.counted.lanes
+    inside_s = sum(lane.busy_s for lane in lanes)
+    whole_s = sum(float(lane.period_s.sum()) for lane in lanes)
     return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
 
 
@@ -88,22 +92,23 @@ def window_s(evidence: Evidence) -> Reading:
 
 
 def run_s(evidence: Evidence) -> Reading:
-    """From the first hand-over to the last."""
+    """From the start of the run to the last sign of it."""
     return Reading(evidence.watched.duration_s, "s", "measured", note="start to end, all of it")
 
 
 def warmup_s(evidence: Evidence) -> Reading:
     """From the first step's start to the first counted step's."""
     first_ns = int(evidence.work["start_ns"].min())
-    rows, rule = evidence.warmup()
+    steps, rule = evidence.warmup()
     value = (evidence.window.start_ns - first_ns) / NS_PER_S
-    return Reading(value, "s", evidence.steps_basis, note=f"{rows} rows left out; rule: {rule}")
+    note = f"{steps:.0f} steps left out; rule: {rule}"
+    return Reading(value, "s", evidence.steps_basis, note=note)
 
 
 def warmup_steps(evidence: Evidence) -> Reading:
     """Steps that were left out."""
-    rows, rule = evidence.warmup()
-    return Reading(float(rows), "steps", evidence.steps_basis, note=f"rule: {rule}")
+    steps, rule = evidence.warmup()
+    return Reading(steps, "steps", evidence.steps_basis, note=f"rule: {rule}")
 
 
 def before_first_step_s(evidence: Evidence) -> Reading:
@@ -118,8 +123,11 @@ def _phase_s(evidence: Evidence, phase: str) -> Reading:
     rows = evidence.all_steps.where(evidence.all_steps["phase"] == PHASES.index(phase))
     if not len(rows):
         raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
-    value = float(rows.duration_s.sum())
-    return Reading(value, "s", evidence.steps_basis, note=f"{len(rows)} spans, whole run")
+    lanes = with_lanes(rows).lanes
+    value = max(lane.busy_s for lane in lanes)
+    longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
+    note = f"{len(rows)} spans, whole run{longest}"
+    return Reading(value, "s", evidence.steps_basis, note=note)
 
 
 def eval_s(evidence: Evidence) -> Reading:
@@ -198,7 +206,7 @@ METRICS = [
         "run",
         "s",
         "lower",
-        "first to last hand-over",
+        "start of the run to the last sign of it",
         (),
         run_s,
         aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),

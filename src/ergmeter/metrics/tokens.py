@@ -16,7 +16,8 @@ from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence import Evidence, Steps
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
     from ergmeter.records import Basis, FloatArray
 
 
@@ -34,14 +35,21 @@ def known(rows: Steps, column: str) -> FloatArray | None:
 def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     rows = evidence.counted if rows is None else rows
+    reasons = []
     for column, label in (("tokens_real", "real"), ("tokens_computed", "computed")):
-        values = known(rows, column)
-        if values is not None:
+        try:
+            values = known(rows, column)
+        except NotMeasurable as error:
+            reasons.append(str(error))
+            continue
+        if values is not None and not values.any():
+            reasons.append(f"the steps count 0 {label} tokens")
+        elif values is not None:
             return values, label, evidence.steps_basis
     declared = evidence.settings.tokens_per_step
     if declared is not None:
-        return steps_in(rows) * declared, "declared", "assumed"
-    raise NotMeasurable(_no_tokens(evidence))
+        return steps_in(rows) * declared / len(rows.lanes), "declared", "assumed"
+    raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
 
 
 def _no_tokens(evidence: Evidence) -> str:
@@ -61,9 +69,16 @@ def steps_in(rows: Steps) -> FloatArray:
     return values
 
 
+def steps_of(evidence: Evidence) -> float:
+    """Optimizer steps in the window, of the rank that made the most."""
+    if not evidence.trains:
+        raise NotMeasurable("no training steps: this run evaluates or generates")
+    return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
+
+
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
-    ranks = len(evidence.counted.writers)
+    ranks = len(evidence.counted.lanes)
     over = f", all {ranks} ranks" if ranks > 1 else ""
     what = {"real": "real tokens", "computed": "computed tokens (padding included)"}
     return what.get(label, "tokens per step as declared") + over
@@ -79,10 +94,8 @@ def total_tokens(evidence: Evidence) -> Reading:
 def tokens_per_step(evidence: Evidence) -> Reading:
     """Tokens of one optimizer step, over all ranks."""
     amounts, label, basis = tokens(evidence)
-    steps = float(steps_in(evidence.counted).sum()) / len(evidence.counted.writers)
-    return Reading(
-        float(amounts.sum()) / steps, "tokens/step", basis, note=label_of(evidence, label)
-    )
+    value = float(amounts.sum()) / steps_of(evidence)
+    return Reading(value, "tokens/step", basis, note=label_of(evidence, label))
 
 
 def padding_frac(evidence: Evidence) -> Reading:
@@ -96,8 +109,7 @@ def padding_frac(evidence: Evidence) -> Reading:
 
 def steps(evidence: Evidence) -> Reading:
     """Optimizer steps in the window, of one rank."""
-    rows = evidence.counted
-    value = float(steps_in(rows).sum()) / len(rows.writers)
+    value = steps_of(evidence)
     return Reading(value, "steps", evidence.steps_basis, note=evidence.window_note)
 
 

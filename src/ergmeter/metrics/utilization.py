@@ -6,44 +6,28 @@ waits for memory counts as busy; 100 % says that the device was not idle and not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.memory import time_mean
+from ergmeter.metrics.gauges import increase, inside, mean, readings, sampled
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Device, TimeArray
+    from ergmeter.records import Device
 
 # NVML's clocks-event reasons that are not a limit on a working chip: idle (1) and clocks set by an
 # application (2).
 _NOT_A_LIMIT = 0x1 | 0x2
 
 
-def _devices(evidence: Evidence, kind: str) -> list[Device]:
-    probes = {"gpu": "nvml", "node": "node", "process": "process"}
-    what = {"gpu": "accelerator", "node": "node reading", "process": "process reading"}
-    devices = evidence.devices(kind)
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device(what[kind], probes[kind]))
-    return devices
-
-
-def _gauge(evidence: Evidence, column: str, device: Device) -> float:
-    series = evidence.series(column).get(device.id)
-    if series is None:
-        raise NotMeasurable(f"{device.name} [{device.id}] does not say")
-    return time_mean(series.t_ns, series.values, evidence.span)
-
-
 def _mean_gauge(evidence: Evidence, column: str, kind: str, unit: str, note: str) -> Reading:
-    values = [_gauge(evidence, column, device) for device in _devices(evidence, kind)]
+    values = [mean(evidence, column, device) for device in sampled(evidence, kind)]
     each = f"mean over {len(values)} devices; " if len(values) > 1 else ""
     together = f"{note}; {each}{evidence.window_note}"
     return Reading(sum(values) / len(values), unit, "measured", note=together)
@@ -59,7 +43,7 @@ def busy_frac(evidence: Evidence) -> Reading:
 
 def device_busy_frac(evidence: Evidence, device: Device) -> Reading:
     """Mean busy share of one accelerator."""
-    value = _gauge(evidence, "busy_frac", device)
+    value = mean(evidence, "busy_frac", device)
     return Reading(value, "frac", "measured", note=f"{_BUSY}; {evidence.window_note}")
 
 
@@ -71,30 +55,18 @@ def clock_hz(evidence: Evidence) -> Reading:
 def temperature_max_c(evidence: Evidence) -> Reading:
     """The hottest reading of any accelerator in the window."""
     hottest = []
-    for device in _devices(evidence, "gpu"):
-        series = evidence.series("temperature_c").get(device.id)
-        if series is None:
-            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
-        inside = _inside(evidence, series.t_ns)
-        hottest.append(float(series.values[inside].max()))
+    for device in sampled(evidence, "gpu"):
+        series = readings(evidence, "temperature_c", device)
+        hottest.append(float(series.values[inside(evidence, series.t_ns)].max()))
     return Reading(max(hottest), "C", "measured", note=evidence.window_note)
-
-
-def _inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
-    inside = (t_ns >= evidence.span.start_ns) & (t_ns <= evidence.span.end_ns)
-    if not inside.any():
-        raise NotMeasurable("no reading in the window")
-    return inside
 
 
 def throttled_frac(evidence: Evidence) -> Reading:
     """Share of readings in which an accelerator's clock was held down."""
     held = []
-    for device in _devices(evidence, "gpu"):
-        series = evidence.series("throttled").get(device.id)
-        if series is None:
-            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
-        bits = series.values[_inside(evidence, series.t_ns)].astype(np.int64)
+    for device in sampled(evidence, "gpu"):
+        series = readings(evidence, "throttled", device)
+        bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
         held.append(float(((bits & ~_NOT_A_LIMIT) != 0).mean()))
     note = f"by power cap, heat or another reason the driver gives; {evidence.window_note}"
     return Reading(sum(held) / len(held), "frac", "measured", note=note)
@@ -102,15 +74,7 @@ def throttled_frac(evidence: Evidence) -> Reading:
 
 def _increase(evidence: Evidence, column: str, kind: str) -> float:
     """How much a counter grew in the window, over all devices of a kind."""
-    grown = 0.0
-    for device in _devices(evidence, kind):
-        series = evidence.series(column).get(device.id)
-        if series is None or len(series.t_ns) < 2:
-            raise NotMeasurable(f"{device.name} [{device.id}] does not say")
-        edges = (evidence.span.start_ns, evidence.span.end_ns)
-        start, end = np.interp(edges, series.t_ns, series.values)
-        grown += float(end - start)
-    return grown
+    return sum(increase(evidence, column, device) for device in sampled(evidence, kind))
 
 
 def process_cores(evidence: Evidence) -> Reading:

@@ -3,10 +3,16 @@
 The trap: torch answers 0 for a device it has not touched, which is not a measurement. So nothing is
 said until torch has been imported and has initialised CUDA, and torch is never imported for it. The
 figures are the allocator's own books: reading them does not synchronise the device.
+
+Every rank calls its device cuda:0 or thereabouts, so the host and the process are part of the id.
+What is reserved is told as its high-water mark, like what is allocated: between two readings the
+allocator may take memory and give it back.
 """
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -38,7 +44,8 @@ class AllocatorProbe:
     def _device(self, index: int) -> Device:
         facts = {"uuid": f"GPU-{getattr(self._cuda.get_device_properties(index), 'uuid', '')}"}
         name = f"torch allocator on {self._cuda.get_device_name(index)}"
-        return Device(f"torch:cuda:{index}", "allocator", name, self.name, facts)
+        whose = f"torch:{platform.node()}:{os.getpid()}:cuda:{index}"
+        return Device(whose, "allocator", name, self.name, facts)
 
     def read(self) -> Sequence[Sample]:
         """The books of every device that this process has put something on."""
@@ -54,7 +61,7 @@ class AllocatorProbe:
                         device.id,
                         allocated_bytes=books["allocated_bytes.all.current"],
                         allocated_peak_bytes=books["allocated_bytes.all.peak"],
-                        reserved_bytes=books["reserved_bytes.all.current"],
+                        reserved_bytes=books["reserved_bytes.all.peak"],
                     )
                 )
         return samples

@@ -25,6 +25,7 @@ import psutil
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Sample
 
 PERIOD_S = 3.0
@@ -57,7 +58,7 @@ class NodeProbe:
         host = platform.node()
         facts = {
             "host": host,
-            "cpu_model": _cpu_model(),
+            "cpu_model": cpu_model(),
             "cores": psutil.cpu_count(),
             "cores_physical": psutil.cpu_count(logical=False),
             "memory_total_bytes": memory_total_bytes,
@@ -173,12 +174,3 @@ def _operating_system() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return platform.system()
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()

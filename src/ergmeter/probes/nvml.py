@@ -51,6 +51,10 @@ _UNSUPPORTED = (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound
 # Which queries a GPU supports is settled at the start; an error that may pass is tried so often.
 _ATTEMPTS = 3
 
+# After so many readings in a row that gave errors and nothing else (half a second, at the usual
+# period) a GPU is lost, whatever NVML calls it. One such reading may be a hiccup.
+SILENT_READINGS = 5
+
 # By NVML's number.
 _COMPUTE_MODES = ("default", "exclusive_thread", "prohibited", "exclusive_process")
 
@@ -109,7 +113,7 @@ class NvmlProbe:
         self.period_s = float(request.options.get("period_s", PERIOD_S))
         self._counters_due_s = 0.0
         self._slow_due_s = 0.0
-        self._usage = UsageWatch(request.pid)
+        self._usage = UsageWatch(request.pid, request.environment)
         self._gone: list[str] = []  # every GPU that was lost, and what NVML said
         self._unreported: list[str] = []  # those of them that have had no Mark yet
         try:
@@ -143,8 +147,8 @@ class NvmlProbe:
         gauges = [gpu.gauges(slow=slow) for gpu in self._gpus]
         counters = self._counters(last=last)
         for gpu, gauge, counter in zip(self._gpus, gauges, counters, strict=True):
-            if gpu.is_lost or (gpu.error is not None and gauge is None and counter is None):
-                gpu.is_lost = True
+            gpu.heard(answered=gauge is not None or counter is not None)
+            if gpu.is_lost:
                 self._lose(f"{gpu.device.id} ({gpu.device.name}, index {gpu.index})", gpu.error)
         self._gpus = [gpu for gpu in self._gpus if not gpu.is_lost]
         now_ns = time.monotonic_ns()
@@ -203,6 +207,7 @@ class _Gpu:
         self.index = index
         self.is_lost = False
         self.error: object | None = None  # NVML's last in the current reading
+        self._silent = 0  # readings in a row that gave errors and nothing else
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = pynvml.nvmlDeviceGetUUID(self._handle), pynvml.nvmlDeviceGetName(self._handle)
         self._unsupported: set[str] = set()
@@ -241,6 +246,17 @@ class _Gpu:
         energy_j = self._ask("energy")
         t_ns = (before_ns + time.monotonic_ns()) // 2
         return None if energy_j is None else Sample(t_ns, self.device.id, energy_j=energy_j)
+
+    def heard(self, *, answered: bool) -> None:
+        """Take in whether the last reading gave anything: too many that did not, and it is lost.
+
+        A reading that asked for nothing it supports has no error, and says nothing either way.
+        """
+        if answered:
+            self._silent = 0
+        elif self.error is not None:
+            self._silent += 1
+        self.is_lost = self.is_lost or self._silent >= SILENT_READINGS
 
     def processes(self) -> list[int]:
         """The processes that compute on it, by the numbers NVML has for them."""

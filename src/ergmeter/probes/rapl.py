@@ -22,6 +22,7 @@ from typing import Literal
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Mark, Sample
 from ergmeter.units import J_PER_UJ
 
@@ -71,7 +72,7 @@ class RaplProbe:
         self._zones = [zone for zone in _zones(root, skipped) if _counts(zone, skipped)]
         if not any(zone.kind == "cpu" for zone in self._zones):
             raise NotMeasurable(_no_package(root, skipped))
-        host, model = platform.node(), _cpu_model()
+        host, model = platform.node(), cpu_model()
         devices: list[Device] = []
         for zone in self._zones:
             zone.device = f"{self.name}:{host}:{zone.label}"
@@ -177,12 +178,3 @@ def _no_package(root: Path, skipped: dict[str, str]) -> str:
 
 def _integer(file: Path) -> int:
     return int(file.read_text())
-
-
-def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        text = ""
-    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return match[1].strip() if match else platform.processor() or platform.machine()

@@ -1,40 +1,37 @@
 """What would a run on that GPU have recorded? Plays a recording of a real one, on any machine.
 
-The trap: giving one row one time. A row of the recording has two moments: the quick readings, and
-the energy counter, whose own read took milliseconds and is best dated at its middle. At 700 W ten
-milliseconds are seven joules, so each row becomes two samples. The activity of the tensor pipes
-is a third, dated at the end of the interval it is the mean of.
-
-A recording is a folder with NAME_samples.csv, and where they exist NAME_gpm.csv, NAME_steps.csv
-and NAME_trace.json; a CSV may be gzipped. Its times are nanoseconds from its own start.
+The trap: handing over what lies ahead. A sample is given once its moment has come, and dated on
+this machine's clock; what a recording holds, and how its rows become samples, is in `recording`.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import json
 import math
 import time
-import zlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
-from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.ports import ProbeRequest
-from ergmeter.records import Device, Mark, Sample, Step, Window
-from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
+from ergmeter.probes.recording import (
+    PROBE,
+    recorded_device,
+    recorded_phases,
+    recorded_samples,
+    recorded_steps,
+)
+from ergmeter.records import Device, Mark, Sample
+
+__all__ = [
+    "ReplayProbe",
+    "recorded_device",
+    "recorded_phases",
+    "recorded_samples",
+    "recorded_steps",
+]
 
 PERIOD_S = 0.1
-FRAC_PER_PERCENT = 0.01
-HIDEABLE = frozenset(field.name for field in fields(Sample)) - {"t_ns", "device"}
-
-Row = dict[str, str]
-Record = TypeVar("Record")
 
 
 class ReplayProbe:
@@ -43,7 +40,7 @@ class ReplayProbe:
     At another speed time shrinks and the values stay: joules no longer are watts times seconds.
     """
 
-    name = "replay"
+    name = PROBE
 
     def __init__(self, request: ProbeRequest) -> None:
         options = request.options
@@ -77,124 +74,3 @@ class ReplayProbe:
     def close(self) -> None:
         """Let the recording go."""
         self._samples = []
-
-
-def recorded_device(path: Path) -> Device:
-    """Give the device that was recorded, under an id of its own: the recording has no UUID."""
-    name, trace = _name(path), _trace(path)
-    facts = {"recording": name, "driver": trace.get("driver"), "torch": trace.get("torch")}
-    title = str(trace.get("device", name))
-    return Device(f"replay:{name}", "gpu", title, ReplayProbe.name, facts)
-
-
-def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
-    """Give every sample at the time it was recorded, in order, without the hidden fields.
-
-    Hiding energy_j or power_w makes the recording that of a lesser device.
-    """
-    if not HIDEABLE.issuperset(hide):
-        raise UsageError(f"cannot hide {hide!r}: give a list of {', '.join(sorted(HIDEABLE))}")
-    device = recorded_device(path).id
-    rows = _records(path, "samples.csv", lambda row: _samples_of_row(row, device))
-    samples = list(chain.from_iterable(rows))
-    if _file(path, "gpm.csv").exists():
-        samples += _records(path, "gpm.csv", lambda row: _tensor_sample(row, device))
-    if hide:
-        nothing: dict[str, Any] = dict.fromkeys(hide)
-        left = (replace(sample, **nothing) for sample in samples)
-        samples = [sample for sample in left if sample != Sample(sample.t_ns, device)]
-    return sorted(samples, key=lambda sample: sample.t_ns)
-
-
-def recorded_steps(path: Path) -> list[tuple[str, Step]]:
-    """Give every training step with the name of the phase of the recording it belongs to."""
-    return _records(path, "steps.csv", lambda row: (row["phase"], _step(row)))
-
-
-def recorded_phases(path: Path) -> dict[str, Window]:
-    """Give the window of every phase of the recording, from its first step to its last."""
-    try:
-        phases = _trace(path)["phases"]
-        return {phase["name"]: Window(phase["start_ns"], phase["end_ns"]) for phase in phases}
-    except (KeyError, TypeError) as error:
-        file = _file(path, "trace.json")
-        raise FormatError(f"{file}: no phases of a recording here: {error}") from error
-
-
-def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
-    quick = Sample(
-        int(row["t_ns"]),
-        device,
-        power_w=int(row["power_instant_mw"]) * W_PER_MW,
-        # NVML's PowerUsage is a mean of about a second on this generation.
-        power_average_w=int(row["power_usage_mw"]) * W_PER_MW,
-        memory_bytes=int(row["memory_used_bytes"]),
-        busy_frac=int(row["gpu_util_pct"]) * FRAC_PER_PERCENT,
-        clock_hz=int(row["sm_clock_mhz"]) * HZ_PER_MHZ,
-        temperature_c=float(row["temperature_c"]),
-        throttled=int(row["throttle_reasons"]),
-    )
-    middle_ns = (int(row["energy_read_start_ns"]) + int(row["energy_read_end_ns"])) // 2
-    return quick, Sample(middle_ns, device, energy_j=int(row["energy_counter_mj"]) * J_PER_MJ)
-
-
-def _tensor_sample(row: Row, device: str) -> Sample:
-    tensor_frac = float(row["tensor_util"]) * FRAC_PER_PERCENT
-    return Sample(int(row["end_ns"]), device, tensor_frac=tensor_frac)
-
-
-def _step(row: Row) -> Step:
-    return Step(
-        int(row["start_ns"]),
-        int(row["end_ns"]),
-        index=int(row["step"]),
-        tokens_computed=int(row["tokens"]),
-        samples=int(row["samples"]),
-        loss=float(row["loss"]) if row["loss"] else None,
-    )
-
-
-def _records(path: Path, part: str, record: Callable[[Row], Record]) -> list[Record]:
-    """Read one CSV of the recording, a record a row."""
-    file = _file(path, part)
-    records: list[Record] = []
-    try:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
-        records.extend(map(record, csv.DictReader(io.StringIO(text))))
-    except (OSError, EOFError, zlib.error) as error:
-        raise FormatError(f"{file}: cannot be read: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        where = f"{file}, line {len(records) + 2}"
-        raise FormatError(f"{where}: not a recording's row: {error!r}") from error
-    return records
-
-
-def _name(path: Path) -> str:
-    """Give the NAME of the one recording in a folder, or of the file given."""
-    files = path.glob("*_samples.csv*") if path.is_dir() else [path]
-    names = {file.name.partition("_samples.csv")[0] for file in files}
-    if len(names) != 1:
-        listed = ", ".join(sorted(names)) or "none"
-        raise FormatError(f"{path}: one NAME_samples.csv or .csv.gz is needed here, found {listed}")
-    return names.pop()
-
-
-def _file(path: Path, part: str) -> Path:
-    """Give the path of a part of the recording, gzipped where only that exists."""
-    plain = (path if path.is_dir() else path.parent) / f"{_name(path)}_{part}"
-    zipped = plain.with_name(f"{plain.name}.gz")
-    return zipped if zipped.exists() else plain
-
-
-def _trace(path: Path) -> dict[str, Any]:
-    file = _file(path, "trace.json")
-    try:
-        trace = json.loads(file.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{file}: not a recording's trace: {error}") from error
-    if not isinstance(trace, dict):
-        raise FormatError(f"{file}: not a recording's trace: a {type(trace).__name__}")
-    return trace

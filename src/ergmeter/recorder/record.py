@@ -76,6 +76,9 @@ def record(request: Request) -> Recording:
 
     channels = open_channels()
     copy_window_size(channels)
+    # Where a parent ignores it the kernel reaps our children itself, tells nobody and forgets how
+    # they ended; that the command then finds it at its default is the lesser difference.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Blocked from here on and taken one by one below; the child starts with none blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     relay_pid, report_fd = start_relay(channels)
@@ -85,7 +88,7 @@ def record(request: Request) -> Recording:
         settings=request.settings,
         probes=request.probes,
         probe_options=request.probe_options,
-        around=Around(run, environment),
+        around=Around(run, _alone(environment)),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
@@ -141,6 +144,12 @@ def _environment(run: Path, *, keep_buffering: bool) -> dict[str, str]:
         # Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one.
         environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
+
+
+def _alone(environment: dict[str, str]) -> dict[str, str]:
+    """The command's environment for the probes. Where a launcher starts a recorder for each rank,
+    each measures its own command and not its neighbours'."""
+    return {name: value for name, value in environment.items() if name != "LOCAL_WORLD_SIZE"}
 
 
 def _spawn(

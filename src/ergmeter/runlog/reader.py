@@ -23,6 +23,7 @@ from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import Segment, segments
+from ergmeter.runlog.settings import WARMUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,8 +105,10 @@ class Run:
         """What the user declared; a Meter inside a recorded command has the last word."""
         merged: dict[str, Any] = {}
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") == "meter"):
-            given = writer.header.get("settings") or {}
-            merged.update({name: value for name, value in given.items() if value is not None})
+            given = {n: v for n, v in writer.header["settings"].items() if v is not None}
+            if any(name in given for name in WARMUP):  # one rule for the warm-up, whichever it is
+                merged = {n: v for n, v in merged.items() if n not in WARMUP}
+            merged.update(given)
         return merged
 
     @cached_property

@@ -11,6 +11,9 @@ from typing import Any
 
 from ergmeter.errors import UsageError
 
+# The three ways to declare a warm-up, of which one holds.
+WARMUP = ("warmup", "warmup_steps", "warmup_s")
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

@@ -6,48 +6,70 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.metrics.catalog import find
+from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
 
 
 def result(found: Result) -> dict[str, Any]:
     """A reading, or the reason why there is none."""
     if isinstance(found, Missing):
         return {"missing": found.reason}
+    if not math.isfinite(found.value):
+        return {"missing": f"the value is not finite ({found.value})"}
     return {
-        "value": _finite(found.value),
+        "value": found.value,
         "unit": found.unit,
         "basis": found.basis,
-        "low": _finite(found.low),
-        "high": _finite(found.high),
+        "low": finite(found.low),
+        "high": finite(found.high),
         "note": found.note,
     }
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def finite(value: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
+    """The same with null for every NaN and infinity in it: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(inner) for inner in value]
+    return value
 
 
-def report(run: Run, summary: Summary) -> dict[str, Any]:
-    """Everything a summary holds. `readings` is keyed by the catalogue."""
+def metrics(summary: Summary, names: Iterable[str]) -> dict[str, Any]:
+    """Just these metrics, by key or alias, each under its key and in the catalogue's unit."""
+    keys = [find(name)[0].key for name in names]
+    return {"readings": {key: result(summary.readings[key]) for key in keys}}
+
+
+def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dict[str, Any]:
+    """Everything a summary holds, and the settings it was made under.
+
+    `readings` is keyed by the catalogue.
+    """
     return {
         "run": run.name,
         "path": str(run.path),
         "status": summary.status,
         "created": run.header.get("created"),
         "command": run.header.get("command"),
-        "settings": run.settings,
+        "settings": settings_of(run, overrides).as_json(),
         "readings": {key: result(found) for key, found in summary.readings.items()},
         "devices": {
             device.id: {
                 "kind": device.kind,
                 "name": device.name,
                 "probe": device.probe,
-                "facts": device.facts,
+                "facts": finite(device.facts),
                 "readings": {k: result(f) for k, f in summary.devices.get(device.id, {}).items()},
             }
             for device in run.devices.values()

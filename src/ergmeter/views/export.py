@@ -28,8 +28,8 @@ def export(
     if form == "json":
         path = _free(target / "run.json", force=force)
         whole: dict[str, Any] = {"summary": documents.report(run, summary)}
-        whole |= {name: table.to_pylist() for name, table in tables.items()}
-        path.write_text(json.dumps(whole, default=str))
+        whole |= {name: documents.finite(table.to_pylist()) for name, table in tables.items()}
+        path.write_text(json.dumps(whole, default=str, allow_nan=False))
         yield path
         return
     for name, table in tables.items():
@@ -37,7 +37,7 @@ def export(
         _write(table, path, form)
         yield path
     path = _free(target / "summary.json", force=force)
-    path.write_text(json.dumps(documents.report(run, summary), indent=1))
+    path.write_text(json.dumps(documents.report(run, summary), indent=1, allow_nan=False))
     yield path
 
 

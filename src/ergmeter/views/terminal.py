@@ -75,8 +75,10 @@ def card(run: Run, summary: Summary) -> RenderableType:
     curve = sparkline(run)
     if curve:
         body.append(curve)
-    if summary.notes:
-        body.append(_remarks(summary.notes))
+    told = {found.reason for found in summary.readings.values() if isinstance(found, Missing)}
+    remarks = tuple(note for note in summary.notes if note not in told)
+    if remarks:
+        body.append(_remarks(remarks))
     body.append(
         Text(f"\nerg report {run.path} --all   every metric with its window and note", "dim")
     )

@@ -115,8 +115,41 @@ def test_bare_tokens_are_read_from_their_first_five_values(
     assert [s.tokens_computed for s in steps(live(*log))] == expected
 
 
+@pytest.mark.parametrize(
+    "values",
+    [[100, 120, 140, 90, 130, 100], [480, 500, 510, 470, 490], [100, 120, 140, 160, 180, 90]],
+)
+def test_batches_that_happen_to_grow_at_first_are_no_total(values: list[int]) -> None:
+    records = live(*[(i, f"step={i} loss=1 tokens={value}") for i, value in enumerate(values)])
+    assert [s.tokens_computed for s in steps(records)] == values[1:]
+    assert marks(records, "restarted") == []
+
+
+def test_a_total_seen_from_its_middle_on_agrees_with_its_step_number() -> None:
+    log = [(i, f"step={i} loss=1 tokens={i * 512}") for i in range(40, 46)]
+    assert [s.tokens_computed for s in steps(live(*log))] == [512] * 5
+
+
+def test_a_total_that_falls_while_the_steps_go_on_is_taken_back_and_said_so() -> None:
+    values = [100, 180, 300, 410, 500, 350, 420, 210, 330]
+    records = live(*[(i, f"step={i} loss=1 tokens={value}") for i, value in enumerate(values)])
+    assert [s.tokens_computed for s in steps(records)] == [80, 120, 110, 90, 350, 420, 210, 330]
+    _, said = marks(records, "assumed")
+    assert "tokens= fell from 500 to 350" in said
+    assert "lines before is wrong" in said
+    assert marks(records, "restarted") == []
+
+
+def test_a_bare_total_that_begins_again_each_epoch_stays_a_total() -> None:
+    log = [(i, f"step={i} loss=1 tokens={100 * (i % 5 + 1)}") for i in range(15)]
+    records = live(*log)
+    assert {s.tokens_computed for s in steps(records)} == {100}
+    assert len(marks(records, "restarted")) == 2
+
+
 def test_a_bar_drawn_twice_is_no_evidence_against_a_total() -> None:
-    log = [(i / 2, f"step={i // 2} loss=1 tokens={(i // 2) * 100}") for i in range(2, 12)]
+    drawn = "5%|4  | {0}/99 [00:01<00:09, 9.9it/s, loss=1, tokens={0}00]"
+    log = [(i / 2, drawn.format(i // 2)) for i in range(2, 12)]
     assert [s.tokens_computed for s in steps(live(*log))] == [100] * 4
 
 
@@ -150,6 +183,122 @@ def test_a_restart_opens_a_new_window() -> None:
         (60, 61, 2),
     ]
     assert marks(records, "restarted") == ["the step number went from 501 back to 1"]
+
+
+@pytest.mark.parametrize("per_epoch", [1, 2, 5, 30])
+@pytest.mark.parametrize("first", [0, 1])
+def test_numbers_that_begin_again_each_epoch_lose_no_step_and_no_time(
+    per_epoch: int, first: int
+) -> None:
+    lines = [(e, n + first) for e in range(20) for n in range(per_epoch)]
+    log = [(i / 10, f"epoch={e} step={n} tokens=100") for i, (e, n) in enumerate(lines)]
+    records = live(*log)
+    if per_epoch > 1:
+        found = steps(records)
+        assert sum(s.steps or 0 for s in found) == len(log) - 1
+        assert sum(s.tokens_computed or 0 for s in found) == 100 * (len(log) - 1)
+        assert sum(s.end_ns - s.start_ns for s in found) == (len(log) - 1) * S // 10
+    assert marks(records, "restarted") == marks(records, "several_programs") == []
+
+
+def test_a_line_every_ten_steps_covers_ten_at_the_turn_of_an_epoch_too() -> None:
+    numbers = [10, 20, 30, 40, 10, 20, 30, 40, 10]
+    records = live(*[(i, f"step={n} tokens_per_step=8") for i, n in enumerate(numbers)])
+    assert [(s.steps, s.tokens_computed) for s in steps(records)] == [(10, 80)] * 8
+
+
+def test_a_running_total_goes_on_over_the_turn_of_an_epoch() -> None:
+    log = [(i, f"step={i % 4} total_tokens={i * 7 + 7}") for i in range(12)]
+    assert [(s.steps, s.tokens_computed) for s in steps(live(*log))] == [(1, 7)] * 11
+
+
+def test_a_bar_that_begins_again_at_zero_has_done_nothing_yet() -> None:
+    drawn = "Epoch {}: 5%|4  | {}/3 [00:01<00:09, 9.9it/s, train_loss=2.3]"
+    turns = [(e, n) for e in range(3) for n in range(4)]
+    found = steps(live(*[(i / 4, drawn.format(e, n)) for i, (e, n) in enumerate(turns)]))
+    assert sum(s.steps or 0 for s in found) == 9
+    assert found[-1].end_ns - found[0].start_ns == 11 * S // 4
+
+
+@pytest.mark.parametrize("gap_s", [0.001, 5])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [n for i in range(30) for n in (i, 1000 + i)],
+        [n for i in range(30) for n in (i, i)],
+        [n for i in range(30) for n in [i] * 4],
+        [n for i in range(30) for n in [i] * 8],
+        [0, 1, 0, 2, 1, 3, 2, 4, 3, 5, 4, 6, 5, 7, 6, 8],
+        [0, 0, 1, 0, 1, 0, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4],
+        [n for i in range(30) for n in (10 * i, 5000 + 10 * i)],
+    ],
+    ids=["from 1000", "two alike", "4 ranks", "8 ranks", "one behind", "uneven", "every ten"],
+)
+def test_lines_of_several_programs_are_said_to_be_so_and_make_no_step(
+    numbers: list[int], gap_s: float
+) -> None:
+    log = [(i * gap_s, f"step={n} loss=2.5 tokens=64") for i, n in enumerate(numbers)]
+    records = live(*log)
+    (said,) = marks(records, "several_programs")
+    assert "mixed in this output" in said
+    fine = [s for s in steps(records) if s.steps == 1 and s.tokens_computed == 64]
+    assert steps(records) == fine
+    assert len(fine) <= (1 if gap_s > 1 else 0)
+
+
+@pytest.mark.parametrize("other", [0, 1000])
+def test_a_second_program_that_joins_later_adds_no_leap(other: int) -> None:
+    alone = [(i / 10, i) for i in range(50)]
+    mixed = [
+        (5 + i / 10, n) for i, n in enumerate(m for k in range(9) for m in (other + k, 50 + k))
+    ]
+    log = [(t, f"step={n} batch_tokens=64") for t, n in (*alone, *mixed)]
+    records = live(*log)
+    assert len(marks(records, "several_programs")) == 1
+    assert {(s.steps, s.tokens_computed) for s in steps(records)} == {(1, 64)}
+    assert 49 <= len(steps(records)) <= 53
+    assert str(other + 2) in marks(records, "several_programs")[0]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["step={} loss=2", "step={} tokens=64"],
+        ["step={} begins", "step={} loss=2 tokens=64", "step={} ends"],
+        ["5%|4  | {}/99 [00:01<00:09, 9.9it/s, loss=3]", "5%|4 | {}/99 [00:01<00:09, loss=2]"],
+    ],
+    ids=["two lines a step", "begin and end", "a bar that is drawn, then given its loss"],
+)
+def test_several_lines_about_one_step_are_not_several_programs(lines: list[str]) -> None:
+    texts = [line.format(n) for n in range(1, 31) for line in lines]
+    records = live(*[(i / 100, text) for i, text in enumerate(texts)])
+    assert marks(records, "several_programs") == []
+    assert sum(s.steps or 0 for s in steps(records)) == 29
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[rank{0}]: step={1} loss=2 batch_tokens=64", "step={1} rank={0} loss=2 batch_tokens=64",
+     "[default{0}]:step={1} batch_tokens=64", '{{"rank": {0}, "step": {1}, "batch_tokens": 64}}'],
+)  # fmt: skip
+def test_of_lines_that_name_their_rank_those_of_the_first_are_read(line: str) -> None:
+    log = [(n / 10 + r / 1000, line.format((r + 1) % 4, n)) for n in range(10) for r in range(4)]
+    records = live(*log)
+    found = steps(records)
+    assert [(s.index, s.steps, s.tokens_computed) for s in found] == [
+        (n, 1, 64) for n in range(1, 10)
+    ]
+    (said,) = marks(records, "assumed")
+    assert "only those of rank 1 are read" in said
+    assert marks(records, "several_programs") == []
+
+
+def test_the_first_steps_wait_for_no_more_than_about_a_second() -> None:
+    texts = ["step=1 batch_tokens=4", "step=2 batch_tokens=4", "", ""]
+    lines = iter(
+        [Line(text, round(t * S)) for t, text in zip((1, 1.1, 1.6, 2.2), texts, strict=True)]
+    )
+    assert isinstance(next(iter(KeyValueImporter().records(lines))), Step)
 
 
 def test_a_total_that_goes_back_is_a_restart_too() -> None:

@@ -53,8 +53,8 @@ def test_too_few_steps_have_no_interval() -> None:
 
 
 def test_students_t_is_the_tables() -> None:
-    # Two-sided 95 % for 4, 9 and 19 degrees of freedom, from a printed table.
-    assert (t95(5), t95(10), t95(20)) == (2.776, 2.262, 2.093)
+    # Two-sided 95 % for 3, 4, 9 and 19 degrees of freedom, from a printed table.
+    assert (t95(3), t95(4), t95(9), t95(19)) == (3.182, 2.776, 2.262, 2.093)
 
 
 def test_steady_from_the_start_leaves_nothing_out() -> None:
@@ -63,6 +63,23 @@ def test_steady_from_the_start_leaves_nothing_out() -> None:
 
 def test_a_start_that_is_slow_is_left_out_and_no_more() -> None:
     assert settled_after(np.array([9.0, 5.0] + [1.0, 1.1, 0.9] * 20)) == 2
+
+
+@pytest.mark.parametrize("n", [10, 100, 1000, 5000])
+@pytest.mark.parametrize("seconds", [0.1, 0.7, 1e-4])
+def test_steps_that_do_not_differ_are_steady_from_the_start(n: int, seconds: float) -> None:
+    assert settled_after(np.full(n, seconds)) == 0
+
+
+def test_a_slope_through_five_blocks_uses_three_degrees_of_freedom() -> None:
+    """The textbook's interval of a regression through five points, worked out by hand."""
+    t_s, values = np.arange(10.0), np.array([1.0, 2, 2, 3, 5, 4, 6, 8, 7, 9])
+    found = slope_interval(t_s, values)
+    assert found is not None
+    # Block means at t = 0.5, 2.5, ...: 1.5, 2.5, 4.5, 7, 8; slope 35/40; the squared residuals
+    # add up to 0.675, so the slope's error is sqrt(0.675 / 3 / 40) = 0.075.
+    assert found[0] == pytest.approx(0.875)
+    assert found[2] - found[0] == pytest.approx(3.182 * 0.075)
 
 
 def test_regular_stalls_are_part_of_the_steady_state() -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pynvml
 import pytest
 
+from ergmeter import doctor
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
 from ergmeter.probes import nvml, usage
@@ -80,6 +81,17 @@ def test_a_counter_that_costs_cpu_time_is_read_less_often_but_always_at_the_last
     probe.close()
 
 
+def test_the_doctor_finds_a_counter_that_is_too_costly_for_every_reading(
+    machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "COUNTER_SHARE", 1e-12)  # once read, it is not due again
+    machine(Gpu(power_w=300), stand_at_s=None)
+    (finding,) = doctor.examine(["nvml"])
+    (reads,) = finding.reads.values()
+    assert {"energy", "power", "memory"} <= set(reads)
+    assert finding.warnings == []
+
+
 def test_what_changes_slowly_is_asked_for_less_often_but_always_at_the_last(
     machine: Callable[..., Script],
 ) -> None:
@@ -114,6 +126,40 @@ def test_a_child_of_the_program_computes_for_it(opened: Open) -> None:
         assert (mark.name, mark.detail) == ("device_used", default_uuid(0))
         probe.close()
         child.communicate(b"\n")
+
+
+# A launcher and two ranks; each waits until its standard input, which they share, is closed.
+TWO_RANKS = """
+import subprocess, sys
+wait = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+ranks = [subprocess.Popen(wait) for _ in range(2)]
+print(*(rank.pid for rank in ranks), flush=True)
+for rank in ranks:
+    rank.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "seen"),
+    [({"LOCAL_WORLD_SIZE": "2"}, [0, 1]), ({"LOCAL_WORLD_SIZE": "1"}, [0]), ({}, [0])],
+    ids=["two ranks here", "one rank here", "no launcher"],
+)
+def test_the_rank_that_reads_for_all_sees_the_gpus_of_the_others_in_use(
+    opened: Open, said: dict[str, str], seen: list[int]
+) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", TWO_RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        first, second = map(int, launcher.stdout.readline().split())
+        stranger = os.getpid()
+        gpus = [Gpu(processes=[(pid, 10**9)]) for pid in (first, second, stranger)]
+        probe = opened(*gpus, pid=first, environment=said)
+        used = [mark.detail for mark in marks(probe.read()) if mark.name == "device_used"]
+        probe.close()
+        launcher.communicate()
+    assert used == [default_uuid(index) for index in seen]
 
 
 def gauges(records: Sequence[Sample | Mark]) -> list[Sample]:
@@ -415,9 +461,31 @@ def test_a_gpu_that_answers_nothing_is_lost_whatever_nvml_calls_it(
 ) -> None:
     probe = opened(RAMP, Gpu(no_energy=True, faults=[Fault("all", pynvml.NVML_ERROR_UNKNOWN, 3)]))
     library.stand_at(4)
+    for _ in range(nvml.SILENT_READINGS - 1):
+        assert marks(probe.read()) == []
     (mark,) = marks(probe.read())
     assert mark.detail.startswith(default_uuid(1))
     assert mark.detail.endswith("NVML says Unknown Error")
+    assert marks(probe.read()) == []
+
+
+def test_an_error_on_a_reading_of_power_alone_does_not_lose_the_gpu(
+    machine: Callable[..., Script], library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "COUNTER_SHARE", 1e-12)  # the counter is not due again
+    monkeypatch.setattr(nvml, "SLOW_PERIOD_S", 3600.0)
+    machine(Gpu(power_w=300, faults=[Fault("fields", pynvml.NVML_ERROR_UNKNOWN, 1, 2)]))
+    probe = NvmlProbe(ProbeRequest(pid=1, path="/"))
+    probe.read()
+    for _ in range(3):  # never as many in a row as it takes, but more of them altogether
+        library.stand_at(1.5)
+        for _ in range(nvml.SILENT_READINGS - 1):
+            assert list(probe.read()) == []
+        library.stand_at(2.5)
+        (sample,) = probe.read()
+        assert isinstance(sample, Sample)
+        assert sample.power_w == pytest.approx(300)
+    probe.close()
 
 
 def test_a_gpu_that_supports_nothing_is_not_lost_and_gives_no_sample(

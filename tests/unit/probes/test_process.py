@@ -17,7 +17,8 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage, cgroup_limits
+from ergmeter.probes.cgroup import cgroup_limits
+from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage
 
 MIB = 1 << 20
 

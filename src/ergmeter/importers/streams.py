@@ -1,0 +1,192 @@
+"""Are these the step lines of one program?
+
+Two programs, or the ranks of one, may print into one output. The trap: 5, 1005, 6, 1006 read as
+one sequence has a step of a thousand in every other line; 5, 5, 6, 6 has half the tokens. So the
+numbers are watched. Epochs that begin again at 1 must not be taken for a mixture: they fall as
+often as they begin again, while the numbers of a few programs fall far more often than that.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Protocol, TypeVar
+
+from ergmeter.units import NS_PER_S
+
+_WATCHED = 24  # numbers looked at together; two programs show within 7, sixteen ranks within 19
+_EXCESS = 2  # falls and repeats beyond those of as many restarts: out of order once is no proof
+_FIRST = 6  # the first lines wait, since a wrong Step can't be taken back,
+_FIRST_WAIT_NS = NS_PER_S  # but no longer than this, unless
+_DOUBTED = 20  # one of them fell or came again: then until so many were seen, or
+_CLEAN = 4  # so many rose one after the other, as the numbers of four programs in turn do not
+_LEAP = 2  # times the largest recent stride
+
+_RANK = re.compile(
+    r"\[(?:rank|default) ?(\d{1,6})\]"
+    r"|(?<![\w/.\-])(?:global_|local_)?rank[\"']?\s?[=:]\s?(\d{1,6})\b",
+    re.IGNORECASE,
+)
+
+SEVERAL = (
+    "step lines of several programs or ranks are mixed in this output (numbers such as {}): "
+    "ergmeter can't tell their steps apart; record them one by one, or use ergmeter.Meter in each"
+)
+
+
+def rank_of(text: str) -> int | None:
+    """The rank a line says it is of: `[rank1]:`, torchrun's `[default1]:`, `rank=1`."""
+    match = _RANK.search(text)
+    return int(match[1] or match[2]) if match else None
+
+
+class Numbered(Protocol):
+    """What has to be known of a step line here."""
+
+    @property
+    def t_ns(self) -> int:
+        """When it was seen."""
+
+    @property
+    def number(self) -> int | None:
+        """The step it names."""
+
+    @property
+    def epoch(self) -> float | None:
+        """The epoch it names."""
+
+    @property
+    def drawn(self) -> bool:
+        """Whether it is a progress bar, which comes again and again."""
+
+    @property
+    def says(self) -> frozenset[str]:
+        """The names of its figures: two lines about one step say different things."""
+
+
+T = TypeVar("T", bound=Numbered)
+
+
+class Streams:
+    """Hands step lines on in order, less those that are in doubt, until they are found mixed."""
+
+    def __init__(self) -> None:
+        self.mixed = False
+        self._watched: deque[tuple[float, int]] = deque(maxlen=_WATCHED)
+        self._epoch = 0.0
+        self._said: set[frozenset[str]] = set()  # what the lines of the last number said
+        self._lines = 0
+        self._rose = 0  # lines since one fell or came again
+        self._suspect = False
+
+    def mixes(self, line: Numbered) -> bool:
+        """Take the next line. True once the lines can't be those of one program."""
+        if line.number is None or self.mixed:
+            return self.mixed
+        self._epoch = self._epoch if line.epoch is None else line.epoch
+        at = (self._epoch, line.number)
+        again = bool(self._watched) and at == self._watched[-1]
+        if again and (line.drawn or line.says not in self._said):
+            self._said.add(line.says)
+            return False  # more about the same step
+        self._said = {line.says} if not again else self._said
+        self._lines += 1
+        fell = bool(self._watched) and at <= self._watched[-1]
+        self._watched.append(at)
+        self._rose = 0 if fell else self._rose + 1
+        self._suspect |= fell and self._lines <= _FIRST
+        self._suspect &= self._rose < _CLEAN and self._lines < _DOUBTED
+        self.mixed = fell and _excess(list(self._watched)) >= _EXCESS
+        return self.mixed
+
+    @property
+    def numbers(self) -> str:
+        """The last numbers, for a message."""
+        return ", ".join(str(number) for _, number in list(self._watched)[-4:])
+
+    @property
+    def doubted(self) -> bool:
+        """Whether one of the first lines fell or came again, and too few came since to judge."""
+        return self._suspect
+
+    @property
+    def judged(self) -> bool:
+        """Whether enough lines were seen to hand on the next as they come."""
+        return self._lines >= _FIRST
+
+
+class Waiting(deque[T]):
+    """The lines that wait to be judged, and a leap among them that waits for its successor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = Streams()
+        self._strides: deque[int] = deque(maxlen=8)
+        self._last: int | None = None
+        self._leap: tuple[T, int] | None = None  # the line, and the number before it
+
+    def take(self, line: T) -> Iterator[T]:
+        """A line came. Yields those that need wait no longer; none once they are mixed."""
+        if self.streams.mixes(line):
+            self.clear()
+            return
+        if line.number is not None:
+            self._judge_leap(line.number)
+        self.append(line)
+        if line.number is not None:
+            self._follow(line, line.number)
+        yield from self.tick(line.t_ns)
+
+    def tick(self, t_ns: int) -> Iterator[T]:
+        """Time went on."""
+        while self and not self.streams.doubted:
+            young = t_ns - self[0].t_ns < _FIRST_WAIT_NS and not self.streams.judged
+            if young or (self._leap and self._leap[0] is self[0]):
+                return
+            yield self.popleft()
+
+    def finish(self) -> Iterator[T]:
+        """Nothing more will come: yield all that wait."""
+        while self:
+            yield self.popleft()
+
+    def _judge_leap(self, number: int) -> None:
+        """The number after a leap tells whether it was one: 5, 1005, 6 is another's line."""
+        if self._leap is None or number == self._last:
+            return
+        (line, before), self._leap = self._leap, None
+        if self._last is not None and before < number < self._last:
+            leapt = self._last
+            kept = [held for held in self if held.number != leapt or held.t_ns < line.t_ns]
+            self.clear()
+            self.extend(kept)
+            self._last = before
+        elif self._last is not None:
+            self._strides.append(self._last - before)
+
+    def _follow(self, line: T, number: int) -> None:
+        last, self._last = self._last, number
+        if last is None or number <= last:
+            return
+        if number - last > _LEAP * max(self._strides, default=1):
+            self._leap = self._leap or (line, last)
+        else:
+            self._strides.append(number - last)
+
+
+def _excess(numbers: list[tuple[float, int]]) -> int:
+    """How many falls and repeats there are beyond what restarts of one sequence explain.
+
+    Sequences that each begin again fall once for each further one. As few as cover the numbers,
+    taken in any order, is the length of the longest part that never rises.
+    """
+    falls = sum(later <= earlier for earlier, later in pairwise(numbers))
+    ends: list[tuple[float, int]] = []  # negated, so that never rising is never falling
+    for epoch, number in numbers:
+        at = (-epoch, -number)
+        place = bisect_right(ends, at)
+        ends[place : place + 1] = [at]
+    return falls - (len(ends) - 1)

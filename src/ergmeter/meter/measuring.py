@@ -1,0 +1,73 @@
+"""The Meters that measure in this process: closed when it ends, set aside in a forked child.
+
+They are held here until they are closed, whoever else has let them go: their threads go on, and a
+Meter that was forgotten would never be closed. One hook of each kind serves them all, because
+neither can be undone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ergmeter.meter.meter import Meter
+
+_meters: set[Meter] = set()
+_hooked: set[str] = set()
+
+
+def add(meter: Meter) -> None:
+    """Keep this Meter until it is closed."""
+    _meters.add(meter)
+    _hook()
+
+
+def discard(meter: Meter) -> None:
+    """Let go of a Meter that is closed."""
+    _meters.discard(meter)
+
+
+def meters() -> tuple[Meter, ...]:
+    """Those that measure now."""
+    return tuple(_meters)
+
+
+def _hook() -> None:
+    if "process" not in _hooked:
+        _hooked.add("process")
+        atexit.register(_close_all)
+        if hasattr(os, "register_at_fork"):  # Windows does not fork
+            os.register_at_fork(
+                before=_before_fork, after_in_parent=_after_fork, after_in_child=_forked
+            )
+    if "finalizer" not in _hooked and "multiprocessing.util" in sys.modules:
+        # Its children leave by os._exit: atexit never runs there, finalizers do.
+        _hooked.add("finalizer")
+        sys.modules["multiprocessing.util"].Finalize(None, _close_all, exitpriority=10)
+
+
+def _close_all() -> None:
+    for meter in meters():
+        meter.close()
+
+
+def _before_fork() -> None:
+    for meter in meters():
+        if meter._handover is not None:
+            meter._handover.pause()
+
+
+def _after_fork() -> None:
+    for meter in meters():
+        if meter._handover is not None:
+            meter._handover.resume()
+
+
+def _forked() -> None:
+    _hooked.discard("finalizer")  # such a child begins without those of its parent
+    for meter in meters():
+        _meters.discard(meter)
+        meter._forked()

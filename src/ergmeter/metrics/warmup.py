@@ -1,0 +1,71 @@
+"""Where the warm-up ends: one instant for all ranks, by the rule the user declared.
+
+The trap: a warm-up of its own for each rank. Tokens of one rank would then be counted over a window
+in which another's are not yet. The instant is the latest that any rank asks for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.stats import MIN_BLOCKS, settled_after
+from ergmeter.units import NS_PER_S, duration
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.steps import Mask, Steps
+    from ergmeter.runlog.settings import Settings
+
+
+def rule(settings: Settings, mark_ns: int | None) -> str:
+    """The rule in words."""
+    if mark_ns is not None:
+        return "until the mark warmup_end"
+    if settings.warmup_steps is not None:
+        return f"{settings.warmup_steps} steps"
+    if settings.warmup_s is not None:
+        return f"{settings.warmup_s:g} s"
+    return "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
+
+
+def after_warmup(work: Steps, settings: Settings, mark_ns: int | None) -> Mask:
+    """Which rows are counted. Raises NotMeasurable, with the numbers, if none is left."""
+    declared = (mark_ns, settings.warmup, settings.warmup_s, settings.warmup_steps)
+    if all(way is None for way in declared):
+        return np.ones(len(work), dtype=bool)
+    firsts = []
+    for lane in work.lanes:
+        asked = lane["start_ns"] >= mark_ns if mark_ns is not None else _asked(lane, settings)
+        if not asked.any():
+            raise NotMeasurable(_why_none(lane, settings, mark_ns))
+        firsts.append(int(lane["start_ns"][int(np.argmax(asked))]))
+    # Ranks start a step within a moment of each other: it is one step if most of it lies after.
+    middle_ns = (work["start_ns"] + work["end_ns"]) / 2
+    return np.asarray(middle_ns >= max(firsts))
+
+
+def _asked(lane: Steps, settings: Settings) -> Mask:
+    """The rows of one rank that its own rule would count."""
+    steps = np.nan_to_num(lane["steps"], nan=1.0)
+    if settings.warmup_steps is not None:
+        return np.asarray(np.cumsum(steps) - steps >= settings.warmup_steps)
+    if settings.warmup_s is not None:
+        since_s = (lane["start_ns"] - lane["start_ns"][0]) / NS_PER_S
+        return np.asarray(since_s >= settings.warmup_s)
+    settled = settled_after(lane.duration_s / np.maximum(steps, 1))
+    return np.arange(len(lane)) >= (len(lane) if settled is None else settled)
+
+
+def _why_none(lane: Steps, settings: Settings, mark_ns: int | None) -> str:
+    lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
+    if settings.warmup == "auto" and len(lane) < 2 * MIN_BLOCKS:
+        return f"{len(lane)} steps are too few to find the steady state (at least {2 * MIN_BLOCKS})"
+    if settings.warmup == "auto":
+        return f"the step time never settled in {len(lane)} steps ({lasted}): no steady state"
+    steps = int(np.nan_to_num(lane["steps"], nan=1.0).sum())
+    return (
+        f"the run is shorter than its warm-up: {steps} steps in {lasted},"
+        f" warm-up {rule(settings, mark_ns)}"
+    )
