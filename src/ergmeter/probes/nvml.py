@@ -13,6 +13,7 @@ a query that fails gives None for that field, never a zero.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,7 @@ COUNTER_SHARE = 0.002
 
 # How often to ask for what changes slowly, or is itself an average of the last fraction of a second
 # (load): memory, load, clock, temperature, throttling. Power is asked for at every reading.
-SLOW_PERIOD_S = 0.5
+SLOW_PERIOD_S = 1.0
 
 # NVIDIA's minimum driver for the CUDA 11 releases, by its compatibility table.
 OLDEST_DRIVER = "450.80.02"
@@ -80,7 +81,7 @@ def _watts(value: Any) -> float:  # noqa: ANN401  the binding has no types
 # What is asked of a handle; "instant" and "average" of what "fields" answered.
 _QUERIES: dict[str, Callable[[Any], Any]] = {
     "fields": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT_AND_AVERAGE),
-    "field": lambda gpu: pynvml.nvmlDeviceGetFieldValues(gpu, _INSTANT),
+    "field": lambda asked: asked(),
     "instant": _watts,
     "average": _watts,
     "draw": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) * W_PER_MW,
@@ -211,6 +212,8 @@ class _Gpu:
         self._handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid, name = pynvml.nvmlDeviceGetUUID(self._handle), pynvml.nvmlDeviceGetName(self._handle)
         self._unsupported: set[str] = set()
+        self._field = pynvml.c_nvmlFieldValue_t(fieldId=_INSTANT[0][0], scopeId=_INSTANT[0][1])
+        self._field_at = ctypes.byref(self._field)
         self._power_field = self._settled_power_field()
         has_counter = any(self._ask("energy") is not None for _ in range(_ATTEMPTS))
         own = {"index": index, "power_field": self._power_field, "has_energy_counter": has_counter}
@@ -276,8 +279,17 @@ class _Gpu:
         """Power alone, as settled."""
         if self._power_field != "instant":
             return self._ask("draw") if self._power_field == "draw" else None
-        values = self._ask("field")
-        return None if values is None else self._ask("instant", values[0])
+        value = self._ask("field", self._instant_field)
+        return None if value is None else self._ask("instant", value)
+
+    def _instant_field(self) -> Any:  # noqa: ANN401  a structure of the binding's
+        """The instant power field, in a structure that is made once: asked ten times a second."""
+        result = pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFieldValues")(
+            self._handle, 1, self._field_at
+        )
+        if result != pynvml.NVML_SUCCESS:
+            raise pynvml.NVMLError(result)
+        return self._field
 
     def _fields(self) -> tuple[float | None, float | None]:
         if self._unsupported.issuperset(("instant", "average")):
