@@ -1,6 +1,6 @@
 """A plain training loop, measured: three lines beside the loop's own.
 
-    python examples/plain_loop.py
+python examples/plain_loop.py
 """
 
 import time
