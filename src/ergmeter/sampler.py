@@ -103,6 +103,7 @@ class Sampler:
         self._all = list(self._entries)
         self._marks: deque[Mark] = deque()
         self._stopping = threading.Event()
+        self._wake = threading.Event()  # something has come up: a new probe, or the end
         self._first = threading.Event()
         self._generation = 0
         self._reading: tuple[_Entry, int] | None = None
@@ -114,6 +115,7 @@ class Sampler:
         entry = _Entry(probe, time.monotonic_ns())
         self._all = [*self._all, entry]
         self._entries = [*self._entries, entry]
+        self._wake.set()
         if self._thread is None or not self._thread.is_alive():
             self._spawn()
 
@@ -128,6 +130,7 @@ class Sampler:
         if self._thread is None:
             return
         self._stopping.set()
+        self._wake.set()
         self._thread.join(SETTLE_S + HANG_S)
         if self._thread.is_alive():
             self.watch(hang_s=0)
@@ -211,7 +214,8 @@ class Sampler:
         if seconds <= _SHORT_S or self._stopping.is_set():
             time.sleep(seconds)  # half the price of waiting for the event, ten times a second
         else:
-            self._stopping.wait(seconds)
+            self._wake.wait(seconds)
+            self._wake.clear()
 
     def _read(self, entry: _Entry, generation: int, *, is_last: bool) -> bool:
         """Read one probe. False if this thread was replaced while the probe was stuck."""

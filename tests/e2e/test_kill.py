@@ -131,7 +131,8 @@ def check_steps(killed: Killed, run: Run, stream: str, *, before_ns: int) -> Non
     assert last <= max(killed.log, default=-1) + 1
     if last >= 0:
         first = int(steps["index"][0] - steps["steps"][0]) + 1
-        assert first == 0 if stream == "" else first <= 10
+        # Lines that came in the relay's first read open the window together: under load, many.
+        assert first == 0 or (stream != "" and first <= STEPS // 2), f"the first step is {first}"
         assert int(np.sum(steps["steps"])) == last + 1 - first
 
 

@@ -270,7 +270,7 @@ def test_export_as_csv_parquet_and_json_holds_what_was_written(
     samples = pd.read_parquet(tmp_path / "parquet" / "samples.parquet")
     assert len(samples) == 221
     assert samples["power_w"].tolist() == [250.0] * 221
-    whole = json.loads((tmp_path / "json" / "run.json").read_text())
+    whole = json.loads((tmp_path / "json" / "export.json").read_text())
     assert whole["marks"][0]["name"] == "hello"
     assert whole["reported"][0]["value"] == 0.3
     assert whole["summary"]["readings"]["tokens.total"]["value"] == 2000

@@ -186,6 +186,20 @@ def test_an_energy_counter_gets_time_to_refresh_before_the_end() -> None:
     assert last.t_ns - before_ns >= module.SETTLE_S * 1e9
 
 
+def test_a_probe_that_is_added_is_read_at_once() -> None:
+    sampler = Sampler([Clockwork("slow", period_s=30)])
+    sampler.start()
+    time.sleep(0.2)
+    late = Clockwork("late", period_s=30)
+    sampler.add(late)
+    deadline = time.monotonic() + 5
+    while not late.reads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert late.reads == 1
+    assert time.monotonic() < deadline
+    sampler.stop()
+
+
 def test_its_own_cost_is_counted() -> None:
     probe = Clockwork(period_s=0.01)
     sampler = Sampler([probe])

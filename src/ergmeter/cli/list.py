@@ -26,8 +26,9 @@ def command(directory: Path, as_json: bool) -> int:
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
-    for title in ("run", "created", "status", *(catalogue()[key].title for key in _COLUMNS)):
-        table.add_column(title, justify="right" if title not in ("run", "status") else "left")
+    table.add_column(f"run in {directory.name or directory}/", no_wrap=True)
+    for title in ("made", "status", *(catalogue()[key].title for key in _COLUMNS[:-1]), "lasted"):
+        table.add_column(title, justify="left" if title == "status" else "right")
     listed = []
     damaged = []
     for path in run_paths(directory):
@@ -39,9 +40,9 @@ def command(directory: Path, as_json: bool) -> int:
             damaged.append(said if str(path) in said else f"{path}: {said}")
             continue
         readings = {key: summary.readings[key] for key in _COLUMNS}
-        created = str(run.header.get("created", ""))[:16].replace("T", " ")
+        created = str(run.header.get("created", ""))[5:16].replace("T", " ")
         table.add_row(
-            str(path), created, summary.status, *(terminal.plain(r) for r in readings.values())
+            path.name, created, summary.status, *(terminal.plain(r) for r in readings.values())
         )
         listed.append(
             {

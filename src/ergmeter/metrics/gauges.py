@@ -1,4 +1,4 @@
-"""Devices' columns over the window: the mean of a gauge, the increase of a counter.
+"""Devices' columns over the window: the mean of a gauge, the rate of a counter.
 
 The trap: a probe that died in the first minute of an hour. A line drawn on from its last reading is
 not a measurement, so readings must reach from one end of the window to the other.
@@ -42,7 +42,7 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     """What a device said. Raises NotMeasurable if it never did."""
     series = evidence.series(column).get(device.id)
     if series is None:
-        raise NotMeasurable(f"{device.name} [{device.id}] does not say")
+        raise NotMeasurable(f"no reading of {device.name} [{device.id}] says it")
     return series
 
 
@@ -65,15 +65,18 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
 
 
-def increase(evidence: Evidence, column: str, device: Device) -> float:
-    """How much a counter grew in the window."""
+def rate(evidence: Evidence, column: str, device: Device) -> float:
+    """How fast a counter grew: its growth over the time between the readings nearest the edges."""
     series = readings(evidence, column, device)
-    if len(series.t_ns) < 2:
-        raise NotMeasurable(f"one reading of {device.name} [{device.id}] is no difference")
     _check_reach(evidence, series.t_ns)
-    edges = (evidence.span.start_ns, evidence.span.end_ns)
-    start, end = np.interp(edges, series.t_ns, series.values)
-    return float(end - start)
+    start_ns = max(evidence.span.start_ns, int(series.t_ns[0]))
+    end_ns = min(evidence.span.end_ns, int(series.t_ns[-1]))
+    if end_ns <= start_ns:
+        raise NotMeasurable(
+            f"too few readings of {device.name} [{device.id}] in the window: a run of some seconds"
+        )
+    start, end = np.interp((start_ns, end_ns), series.t_ns, series.values)
+    return float(end - start) / ((end_ns - start_ns) / NS_PER_S)
 
 
 def _check_reach(evidence: Evidence, t_ns: TimeArray) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.gauges import increase, inside, mean, readings, sampled
+from ergmeter.metrics.gauges import inside, mean, rate, readings, sampled
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def throttled_frac(evidence: Evidence) -> Reading:
     return Reading(sum(held) / len(held), "frac", "measured", note=note)
 
 
-def _increase(evidence: Evidence, column: str, kind: str) -> float:
-    """How much a counter grew in the window, over all devices of a kind."""
-    return sum(increase(evidence, column, device) for device in sampled(evidence, kind))
+def _rate(evidence: Evidence, column: str, kind: str) -> float:
+    """How fast a counter grew in the window, over all devices of a kind."""
+    return sum(rate(evidence, column, device) for device in sampled(evidence, kind))
 
 
 def process_cores(evidence: Evidence) -> Reading:
     """CPU time of the program and its children over the window: cores kept busy."""
-    value = _increase(evidence, "cpu_s", "process") / evidence.span.duration_s
+    value = _rate(evidence, "cpu_s", "process")
     return Reading(value, "cores", "measured", note=f"children included; {evidence.window_note}")
 
 
@@ -95,7 +95,7 @@ def iowait_frac(evidence: Evidence) -> Reading:
 
 def _traffic(column: str) -> Callable[[Evidence], Reading]:
     def compute(evidence: Evidence) -> Reading:
-        value = _increase(evidence, column, "node") / evidence.span.duration_s
+        value = _rate(evidence, column, "node")
         return Reading(value, "B/s", "measured", note=f"all programs; {evidence.window_note}")
 
     return compute

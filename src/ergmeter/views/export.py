@@ -26,7 +26,7 @@ def export(
     target.mkdir(parents=True, exist_ok=True)
     tables = {name: table for name in COLUMN_KINDS if (table := run.table(name)).num_columns}
     if form == "json":
-        path = _free(target / "run.json", force=force)
+        path = _free(target / "export.json", force=force)
         whole: dict[str, Any] = {"summary": documents.report(run, summary)}
         whole |= {name: documents.finite(table.to_pylist()) for name, table in tables.items()}
         path.write_text(json.dumps(whole, default=str, allow_nan=False))
@@ -36,7 +36,7 @@ def export(
         path = _free(target / f"{name}.{form}", force=force)
         _write(table, path, form)
         yield path
-    path = _free(target / "summary.json", force=force)
+    path = target / "summary.json"  # the same in every format
     path.write_text(json.dumps(documents.report(run, summary), indent=1, allow_nan=False))
     yield path
 

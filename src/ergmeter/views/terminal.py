@@ -89,6 +89,7 @@ def card(run: Run, summary: Summary) -> RenderableType:
 def every_metric(summary: Summary) -> RenderableType:
     """Every metric with its interval and note; the missing ones with their reason."""
     lines: list[RenderableType] = []
+    told: dict[str, str] = {}
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
             between = f"  [{_interval(found)}]" if found.low is not None else ""
@@ -97,7 +98,8 @@ def every_metric(summary: Summary) -> RenderableType:
             said = found.note
         else:
             lines.append(Text.assemble((key, "bold"), "  -"))
-            said = found.reason
+            first = told.setdefault(found.reason, key)
+            said = found.reason if first == key else f"as {first}"
         lines.append(Padding(Text(said, "dim"), (0, 0, 0, 4)))
     return Group(*lines)
 

@@ -333,6 +333,14 @@ def test_memory_peak_mean_and_growth(tmp_path: Path) -> None:
     assert reading(run, "utilization.process_cores").value == pytest.approx(1.5)
 
 
+def test_cores_in_use_are_over_the_time_that_was_read(tmp_path: Path) -> None:
+    """Readings from 2 to 4 s of a window of 5 s; 0.7 cores all the time."""
+    process = Device("process:h:1", "process", "train.py", "process", {})
+    samples = [Sample(t * S, process.id, cpu_s=0.7 * t) for t in (2, 3, 4)]
+    run = run_of(tmp_path / "run", steps=even_steps(5), samples=samples, devices=[process])
+    assert reading(run, "utilization.process_cores").value == pytest.approx(0.7)
+
+
 def test_generated_tokens_are_over_the_decode_spans_alone(tmp_path: Path) -> None:
     steps = []
     for i in range(10):
