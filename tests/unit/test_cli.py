@@ -291,7 +291,7 @@ def test_exported_json_is_json_whatever_was_recorded(erg: Erg, tmp_path: Path) -
         pytest.fail(f"{word} is not JSON")
 
     erg("export", path, "--format", "json", "--out", tmp_path / "out")
-    text = (tmp_path / "out" / "run.json").read_text()
+    text = (tmp_path / "out" / "export.json").read_text()
     whole = json.loads(text, parse_constant=refuse)
     assert [step["loss"] for step in whole["steps"]] == [None] * 5
     samples = [sample for sample in whole["samples"] if sample["device"] == gpu.id]
