@@ -112,6 +112,8 @@ def own_cpu_frac(evidence: Evidence) -> Reading:
     if not spent:
         raise NotMeasurable("the run ended before its cost was recorded")
     note = "of one core: the threads that read and write, whole run, loading pyarrow included"
+    if len(evidence.run.writers) > 1:
+        note += f"; of the one that cost most of {len(evidence.run.writers)} writers"
     return Reading(spent / lives.duration_s, "frac", "measured", note=note)
 
 

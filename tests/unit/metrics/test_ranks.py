@@ -255,3 +255,12 @@ def test_a_metric_that_fails_is_missing_and_the_others_are_shown(
     monkeypatch.setattr("ergmeter.metrics.evidence.Evidence.why_no_device", lambda *_: 1 / 0)
     assert "ZeroDivisionError" in reason(run, "energy.run_j")
     assert reading(run, "throughput.tokens_per_s").value == pytest.approx(1)
+
+
+def test_the_cost_of_several_writers_says_that_it_is_one_of_theirs(tmp_path: Path) -> None:
+    own = Device("ergmeter", "self", "own", "self")
+    path = make_run(tmp_path / "run")
+    for rank, cpu_s in ((0, 0.1), (1, 0.3)):
+        samples = [Sample(10 * S, own.id, cpu_s=cpu_s)]
+        add_writer(path, steps=shifted(even_steps(10), 0, rank), samples=samples, devices=[own])
+    assert "cost most of 2 writers" in reading(Run.open(path), "overhead.cpu_frac").note
