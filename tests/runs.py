@@ -7,9 +7,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ergmeter.records import Device, Mark, Reported, Sample, Step
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Mark, Missing, Reading, Reported, Sample, Step
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 
 GPU = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
@@ -72,3 +74,15 @@ def even_steps(
     """Steps of one length one after the other, from time 0 on the writer's clock."""
     period_ns, length_ns = round((seconds + gap_s) * 1e9), round(seconds * 1e9)
     return [Step(i * period_ns, i * period_ns + length_ns, index=i, **fields) for i in range(count)]
+
+
+def reading(run: Run, key: str, **settings: Any) -> Reading:
+    found = summarize(run, Settings(**settings)).readings[key]
+    assert isinstance(found, Reading), found
+    return found
+
+
+def reason(run: Run, key: str, **settings: Any) -> str:
+    found = summarize(run, Settings(**settings)).readings[key]
+    assert isinstance(found, Missing), found
+    return found.reason

@@ -10,24 +10,11 @@ import numpy as np
 import pytest
 
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Mark, Missing, Reading, Sample, Step
+from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.runlog.reader import Run
-from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, add_writer, even_steps, make_run, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason, run_of
 
 S = 10**9
-
-
-def reading(run: Run, key: str, **settings: Any) -> Reading:
-    found = summarize(run, Settings(**settings)).readings[key]
-    assert isinstance(found, Reading), found
-    return found
-
-
-def reason(run: Run, key: str, **settings: Any) -> str:
-    found = summarize(run, Settings(**settings)).readings[key]
-    assert isinstance(found, Missing), found
-    return found.reason
 
 
 def shifted(steps: list[Step], by_s: float, rank: int = 0) -> list[Step]:

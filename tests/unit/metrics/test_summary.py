@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,24 +10,12 @@ import pytest
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Mark, Missing, Reading, Reported, Sample, Step
+from ergmeter.records import Device, Mark, Reading, Reported, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, add_writer, even_steps, make_run, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason, run_of
 
 S = 10**9
-
-
-def reading(run: Run, key: str, **settings: Any) -> Reading:
-    found = summarize(run, Settings(**settings)).readings[key]
-    assert isinstance(found, Reading), found
-    return found
-
-
-def reason(run: Run, key: str, **settings: Any) -> str:
-    found = summarize(run, Settings(**settings)).readings[key]
-    assert isinstance(found, Missing), found
-    return found.reason
 
 
 def slow_tenth(rounds: int) -> list[Step]:
