@@ -1,0 +1,170 @@
+"""FLOPs of one step, from a model's graph and a batch's shape: forward, backward, recomputed.
+
+A matrix product of m x k and k x n is 2 m k n FLOPs: a multiplication and an addition for each
+term. Backward takes the product twice more: the gradient of what went in, if something before it is
+trained, and the gradient of the weights, if they are. (Kaplan et al. 2020, section 2.1, has both as
+2 N; that they can be absent one by one is what LoRA, frozen towers and first layers are about.)
+
+What is not a matrix product, a convolution or a scan is not counted: norms, activations, rotary
+embeddings, softmax, the optimizer. They are below a percent of the FLOPs at any size in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ergmeter.flops.graph import (
+    Attention,
+    Convolution,
+    Linear,
+    Scan,
+    gradients,
+    trained_nodes,
+    trains_all,
+)
+
+if TYPE_CHECKING:
+    from ergmeter.flops.batch import Batch, Pairs
+    from ergmeter.flops.graph import Graph, Node, Trainable
+
+Checkpointing = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFlops:
+    """What one part of a model costs in one step."""
+
+    forward: float = 0
+    backward: float = 0
+    recomputed: float = 0
+
+    @property
+    def model(self) -> float:
+        """What the mathematics needs."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> float:
+        """What is computed: with what was thrown away and computed again."""
+        return self.model + self.recomputed
+
+    def __add__(self, other: PartFlops) -> PartFlops:
+        return PartFlops(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.recomputed + other.recomputed,
+        )
+
+
+Parts: TypeAlias = "dict[str, PartFlops]"
+
+
+def step_flops(
+    graph: Graph,
+    batch: Batch,
+    *,
+    trainable: Trainable | None = trains_all,
+    checkpointing: Checkpointing = "none",
+    pairs: Pairs = "needed",
+    scans: bool = True,
+) -> Parts:
+    """FLOPs of a step by part, in the order of the graph. `trainable` None: inference, no backward.
+
+    With `checkpointing` "full" each layer keeps its input only and is computed again, up to the
+    last product whose result nothing needs (torch's non-reentrant checkpoint stops early);
+    "selective" computes the attention core again and keeps the rest.
+    """
+    needs = gradients(graph, trainable) if trainable else {}
+    trained = trained_nodes(graph, trainable) if trainable else {}
+    again = _recomputed(graph, needs, checkpointing) if trainable else frozenset()
+    parts: Parts = {}
+    for node in graph:
+        for part, forward, backward in _node_flops(node, batch, needs, trained, pairs, scans=scans):
+            cost = PartFlops(forward, backward, forward if node.name in again else 0)
+            parts[part] = parts.get(part, PartFlops()) + cost
+    return parts
+
+
+def total(parts: Parts) -> PartFlops:
+    """All parts together."""
+    return sum(parts.values(), PartFlops())
+
+
+def _node_flops(
+    node: Node,
+    batch: Batch,
+    needs: dict[str, bool],
+    trained: dict[str, bool],
+    pairs: Pairs,
+    *,
+    scans: bool,
+) -> list[tuple[str, float, float]]:
+    """(part, forward, backward) of a node; attention is two parts."""
+    work = node.work
+    if isinstance(work, Attention):
+        return _attention(node, work, batch, needs, pairs)
+    if isinstance(work, Linear):
+        once = 2 * work.weights * batch.rows(node.stream)
+    elif isinstance(work, Convolution):
+        once = 2 * work.channels * work.width * batch.rows(node.stream)
+    elif isinstance(work, Scan) and scans:
+        once = work.flops_per_row * batch.rows(node.stream)
+    else:
+        return []
+    passes = any(needs.get(name, False) for name in node.of) + trained.get(node.name, False)
+    if isinstance(work, Scan):  # its inputs' gradients take about twice the scan, all or none
+        passes = 2 * bool(passes)
+    return [(node.part, once, once * passes)]
+
+
+def _attention(
+    node: Node, work: Attention, batch: Batch, needs: dict[str, bool], how: Pairs
+) -> list[tuple[str, float, float]]:
+    met = node_pairs(work, batch, node.stream, how)
+    scores = 2 * work.heads * work.qk_dim * met
+    values = 2 * work.heads * work.v_dim * met
+    query, key, value = (needs.get(name, False) for name in node.of)
+    # dQ and dK cost what the scores did, dV what the values did; the weights' own gradient, which
+    # both dQ and dK need, costs what the values did.
+    return [
+        ("attention scores", scores, scores * (query + key)),
+        ("attention values", values, values * (value + (query or key))),
+    ]
+
+
+def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
+    """Pairs of a query and a key that meet in one attention layer, for one head."""
+    if work.keys is None:
+        return sum(sequence.pairs(work, how) for sequence in batch.stream(stream))
+    # Across streams every position of a sequence sees all of its source.
+    return batch.rows(stream) * batch.rows(work.keys) / batch.sequences
+
+
+def _recomputed(
+    graph: Graph, needs: dict[str, bool], checkpointing: Checkpointing
+) -> frozenset[str]:
+    """Nodes computed a second time on the way back."""
+    if checkpointing == "none":
+        return frozenset()
+    core = {
+        node.name
+        for node in graph
+        if isinstance(node.work, Attention) and node.layer is not None and needs[node.name]
+    }
+    if checkpointing == "selective":
+        return frozenset(core)
+    by_layer: dict[str, list[Node]] = {}
+    for node in graph:
+        if node.layer is not None and node.work is not None:
+            by_layer.setdefault(node.layer, []).append(node)
+    again: set[str] = set()
+    for nodes in by_layer.values():
+        if any(needs[node.name] for node in nodes):
+            again.update(node.name for node in nodes)
+            # Nothing on the way back asks for a layer's last product, and torch stops there; that
+            # of experts is multiplied by the router's weight, whose gradient does ask for it.
+            last = nodes[-1].work
+            if isinstance(last, Linear) and last.copies == 1:
+                again.discard(nodes[-1].name)
+    return frozenset(again)

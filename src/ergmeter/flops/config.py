@@ -1,0 +1,137 @@
+"""Reads a Hugging Face `config.json`: the fields by their many names, and an error that names them.
+
+The trap: a default. A missing `num_key_value_heads` is the number of heads in one family, one in
+another and 8 in a third. A field is therefore read where its family says what its absence means,
+and otherwise its absence is an error. What had to be taken from a family's own defaults (published
+configurations of vision-language models leave out what equals them) is kept as an assumption.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ergmeter.errors import FormatError
+
+_LARGEST = 1 << 40  # no dimension of any model is near this; a typing error is
+
+
+class Config:
+    """A configuration's fields, checked when they are read."""
+
+    def __init__(
+        self,
+        fields: dict[str, Any],
+        *,
+        where: str,
+        defaults: dict[str, Any] | None = None,
+        assumed: list[str] | None = None,
+    ) -> None:
+        self._fields = fields
+        self._defaults = defaults or {}
+        self.where = where
+        self.assumed = assumed if assumed is not None else []
+
+    def __contains__(self, name: str) -> bool:
+        return self._fields.get(name) is not None
+
+    @property
+    def model_type(self) -> str:
+        """What family it says it is of."""
+        return str(self._fields.get("model_type", ""))
+
+    def whole(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
+        """A whole number under one of these names."""
+        name, value = self._value(names, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise FormatError(f"{self.where}: {name} must be a whole number; got {value!r}")
+        if not at_least <= value < _LARGEST:
+            raise FormatError(
+                f"{self.where}: {name} must be at least {at_least}"
+                f" and less than 2^40; got {value!r}"
+            )
+        return value
+
+    def maybe(self, *names: str, at_least: int = 1) -> int | None:
+        """A whole number, or None where it is absent or null."""
+        if all(self._found(name) is None for name in names):
+            return None
+        return self.whole(*names, at_least=at_least)
+
+    def flag(self, *names: str, default: bool | None = None) -> bool:
+        """A true or false under one of these names."""
+        name, value = self._value(names, default)
+        if not isinstance(value, bool):
+            raise FormatError(f"{self.where}: {name} must be true or false; got {value!r}")
+        return value
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        """A number under one of these names."""
+        name, value = self._value(names, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FormatError(f"{self.where}: {name} must be a number; got {value!r}")
+        return float(value)
+
+    def names(self, *names: str) -> list[str] | None:
+        """A list of words, or None where it is absent."""
+        for name in names:
+            value = self._found(name)
+            if value is None:
+                continue
+            if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+                raise FormatError(f"{self.where}: {name} must be a list of words; got {value!r}")
+            return list(value)
+        return None
+
+    def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
+        """The value as it stands, or None."""
+        return self._found(name)
+
+    def part(self, name: str, *, defaults: dict[str, dict[str, Any]] | None = None) -> Config:
+        """A nested configuration, such as `text_config`, with its own family's defaults."""
+        value = self._fields.get(name)
+        if not isinstance(value, dict):
+            raise FormatError(f"{self.where}: {name} is missing or is no object")
+        own = (defaults or {}).get(str(value.get("model_type", "")), {})
+        return Config(value, where=f"{self.where}: {name}", defaults=own, assumed=self.assumed)
+
+    def _found(self, name: str) -> Any:  # noqa: ANN401
+        value = self._fields.get(name)
+        return self._defaults.get(name) if value is None else value
+
+    def _value(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:  # noqa: ANN401
+        for name in names:
+            if self._fields.get(name) is not None:
+                return name, self._fields[name]
+        for name in names:
+            if name in self._defaults:
+                value = self._defaults[name]
+                self.assumed.append(f"{name} = {value}, the default of {self.model_type}")
+                return name, value
+        if default is None:
+            said = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
+            raise FormatError(f"{self.where}: the field {said} is missing; add it")
+        return names[0], default
+
+
+def read_config(path: str | Path) -> Config:
+    """The configuration in a file, or in the directory of a model."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise FormatError(f"{path}: no such file; pass a model's config.json") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"{path} can't be read as text: {error}") from error
+    try:
+        fields = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise FormatError(f"{path} is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise FormatError(f"{path} holds no object of fields; pass a model's config.json")
+    return Config(fields, where=str(path))

@@ -1,0 +1,224 @@
+"""A model as a graph of operations: what feeds what, and what each one holds and costs.
+
+The trap that shaped it: `6 N`. Whether a weight costs 2, 4 or 6 FLOPs a token is not a property of
+the model but of what is trained: a frozen weight has no gradient of its own, a layer below the
+lowest trainable one is not walked back through at all, an adapter costs 6 on a few weights and
+leaves 4 on the rest. All of it follows from one rule applied to a graph, so the graph is what the
+engines read a model into, and nothing here knows of any model family.
+
+Names are those of the modules in transformers: a LoRA target means here what it means there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+Role = Literal["", "embedding", "positions", "head"]
+Mask = Literal["causal", "full"]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A weight matrix times each row: 2 x inputs x outputs FLOPs.
+
+    Of `copies` matrices of this shape each row goes through `used`: experts, of which the router
+    picks a few. Otherwise both are 1.
+    """
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+    copies: int = 1
+    used: int = 1
+    is_module: bool = True  # a layer of its own, so that an adapter can be put on it by name
+
+    @property
+    def weights(self) -> int:
+        """Weights one row goes through, biases left out: they are added, not multiplied."""
+        return self.inputs * self.outputs * self.used
+
+    @property
+    def held(self) -> int:
+        """Parameters kept, biases included."""
+        return (self.inputs + self.bias) * self.outputs * self.copies
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Queries against keys, then weights against values: work for each pair, and no weights.
+
+    Grouped queries shrink what is projected and cached; every query head still meets every key.
+    """
+
+    heads: int
+    qk_dim: int
+    v_dim: int
+    kv_heads: int
+    mask: Mask = "causal"
+    window: int | None = None  # keys a query can see, itself included
+    chunk: int | None = None  # queries see their own chunk of the sequence only
+    keys: str | None = None  # the stream the keys come from, where it is another one
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """A depthwise convolution along the sequence: 2 x channels x width FLOPs a row."""
+
+    channels: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A recurrence over a state, elementwise: no matrix product, and seldom counted."""
+
+    flops_per_row: int
+
+
+Work: TypeAlias = "Linear | Attention | Convolution | Scan"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: what it takes, what it holds, what it costs."""
+
+    name: str
+    part: str  # the row of the table it is counted under
+    of: tuple[str, ...]  # the operations whose results it takes; none: data
+    params: int = 0
+    work: Work | None = None
+    stream: str = "tokens"  # which rows it works on
+    layer: str | None = None  # the block that is checkpointed as one
+    role: Role = ""
+    tied_to: str | None = None  # the node whose parameters it uses
+
+    @property
+    def params_active(self) -> int:
+        """Parameters one row meets."""
+        if isinstance(self.work, Linear) and self.work.copies > 1:
+            return self.params * self.work.used // self.work.copies
+        return self.params
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A model: its nodes in an order in which each comes after what it takes."""
+
+    family: str
+    nodes: tuple[Node, ...]
+    hidden: int
+    layers: int
+    vocab: int
+    assumptions: tuple[str, ...] = ()
+    facts: dict[str, int] = field(default_factory=dict)  # what a batch needs to know of the model
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    @property
+    def params(self) -> int:
+        """Parameters held, a tied one once."""
+        return sum(node.params for node in self.nodes)
+
+    @property
+    def params_active(self) -> int:
+        """Parameters a token meets: of the experts only those it is sent to."""
+        return sum(node.params_active for node in self.nodes)
+
+    def params_of(self, *roles: Role) -> int:
+        """Parameters held by nodes of these roles."""
+        return sum(node.params for node in self.nodes if node.role in roles)
+
+    def with_nodes(self, nodes: tuple[Node, ...]) -> Graph:
+        """The same model, its nodes replaced."""
+        return replace(self, nodes=nodes)
+
+
+class Builder:
+    """Collects nodes while a family's reader walks through its layers."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+
+    def add(
+        self,
+        name: str,
+        part: str,
+        of: str | tuple[str, ...] = (),
+        *,
+        params: int = 0,
+        work: Work | None = None,
+        stream: str = "tokens",
+        layer: str | None = None,
+        role: Role = "",
+        tied_to: str | None = None,
+    ) -> str:
+        """Append a node and return its name, for what takes its result."""
+        takes = (of,) if isinstance(of, str) else of
+        self.nodes.append(Node(name, part, takes, params, work, stream, layer, role, tied_to))
+        return name
+
+    def linear(
+        self,
+        name: str,
+        part: str,
+        of: str | tuple[str, ...],
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        copies: int = 1,
+        used: int = 1,
+        is_module: bool = True,
+        stream: str = "tokens",
+        layer: str | None = None,
+        role: Role = "",
+        tied_to: str | None = None,
+    ) -> str:
+        """Append a weight matrix; one tied to another node holds nothing itself."""
+        work = Linear(inputs, outputs, bias, copies, used, is_module)
+        held = (work.bias * outputs) if tied_to else work.held
+        return self.add(
+            name,
+            part,
+            of,
+            params=held,
+            work=work,
+            stream=stream,
+            layer=layer,
+            role=role,
+            tied_to=tied_to,
+        )
+
+
+Trainable: TypeAlias = Callable[[Node], bool]
+
+
+def trains_all(_node: Node) -> bool:
+    """Every parameter is trained."""
+    return True
+
+
+def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
+    """For each node whether its result needs a gradient: something trained is in it or before it.
+
+    This is autograd's own rule (`requires_grad` of an output), and all that backward costs follows
+    from it.
+    """
+    trained = {node.name: node.params > 0 and trainable(node) for node in graph}
+    needs: dict[str, bool] = {}
+    for node in graph:
+        own = trained[node.name] or (node.tied_to is not None and trained[node.tied_to])
+        needs[node.name] = own or any(needs[name] for name in node.of)
+    return needs
+
+
+def trained_nodes(graph: Graph, trainable: Trainable) -> dict[str, bool]:
+    """For each node whether it has parameters that are trained, its own or a tied node's."""
+    own = {node.name: node.params > 0 and trainable(node) for node in graph}
+    return {
+        node.name: own[node.name] or (node.tied_to is not None and own[node.tied_to])
+        for node in graph
+    }
