@@ -1,0 +1,111 @@
+"""A CPU's peak, worked out from its parts: cores x lanes x FMA units x 2 x clock.
+
+The trap: a clock that no one chose. A CPU runs all its cores under vector load below the clock
+on its box, and Linux tells neither that clock nor the number of FMA units. The peak is therefore
+an assumption, its inputs are in its source and note, and where one is unknown there is no peak.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.hardware.spec import DeviceSpec
+
+# What the vector units of a core do in a cycle. /proc/cpuinfo names the instruction set, not the
+# number of units: two is right for the Xeons sold for training and for Zen, and some have one.
+_FMA_UNITS = 2
+_AMX_FLOP_PER_CYCLE = {"amx_bf16": ("bf16", 1024), "amx_int8": ("int8", 2048)}
+# Zen 2 to 4 (families 23 and 25) run a 512-bit instruction as two of 256 bits.
+_HALF_WIDTH_AMD_FAMILIES = ("23", "25")
+# Arm's technical reference manuals, by implementer and part: fp32 lanes and FMA units.
+_ARM_CORES = {
+    ("0x41", "0xd0c"): (4, 2),  # Neoverse N1
+    ("0x41", "0xd40"): (8, 2),  # Neoverse V1
+    ("0x41", "0xd49"): (4, 2),  # Neoverse N2
+    ("0x41", "0xd4f"): (4, 4),  # Neoverse V2
+}
+
+
+def cpu_peak(
+    cores: int,
+    *,
+    clock_hz: float,
+    fp32_lanes: int,
+    fma_units: int,
+    clock_is: str = "the clock that was given",
+    matrix_flop_per_cycle: Mapping[str, int] | None = None,
+    name: str = "CPU",
+) -> DeviceSpec:
+    """The peak of a CPU of these parts; by type also that of its matrix unit, where it has one."""
+    if min(cores, clock_hz, fp32_lanes, fma_units) <= 0:
+        raise UsageError("a CPU's peak needs cores, a clock, lanes and FMA units above 0")
+    per_cycle = {"fp32": fp32_lanes * fma_units * 2, **(matrix_flop_per_cycle or {})}
+    return DeviceSpec(
+        key="cpu",
+        name=name,
+        vendor="cpu",
+        driver_names=(),
+        aliases=(),
+        peak_flops_per_s={of: cores * flop * clock_hz for of, flop in per_cycle.items()},
+        bandwidth_bytes_per_s=None,
+        memory_bytes=None,
+        tdp_w=None,
+        source=f"derived: {cores} cores x {fp32_lanes} fp32 lanes x {fma_units} FMA units x 2 FLOP"
+        f" x {clock_hz / 1e9:.2f} GHz",
+        checked="",
+        note=f"assumed: {clock_is}, on all cores at once under vector load; {fma_units} FMA units"
+        " in a core",
+        origin="derived",
+        basis="assumed",
+    )
+
+
+def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
+    """The peak of the CPU that this text of /proc/cpuinfo describes, or NotMeasurable.
+
+    `clock_hz`: the highest clock, as cpufreq gives it. Without it: the highest in the text, which
+    is the clock of that moment.
+    """
+    blocks = [
+        dict(re.findall(r"^([^:\n]*?)\s*:\s*(.*)$", block, re.MULTILINE))
+        for block in re.split(r"\n\s*\n", cpuinfo.strip())
+    ]
+    blocks = [block for block in blocks if "processor" in block]
+    if not blocks:
+        raise NotMeasurable("unknown peak: pass --peak (/proc/cpuinfo names no processor)")
+    seen_hz = max((float(block.get("cpu MHz", 0)) * 1e6 for block in blocks), default=0.0)
+    clock = clock_hz or seen_hz
+    if not clock:
+        raise NotMeasurable("unknown peak: pass --peak (the CPU's clock is not known)")
+    lanes, units = _vector_units(blocks[0])
+    flags = blocks[0].get("flags", "").split()
+    # Two hardware threads share the units of their core.
+    cores = {(b.get("physical id"), b.get("core id", b["processor"])) for b in blocks}
+    return cpu_peak(
+        len(cores),
+        clock_hz=clock,
+        fp32_lanes=lanes,
+        fma_units=units,
+        clock_is=f"{clock / 1e9:.2f} GHz, {'the highest it allows' if clock_hz else 'as read now'}",
+        matrix_flop_per_cycle=dict(of for flag, of in _AMX_FLOP_PER_CYCLE.items() if flag in flags),
+        name=blocks[0].get("model name", "CPU"),
+    )
+
+
+def _vector_units(block: dict[str, str]) -> tuple[int, int]:
+    """Fp32 lanes and FMA units of a core."""
+    flags = block.get("flags", "").split()
+    if "avx512f" in flags:
+        half = block.get("cpu family") in _HALF_WIDTH_AMD_FAMILIES
+        return (8 if half and "AMD" in block.get("vendor_id", "") else 16), _FMA_UNITS
+    if "avx2" in flags and "fma" in flags:
+        return 8, _FMA_UNITS
+    arm = _ARM_CORES.get((block.get("CPU implementer", ""), block.get("CPU part", "")))
+    if arm is None:
+        raise NotMeasurable(
+            "unknown peak: pass --peak (/proc/cpuinfo does not tell the CPU's vector width and"
+            " number of FMA units)"
+        )
+    return arm

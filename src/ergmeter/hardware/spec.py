@@ -1,0 +1,77 @@
+"""One device and its peaks, and a peak as a user writes it.
+
+The trap: a number without its type or its unit. "The peak" of an H100 is 67, 494.5, 989.5 or 1979
+TFLOP/s; 989.5 typed where FLOP/s are meant gives an MFU of ten to the fourteen percent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable, UsageError
+
+if TYPE_CHECKING:
+    from ergmeter.records import Basis
+
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+BUILT_IN = "built in"
+
+# No accelerator of the last fifteen years is below the first or, so far, above the second. What
+# lies outside is a peak in the wrong unit.
+LEAST_PEAK_FLOPS_PER_S = 1e9
+MOST_PEAK_FLOPS_PER_S = 1e17
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One device as its maker describes it. What the maker does not say is absent."""
+
+    key: str
+    name: str
+    vendor: str
+    driver_names: tuple[str, ...]
+    aliases: tuple[str, ...]
+    peak_flops_per_s: Mapping[str, float]  # by type, dense; operations per second for int8
+    bandwidth_bytes_per_s: float | None
+    memory_bytes: int | None
+    tdp_w: float | None
+    source: str
+    checked: str  # the day the row was entered or last revised
+    confirmed: str = ""  # what its peak was held against that day
+    note: str = ""
+    origin: str = BUILT_IN  # or the user's file, or "derived"
+    basis: Basis = "reported"
+
+    def peak(self, dtype: str) -> float:
+        """The peak of a type in FLOP/s; NotMeasurable where the row has none."""
+        if dtype not in DTYPES:
+            raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
+        found = self.peak_flops_per_s.get(dtype)
+        if found is None:
+            has = ", ".join(self.peak_flops_per_s) or "none at all"
+            raise NotMeasurable(
+                f"unknown peak: pass --peak ({self.name} has no {dtype} rate in the hardware"
+                f" table; it has {has})"
+            )
+        return found
+
+
+def parse_peak(text: str) -> float:
+    """A peak as people write it, in FLOP/s: 989.5e12, 989.5T, "989.5 TFLOP/s", 2.25 PFLOPS."""
+    found = re.fullmatch(
+        r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([gtp]?)(?:(?:flop|op)s?(?:/s)?)?",
+        text.strip(),
+        re.IGNORECASE,
+    )
+    if found is None:
+        raise UsageError(f"{text!r} is no peak; write it as 989.5e12, 989.5T or '989.5 TFLOP/s'")
+    value = float(found[1]) * {"": 1.0, "g": 1e9, "t": 1e12, "p": 1e15}[found[2].lower()]
+    if not LEAST_PEAK_FLOPS_PER_S <= value <= MOST_PEAK_FLOPS_PER_S:
+        raise UsageError(
+            f"a peak of {value:g} FLOP/s ({text!r}) is no device's; is the unit missing, as in"
+            " 989.5T? It is the peak of one device, not of all"
+        )
+    return value

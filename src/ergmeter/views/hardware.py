@@ -1,0 +1,173 @@
+"""The hardware table on the terminal, as JSON and as the page docs/hardware.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.hardware import BUILT_IN, DTYPES, ambiguous_names, built_in_devices
+from ergmeter.units import significant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from ergmeter.hardware import DeviceSpec
+
+_UNREAD = "as the document is commonly quoted; not read against it again"
+
+_HEAD = """\
+# Hardware
+
+This page is made from the table by `erg peaks --markdown`; a test keeps it up to date.
+
+MFU divides by a device's peak, so a wrong peak is a wrong MFU. `erg peaks` lists the peaks that
+ergmeter knows, `erg peaks NAME` shows one with its source.
+
+## How a name finds its row
+
+The name that the driver reports is compared whole, without regard to case and runs of spaces and
+to nothing else: first with a user's own rows, then with the driver names of the table, its
+aliases and its keys. There is no search for parts of a name: "NVIDIA L40S" is not an "NVIDIA L4",
+and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows share a name.
+
+- A name that several devices share is answered with their keys ("h100": h100-sxm, h100-pcie,
+  h100-nvl). Some drivers do that too: "AMD Instinct MI250X / MI250", the two RTX 3080, Apple's
+  chips with more or fewer GPU cores. Pass the key that is yours as the device.
+- An unknown name is answered with "unknown peak: pass --peak", and MFU is absent. A similar name
+  is asked about; its peak is never used.
+
+## What the figures are
+
+- **Dense.** Datasheets like to print the rate with 2:4 sparsity, which is twice that; training
+  does not get it. Where the datasheet has only that one, the row says that it was halved.
+- **FP32 accumulate.** Matrix products of 16-bit numbers are summed in 32 bits, which is how
+  training runs them. GeForce cards do that at half of the rate they are advertised with;
+  workstation and data-centre cards at the full rate. `fp32` is without tensor cores on NVIDIA,
+  and the matrix rate on AMD.
+- **Of one device, as the driver counts devices.** A GCD of an MI250X, a core of a TPU v2, v3 or
+  7x, a chip of the other TPUs. Trainium and Inferentia have a row for the core and one for the
+  chip.
+- **Nominal.** A card capped below its TDP can't reach its peak; its MFU is still against it.
+- **Absent** where the device lacks the type, or where its maker does not publish the rate.
+
+`checked` is the day a row was entered or last revised; `confirmed` says what its peak was held
+against that day. A row without it has the figures as its document is commonly quoted.
+
+## CPUs
+
+A CPU has no row. Its fp32 peak is derived as cores x lanes x FMA units x 2 x clock, from
+/proc/cpuinfo, with the matrix unit (AMX) for bf16 and int8 where there is one. It is marked as
+assumed and says which clock it took; where width or clock is unknown it is absent.
+
+## Your own rows
+
+Put them in `~/.config/ergmeter/hardware.toml`, or name a file in `ERGMETER_HARDWARE`. They win over
+a built-in row of the same name, and say so.
+
+```toml
+[my-card]
+name = "My card"                          # needed
+driver_names = ["ACME Accelerator 9000"]  # as the driver reports it
+aliases = ["acme"]
+peak_tflop_per_s = { bf16 = 400, fp8 = 800 }  # needed; dense
+bandwidth_gb_per_s = 2000                 # decimal GB
+memory_gib = 64
+tdp_w = 350
+source = "ACME 9000 datasheet, revision 3"  # needed
+checked = "2026-11-15"
+```
+
+For one run, pass the peak itself with its source: `--peak 400T`, `--peak "400 TFLOP/s"` and
+`--peak 400e12` are the same. It is the peak of one device.
+
+## The table
+
+Peaks in TFLOP/s (int8: 1e12 operations per second), bandwidth in GB/s, memory in GiB, TDP in W.
+"""
+
+
+def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> RenderableType:
+    """A table for each vendor: every type, or one type with the rest of the row."""
+    parts: list[RenderableType] = [Text("dense peaks in TFLOP/s (int8: 1e12 op/s)", "dim")]
+    columns = (dtype, "GB/s", "GiB", "W") if dtype else (*DTYPES, "GB/s")
+    for vendor in dict.fromkeys(spec.vendor for spec in specs):
+        table = Table(box=None, pad_edge=False, title=f"\n{vendor}", title_justify="left")
+        table.add_column("device", no_wrap=True)
+        for title in columns:
+            table.add_column(title, justify="right", no_wrap=True)
+        for spec in specs:
+            if spec.vendor == vendor:
+                numbers = _numbers(spec)
+                table.add_row(spec.key, *(_number(numbers[title], 4) for title in columns))
+        parts.append(table)
+    parts.append(Text("\nerg peaks NAME   one with its source, note and other names", "dim"))
+    return Group(*parts)
+
+
+def entry(spec: DeviceSpec) -> list[str]:
+    """One device in words."""
+    numbers = {title: _number(number) for title, number in _numbers(spec).items()}
+    peaks = ", ".join(f"{dtype} {numbers[dtype]}" for dtype in spec.peak_flops_per_s)
+    unread = _UNREAD if spec.origin == BUILT_IN else "-"
+    lines = {
+        "dense peak": f"{peaks} TFLOP/s (int8: 1e12 op/s)" if peaks else "none published",
+        "bandwidth": f"{numbers['GB/s']} GB/s",
+        "memory": f"{numbers['GiB']} GiB",
+        "TDP": f"{numbers['W']} W",
+        "driver says": ", ".join(spec.driver_names) or "-",
+        "also called": ", ".join((spec.key, *spec.aliases)),
+        "source": spec.source,
+        "checked": spec.checked or "-",
+        "confirmed": spec.confirmed or unread,
+        "note": spec.note or "-",
+    }
+    return [f"{spec.name}  ({spec.vendor})", *(f"  {k:12} {text}" for k, text in lines.items())]
+
+
+def document(spec: DeviceSpec) -> dict[str, Any]:
+    """One device as JSON: every field, in base units."""
+    return {**dataclasses.asdict(spec), "peak_flops_per_s": dict(spec.peak_flops_per_s)}
+
+
+def page() -> str:
+    """The page docs/hardware.md, of the built-in rows alone."""
+    titles = ("device", "name", *DTYPES, "GB/s", "GiB", "W", "source", "note")
+    lines = [_HEAD, _markdown(titles), _markdown(["---"] * len(titles))]
+    for spec in built_in_devices():
+        source = f"{spec.source} ({spec.confirmed})" if spec.confirmed else spec.source
+        numbers = (_number(number) for number in _numbers(spec).values())
+        cells = (f"`{spec.key}`", spec.name, *numbers, source, spec.note or "-")
+        lines.append(_markdown(cells))
+    lines += ["", "## Driver names", "", _markdown(("device", "names")), _markdown(("---", "---"))]
+    for spec in built_in_devices():
+        if spec.driver_names:
+            lines.append(_markdown((f"`{spec.key}`", ", ".join(spec.driver_names))))
+    lines += ["", "## Names that need a choice", "", _markdown(("name", "devices"))]
+    lines.append(_markdown(("---", "---")))
+    lines += [_markdown((name, ", ".join(keys))) for name, keys in ambiguous_names().items()]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _numbers(spec: DeviceSpec) -> dict[str, float | None]:
+    """By the title of its column, in the unit that the title says."""
+    scales: dict[str, tuple[float | None, float]] = {
+        **{dtype: (spec.peak_flops_per_s.get(dtype), 1e12) for dtype in DTYPES},
+        "GB/s": (spec.bandwidth_bytes_per_s, 1e9),
+        "GiB": (spec.memory_bytes, 2**30),
+        "W": (spec.tdp_w, 1),
+    }
+    return {k: None if value is None else value / unit for k, (value, unit) in scales.items()}
+
+
+def _number(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else significant(value, digits)
