@@ -187,6 +187,7 @@ class Flops:
     convention: str
     engine: str
     hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
+    tokens_per_step: int | None = None  # of that step, padding included: steps differ in size
     assumptions: tuple[str, ...] = ()
 
 

@@ -22,6 +22,8 @@ _COMMANDS = {
     "list": "List the runs in a directory.",
     "export": "Write a run out as CSV, Parquet or JSON.",
     "doctor": "Say what can be measured on this machine, and why the rest can't.",
+    "flops": "Count the FLOPs of one step of a model, by part and by convention.",
+    "mfu": "Say what share of the peak a training got, from printed figures.",
     "peaks": "List devices with their peak FLOP/s, or show one with its source.",
     "metrics": "Explain the metrics: formula, unit, needs, other names.",
     "demo": "Train a small model for about 20 seconds, measured.",

@@ -36,6 +36,7 @@ class SelfAttention:
     head_dim: int
     q_bias: bool = False
     kv_bias: bool = False
+    k_bias: bool | None = None  # of the keys alone, where it is another
     out_bias: bool = False
     norm_params: int = 0  # of norms on queries and keys
     extra_params: int = 0  # sinks, tables of relative positions
@@ -308,7 +309,7 @@ def add_attention(
             memory,
             wide,
             kv_size,
-            bias=a.kv_bias,
+            bias=a.kv_bias if a.k_bias is None else a.k_bias,
             stream=key_stream,
             layer=name,
         )
@@ -330,7 +331,17 @@ def add_attention(
         f"{at}.core",
         "attention",
         (query, key, value),
-        work=Attention(a.heads, qk_dim, v_dim, a.kv_heads, a.mask, a.window, a.chunk, keys=keys),
+        work=Attention(
+            a.heads,
+            qk_dim,
+            v_dim,
+            a.kv_heads,
+            a.mask,
+            a.window,
+            a.chunk,
+            keys=keys,
+            latent=a.latent.kv_rank + a.latent.rope_dim if a.latent else None,
+        ),
         stream=stream,
         layer=name,
     )
@@ -380,7 +391,7 @@ def add_mlp(
     b: Builder, mlp: Mlp, x: str, *, name: str, hidden: int, part: str, stream: str = "tokens"
 ) -> str:
     """Append two matrices, or three."""
-    at = f"{name}.{mlp.module}"
+    at = f"{name}.{mlp.module}" if mlp.module else name
     size = mlp.size
     if mlp.fused:
         ups = [(mlp.fused, 2 * size)]

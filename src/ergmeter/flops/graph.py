@@ -60,6 +60,12 @@ class Attention:
     window: int | None = None  # keys a query can see, itself included
     chunk: int | None = None  # queries see their own chunk of the sequence only
     keys: str | None = None  # the stream the keys come from, where it is another one
+    latent: int | None = None  # numbers cached for a position where keys and values are compressed
+
+    @property
+    def cached(self) -> int:
+        """Numbers the cache holds for one position."""
+        return self.latent or self.kv_heads * (self.qk_dim + self.v_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +211,34 @@ def gradients(graph: Graph, trainable: Trainable) -> dict[str, bool]:
     """For each node whether its result needs a gradient: something trained is in it or before it.
 
     This is autograd's own rule (`requires_grad` of an output), and all that backward costs follows
-    from it.
+    from it, together with where autograd begins: what the loss does not come from, such as the last
+    layer of a tower whose last but one is used, is not walked back through.
     """
-    trained = {node.name: node.params > 0 and trainable(node) for node in graph}
+    trained = trained_nodes(graph, trainable)
+    reached = leading_to_loss(graph)
     needs: dict[str, bool] = {}
     for node in graph:
-        own = trained[node.name] or (node.tied_to is not None and trained[node.tied_to])
-        needs[node.name] = own or any(needs[name] for name in node.of)
+        before = any(needs[name] for name in node.of)
+        needs[node.name] = trained[node.name] or (before and node.name in reached)
     return needs
 
 
 def trained_nodes(graph: Graph, trainable: Trainable) -> dict[str, bool]:
-    """For each node whether it has parameters that are trained, its own or a tied node's."""
+    """For each node whether it has parameters that get a gradient, its own or a tied node's."""
     own = {node.name: node.params > 0 and trainable(node) for node in graph}
+    reached = leading_to_loss(graph)
     return {
-        node.name: own[node.name] or (node.tied_to is not None and own[node.tied_to])
+        node.name: node.name in reached
+        and (own[node.name] or (node.tied_to is not None and own[node.tied_to]))
         for node in graph
     }
+
+
+def leading_to_loss(graph: Graph) -> frozenset[str]:
+    """Nodes whose results reach the head or, where there is none, the last node."""
+    reached = {node.name for node in graph if node.role == "head"}
+    reached.update(node.name for node in graph.nodes[-1:])
+    for node in reversed(graph.nodes):
+        if node.name in reached:
+            reached.update(node.of)
+    return frozenset(reached)

@@ -1,0 +1,80 @@
+"""`erg flops`: what one step of a model costs, by part and under every convention."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.work_options import batch_of, with_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.work import Training
+
+
+@click.command()
+@click.argument("model", metavar="MODEL_CONFIG")
+@with_batch
+@click.option(
+    "--phase",
+    type=click.Choice(["train", "prefill", "decode"]),
+    default="train",
+    show_default=True,
+    help="A training step, reading a prompt, or making one token a sequence.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Positions cached before the step. For decode: --seq-len, if not given.",
+)
+@click.option("--convention", default="exact", show_default=True, help="Whose count to lead with.")
+@click.option("--params", type=float, help="Take this as N in formulas of N.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
+def command(
+    model: str,
+    shape: dict[str, Any],
+    training: Callable[[], Training],
+    phase: str,
+    context: int | None,
+    convention: str,
+    params: float | None,
+    as_json: bool,
+) -> None:
+    """Count the FLOPs of one step of a model.
+
+    MODEL_CONFIG is a Hugging Face config.json, a directory with one, or a few dimensions:
+    hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256. No weights are needed.
+    """
+    from rich.console import Console
+
+    from ergmeter.flops.source import read_graph
+    from ergmeter.flops.traffic import forward_traffic
+    from ergmeter.flops.work import step_work
+    from ergmeter.views import flops as view
+
+    decodes = phase == "decode"
+    past = (context if context is not None else shape["seq_len"] or 0) if decodes else context or 0
+    batch = batch_of(shape, context=past, new=1 if decodes else None)
+    graph = read_graph(model)
+    work = step_work(
+        graph,
+        batch,
+        phase=phase,
+        training=training(),
+        chosen=convention,
+        params=int(params) if params else None,
+    )
+    traffic = None
+    if phase != "train":
+        traffic = forward_traffic(graph, batch, bytes_per_weight=2, bytes_per_cached=2)
+    if as_json:
+        click.echo(json.dumps(view.document(work, traffic), indent=1, allow_nan=False))
+        return
+    console = Console()
+    for line in view.lines(work, traffic):
+        console.print(line)
+    console.print(view.parts_table(work, tokens=batch.tokens))
+    console.print(view.conventions_table(work))

@@ -1,0 +1,129 @@
+"""`erg mfu`: model-FLOPs utilisation of figures from a log or a paper."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.work_options import batch_of, with_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.work import Training
+    from ergmeter.metrics.compute import Peak
+    from ergmeter.records import Missing
+
+
+@click.command()
+@click.argument("model", metavar="MODEL_CONFIG")
+@with_batch
+@click.option("--tokens-per-s", type=float, help="Of all devices together.")
+@click.option("--tokens-per-s-per-device", type=float, help="Of one device, instead.")
+@click.option("--step-time", type=float, help="Seconds of a step of --batch-size, instead.")
+@click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+@click.option(
+    "--num-devices", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
+)
+@click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
+@click.option("--peak", help="Dense peak of one device, instead of --device: 989.5T.")
+@click.option("--peak-source", help="Where that peak is from.")
+@click.option("--convention", default="exact", show_default=True, help="Whose count to lead with.")
+@click.option("--params", type=float, help="Take this as N in formulas of N.")
+@click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
+def command(
+    model: str,
+    shape: dict[str, Any],
+    training: Callable[[], Training],
+    tokens_per_s: float | None,
+    tokens_per_s_per_device: float | None,
+    step_time: float | None,
+    device: str | None,
+    num_devices: int,
+    dtype: str | None,
+    peak: str | None,
+    peak_source: str | None,
+    convention: str,
+    params: float | None,
+    as_json: bool,
+) -> None:
+    """Say what share of the hardware's peak a training got, from figures somebody printed.
+
+    MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
+    """
+    from ergmeter.flops.source import read_graph
+    from ergmeter.flops.work import step_work
+    from ergmeter.metrics.compute import Rate, compute_results
+    from ergmeter.views import flops as view
+
+    batch = batch_of(shape)
+    speed, said = _speed(
+        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens
+    )
+    work = step_work(
+        read_graph(model),
+        batch,
+        training=training(),
+        chosen=convention,
+        params=int(params) if params else None,
+    )
+    found = compute_results(
+        list(work.flops.values()),
+        Rate(speed, num_devices, "reported", said),
+        _peak(device, peak, peak_source, dtype),
+    )
+    if as_json:
+        whole = {**view.readings(found), **view.document(work, None)}
+        click.echo(json.dumps(whole, indent=1, allow_nan=False))
+        return
+    _print(found)
+
+
+def _speed(
+    total: float | None, each: float | None, step_s: float | None, devices: int, tokens: int
+) -> tuple[float, str]:
+    from ergmeter.errors import UsageError
+
+    given = [value for value in (total, each, step_s) if value is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "give one of --tokens-per-s, --tokens-per-s-per-device and --step-time;"
+            f" got {len(given)}"
+        )
+    if not 0 < given[0] < float("inf"):
+        raise UsageError(f"a speed or a time must be above 0; got {given[0]:g}")
+    if total is not None:
+        return total, f"{total:g} tokens/s in all, as given"
+    if each is not None:
+        return each * devices, f"{each:g} tokens/s on each, as given"
+    return tokens / given[0], f"{tokens} tokens in {given[0]:g} s, as given"
+
+
+def _peak(
+    device: str | None, peak: str | None, source: str | None, dtype: str | None
+) -> Peak | Missing:
+    from ergmeter.errors import NotMeasurable, UsageError
+    from ergmeter.hardware import parse_peak
+    from ergmeter.metrics.compute import declared_peak, table_peak
+    from ergmeter.records import Missing
+
+    if peak is not None:
+        return declared_peak(parse_peak(peak), dtype or "as declared", source)
+    if device is None:
+        raise UsageError("which device? pass --device (`erg peaks` lists them) or --peak")
+    try:
+        return table_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
+    except NotMeasurable as error:
+        return Missing(str(error))
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ergmeter.views.flops import reading_lines
+
+    console = Console()
+    for line in reading_lines(found):
+        console.print(line)

@@ -1,0 +1,102 @@
+"""Options that say what one step is: the model, the batch, what is trained."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.work import Training
+
+_OPTIONS = [
+    click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Sequences of a step.",
+    ),
+    click.option(
+        "--lengths",
+        metavar="N,N,...",
+        help="Lengths of the documents packed or padded into those sequences.",
+    ),
+    click.option(
+        "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
+    ),
+    click.option(
+        "--lora",
+        metavar="r=16,targets=q_proj,v_proj",
+        help="Train adapters alone (targets=all-linear; add ,dora for DoRA).",
+    ),
+    click.option(
+        "--freeze",
+        multiple=True,
+        metavar="NAME",
+        help="Modules that are not trained: embed_tokens, layers.0, ... May be repeated.",
+    ),
+    click.option(
+        "--checkpointing",
+        type=click.Choice(["none", "selective", "full"]),
+        default="none",
+        show_default=True,
+        help="Activations computed again: those of attention, or of whole layers.",
+    ),
+]
+
+
+def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options; the command gets `batch` (a function of the context) and `training`."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        own = ("seq_len", "batch_size", "lengths", "source_len")
+        shape = {name: given.pop(name) for name in own}
+        how = {name: given.pop(name) for name in ("lora", "freeze", "checkpointing")}
+        return function(shape=shape, training=functools.partial(_training, **how), **given)
+
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) -> Training:
+    from ergmeter.flops.adapters import Lora
+    from ergmeter.flops.work import Training
+
+    return Training(
+        Lora.parse(lora) if lora else None,
+        freeze,
+        checkpointing,  # type: ignore[arg-type]  # click has checked it
+    )
+
+
+def batch_of(shape: dict[str, Any], *, context: int = 0, new: int | None = None) -> Batch:
+    """The batch that the options describe."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.batch import Batch
+
+    seq_len = new or shape["seq_len"]
+    if seq_len is None:
+        raise UsageError("how long is a sequence? pass --seq-len")
+    lengths = None
+    if shape["lengths"]:
+        try:
+            lengths = [int(word) for word in shape["lengths"].split(",")]
+        except ValueError:
+            raise UsageError(
+                f"--lengths takes whole numbers with commas between; got {shape['lengths']!r}"
+            ) from None
+    return Batch.of(
+        shape["batch_size"],
+        seq_len,
+        lengths=lengths,
+        past=context,
+        source_len=shape["source_len"],
+    )

@@ -1,0 +1,71 @@
+"""Bytes that inference must move: the weights once, the cache of what came before.
+
+Decoding is bound by memory, not by arithmetic: to make one token every weight it meets is read, and
+with it the keys and values of its whole context. Bandwidth utilisation is these bytes over time
+over what the memory can do, as MFU is for FLOPs.
+
+The least that any program has to move is counted. Activations are left out: they fit in caches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.graph import Attention, Linear
+
+if TYPE_CHECKING:
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.graph import Graph, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes of one forward pass."""
+
+    weights_bytes: float
+    cache_read_bytes: float
+    cache_written_bytes: float
+
+    @property
+    def total_bytes(self) -> float:
+        """All of them."""
+        return self.weights_bytes + self.cache_read_bytes + self.cache_written_bytes
+
+
+def forward_traffic(
+    graph: Graph, batch: Batch, *, bytes_per_weight: float, bytes_per_cached: float
+) -> Traffic:
+    """Bytes one forward pass over a batch has to move.
+
+    Of the experts those that at least one row is sent to are read; how many is an expectation, over
+    rows sent at random. A lookup reads its rows of the table and no more.
+    """
+    weights = sum(_touched(node, batch) for node in graph) * bytes_per_weight
+    read = written = 0.0
+    for node in graph:
+        work = node.work
+        if not isinstance(work, Attention) or work.mask != "causal":
+            continue
+        for sequence in batch.stream(node.stream):
+            seen = min(sequence.past, work.window or sequence.past)
+            read += work.cached * seen * sequence.count
+            written += work.cached * sequence.rows
+    return Traffic(weights, read * bytes_per_cached, written * bytes_per_cached)
+
+
+def _touched(node: Node, batch: Batch) -> float:
+    """Parameters of a node that are read."""
+    rows = batch.rows(node.stream)
+    if not rows:
+        return 0
+    work = node.work
+    if isinstance(work, Linear):
+        held = work.held  # a tied matrix is read where it is multiplied
+        if work.copies > 1:
+            missed = (1 - work.used / work.copies) ** rows
+            return held * (1 - missed)
+        return held
+    if node.role in ("embedding", "positions"):
+        return 0.0
+    return node.params

@@ -1,0 +1,170 @@
+"""The work of one step, in full: by part, under every convention, with what was assumed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.adapters import with_adapters
+from ergmeter.flops.analytic import PartFlops, step_flops, total
+from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
+from ergmeter.flops.graph import trains_all
+from ergmeter.records import Flops
+
+if TYPE_CHECKING:
+    from ergmeter.flops.adapters import Lora
+    from ergmeter.flops.analytic import Checkpointing, Parts
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.conventions import Sizes
+    from ergmeter.flops.graph import Graph, Node, Trainable
+
+Phase = Literal["train", "prefill", "decode"]
+PHASES: tuple[str, ...] = get_args(Phase)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What of a model is trained, and what is computed twice."""
+
+    lora: Lora | None = None
+    frozen: tuple[str, ...] = ()  # names, or parts of dotted names, that are not trained
+    checkpointing: Checkpointing = "none"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step of a model: what it costs, and under which names."""
+
+    parts: Parts  # by `exact`, as documents; hardware as the grid
+    flops: dict[str, Flops]  # by convention, the chosen one first
+    left_out: dict[str, str]  # conventions that have nothing to say here, and why
+    params: int
+    params_active: int
+    params_trained: int
+    assumptions: tuple[str, ...] = field(default=())
+
+    @property
+    def chosen(self) -> Flops:
+        """Under the convention that was asked for."""
+        return next(iter(self.flops.values()))
+
+
+def step_work(
+    graph: Graph,
+    batch: Batch,
+    *,
+    phase: str = "train",
+    training: Training | None = None,
+    chosen: str = EXACT,
+    params: int | None = None,
+) -> Work:
+    """Count one step. `params`: the N of whoever's figure is to be met, where it is not ours."""
+    if phase not in PHASES:
+        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+    first = convention(chosen)
+    how = training or Training()
+    adapted, trainable = _adapted(graph, how)
+    judge = trainable if phase == "train" else None
+    parts = _exact(adapted, batch, judge, how.checkpointing)
+    found, reason = _sizes(graph, params, phase)
+    trained = sum(node.params for node in adapted if trainable(node))
+    flops: dict[str, Flops] = {}
+    left_out: dict[str, str] = {}
+    for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
+        if each.per_token is None:
+            sums = total(parts)
+            model, hardware = sums.model, sums.hardware
+        elif found is None:
+            left_out[each.name] = reason
+            continue
+        elif each.is_for_lora and how.lora is None:
+            left_out[each.name] = "it is for LoRA, and nothing here is"
+            continue
+        else:
+            share = 1 if phase == "train" else 1 / 3
+            model = each.model(found, batch) * share
+            recomputes = how.checkpointing == "full" and phase == "train"
+            hardware = each.hardware(found, batch) if recomputes else model
+            if how.checkpointing == "selective":
+                hardware = model + total(parts).recomputed
+        flops[each.name] = Flops(
+            model_per_step=model,
+            convention=each.name,
+            engine="analytic",
+            hardware_per_step=hardware,
+            tokens_per_step=batch.tokens,
+            assumptions=graph.assumptions,
+        )
+    if first.name in left_out:
+        raise NotMeasurable(f"{first.name}: {left_out[first.name]}")
+    return Work(
+        parts,
+        flops,
+        left_out,
+        adapted.params,
+        adapted.params_active,
+        trained,
+        graph.assumptions,
+    )
+
+
+def _adapted(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
+    if how.lora is not None:
+        if how.frozen:
+            raise UsageError("LoRA freezes all but its adapters; leave out what else is frozen")
+        return with_adapters(graph, how.lora)
+    if not how.frozen:
+        return graph, trains_all
+    known = {word for node in graph for word in (*node.name.split("."), node.part, node.role)}
+    missed = [name for name in how.frozen if name.split(".")[0] not in known]
+    if missed:
+        raise UsageError(f"nothing in this model is called {missed[0]!r}, so it can't be frozen")
+    return graph, lambda node: not any(_is_named(node, name) for name in how.frozen)
+
+
+def _is_named(node: Node, name: str) -> bool:
+    """Whether a name means this node: a part, a role, or a run of its dotted name."""
+    return name in (node.part, node.role) or f".{name}." in f".{node.name}."
+
+
+def _exact(
+    graph: Graph, batch: Batch, trainable: Trainable | None, checkpointing: Checkpointing
+) -> Parts:
+    """By part: what the documents need, and beside it what the grid and recomputation add."""
+    needed = step_flops(graph, batch, trainable=trainable, checkpointing=checkpointing)
+    if batch.is_grid:
+        return needed
+    # A padded row is computed like any other. Documents packed into one row are not told apart by
+    # a kernel that has no notion of them; what it spends on pairs that do not meet is not counted,
+    # for whether there is such a kernel is not known.
+    computed = step_flops(graph, _padded(batch), trainable=trainable, checkpointing=checkpointing)
+    return {
+        part: replace(flops, recomputed=computed[part].hardware - flops.model)
+        for part, flops in needed.items()
+    }
+
+
+def _padded(batch: Batch) -> Batch:
+    """The batch as computed: where it is padded each document fills its sequence."""
+    packed = sum(document.count for document in batch.documents) > batch.sequences
+    return batch if packed else batch.grid()
+
+
+def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, str]:
+    if phase == "decode":
+        return None, "it is a formula for whole sequences, and a decoding step is one position"
+    try:
+        found = sizes(graph)
+    except NotMeasurable as error:
+        return None, str(error)
+    if params is not None:
+        found = replace(
+            found,
+            params=params,
+            params_held=params + (found.params_held - found.params),
+        )
+    return found, ""
+
+
+__all__ = ["PHASES", "PartFlops", "Phase", "Training", "Work", "step_work"]

@@ -1,0 +1,194 @@
+"""How much of the hardware's arithmetic was used: MFU, HFU, FLOP/s.
+
+MFU = FLOPs a token needs x tokens per second / (devices x dense peak of the type computed in).
+(PaLM, arXiv 2204.02311, appendix B.) HFU has in its numerator what was computed again as well.
+
+The trap: a ratio whose numerator and denominator nobody can see. So every reading names its
+convention, its peak and where that is from, and the spread over the other conventions; nothing is
+clamped, and what is above 1 says what is most often the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.hardware import DTYPES, ambiguous_names, lookup
+from ergmeter.records import Missing, Reading, weakest
+from ergmeter.units import scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ergmeter.records import Basis, Flops, Result
+
+    _Share = Callable[[float, float, str], Reading]
+
+MFU = "utilization.mfu_frac"
+MFU_BF16 = "utilization.mfu_bf16_peak_frac"
+HFU = "utilization.hfu_frac"
+FLOPS_PER_S = "compute.model_flops_per_s_per_device"
+FLOPS_PER_TOKEN = "compute.model_flops_per_token"
+
+# Types whose products are computed at one rate and everything around them at another.
+_NARROW = ("fp8", "fp4", "int8")
+
+_CAUSES = (
+    "tokens per second of all devices against the peak of one; a peak of another type;"
+    " tokens counted twice; frozen weights or a window counted as if they were not; or a time that"
+    " did not wait for the device"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a ratio is taken against: one device's dense peak, and who says so."""
+
+    device: str
+    dtype: str
+    flops_per_s: float
+    source: str
+    basis: Basis
+    bf16_flops_per_s: float | None = None
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        return f"{scaled(self.flops_per_s, 'FLOP/s')} dense {self.dtype} ({self.source})"
+
+
+def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak:
+    """The peak of a device by name. NotMeasurable where the table does not know it.
+
+    A name that several devices share has a peak if they all have the same one.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
+    specs = [lookup(key) for key in ambiguous_names().get(device.strip().lower(), ())]
+    peaks = {spec.peak_flops_per_s.get(dtype) for spec in specs}
+    if len(peaks) != 1 or None in peaks:
+        specs = [lookup(device)]
+    spec = specs[0]
+    return Peak(
+        spec.name if len(specs) == 1 else device,
+        dtype,
+        spec.peak(dtype),
+        f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source,
+        "assumed" if is_dtype_assumed else spec.basis,
+        spec.peak_flops_per_s.get("bf16"),
+    )
+
+
+def declared_peak(flops_per_s: float, dtype: str, source: str | None) -> Peak:
+    """A peak that the user gave."""
+    said = source or "given, source not stated"
+    return Peak("the device", dtype, flops_per_s, said, "assumed" if not source else "reported")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second of all devices together, as measured or as somebody reports."""
+
+    tokens_per_s: float
+    devices: int
+    basis: Basis
+    note: str
+    low: float | None = None
+    high: float | None = None
+
+
+def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) -> dict[str, Result]:
+    """Every reading about arithmetic. `flops`: under each convention, the chosen one first."""
+    chosen = flops[0]
+    per_token = flops_per_token(chosen)
+    found: dict[str, Result] = {
+        FLOPS_PER_TOKEN: Reading(
+            per_token,
+            "FLOP/token",
+            "derived",
+            note=f"{chosen.convention}, {chosen.engine}{_spread(flops)}",
+        )
+    }
+    each = per_token * rate.tokens_per_s / rate.devices
+    scale = each / rate.tokens_per_s if rate.tokens_per_s else 0.0
+    low, high = (None if edge is None else edge * scale for edge in (rate.low, rate.high))
+    basis = weakest("derived", rate.basis)
+    over = f"{_devices(rate.devices)}; {rate.note}"
+    found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
+    if isinstance(peak, Missing):
+        return found | dict.fromkeys((MFU, HFU, MFU_BF16), peak)
+    basis = weakest(basis, peak.basis)
+
+    def share(value: float, against: float, note: str) -> Reading:
+        edges = (None if edge is None else edge * value / each / against for edge in (low, high))
+        low_frac, high_frac = edges
+        ratio = value / against
+        if ratio > 1:
+            note = f"above 1, so an input is wrong; likely {_CAUSES}. {note}"
+        return Reading(ratio, "frac", basis, low_frac, high_frac, note)
+
+    found[MFU] = share(
+        each,
+        peak.flops_per_s,
+        f"{chosen.convention}{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
+    )
+    found[HFU] = _hfu(chosen, each, share, peak)
+    found[MFU_BF16] = _against_bf16(each, share, peak)
+    return found
+
+
+def flops_per_token(flops: Flops) -> float:
+    """Model FLOPs of a token, on the average of the step they were counted for."""
+    if not flops.tokens_per_step:
+        raise NotMeasurable("the FLOPs of a step were given without the tokens of that step")
+    return flops.model_per_step / flops.tokens_per_step
+
+
+def _hfu(chosen: Flops, each: float, share: _Share, peak: Peak) -> Result:
+    if chosen.hardware_per_step is None:
+        return Missing("whether anything is computed a second time was not said")
+    ratio = chosen.hardware_per_step / chosen.model_per_step
+    note = (
+        f"{chosen.convention}, with what is computed again, {ratio:.3f} times the model's; of"
+        f" {peak.said}"
+        if ratio != 1
+        else f"nothing is computed twice, as declared, so it equals MFU; of {peak.said}"
+    )
+    return share(each * ratio, peak.flops_per_s, note)
+
+
+def _against_bf16(each: float, share: _Share, peak: Peak) -> Result:
+    if peak.dtype not in _NARROW:
+        return Missing(f"the products are in {peak.dtype}: {MFU} has the one peak there is")
+    if peak.bf16_flops_per_s is None:
+        return Missing("the bf16 peak of the device is not known")
+    note = (
+        f"products in {peak.dtype}, held against the bf16 peak of"
+        f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
+    )
+    return share(each, peak.bf16_flops_per_s, note)
+
+
+def _devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | None = None) -> str:
+    """What the other conventions make of the same step: the least and the most."""
+    others = sorted(
+        (flops_per_token(one), one.convention) for one in flops[1:] if one.tokens_per_step
+    )
+    if not others:
+        return ""
+    (least, low_name), (most, high_name) = others[0], others[-1]
+    if rate is None or peak is None:
+        return (
+            f"; other conventions {significant(least, 3)} ({low_name}) to"
+            f" {significant(most, 3)} ({high_name})"
+        )
+    factor = rate.tokens_per_s / rate.devices / peak.flops_per_s
+    return (
+        f"; other conventions {100 * least * factor:.1f} % ({low_name}) to"
+        f" {100 * most * factor:.1f} % ({high_name})"
+    )
