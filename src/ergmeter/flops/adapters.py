@@ -101,7 +101,7 @@ def _target(node: Node, lora: Lora) -> str | None:
         return None
     for target in lora.targets:
         if target == ALL_LINEAR:
-            if node.role != "head":
+            if node.part != "head":
                 return target
         elif node.name == target or node.name.endswith(f".{target}"):
             return target

@@ -151,6 +151,7 @@ class Decoder:
     head_bias: bool = False
     has_head: bool = True
     positions: int = 0  # rows of a learned table
+    further: int = 0  # layers that predict the tokens after the next (arXiv 2412.19437, 2.2)
     embedding_dim: int | None = None
     embedding_norm: int = 0
     prefix: str = "model"
@@ -205,7 +206,7 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
     if not decoder.has_head:
         return out
-    return b.linear(
+    head = b.linear(
         decoder.head_name,
         "head",
         out,
@@ -216,6 +217,30 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str
         role="head",
         tied_to=embedding if decoder.is_tied else None,
     )
+    for number in range(decoder.further):
+        out = _add_further(b, decoder, out, embedding, head, name=f"{prefix}.mtp.{number}")
+    return head
+
+
+def _add_further(
+    b: Builder, decoder: Decoder, out: str, embedding: str, head: str, *, name: str
+) -> str:
+    """Append a layer that predicts one token further: a projection, a layer, the head again."""
+    hidden = decoder.hidden
+    normed = b.add(f"{name}.norms", "norm", (out, embedding), params=2 * hidden, layer=name)
+    joined = b.linear(f"{name}.eh_proj", "mtp", normed, 2 * hidden, hidden, layer=name)
+    out = add_layer(b, decoder.layers[-1], joined, name=name, hidden=hidden)
+    last = b.add(f"{name}.final_norm", "norm", out, params=hidden, layer=name)
+    b.linear(
+        f"{name}.head",
+        "head",
+        last,
+        hidden,
+        decoder.vocab,
+        stream="logits",
+        tied_to=head,
+    )
+    return out
 
 
 def add_layer(
