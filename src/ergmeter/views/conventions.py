@@ -1,0 +1,77 @@
+"""The conventions in words, and side by side for one model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.conventions import CONVENTIONS
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import step_work
+
+if TYPE_CHECKING:
+    from ergmeter.flops.conventions import Convention
+
+# Llama 3 8B (arXiv 2407.21783, table 3): the model that most published results are of.
+_EXAMPLE = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "tie_word_embeddings": False,
+}
+_LENGTHS = (2048, 8192, 131072)
+
+
+def entry(one: Convention) -> list[str]:
+    """One convention for a terminal."""
+    return [
+        f"{one.name}: {one.formula}",
+        f"  {one.definition}",
+        f"  source: {one.source}",
+    ]
+
+
+def page() -> str:
+    """The page docs/conventions.md."""
+    said = [
+        "# Conventions: how others count a training step",
+        "",
+        "<!-- Made by `erg conventions --markdown`; do not edit. -->",
+        "",
+        "Per token. N: parameters. M: weights that are multiplied. L layers, H query heads of",
+        "size Q, h hidden size, V vocabulary, E the input table, P learned positions, T tokens",
+        "of a sequence.",
+        "[flops.md](flops.md) derives `exact`; all others are other people's formulas as they are,",
+        "for comparing with their figures. `--convention NAME` chooses one; every report shows the",
+        "spread over the rest.",
+        "",
+        "| name | per token | what it counts | source |",
+        "| --- | --- | --- | --- |",
+    ]
+    said += [
+        f"| `{one.name}` | {one.formula} | {one.definition} | {one.source} |"
+        for one in CONVENTIONS.values()
+    ]
+    said += [
+        "",
+        "## Side by side",
+        "",
+        "Llama 3 8B, GFLOP per token of a full training step, and against `exact`:",
+        "",
+        "| convention | " + " | ".join(f"T = {length}" for length in _LENGTHS) + " |",
+        "| --- | " + " | ".join("---:" for _ in _LENGTHS) + " |",
+    ]
+    graph = model_graph(Config(dict(_EXAMPLE), where="the example"))
+    works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
+    for name in works[0].flops:
+        cells = []
+        for work, length in zip(works, _LENGTHS, strict=True):
+            flops, exact = work.flops[name].model_per_step, work.chosen.model_per_step
+            cells.append(f"{flops / length / 1e9:.2f} ({100 * (flops / exact - 1):+.1f} %)")
+        said.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(said) + "\n"
