@@ -1,0 +1,97 @@
+"""LoRA as a rewriting of the graph: what it adds, what it freezes, which names it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.adapters import Lora, with_adapters
+from ergmeter.flops.analytic import step_flops, total
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.graph import Graph
+from ergmeter.flops.models import model_graph
+
+H, F, V, L, S, R = 64, 160, 256, 3, 32, 4
+
+
+def tiny(**more: object) -> Graph:
+    fields: dict[str, object] = {
+        "model_type": "llama",
+        "hidden_size": H,
+        "num_hidden_layers": L,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": F,
+        "vocab_size": V,
+        "tie_word_embeddings": False,
+    }
+    return model_graph(Config(fields | more, where="test"))
+
+
+def test_a_frozen_base_is_two_thirds_of_its_weights_and_all_of_attention_by_hand() -> None:
+    graph, trainable = with_adapters(tiny(), Lora(R, ("down_proj",)))
+    parts = step_flops(graph, Batch.of(1, S), trainable=trainable, pairs="computed")
+    # The lowest adapter is on layer 0's down_proj: nothing before it is walked back through.
+    q, kv, o, up, down = H * H, H * H // 2, H * H, H * F, F * H
+    adapters = F * R + R * H
+    core = 2 * 2 * 4 * 16 * S * S  # scores and values of one layer
+    forward = 2 * S * (L * (q + 2 * kv + o + 2 * up + down + adapters) + H * V) + L * core
+    # Backward: layers 1 and 2 whole, with inputs' gradients alone but for the adapters.
+    upper = (L - 1) * (2 * S * (q + 2 * kv + o + 2 * up + down) + 2 * core)
+    # In every layer the adapters' own weights; their inputs' gradients: of lora_B's in all, of
+    # lora_A's where what goes in is trained, which in layer 0 it is not.
+    own = 2 * S * (L * adapters + L * R * H + (L - 1) * F * R)
+    head = 2 * S * H * V
+    # Layer 0's frozen down_proj: what goes into it needs no gradient.
+    assert total(parts).forward == forward
+    assert total(parts).backward == upper + own + head
+
+
+def test_all_linear_is_every_layer_but_the_head() -> None:
+    graph, trainable = with_adapters(tiny(), Lora(R, ("all-linear",)))
+    trained = sum(node.params for node in graph if trainable(node))
+    per_layer = R * ((H + H) + 2 * (H + H // 2) + (H + H) + 2 * (H + F) + (F + H))
+    assert trained == L * per_layer
+    assert graph.params == tiny().params + trained
+
+
+def test_dora_trains_a_length_for_each_output_as_well() -> None:
+    plain, lengths = (
+        with_adapters(tiny(), Lora(R, ("q_proj",), is_dora=dora))[0].params
+        for dora in (False, True)
+    )
+    assert lengths - plain == L * H
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("r=16,targets=q_proj,v_proj", Lora(16, ("q_proj", "v_proj"))),
+        ("r=8,targets=all-linear,dora", Lora(8, ("all-linear",), is_dora=True)),
+        ("targets=q_proj,r=2", Lora(2, ("q_proj",))),
+    ],
+)
+def test_what_a_user_writes(text: str, expected: Lora) -> None:
+    assert Lora.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("r=16", "no targets"),
+        ("targets=q_proj", "no rank"),
+        ("r=x,targets=q_proj", "must be a number; got 'x'"),
+        ("r=0,targets=q_proj", "1 or more; got 0"),
+        ("rang=4,targets=q_proj", "'rang=4'"),
+        ("", "not understood"),
+    ],
+)
+def test_what_can_not_be_read_says_so(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Lora.parse(text)
+
+
+def test_a_target_that_is_not_there_is_an_error_with_those_that_are() -> None:
+    with pytest.raises(UsageError, match=r"called 'c_attn'.*q_proj, k_proj, v_proj, o_proj"):
+        with_adapters(tiny(), Lora(R, ("q_proj", "c_attn")))
