@@ -13,6 +13,7 @@ import pytest
 
 from ergmeter import records, registry
 from ergmeter.cli import reference as commands
+from ergmeter.cli.main import main
 from ergmeter.metrics.catalog import Metric, catalogue
 from ergmeter.ports import Importer, Probe
 from ergmeter.records import BASES, COLUMN_KINDS, Reported, Sample, Step
@@ -97,6 +98,18 @@ def test_the_metrics_page_is_what_the_catalogue_says() -> None:
 
 def test_the_commands_page_is_what_the_commands_say() -> None:
     assert (ROOT / "docs" / "commands.md").read_text() == commands.page(), "run ./dev docs"
+
+
+def test_the_commands_page_shows_the_help_that_a_user_gets(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    for arguments in (["-h"], ["record", "-h"], ["report", "--help"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "-h, --help" in said
+        assert said in " ".join(commands.page().split())
 
 
 def loaded_by(statement: str) -> set[str]:

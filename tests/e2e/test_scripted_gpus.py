@@ -173,7 +173,10 @@ def test_only_the_gpus_a_program_sees_are_its(
 ) -> None:
     gpus = Gpu(100.0), Gpu(400.0)
     run = measure(library, tmp_path / "run", *gpus, steps=30, CUDA_VISIBLE_DEVICES=visible)
-    assert list(run.report["devices"]) == ["ergmeter", default_uuid(index), *_rest(run)]
+    by_kind = {found["kind"]: device for device, found in run.report["devices"].items()}
+    assert by_kind.keys() == {"self", "gpu", "process"}
+    assert len(run.report["devices"]) == 3
+    assert by_kind["gpu"] == default_uuid(index)
     assert run.value("energy.mean_w") == pytest.approx(100.0 if index == 0 else 400.0, rel=0.02)
 
 
@@ -224,10 +227,6 @@ def test_a_recorder_that_is_one_rank_of_several_bills_its_own_gpu(
     assert run.value("energy.mean_w") == pytest.approx(100.0, rel=0.02)
 
 
-def _rest(run: Measured) -> list[str]:
-    return [device for device in run.report["devices"] if device.startswith("process")]
-
-
 def test_under_erg_record_a_plain_script_gets_joules_per_token(
     library: Library, tmp_path: Path
 ) -> None:
@@ -244,6 +243,9 @@ def test_under_erg_record_a_plain_script_gets_joules_per_token(
     assert run.value("energy.joules_per_token") == pytest.approx(
         run.joules(gpu) / (39 * 512), rel=0.02
     )
+    own = run.report["readings"]["overhead.cpu_frac"]
+    assert "the recorder and its relay as whole processes" in own["note"]
+    assert own["value"] > 0
 
 
 @pytest.mark.parametrize(

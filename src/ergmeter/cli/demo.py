@@ -24,7 +24,7 @@ _THREE_COUNTS = {
     "throughput.loss_tokens_per_s": "with loss (the tales, not the requests)",
 }
 
-# The card itself ends with how to see every metric of the run.
+# How to see every metric of the run stands below the card already.
 _WHERE_NEXT = (
     "",
     "erg record -- python train.py   measure your own command, unchanged",
@@ -115,14 +115,14 @@ def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
-    from ergmeter.views.terminal import card
+    from ergmeter.views.terminal import show
 
     opened = Run.open(outcome.run)
     summary = summarize(opened)
     if as_json:
         click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
         return
-    Console().print(card(opened, summary))
+    show(Console(), opened, summary)
     if hints:
         for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
             click.echo(line)
@@ -142,5 +142,5 @@ def _what_it_was(summary: Summary, outcome: Outcome) -> list[str]:
     lines = ["Tokens are counted three ways:", *(f"  {line}" for line in said)] if said else []
     if outcome.held_out:
         course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
-        lines.append(f"Loss on tales it never saw: {course} nats per byte (8 bits are 5.55).")
+        lines.append(f"Loss on tales it never saw: {course} (a blind guess at each byte is 5.55).")
     return lines

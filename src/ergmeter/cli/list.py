@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from ergmeter.runlog.reader import Run
+
 _COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
+_TITLES = ("tokens/s", "step", "J/token", "lasted")
 
 
 @click.command()
@@ -19,16 +24,17 @@ def command(directory: Path, as_json: bool) -> int:
     from rich.table import Table
 
     from ergmeter.errors import ErgmeterError
-    from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.directory import run_paths
-    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.reader import FINISHED, Run
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
     table.add_column(f"run in {directory.name or directory}/", no_wrap=True)
-    for title in ("made", "status", *(catalogue()[key].title for key in _COLUMNS[:-1]), "lasted"):
-        table.add_column(title, justify="left" if title == "status" else "right")
+    table.add_column("made")
+    table.add_column("status", min_width=len(FINISHED))
+    for title in _TITLES:
+        table.add_column(title, justify="right", no_wrap=True)
     listed = []
     damaged = []
     for path in run_paths(directory):
@@ -40,9 +46,8 @@ def command(directory: Path, as_json: bool) -> int:
             damaged.append(said if str(path) in said else f"{path}: {said}")
             continue
         readings = {key: summary.readings[key] for key in _COLUMNS}
-        created = str(run.header.get("created", ""))[5:16].replace("T", " ")
         table.add_row(
-            path.name, created, summary.status, *(terminal.plain(r) for r in readings.values())
+            path.name, _made(run), summary.status, *(terminal.bare(r) for r in readings.values())
         )
         listed.append(
             {
@@ -62,3 +67,10 @@ def command(directory: Path, as_json: bool) -> int:
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0
+
+
+def _made(run: Run) -> str:
+    """When; of a run whose name begins with the day just the time of day."""
+    created = str(run.header.get("created", ""))[:16]
+    day, _, time_of_day = created.partition("T")
+    return time_of_day if run.path.name.startswith(day) else f"{day[5:]} {time_of_day}"

@@ -111,10 +111,10 @@ def _show(run: Path) -> None:
     from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.terminal import card
+    from ergmeter.views.terminal import show
 
     try:
         opened = Run.open(run)
-        Console(stderr=True).print(card(opened, summarize(opened)))
+        show(Console(stderr=True), opened, summarize(opened))
     except ErgmeterError as error:
         print(f"erg: {error}", file=sys.stderr)

@@ -21,7 +21,7 @@ Exit codes: 0 done, 1 failure (a damaged file, a refused write), 2 misuse, 130 i
 
 def page() -> str:
     """Every command's help."""
-    context = click.Context(cli, info_name="erg", max_content_width=100, terminal_width=100)
+    context = click.Context(cli, info_name="erg", terminal_width=100, **cli.context_settings)
     parts = [_HEAD, _section("erg", cli.get_help(context))]
     for name in cli.list_commands(context):
         command = cli.get_command(context, name)

@@ -49,8 +49,8 @@ def command(
         )
         click.echo(json.dumps(whole, indent=1, allow_nan=False))
     elif metrics:
-        for name in metrics:
-            click.echo(documents.metric_line(summary, name))
+        for line in documents.metric_lines(summary, metrics):
+            click.echo(line)
     else:
         _print(opened, summary, show_all=show_all)
     for line in opened.damage:
@@ -61,9 +61,9 @@ def command(
 def _print(opened: object, summary: object, *, show_all: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.views.terminal import card, every_metric
+    from ergmeter.views.terminal import every_metric, show
 
     console = Console()
-    console.print(card(opened, summary))  # type: ignore[arg-type]
+    show(console, opened, summary)  # type: ignore[arg-type]
     if show_all:
         console.print(every_metric(summary))  # type: ignore[arg-type]

@@ -1,7 +1,8 @@
 r"""Is this line a tqdm bar, and how far is it?
 
 The trap: many bars in one output. A bar with a description ("Map:", "Loading weights:") is not the
-training; one that ends by moving the cursor up is drawn below another bar, as evaluation is.
+training; one that ends by moving the cursor up is drawn below another bar, as evaluation is. A bar
+of epochs counts no steps, whatever loss it shows.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 
 _BAR = re.compile(r"(\d{1,3})%\|[^|]{0,400}\| ?(\d{1,15})/(\d{1,15}) \[")
 _CURSOR_UP = "\x1b[A"
+_OTHER = re.compile(
+    r"\b(?:eval|valid|val\b|test|predict|infer|epochs)|\bepoch\W*$", re.IGNORECASE
+)  # what a bar is about if it is not about training steps; "Epoch 3:" is
+_OTHER_UNIT = re.compile(r"epochs?/s\b|s/epochs?\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,7 @@ class Bar:
     total: int
     described: bool
     nested: bool
+    of_steps: bool = True  # nothing says that it counts something else
 
 
 def bar(text: str) -> Bar | None:
@@ -30,6 +36,8 @@ def bar(text: str) -> Bar | None:
     match = _BAR.search(text)
     if not match:
         return None
-    described = any(letter.isalnum() for letter in text[: match.start()].replace("\x1b[A", ""))
+    before, after = text[: match.start()].replace(_CURSOR_UP, ""), text[match.end() :]
+    described = any(letter.isalnum() for letter in before)
     nested = text.rstrip().endswith(_CURSOR_UP)
-    return Bar(int(match[2]), int(match[3]), described, nested)
+    of_steps = not (_OTHER.search(before) or _OTHER_UNIT.search(after))
+    return Bar(int(match[2]), int(match[3]), described, nested, of_steps)

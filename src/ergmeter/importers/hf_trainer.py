@@ -4,7 +4,8 @@ It prints dicts (`{'loss': '2.3', 'epoch': '0.1'}`) without a step number, and d
 one; since 5.0 the values are strings of four significant digits. Three traps. `train_runtime` and
 the token total stand in step dicts too, so they do not tell the final dict apart. The evaluation's
 bar looks like the training's. And the bar goes to another stream than the dicts, so the two may
-come in the wrong order: a step count is used only where it agrees with the epochs.
+come in the wrong order: a step count is used only where it agrees with the epochs. Nothing in a
+dict says which of two Trainers printed it; see `trainers`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ergmeter.importers.bars import bar
 from ergmeter.importers.numbers import count, number
@@ -19,6 +21,7 @@ from ergmeter.importers.progress import Progress
 from ergmeter.importers.seen import Count, Seen
 from ergmeter.importers.spans import Spans
 from ergmeter.importers.times import stamp_ns
+from ergmeter.importers.trainers import Due, Trainers
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
@@ -42,6 +45,7 @@ _ASSUMED = {
     "rounded": "the token total is printed to four significant digits: a single step's tokens are "
     "rounded, their sum is not",
     "clock": "the log has no timestamps: times are train_runtime as printed, to four digits",
+    "twice": "dicts were printed twice, by two callbacks or log handlers: each counts once",
     "eval_inside": "an evaluation ran between two logged training steps: the training span around "
     "it includes its time",
 }
@@ -99,7 +103,9 @@ class _Reading:
     def __init__(self) -> None:
         self._spans = Spans()
         self._progress: Progress[_Dict] = Progress()
-        self._waiting = 0
+        self._waiting = 0  # dicts that wait for their bar
+        self._trainers = Trainers()
+        self._items: dict[str, str] = {}  # of the last step dict
         self._epoch: float | None = None  # of the last step dict
         self._evaluated_ns: int | None = None  # the end of the last evaluation
         self._now_ns = 0
@@ -109,12 +115,25 @@ class _Reading:
         for line in lines:
             if drawn := bar(line.text):
                 yield from self._release(self._progress.draw(drawn))
+                if drawn.total == self._progress.total:
+                    yield from self._judged(self._trainers.draw(drawn, line.t_ns or 0))
             if items := _items(line.text):
                 yield from self._printed(line, items)
-            elif line.t_ns is not None and not self._waiting:
-                yield from self._spans.tick(line.t_ns)
+            elif line.t_ns is not None:
+                yield from self._judged(self._trainers.tick(line.t_ns))
+                if not self._waiting and not self._trainers.holds:
+                    yield from self._spans.tick(line.t_ns)
         yield from self._release(self._progress.flush())
-        yield from self._spans.end()
+        yield from self._judged(self._trainers.finish())
+        if not self._trainers.mixed:
+            yield from self._spans.end()
+
+    def _judged(self, due: Iterator[Due]) -> Iterator[Record]:
+        """Do what need wait no longer, unless there were several Trainers."""
+        for one in due:
+            yield from one.act()
+        if self._trainers.mixed:
+            yield from self._trainers.told(self._now_ns)
 
     def _printed(self, line: Line, items: dict[str, str]) -> Iterator[Record]:
         kind = _kind(items)
@@ -122,15 +141,17 @@ class _Reading:
             return
         t_ns = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
         if kind == "train":
-            yield from self._step(t_ns, items)
+            if items == self._items:
+                yield from self._tell("twice")
+            else:
+                self._items = items
+                yield from self._step(t_ns, items)
             return
         yield from self._release(self._progress.flush())
         self._now_ns = self._now_ns if t_ns is None else t_ns
         yield from self._reported(items, *(name for name in items if name != "epoch"))
-        if kind == "eval":
-            yield from self._evaluation(t_ns, items)
-        else:
-            yield from self._spans.end()
+        act = partial(self._evaluation, t_ns, items) if kind == "eval" else self._spans.end
+        yield from self._judged(self._trainers.take(Due(self._now_ns, act)))
 
     def _step(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         runtime_s = _positive(items.get("train_runtime"))
@@ -150,7 +171,7 @@ class _Reading:
         loss, rate, norm = (number(items.get(name, "")) for name in _FIGURES)
         seen = Seen(t_ns, None, counts, loss, rate, norm)
         if _fresh(items, counts):
-            seen.own_s = self._since_evaluation(t_ns, runtime_s)
+            seen.own_s = runtime_s
             seen.own_from_start = seen.totals_from_zero = True
         self._waiting += 1
         epoch = number(items.get("epoch", ""))
@@ -167,13 +188,20 @@ class _Reading:
         for waited, n in numbered:
             self._waiting -= 1
             waited.seen.number = n
-            if _less(waited.epoch, self._epoch):
-                yield from self._spans.end()
-            self._epoch = waited.epoch
-            yield from self._spans.push(waited.seen)
-            if not self._spans.pending:
-                self._now_ns = waited.seen.t_ns
-                yield from self._reported(waited.items, *_FIGURES)
+            due = Due(waited.seen.t_ns, partial(self._push, waited))
+            total = next((count.value for count in waited.seen.counts), None)
+            yield from self._judged(self._trainers.log(due, waited.epoch, total))
+
+    def _push(self, waited: _Dict) -> Iterator[Record]:
+        seen = waited.seen
+        seen.own_s = self._since_evaluation(seen.t_ns, seen.own_s)
+        if _less(waited.epoch, self._epoch):
+            yield from self._spans.end()
+        self._epoch = waited.epoch
+        yield from self._spans.push(seen)
+        if not self._spans.pending:
+            self._now_ns = seen.t_ns
+            yield from self._reported(waited.items, *_FIGURES)
 
     def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         name = next(name for name in items if name.endswith("_runtime"))

@@ -25,12 +25,16 @@ from ergmeter.importers.counts import (
 from ergmeter.importers.pairs import Pair, is_step_line, pairs, worth_reading
 from ergmeter.importers.seen import Count, Mode, Seen
 from ergmeter.importers.spans import Spans
-from ergmeter.importers.streams import SEVERAL, Waiting, rank_of
+from ergmeter.importers.streams import SEVERAL, TWICE, Waiting, rank_of
 from ergmeter.importers.times import FileClock, epoch_ns
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
 
 _STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
+_ONE_RANK = (
+    "of the step lines of several ranks, only those of rank {} are read: tokens are of one rank"
+)
+_EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
 _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
@@ -97,6 +101,11 @@ class _Held:
         names = frozenset(p.means.name for p in self.found)
         return names if len(names) > 1 else names | {self.text}
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        apart = ("step", "epoch", "timestamp")
+        return tuple(f"{p.means.name}={p.value}" for p in self.found if p.means.kind not in apart)
+
 
 class _Reading:
     """One pass over one output."""
@@ -110,12 +119,14 @@ class _Reading:
         self._totals: dict[str, Total] = {}  # those that were decided by their values
         self._waiting: Waiting[_Held] = Waiting()
         self._rank: int | None = None
-        self._ranks_told = False
         self._held: list[_Held] = []
         self._spans = Spans()
         self._clock = FileClock()
         self._now_ns = 0  # where no line has given a time yet, Reported carries this
         self._number: int | None = None
+        self._epoch: float | None = None  # of the last step line that names one
+        self._evaluated = False  # an evaluation was printed since the last step line
+        self._said: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
@@ -141,9 +152,11 @@ class _Reading:
         found = pairs(line.text)
         step = is_step_line(found, line.text) and not _of_hf_trainer(found, line.text)
         if not step:
+            self._evaluated |= any(pair.means.kind == "eval" for pair in found)
             found = [pair for pair in found if not pair.spaced]  # prose
         elif self._of_another_rank(line.text):
-            yield from self._tell_ranks(line.t_ns)
+            told = _ONE_RANK.format(self._rank)
+            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, told)
             return
         seen, counts = _seen(found)
         t_ns = line.t_ns
@@ -157,33 +170,37 @@ class _Reading:
             return
         if self._waiting.streams.mixed:
             return
-        seen.t_ns = t_ns
+        seen.t_ns, seen.stamped = t_ns, line.t_ns is None
         yield from self._take(_Held(seen, counts, found, bar(line.text) is not None, line.text))
 
     def _take(self, line: _Held) -> Iterator[Record]:
         named = (p for p in line.found if p.means.kind == "step")
         line.seen.number_done = line.drawn and all(p.printed == "it" for p in named)
+        epoch, before = line.epoch, self._epoch
+        rose = epoch is not None and before is not None and epoch > before
+        line.seen.goes_on = rose or self._evaluated
+        if self._evaluated and self._waiting.streams.began:
+            yield from self._say(line.t_ns, _EVALUATED)
+        self._epoch, self._evaluated = before if epoch is None else epoch, False
         for held in self._waiting.take(line):
             self._held.append(held)
             yield from self._release(final=False)
+        if self._waiting.twice:
+            yield from self._say(line.t_ns, TWICE)
         if self._waiting.streams.mixed:
             self._held.clear()
             told = SEVERAL.format(self._waiting.streams.numbers)
             yield Mark(line.t_ns, "several_programs", told)
 
+    def _say(self, t_ns: int, what: str) -> Iterator[Record]:
+        if what not in self._said:
+            self._said.add(what)
+            yield Mark(t_ns, "assumed", what)
+
     def _of_another_rank(self, text: str) -> bool:
         rank = rank_of(text)
         self._rank = rank if self._rank is None else self._rank
         return rank is not None and rank != self._rank
-
-    def _tell_ranks(self, t_ns: int | None) -> Iterator[Record]:
-        if not self._ranks_told:
-            self._ranks_told = True
-            told = (
-                f"of the step lines of several ranks, only those of rank {self._rank} are read: "
-                "tokens are of one rank"
-            )
-            yield Mark(self._now_ns if t_ns is None else t_ns, "assumed", told)
 
     def _reported(self, found: list[Pair], *kinds: str) -> Iterator[Record]:
         for pair in found:

@@ -23,9 +23,9 @@ _DIGIT = re.compile(r"\d")
 _ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _PAIR = re.compile(
     r"(?<![\w/.\-])([A-Za-z_][\w/\-]{0,60}(?: ?\((?:ms|s)\))?)[\"']?"
-    r"(\s{0,4}[=:]\s{0,8}|\s{1,8})[\"']?"
+    r"(\s{0,4}[=:]\s{0,16}|\s{1,12})[\"']?"
     rf"({NUMBER})(\s?%|ms|us|µs|secs|sec|s|[kKMBGT])?"
-    r"(?:\s?/\s?[\d,]{1,20})?(?=$|[\s,;|\])}\"'>:]|\.(?:\s|$))"
+    r"(?:\s?/\s{0,12}[\d,]{1,20})?(?=$|[\s,;|\])}\"'>:]|\.(?:\s|$))"
 )
 # Words before a name that belong to it: `val loss` is not `loss`.
 _QUALIFIERS = frozenset(
@@ -77,6 +77,8 @@ def is_step_line(found: list[Pair], text: str) -> bool:
         return tokens and "loss" in kinds
     if "eval" in kinds and not kinds & {"loss", "count"}:
         return False
+    if step.spaced and kinds <= {"step", "loss", "eval"} and "eval" in kinds:
+        return False  # nanoGPT's `step 250: train loss 2.4, val loss 2.5`: an evaluation's
     others = kinds - {"step", "timestamp", "epoch"}
     return bool(others) or not step.spaced or _ONLY_STEP.fullmatch(text) is not None
 
@@ -132,7 +134,7 @@ def _with_bar(text: str, found: list[Pair]) -> list[Pair]:
     kinds = {pair.means.kind for pair in found}
     drawn = bar(text) if "loss" in kinds and "step" not in kinds else None
     step = meaning("it")
-    if drawn is None or step is None:
+    if drawn is None or step is None or not drawn.of_steps:
         return found
     return [*found, Pair(step, "it", float(drawn.n))]
 

@@ -74,6 +74,11 @@ class Progress(Generic[T]):
             known = self._known or log.n == self._total
             yield log.item, log.n if log.n and known else self._by_proportion(log)
 
+    @property
+    def total(self) -> int | None:
+        """The steps of the training, by its bar."""
+        return self._total
+
     def _is_training(self, drawn: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
         if drawn.described or drawn.nested:

@@ -35,3 +35,5 @@ class Seen:
     own_from_start: bool = False  # own_s is the time since the training started, not one step's
     number_done: bool = False  # its number counts the steps done since an epoch began, as a bar's
     totals_from_zero: bool = False  # its totals were zero before the work it speaks of
+    goes_on: bool = False  # it is no restart though its number falls: the epoch rose, say
+    stamped: bool = False  # its time was printed, and is not when it arrived

@@ -3,7 +3,8 @@
 Two programs, or the ranks of one, may print into one output. The trap: 5, 1005, 6, 1006 read as
 one sequence has a step of a thousand in every other line; 5, 5, 6, 6 has half the tokens. So the
 numbers are watched. Epochs that begin again at 1 must not be taken for a mixture: they fall as
-often as they begin again, while the numbers of a few programs fall far more often than that.
+often as they begin again, while the numbers of a few programs fall far more often than that. And
+a program with two log handlers prints each line twice: that is one program.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Protocol, TypeVar
 
+from ergmeter.importers.runs import LEAP, Runs
 from ergmeter.units import NS_PER_S
 
 _WATCHED = 24  # numbers looked at together; two programs show within 7, sixteen ranks within 19
@@ -22,8 +24,8 @@ _EXCESS = 2  # falls and repeats beyond those of as many restarts: out of order 
 _FIRST = 6  # the first lines wait, since a wrong Step can't be taken back,
 _FIRST_WAIT_NS = NS_PER_S  # but no longer than this, unless
 _DOUBTED = 20  # one of them fell or came again: then until so many were seen, or
+_MOST = 100  # lines wait at all: those that name no number could be without end
 _CLEAN = 4  # so many rose one after the other, as the numbers of four programs in turn do not
-_LEAP = 2  # times the largest recent stride
 
 _RANK = re.compile(
     r"\[(?:rank|default) ?(\d{1,6})\]"
@@ -32,8 +34,12 @@ _RANK = re.compile(
 )
 
 SEVERAL = (
-    "step lines of several programs or ranks are mixed in this output (numbers such as {}): "
+    "step lines of several programs, ranks or loops are mixed in this output ({}): "
     "ergmeter can't tell their steps apart; record them one by one, or use ergmeter.Meter in each"
+)
+TWICE = (
+    "step lines came twice with the same figures: each counts once, as of one program that prints "
+    "it twice; if they are of two ranks, the tokens are those of one"
 )
 
 
@@ -66,6 +72,10 @@ class Numbered(Protocol):
     def says(self) -> frozenset[str]:
         """The names of its figures: two lines about one step say different things."""
 
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """All that it says beside its number, names and values."""
+
 
 T = TypeVar("T", bound=Numbered)
 
@@ -75,6 +85,10 @@ class Streams:
 
     def __init__(self) -> None:
         self.mixed = False
+        self._runs = Runs()
+        self._figures: tuple[str, ...] = ()  # of the last line
+        self._figures_before: tuple[str, ...] = ()  # of the last line of the number before
+        self._doubled = False  # the last line has come twice
         self._watched: deque[tuple[float, int]] = deque(maxlen=_WATCHED)
         self._epoch = 0.0
         self._said: set[frozenset[str]] = set()  # what the lines of the last number said
@@ -89,6 +103,9 @@ class Streams:
         self._epoch = self._epoch if line.epoch is None else line.epoch
         at = (self._epoch, line.number)
         again = bool(self._watched) and at == self._watched[-1]
+        if not again:
+            self._figures_before = self._figures
+        self._figures, self._doubled = line.figures, False
         if again and (line.drawn or line.says not in self._said):
             self._said.add(line.says)
             return False  # more about the same step
@@ -99,13 +116,33 @@ class Streams:
         self._rose = 0 if fell else self._rose + 1
         self._suspect |= fell and self._lines <= _FIRST
         self._suspect &= self._rose < _CLEAN and self._lines < _DOUBTED
-        self.mixed = fell and _excess(list(self._watched)) >= _EXCESS
+        resumed = not line.drawn and self._runs.resumes(line.number)
+        self.mixed = resumed or (fell and _excess(list(self._watched)) >= _EXCESS)
         return self.mixed
+
+    def doubles(self, line: Numbered) -> bool:
+        """Whether the line is the one before it, printed a second time.
+
+        Ranks may say the same too, where nothing they say changes; and a third is a rank's.
+        """
+        if not self._watched or line.drawn or self._doubled or not line.figures:
+            return False
+        epoch = self._epoch if line.epoch is None else line.epoch
+        same = (epoch, line.number) == self._watched[-1] and line.figures == self._figures
+        self._doubled = same and line.figures != self._figures_before
+        self._suspect |= self._doubled and self._lines == 1
+        return self._doubled
 
     @property
     def numbers(self) -> str:
         """The last numbers, for a message."""
-        return ", ".join(str(number) for _, number in list(self._watched)[-4:])
+        last = ", ".join(str(number) for _, number in list(self._watched)[-4:])
+        return f"numbers such as {last}"
+
+    @property
+    def began(self) -> bool:
+        """Whether a line was seen."""
+        return self._lines > 0
 
     @property
     def doubted(self) -> bool:
@@ -124,12 +161,16 @@ class Waiting(deque[T]):
     def __init__(self) -> None:
         super().__init__()
         self.streams = Streams()
+        self.twice = False  # lines came twice, and were dropped once
         self._strides: deque[int] = deque(maxlen=8)
         self._last: int | None = None
         self._leap: tuple[T, int] | None = None  # the line, and the number before it
 
     def take(self, line: T) -> Iterator[T]:
         """A line came. Yields those that need wait no longer; none once they are mixed."""
+        if self.streams.doubles(line):
+            self.twice = True
+            return
         if self.streams.mixes(line):
             self.clear()
             return
@@ -142,9 +183,10 @@ class Waiting(deque[T]):
 
     def tick(self, t_ns: int) -> Iterator[T]:
         """Time went on."""
-        while self and not self.streams.doubted:
+        while self:
             young = t_ns - self[0].t_ns < _FIRST_WAIT_NS and not self.streams.judged
-            if young or (self._leap and self._leap[0] is self[0]):
+            leapt = self._leap is not None and self._leap[0] is self[0]
+            if (self.streams.doubted or young or leapt) and len(self) <= _MOST:
                 return
             yield self.popleft()
 
@@ -171,7 +213,7 @@ class Waiting(deque[T]):
         last, self._last = self._last, number
         if last is None or number <= last:
             return
-        if number - last > _LEAP * max(self._strides, default=1):
+        if number - last > LEAP * max(self._strides, default=1):
             self._leap = self._leap or (line, last)
         else:
             self._strides.append(number - last)

@@ -23,6 +23,7 @@ from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ergmeter.runlog.writer import Writer
     from ergmeter.sampler import Opened, Sampler
@@ -37,7 +38,6 @@ MAX_WAITING_STEPS = 1_000_000
 PAUSE_S = 5.0
 # How long the end of a program waits for its last records to be written.
 STOP_S = 10.0
-SELF = "ergmeter"
 
 _STEP_COLUMNS = tuple(COLUMN_KINDS["steps"])
 _FLOATS = {float, type(None)}
@@ -49,7 +49,15 @@ class HandOver:
     """Owns the writer and the sampler of one process. `steps` and `marks` may be appended to by
     any thread."""
 
-    def __init__(self, writer: Writer, sampler: Sampler, *, stream: str, rank: int | None) -> None:
+    def __init__(
+        self,
+        writer: Writer,
+        sampler: Sampler,
+        *,
+        stream: str,
+        rank: int | None,
+        cost_s: Callable[[], float] | None = None,
+    ) -> None:
         self.steps: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING_STEPS)
         self.marks: deque[Mark] = deque()
         self.reported: deque[Reported] = deque()
@@ -64,6 +72,7 @@ class HandOver:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-write", daemon=True)
+        self._cost_s = cost_s or self._cost_of_threads_s
         self._cpu_s = 0.0
         self._own_due_s = 0.0
         self._given_rank: int | None = None
@@ -72,6 +81,11 @@ class HandOver:
         self._ending: Mark | None = None
         self._finished = False
         self._paused = False
+
+    @property
+    def run(self) -> Path:
+        """The run directory that this is a share of."""
+        return self._writer.directory.parent
 
     def start(self) -> None:
         """Begin to read and to write."""
@@ -169,8 +183,13 @@ class HandOver:
             self._write_own_cost()
 
     def _write_own_cost(self) -> None:
-        own = Sample(time.monotonic_ns(), SELF, cpu_s=self._sampler.cpu_s + self._cpu_s)
+        own = Sample(time.monotonic_ns(), own_id(self._writer.id), cpu_s=self._cost_s())
         self._writer.write("samples", [own], stream="self")
+
+    def _cost_of_threads_s(self) -> float:
+        if threading.current_thread() is self._thread:
+            self._cpu_s = time.thread_time()
+        return self._sampler.cpu_s + self._cpu_s
 
     def _loop(self) -> None:
         with self._lock:
@@ -260,6 +279,11 @@ class HandOver:
             if os.environ.get(name, "").isdigit():
                 return int(os.environ[name])
         return 0
+
+
+def own_id(writer: str) -> str:
+    """The device under which a writer's own cost is written."""
+    return f"ergmeter:{writer}"
 
 
 def _framework_rank() -> int | None:

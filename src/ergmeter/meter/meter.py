@@ -9,15 +9,15 @@
 The trap that shaped it: an instrument that slows what it measures. The training thread pays for
 two timestamps and an append; no lock, no collective, no device synchronisation. A thread of our own
 hands over to the disk twice a second, so that a process that is killed loses about that much.
+How a run is made or joined, before the first step, is told in `opening`.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import shutil
 import sys
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock, get_ident
@@ -26,31 +26,18 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import measuring
-from ergmeter.meter.handover import SELF, HandOver
+from ergmeter.meter.opening import Around, Plan, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
-from ergmeter.ports import ProbeRequest
-from ergmeter.records import PHASES, Device, Flops, Mark, Phase, Reported, Step
-from ergmeter.runlog import format as fmt
-from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
+from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
 from ergmeter.runlog.settings import Settings
-from ergmeter.runlog.writer import Writer, create_or_join
-from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
 
+    from ergmeter.meter.handover import HandOver
     from ergmeter.records import Record, Summary
-
-
-@dataclass(frozen=True, slots=True)
-class Around:
-    """Another program to measure, into a run that was made for it already. See `watch`."""
-
-    run: Path
-    environment: dict[str, str]
-
 
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
@@ -81,15 +68,17 @@ class Meter:
         directly: warmup_steps, warmup_s, warmup="auto", parameters, grid_g_per_kwh, pue, ...
         `around` measures another process from outside, as `erg record` does.
         """
-        self.name = name or Path(sys.argv[0] or "python").stem or "python"
-        self.settings = Settings.declared(settings, declared)
-        self.budget = budget
-        self.flops = flops
-        self._out = Path(out) if out is not None else None
-        self._probes = tuple(probes) if probes is not None else None
-        self._probe_options = probe_options or {}
-        self._rank = rank
-        self._around = around
+        self.plan = Plan(
+            name=name or Path(sys.argv[0] or "python").stem or "python",
+            settings=Settings.declared(settings, declared),
+            out=Path(out) if out is not None else None,
+            probes=tuple(probes) if probes is not None else None,
+            probe_options=probe_options or {},
+            rank=rank,
+            budget=budget,
+            flops=flops,
+            around=around,
+        )
         self._path: Path | None = None
         self._handover: HandOver | None = None
         self._pid: int | None = None  # the process that measures
@@ -114,13 +103,7 @@ class Meter:
                 f"another Meter is measuring in this process (run {others[0].path});"
                 " close it first: two would both claim the same energy"
             )
-        named = os.environ.get(fmt.RUN_VARIABLE) if self._out is None else None
-        if self._around is not None:
-            run = self._around.run
-            names = [name for name in self._wanted() if name != "process"]
-            self._begin(run, self._open(names, path=run))
-        elif not named or not self._joined(Path(named)):
-            self._begin_own()
+        self._begin(self.plan.begun())
         return self
 
     def close(self, ended: str | None = None) -> None:
@@ -240,8 +223,8 @@ class Meter:
 
     def watch(self, pid: int) -> None:
         """Measure this process and its children: the program that was started just now."""
-        if self._handover is not None and "process" in self._wanted():
-            self._handover.add(self._open(["process"], path=self.path, pid=pid))
+        if self._handover is not None:
+            self._handover.add(self.plan.watched(self.path, pid))
 
     # -- what comes of it -----------------------------------------------------------------------
 
@@ -253,20 +236,21 @@ class Meter:
         return self._path
 
     def progress(self) -> Progress:
-        """How much of the budget is done, and when the rest will be."""
-        if self.budget is None:
+        """How much of the budget this rank has done, and when the rest will be."""
+        budget, flops = self.plan.budget, self.plan.flops
+        if budget is None:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
         if handover is None:
             raise UsageError("the Meter is not measuring")
         handover.flush()
-        done: float = handover.tokens if self.budget.unit == "tokens" else handover.train_steps
-        if self.budget.unit == "FLOPs":
-            if self.flops is None:
+        done: float = handover.tokens if budget.unit == "tokens" else handover.train_steps
+        if budget.unit == "FLOPs":
+            if flops is None:
                 raise UsageError("a budget in FLOPs needs Meter(flops=Flops(...))")
-            done *= self.flops.model_per_step
+            done *= flops.model_per_step
         elapsed_ns = (handover.last_ns or 0) - (handover.first_ns or 0)
-        return progress(self.budget, done, elapsed_ns / 1e9)
+        return progress(budget, done, elapsed_ns / 1e9)
 
     def summary(self) -> Summary:
         """Every metric of the run so far."""
@@ -279,82 +263,15 @@ class Meter:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _wanted(self) -> Sequence[str]:
-        return DEFAULT_PROBES if self._probes is None else self._probes
-
-    def _open(self, names: Iterable[str], *, path: Path, pid: int | None = None) -> Opened:
-        opened = Opened()
-        for name in names:
-            request = ProbeRequest(
-                pid=pid
-                or os.getpid(),  # whose descendants the program's processes are, in any case
-                path=str(path),
-                environment=self._around.environment if self._around else dict(os.environ),
-                options=dict(self._probe_options.get(name, {})),
-            )
-            one = open_probes(request, [name])
-            opened.probes += one.probes
-            opened.unavailable |= one.unavailable
-        return opened
-
-    def _joined(self, run: Path) -> bool:
-        """Join the run of the recorder around this program, if it is there."""
-        # It samples the devices already; a second reader adds only cost.
-        names = ("allocator",) if self._probes is None else self._probes
-        try:
-            (run / fmt.RUN_FILE).stat()
-            self._begin(run, self._open(names, path=run))
-        except OSError as error:
-            _say(
-                f"the run that {fmt.RUN_VARIABLE} names, {run}, can't be joined"
-                f" ({_why(error)}); making a run of its own"
-            )
-            return False
-        return True
-
-    def _begin_own(self) -> None:
-        opened = self._open(
-            _own_probes() if self._probes is None else self._probes, path=Path.cwd()
-        )
-        group = launched_group()
-        path = self._out or new_run_path(self.name, group=group)
-        is_made = False
-        try:
-            create_or_join(path, run_header(self.name, sys.argv, group=group))
-            is_made = group is None
-            self._begin(path, opened)
-        except OSError as error:
-            if is_made:
-                shutil.rmtree(path, ignore_errors=True)
-            raise UsageError(
-                f"the run {path} can't be written ({_why(error)}); choose another directory"
-            ) from error
-
-    def _begin(self, run: Path, opened: Opened) -> None:
-        source, stream = ("recorder", "output") if self._around else ("meter", "")
-        header = writer_header(source)
-        header["settings"] = self.settings.as_json()
-        header["unavailable"] = opened.unavailable
-        header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
-        if self.budget is not None:
-            header["budget"] = {self.budget.unit: self.budget.total}
-        if self.flops is not None:
-            header["flops"] = asdict(self.flops)
-        own = Device(id=SELF, kind="self", name="ergmeter's own threads", probe="self")
-        devices = [own, *(device for probe in opened.probes for device in probe.devices)]
-        try:
-            writer = Writer(run, header=header, devices=devices)
-        except OSError:
-            for probe in opened.probes:
-                probe.close()
-            raise
-        self._handover = HandOver(writer, Sampler(opened.probes), stream=stream, rank=self._rank)
-        self._path = run
+    def _begin(self, handover: HandOver) -> None:
+        self._handover = handover
+        self._path = handover.run
         self._pid = os.getpid()
         measuring.add(self)
-        self._handover.start()
+        handover.start()
         self._started_ns = monotonic_ns()
-        self._append = self._handover.steps.append
+        # Bound once: the training thread looks nothing up on its way to the queue.
+        self._append = handover.steps.append
 
     def _not_started(self, _row: tuple[Any, ...]) -> None:
         raise UsageError("the Meter has not been started; use `with Meter() as meter:`")
@@ -386,27 +303,10 @@ class Meter:
         with lock:
             if self._handover is None:
                 try:
-                    self._begin(self.path, Opened())
+                    self._begin(self.plan.forked(self.path))
                 except OSError as error:
-                    _say(
-                        f"the run {self.path} can't be written by a forked process ({_why(error)})"
-                    )
+                    said = f"the run {self.path} can't be written by a forked process"
+                    say(f"{said} ({why(error)})")
                     self._append = self._unheard
                 self._in_fork = None
         return self._handover
-
-
-def _own_probes() -> tuple[str, ...]:
-    """What to sample from inside a program: on each node one rank reads the devices for all."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        return (*DEFAULT_PROBES, "allocator")
-    return ("process", "allocator")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"ergmeter: {text}\n")
-
-
-def _why(error: OSError) -> str:
-    parts = (error.filename, error.strerror or error)
-    return ": ".join(str(part) for part in parts if part)

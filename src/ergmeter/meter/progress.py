@@ -1,4 +1,10 @@
-"""How far a run is, of a budget its user declared in steps, tokens or FLOPs."""
+"""How far this rank is, of a budget its user declared in steps, tokens or FLOPs.
+
+The trap: a global budget set against one rank's count. A rank knows what it has done and asks no
+other (a collective would hold up the training), so a budget is this rank's too. The other way would
+be to multiply by WORLD_SIZE; but ranks that share a batch, in tensor or pipeline parallelism, would
+have their tokens counted several times.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +15,10 @@ from ergmeter.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the run is meant to reach: exactly one of the three."""
+    """What this rank is meant to reach: exactly one of the three.
+
+    Of several ranks with data of their own each has its share: `tokens=total // world_size`.
+    """
 
     steps: int | None = None
     tokens: int | None = None
@@ -19,7 +28,8 @@ class Budget:
         given = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
         if len(given) != 1 or given[0] <= 0:
             raise UsageError(
-                f"a budget is one positive number of steps, tokens or FLOPs; got {self!r}"
+                "a budget is one positive number of this rank's steps, tokens or FLOPs;"
+                f" got {self!r}"
             )
 
     @property
@@ -37,9 +47,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands. `eta_s` is None until there is a rate to tell it from."""
+    """Where this rank stands. `eta_s` is None until there is a rate to tell it from."""
 
-    done: float
+    done: float  # by this rank, as is the total
     total: float
     unit: str
     eta_s: float | None
@@ -51,7 +61,7 @@ class Progress:
 
 
 def progress(budget: Budget, done: float, elapsed_s: float) -> Progress:
-    """Where a run stands after so much work in so much time, at its mean rate so far."""
+    """Where a rank stands after so much work in so much time, at its mean rate so far."""
     left = max(0.0, budget.total - done)
     eta_s = left * elapsed_s / done if done > 0 and elapsed_s > 0 else None
     return Progress(done, budget.total, budget.unit, eta_s)

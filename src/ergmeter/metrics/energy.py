@@ -35,8 +35,7 @@ COUNTER = "energy counter"
 DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = (
-    "an NVIDIA GPU with its driver, or readable RAPL counters, would provide it; `erg doctor` says"
-    " what this machine has"
+    "an NVIDIA GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
 )
 
 

@@ -130,18 +130,19 @@ class Evidence:
             raise NotMeasurable("the run was cut off before its first hand-over")
         return Window(start_ns, end_ns)
 
-    @property
+    @cached_property
     def window_note(self) -> str:
         """Which part of the run a figure is over, in words."""
         if not self.has_work:
             return f"over the whole run, {duration(self.span.duration_s)}: no steps were seen"
-        counted = len(self.counted)
-        before = int((self.work["start_ns"] < self.window.start_ns).sum())
-        after = len(self.work) - before - counted
-        left_out = f", {before} warm-up rows left out" if before else ""
-        left_out += f", the last {after} not yet sampled" if after > 0 else ""
-        what = "lines" if self.from_output else "steps"
-        return f"over {counted} {what} in {duration(self.window.duration_s)}{left_out}"
+        before = self.work.where(self.work["start_ns"] < self.window.start_ns)
+        after = self.work.where(self.work["end_ns"] > self.window.end_ns)
+        left_out = f", after {_in_words(before)} of warm-up" if len(before) else ""
+        left_out += f", the last {_in_words(after)} not yet sampled" if len(after) else ""
+        ranks = len(self.counted.lanes)
+        whose = f" of {ranks} ranks" if ranks > 1 else ""
+        took = duration(self.window.duration_s)
+        return f"over {_in_words(self.counted)}{whose} in {took}{left_out}"
 
     @property
     def steps_basis(self) -> Basis:
@@ -196,3 +197,16 @@ class Evidence:
         if assumed:
             return assumed[-1]
         return "no steps were recorded (use `with meter.step(...)`, or print step=.. tokens=..)"
+
+
+def _in_words(rows: Steps) -> str:
+    """How many steps; of a log also its lines, where a line does not stand for one step."""
+    lines = _count(len(rows), "printed line")
+    if np.isnan(rows["steps"]).any():
+        return lines
+    steps = int(rows["steps"].sum())
+    return _count(steps, "step") + (f" ({lines})" if steps != len(rows) else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

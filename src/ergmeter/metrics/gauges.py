@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -42,6 +42,9 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     """What a device said. Raises NotMeasurable if it never did."""
     series = evidence.series(column).get(device.id)
     if series is None:
+        if device.kind == "process":  # of which every reading says all
+            lasted = duration(evidence.watched.duration_s)
+            raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
         raise NotMeasurable(f"no reading of {device.name} [{device.id}] says it")
     return series
 
@@ -73,7 +76,8 @@ def rate(evidence: Evidence, column: str, device: Device) -> float:
     end_ns = min(evidence.span.end_ns, int(series.t_ns[-1]))
     if end_ns <= start_ns:
         raise NotMeasurable(
-            f"too few readings of {device.name} [{device.id}] in the window: a run of some seconds"
+            f"too few readings of {device.name} [{device.id}] in a window of"
+            f" {duration(evidence.span.duration_s)}: let the run last some seconds"
         )
     start, end = np.interp((start_ns, end_ns), series.t_ns, series.values)
     return float(end - start) / ((end_ns - start_ns) / NS_PER_S)

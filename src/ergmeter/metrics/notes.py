@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 # A first step this many times the median is a compilation or a cold cache, not a training step.
 SLOW_FIRST_STEP = 3.0
 FULL_DISK_FRAC = 0.02
+SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
+# Beyond one of these a figure hides a spread that its reader would want to know of.
+NOISY_P95 = 2.0  # the 95th percentile of the step time, over its median
+NOISY_FRAC = 0.1  # half the interval of a rate, over the rate
 
 _TOLD = {
     "probe_failed": "a probe stopped during the run: {}",
@@ -46,6 +50,8 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
             said.append(_TOLD[mark.name].format(mark.detail))
     said += _above_one(readings)
     said += _slow_first_step(evidence)
+    said += _noisy(readings)
+    said += _short(evidence)
     said += _ranks(evidence)
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
@@ -53,10 +59,12 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
 
 
 def _above_one(readings: dict[str, Result]) -> list[str]:
+    # Our own cost is a share of one core: of a run of half a second it may be more.
     return [
         f"{key} is {result.value:.3g}, more than all there is: an input is wrong"
         for key, result in readings.items()
-        if key.endswith("_frac") and isinstance(result, Reading) and result.value > 1.001
+        if key.endswith("_frac") and not key.startswith("overhead.")
+        if isinstance(result, Reading) and result.value > 1.001
     ]
 
 
@@ -74,6 +82,33 @@ def _slow_first_step(evidence: Evidence) -> list[str]:
         f"the first step took {duration(first_s)}, {first_s / median_s:.0f} times the median, and"
         " is counted; --warmup-steps 1 leaves it out"
     ]
+
+
+def _noisy(readings: dict[str, Result]) -> list[str]:
+    said = []
+    p95, median = (readings[f"time.step_{which}_s"] for which in ("p95", "median"))
+    if isinstance(p95, Reading) and isinstance(median, Reading):
+        times = p95.value / median.value if median.value else 0.0
+        if times >= NOISY_P95:
+            said.append(f"step time's 95th percentile is {times:.1f} times its median")
+    rate = readings["throughput.steps_per_s"]
+    if isinstance(rate, Reading) and rate.value and rate.low is not None and rate.high is not None:
+        half = (rate.high - rate.low) / 2 / rate.value
+        if half >= NOISY_FRAC:
+            said.append(f"steps/s ± {half * 100:.0f} %")
+    elif isinstance(rate, Reading) and rate.low is None and rate.basis != "reported":
+        return ["fewer than ten steps or printed lines were timed: too few for an interval"]
+    return [f"noisy: {'; '.join(said)}"] if said else []
+
+
+def _short(evidence: Evidence) -> list[str]:
+    try:
+        lasted_s = evidence.watched.duration_s
+    except NotMeasurable:
+        return []
+    if lasted_s >= SHORT_RUN_S:
+        return []
+    return [f"just {duration(lasted_s)} long: memory and CPU, read every 2 to 3 s, may be absent"]
 
 
 def _ranks(evidence: Evidence) -> list[str]:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import FloatArray
 
+# Of a log: a line says when its steps ended, and the line before it when they began.
+_FIRST_LINE = "the first printed line only starts the clock, unless it gives its own time"
+
 
 def _periods(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
     """Periods of the rows of every rank, and the steps each row covers."""
@@ -33,10 +36,13 @@ def _periods(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
 
 def _note(evidence: Evidence, steps: FloatArray) -> str:
     if steps.max() > 1:
-        several = f"rows cover up to {steps.max():.0f} steps, whose mean stands for each; "
+        several = (
+            f"printed lines stand for up to {steps.max():.0f} steps, whose mean stands for each; "
+        )
     else:
         several = ""
-    return f"{several}from one step's start to the next; {evidence.window_note}"
+    way = "from one printed line" if evidence.from_output else "from one step's start"
+    return f"{several}{way} to the next; {evidence.window_note}"
 
 
 def step_s(evidence: Evidence) -> Reading:
@@ -78,7 +84,7 @@ def in_step_s(evidence: Evidence) -> Reading:
 def outside_steps_frac(evidence: Evidence) -> Reading:
     """Share of the window in which no step was open, mean over ranks."""
     if evidence.from_output:
-        raise NotMeasurable("steps seen in output have no gaps between them: use Meter to see any")
+        raise NotMeasurable("printed steps have no gaps between them: use Meter to see any")
     lanes = evidence.counted.lanes
     inside_s = sum(lane.busy_s for lane in lanes)
     whole_s = sum(float(lane.period_s.sum()) for lane in lanes)
@@ -87,8 +93,10 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
 
 def window_s(evidence: Evidence) -> Reading:
     """The window all figures are over."""
-    window = evidence.span
-    return Reading(window.duration_s, "s", "measured", note=evidence.window_note)
+    note = evidence.window_note
+    if evidence.from_output and evidence.has_work:
+        note += f"; {_FIRST_LINE}"
+    return Reading(evidence.span.duration_s, "s", "measured", note=note)
 
 
 def run_s(evidence: Evidence) -> Reading:
@@ -101,7 +109,7 @@ def warmup_s(evidence: Evidence) -> Reading:
     first_ns = int(evidence.work["start_ns"].min())
     steps, rule = evidence.warmup()
     value = (evidence.window.start_ns - first_ns) / NS_PER_S
-    note = f"{steps:.0f} steps left out; rule: {rule}"
+    note = f"{steps:.0f} steps left out; rule: {rule}" if steps else f"rule: {rule}"
     return Reading(value, "s", evidence.steps_basis, note=note)
 
 
@@ -114,7 +122,7 @@ def warmup_steps(evidence: Evidence) -> Reading:
 def before_first_step_s(evidence: Evidence) -> Reading:
     """Start-up: from the run's start to the first step's."""
     if evidence.from_output:
-        raise NotMeasurable("steps seen in output: where the first one began is not known")
+        raise NotMeasurable("a log does not say when its first step began: use Meter to see it")
     value = (int(evidence.work["start_ns"].min()) - evidence.watched.start_ns) / NS_PER_S
     return Reading(value, "s", "measured", note="loading and setting up")
 
@@ -226,7 +234,7 @@ METRICS = [
         "warm-up steps",
         "steps",
         "neither",
-        "rows before the window",
+        "steps before the window",
         ("steps",),
         warmup_steps,
     ),

@@ -65,7 +65,7 @@ def steps_in(rows: Steps) -> FloatArray:
     """Optimizer steps that each row covers."""
     values = known(rows, "steps")
     if values is None:
-        raise NotMeasurable("the output does not say how many steps a line covers")
+        raise NotMeasurable("the output does not say how many steps a printed line stands for")
     return values
 
 

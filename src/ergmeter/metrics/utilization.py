@@ -101,20 +101,52 @@ def _traffic(column: str) -> Callable[[Evidence], Reading]:
     return compute
 
 
+# What a writer's own cost holds: our threads in somebody's program, or processes that only measure.
+_COUNTED = {
+    "threads": "the threads that read and write, loading pyarrow included",
+    "processes": "the recorder and its relay as whole processes, starting Python included",
+}
+
+
 def own_cpu_frac(evidence: Evidence) -> Reading:
-    """CPU time of ergmeter's own threads over the life of the run."""
-    lives = evidence.watched
-    spent = 0.0
-    for device in evidence.devices("self"):
-        series = evidence.series("cpu_s").get(device.id)
-        if series is not None:
-            spent += float(series.values.max())
-    if not spent:
+    """CPU time of ergmeter's own threads and processes over the life of the run, all together."""
+    devices = evidence.devices("self")
+    known = [device for device in devices if _own_cpu_s(evidence, device)]
+    if not known:
         raise NotMeasurable("the run ended before its cost was recorded")
-    note = "of one core: the threads that read and write, whole run, loading pyarrow included"
-    if len(evidence.run.writers) > 1:
-        note += f"; of the one that cost most of {len(evidence.run.writers)} writers"
-    return Reading(spent / lives.duration_s, "frac", "measured", note=note)
+    note = f"of one core, whole run: {'; '.join(dict.fromkeys(map(_counted, known)))}"
+    note += f"; {len(known)} writers together" if len(known) > 1 else ""
+    early = len(devices) - len(known)
+    note += f"; {early} more ended before their cost was recorded" if early else ""
+    spent_s = sum(_own_cpu_s(evidence, device) for device in known)
+    value = spent_s / evidence.watched.duration_s
+    return Reading(value, "frac", "measured", note=note + _folded(evidence))
+
+
+def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
+    """One writer's share of it. They add up: each is over the life of the whole run."""
+    spent_s = _own_cpu_s(evidence, device)
+    if not spent_s:
+        raise NotMeasurable("this writer ended before its cost was recorded")
+    note = f"of one core, over the life of the whole run: {_counted(device)}"
+    value = spent_s / evidence.watched.duration_s
+    return Reading(value, "frac", "measured", note=note + _folded(evidence))
+
+
+def _own_cpu_s(evidence: Evidence, device: Device) -> float:
+    series = evidence.series("cpu_s").get(device.id)
+    return 0.0 if series is None else float(series.values.max())
+
+
+def _counted(device: Device) -> str:
+    return _COUNTED.get(str(device.facts.get("counted")), _COUNTED["threads"])
+
+
+def _folded(evidence: Evidence) -> str:
+    """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
+    ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]
+    folded = len(ids) - len(set(ids)) + 1
+    return f"; of the one that cost most of {folded} writers" if folded > 1 else ""
 
 
 METRICS = [
@@ -214,8 +246,11 @@ METRICS = [
         "ergmeter's own CPU",
         "frac",
         "lower",
-        "CPU seconds of ergmeter's threads / run",
+        "CPU seconds of ergmeter's own threads, of all writers together (under `erg record` of the"
+        " recorder and its relay too) / life of the run; 1 is one core",
         (),
         own_cpu_frac,
+        per_device=device_own_cpu_frac,
+        kinds=("self",),
     ),
 ]

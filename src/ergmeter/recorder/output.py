@@ -20,6 +20,7 @@ from ergmeter import registry
 from ergmeter.ports import Line
 from ergmeter.recorder.relay import FRAME, SIGNALS
 from ergmeter.records import Mark, Step
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +35,9 @@ _HEAD = 20
 _LOADING_S = 2.0
 # An importer may wait for the next line to see where a step ends. If none comes, it hears of that.
 _HEARTBEAT_S = 0.25
+# What a command left in the pipe when it ended goes by a little later, by the relay's clock.
+_RELAY_BEHIND_S = 1.0
+UNRECOGNISED = "output_unrecognised"
 
 
 class LineSplitter:
@@ -136,6 +140,7 @@ class OutputReader:
         self.steps = 0
         self.seen = 0
         self.recognised = False
+        self.explained = False  # an importer has said itself why there are no steps
 
     def start(self) -> None:
         """Begin to listen. From here on, what the relay says is known within milliseconds."""
@@ -148,10 +153,11 @@ class OutputReader:
         A background child may hold the output open, and is not waited for; but a reader that is
         behind, because the output came faster than it can be read, is.
         """
+        until_ns = ended_ns + round(_RELAY_BEHIND_S * NS_PER_S)
         while self._thread.is_alive():
             before_ns = self._output.read_ns
             self._thread.join(patience_s)
-            if self._output.read_ns == before_ns or self._output.read_ns > ended_ns:
+            if self._output.read_ns == before_ns or self._output.read_ns > until_ns:
                 break
         if self._output.gaps:
             said = f"output came faster than it could be read; {self._output.gaps} gaps in it"
@@ -164,6 +170,7 @@ class OutputReader:
                 return
             for record in importer.records(chain(head, self._lines)):
                 self.steps += isinstance(record, Step)
+                self.explained |= getattr(record, "name", "") == UNRECOGNISED
                 self._meter.record(record)
         except Exception as error:  # noqa: BLE001  an importer may be anybody's; the run goes on
             said = f"reading the output stopped: {type(error).__name__}: {error}"
@@ -196,7 +203,7 @@ class OutputReader:
 
 def unrecognised(reader: OutputReader) -> Mark | None:
     """What to tell a user whose program printed nothing that we could read."""
-    if reader.steps:
+    if reader.steps or reader.explained:
         return None
     if reader.recognised:
         said = (
@@ -209,4 +216,4 @@ def unrecognised(reader: OutputReader) -> Mark | None:
             f"no steps: {what} that ergmeter recognises (Hugging Face Trainer logs, or lines such"
             " as step=3 loss=2.1 tokens=4096); print such a line, or use ergmeter.Meter in the loop"
         )
-    return Mark(time.monotonic_ns(), "output_unrecognised", said)
+    return Mark(time.monotonic_ns(), UNRECOGNISED, said)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
+from ergmeter.recorder.cost import Cost
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
 from ergmeter.recorder.relay import (
     FORWARDED,
@@ -88,7 +89,7 @@ def record(request: Request) -> Recording:
         settings=request.settings,
         probes=request.probes,
         probe_options=request.probe_options,
-        around=Around(run, _alone(environment)),
+        around=Around(run, _alone(environment), Cost(relay_pid)),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)

@@ -68,12 +68,14 @@ def run_header(name: str, command: Sequence[str], *, group: str | None = None) -
 
 def writer_header(source: str) -> dict[str, Any]:
     """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
+    host, pid = socket.gethostname(), os.getpid()
     return {
+        "writer": f"{host}-{pid}-{secrets.token_hex(2)}",
         "source": source,
-        "host": socket.gethostname(),
+        "host": host,
         "boot_id": boot_id(),
-        "pid": os.getpid(),
-        "pid_started_s": started_s(os.getpid()),
+        "pid": pid,
+        "pid_started_s": started_s(pid),
         "clock": clock_pair(),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -33,6 +33,8 @@ _FIELDS = {
 }
 # dataclasses.astuple copies deeply, at twenty times the cost.
 _VALUES = {table: attrgetter(*names) for table, names in _FIELDS.items()}
+# Without it Windows writes every byte 10 as two.
+_BINARY = getattr(os, "O_BINARY", 0)
 
 
 def create_run(path: Path, header: dict[str, Any]) -> Path:
@@ -82,7 +84,7 @@ class _Segment:
         self.opened_s = time.monotonic()
         self._sink = _Messages()
         self._stream = pa.ipc.new_stream(self._sink, schema)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o644)
         self._size = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -148,7 +150,7 @@ class Writer:
     def __init__(
         self, run: Path, *, header: dict[str, Any], devices: Sequence[Device] = ()
     ) -> None:
-        self.id = f"{header['host']}-{header['pid']}-{secrets.token_hex(2)}"
+        self.id = str(header["writer"])
         self.directory = run / self.id
         self.dropped_rows = 0
         self._segments: dict[tuple[str, str], _Segment] = {}
@@ -159,13 +161,12 @@ class Writer:
         self._header: dict[str, Any] = {
             "unavailable": {},
             **header,
-            "writer": self.id,
             "devices": [asdict(device) for device in devices],
         }
         (staging / fmt.WRITER_FILE).write_text(self._header_text())
         staging.rename(self.directory)
         self._marks_fd = os.open(
-            self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
+            self.directory / fmt.MARKS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _BINARY, 0o644
         )
         # Takes the file's first block while there is one, for the mark that the disk became full.
         self.mark(Mark(time.monotonic_ns(), "opened"))
@@ -179,7 +180,7 @@ class Writer:
         staging = self.directory / f".{fmt.WRITER_FILE}"
         try:
             staging.write_text(self._header_text())
-            staging.rename(self.directory / fmt.WRITER_FILE)
+            staging.replace(self.directory / fmt.WRITER_FILE)
         except OSError as error:
             self._refused(1, error)
 
@@ -303,24 +304,30 @@ class Writer:
 
 def to_parquet(live: Path) -> Path:
     """Rewrite a finished stream as Parquet, then remove it. Killed between, both are whole."""
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415  costs 0.2 s; most short runs never need it
-
     full = live.with_suffix(fmt.FULL)
     staging = full.with_name(f".{full.name}")
     try:
-        with pa.memory_map(str(live)) as source:
-            table = pa.ipc.open_stream(source).read_all()
-            pq.write_table(
-                table,
-                staging,
-                compression="zstd",
-                row_group_size=fmt.SEGMENT_ROWS,
-                write_page_checksum=True,
-            )
-        staging.rename(full)
+        _rewrite(live, staging)
+        staging.replace(full)
     except OSError:
         staging.unlink(missing_ok=True)
         raise
     live.unlink()
     return full
+
+
+def _rewrite(live: Path, into: Path) -> None:
+    """In a function of its own: a table that is still around keeps its file mapped, and Windows
+    does not remove such a file."""
+    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow.parquet as pq  # noqa: PLC0415  costs 0.2 s; most short runs never need it
+
+    with pa.memory_map(str(live)) as source:
+        table = pa.ipc.open_stream(source).read_all()
+        pq.write_table(
+            table,
+            into,
+            compression="zstd",
+            row_group_size=fmt.SEGMENT_ROWS,
+            write_page_checksum=True,
+        )

@@ -19,7 +19,9 @@ def page(findings: list[Finding]) -> RenderableType:
     parts: list[RenderableType] = []
     for finding in findings:
         sign = ("yes ", "green") if finding.works else ("no  ", "yellow")
-        parts.append(Text.assemble(sign, (finding.probe, "bold"), *_why(finding)))
+        parts.append(Text.assemble(sign, (finding.probe, "bold")))
+        if finding.reason:
+            parts.append(Padding(Text(finding.reason), (0, 0, 0, 6)))
         for device in finding.devices:
             reads = ", ".join(finding.reads.get(device.id, [])) or "nothing"
             line = Text.assemble((device.name, ""), (f"  [{device.id}]  ", "dim"), f"reads {reads}")
@@ -30,10 +32,6 @@ def page(findings: list[Finding]) -> RenderableType:
         ]
     parts.append(_energy(findings))
     return Group(*parts)
-
-
-def _why(finding: Finding) -> list[str]:
-    return [f"  {finding.reason}"] if finding.reason else []
 
 
 def _energy(findings: list[Finding]) -> Text:

@@ -81,11 +81,31 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
     }
 
 
-def metric_line(summary: Summary, name: str) -> str:
-    """One metric by key or alias, in the unit that name says: `AEC 341.2 W (measured; ...)`."""
+def metric_lines(summary: Summary, names: Iterable[str]) -> list[str]:
+    """A line for each metric, by key or alias; a reason that several share is given once."""
+    told: dict[str, str] = {}
+    lines = []
+    for name in names:
+        found = summary.readings[find(name)[0].key]
+        if isinstance(found, Missing) and found.reason in told:
+            lines.append(f"{_label(name)} - (as {told[found.reason]})")
+            continue
+        if isinstance(found, Missing):
+            told[found.reason] = _label(name)
+        lines.append(_metric_line(summary, name))
+    return lines
+
+
+def _label(name: str) -> str:
+    metric, alias = find(name)
+    return alias.name if alias else metric.key
+
+
+def _metric_line(summary: Summary, name: str) -> str:
+    """In the unit that name says: `AEC 341.2 W (measured; ...)`."""
     metric, alias = find(name)
     found = summary.readings[metric.key]
-    label = alias.name if alias else metric.key
+    label = _label(name)
     if isinstance(found, Missing):
         return f"{label} - ({found.reason})"
     scale, unit = (alias.scale, alias.unit) if alias else (1.0, found.unit)

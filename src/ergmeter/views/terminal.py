@@ -1,9 +1,14 @@
-"""The card: the whole answer on the terminal, with what is missing and why."""
+"""The card: the whole answer on the terminal, with what is missing and why.
+
+The trap: a frame that breaks what one would copy. The card fits 80 columns, and the command with
+the run's path stands below it, on a line of its own that is never cut or wrapped.
+"""
 
 from __future__ import annotations
 
-import textwrap
+import shlex
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -18,7 +23,7 @@ from ergmeter.runlog.reader import FINISHED, RUNNING
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
@@ -67,11 +72,26 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
 }
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _BARS = "▁▂▃▄▅▆▇█"
+_CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
+
+
+def show(console: Console, run: Run, summary: Summary) -> None:
+    """Print the card, and below it how to see more of the run."""
+    console.print(card(run, summary))
+    console.print(Text("every metric, with its window and its note:", "dim"))
+    again = f"erg report {shlex.quote(_from_here(run.path))} --all"
+    console.print(Text(again), soft_wrap=True)
+
+
+def _from_here(path: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def card(run: Run, summary: Summary) -> RenderableType:
     """The card of a run: what ran, the figures with their basis, what to know about them."""
-    body: list[RenderableType] = [_what_ran(run, summary), _figures(summary)]
+    body: list[RenderableType] = [*_what_ran(run, summary), _figures(run, summary)]
     curve = sparkline(run)
     if curve:
         body.append(curve)
@@ -79,9 +99,6 @@ def card(run: Run, summary: Summary) -> RenderableType:
     remarks = tuple(note for note in summary.notes if note not in told)
     if remarks:
         body.append(_remarks(remarks))
-    body.append(
-        Text(f"\nerg report {run.path} --all   every metric with its window and note", "dim")
-    )
     title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
 
@@ -92,10 +109,9 @@ def every_metric(summary: Summary) -> RenderableType:
     told: dict[str, str] = {}
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
-            between = f"  [{_interval(found)}]" if found.low is not None else ""
-            head = Text.assemble((key, "bold"), f"  {value(found)}", (between, "dim"), "  ")
+            head = Text.assemble((key, "bold"), f"  {value(found)}  ")
             lines.append(head.append_text(_basis(found)))
-            said = found.note
+            said = "; ".join(part for part in (_interval(found), found.note) if part)
         else:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = told.setdefault(found.reason, key)
@@ -124,9 +140,14 @@ def _in_words(number: float, unit: str) -> str:
 
 
 def _interval(reading: Reading) -> str:
+    """Low to high, without the unit where it is the one the value has just been given in."""
     if reading.low is None or reading.high is None:
         return ""
-    return f"{_in_words(reading.low, reading.unit)} to {_in_words(reading.high, reading.unit)}"
+    ends = [_in_words(end, reading.unit) for end in (reading.low, reading.high)]
+    words = [said.split(" ") for said in (value(reading), *ends)]
+    if all(len(said) == 2 for said in words) and len({unit for _, unit in words}) == 1:
+        ends = [number for number, _ in words[1:]]
+    return " to ".join(ends)
 
 
 def _spread(reading: Reading) -> str:
@@ -153,21 +174,33 @@ def _status(status: str) -> Text:
     return Text(status, style)
 
 
-def _what_ran(run: Run, summary: Summary) -> Text:
-    command = " ".join(run.header.get("command") or [])
-    lines = [textwrap.shorten(command, 94, placeholder=" ...")] if command else []
+def _what_ran(run: Run, summary: Summary) -> list[Text]:
+    words = [str(word) for word in run.header.get("command") or []]
+    lines = []
+    if words:
+        command = " ".join(shlex.join([Path(words[0]).name, *words[1:]]).split())
+        lines.append(Text(command, "dim", no_wrap=True, overflow="ellipsis"))
     accelerators = [d.name for d in run.devices.values() if d.kind == "gpu"]
     counts = [f"{accelerators.count(n)} x {n}" for n in dict.fromkeys(accelerators)]
     host = next((str(w.header.get("host")) for w in run.writers), "")
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
-    warmup = summary.readings["time.warmup_steps"]
-    rule = f" (warm-up {warmup.note})" if isinstance(warmup, Reading) else ""
-    lines.append(f"{', '.join(counts) or 'no accelerator'} on {host}; {over}{rule}")
-    return Text("\n".join(lines), "dim")
+    lines.append(Text(f"{', '.join(counts) or 'no accelerator'} on {host}", "dim"))
+    over, _, more = over.partition("; ")
+    lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
+    return lines
 
 
-def _figures(summary: Summary) -> Table:
+def _rule(summary: Summary) -> str:
+    """How the warm-up was chosen, where its number of steps does not say so already."""
+    left_out = summary.readings["time.warmup_steps"]
+    if not isinstance(left_out, Reading) or not left_out.value:
+        return ""
+    rule = left_out.note.removeprefix("rule: ")
+    return "" if rule == f"{left_out.value:.0f} steps" else f" (warm-up: {rule})"
+
+
+def _figures(run: Run, summary: Summary) -> RenderableType:
     figures = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     figures.add_column(style="dim", no_wrap=True)
     figures.add_column(no_wrap=True)
@@ -188,11 +221,10 @@ def _figures(summary: Summary) -> Table:
             elif isinstance(found, Missing) and keep:
                 figures.add_row(label, catalogue()[key].title, "-", "", "")
                 label = ""
-    reasons = _absent(summary)
-    return Group(figures, *reasons) if reasons else figures  # type: ignore[return-value]
+    return Group(figures, *_absent(run, summary))
 
 
-def _absent(summary: Summary) -> list[Text]:
+def _absent(run: Run, summary: Summary) -> list[Text]:
     kept = [key for members in _GROUPS.values() for key, keep in members if keep]
     missing = {key: summary.readings.get(key) for key in kept}
     said: dict[str, list[str]] = {}
@@ -200,21 +232,28 @@ def _absent(summary: Summary) -> list[Text]:
         if isinstance(found, Missing):
             said.setdefault(found.reason, []).append(catalogue()[key].title)
     return [
-        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), reason)
+        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), _in_short(reason, run))
         for reason, titles in said.items()
     ]
 
 
-def _remarks(notes: tuple[str, ...]) -> Text:
-    lines = Text()
+def _in_short(reason: str, run: Run) -> str:
+    """A reason without what each probe said, which is long: `--all` and the doctor have it."""
+    said = [f"{name}: {why}" for name, why in run.unavailable.items()]
+    said = [one for one in said if one in reason]
+    return reason.replace(f" ({'; '.join(said)})", "") if said else reason
+
+
+def _remarks(notes: tuple[str, ...]) -> Table:
+    lines = Table.grid(padding=(0, 1, 0, 0))
+    lines.add_row("")
     for note in notes:
-        lines.append("\n! ", "yellow")
-        lines.append(note)
+        lines.add_row(Text("!", "yellow"), Text(note))
     return lines
 
 
 def sparkline(run: Run) -> Text | None:
-    """The loss over the run, if there was one: one bar for each sixtieth."""
+    """The loss over the run, if there was one: each bar the mean of as many steps."""
     import numpy as np  # noqa: PLC0415
 
     steps = run.steps()
@@ -224,7 +263,7 @@ def sparkline(run: Run) -> Text | None:
     loss = steps["loss"][known]
     if len(loss) < 3:
         return None
-    cells = min(60, len(loss))
+    cells = min(_CELLS, len(loss))
     edges = np.linspace(0, len(loss), cells + 1).astype(int)
     means = np.array([loss[a:b].mean() for a, b in pairwise(edges)])
     low, high = float(means.min()), float(means.max())
@@ -234,6 +273,8 @@ def sparkline(run: Run) -> Text | None:
     return Text.assemble("\n", ("loss  ", "dim"), bars, (ends, "dim"))
 
 
-def plain(found: Result) -> str:
-    """A result in one cell of a list."""
-    return value(found) if isinstance(found, Reading) else "-"
+def bare(found: Result) -> str:
+    """A result in a column whose title says the unit; a duration keeps its own."""
+    if not isinstance(found, Reading):
+        return "-"
+    return value(found).removesuffix(f" {found.unit}") if found.unit != "s" else value(found)

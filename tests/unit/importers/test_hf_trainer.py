@@ -6,29 +6,19 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ergmeter.importers.hf_trainer import HfTrainerImporter
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.ports import Importer, Line
 from ergmeter.records import Record, Reported
 from tests.unit.importers.captured import Capture, Delivery, capture, marks, reported, steps
+from tests.unit.importers.trained import BAR, S, live, printed
 
-S = 1_000_000_000
 both = pytest.mark.parametrize("delivery", ["prompt", "ended"])
 
 
 def read(source: Capture, delivery: Delivery = "prompt") -> list[Record]:
     return list(HfTrainerImporter().records(source.lines(delivery)))
-
-
-def live(*timed: tuple[float, str]) -> list[Record]:
-    return list(HfTrainerImporter().records([Line(text, round(t * S)) for t, text in timed]))
-
-
-def printed(epoch: float, **more: object) -> str:
-    return str({"loss": 2.5, "grad_norm": 1.5, "learning_rate": 5e-05, "epoch": epoch} | more)
 
 
 def test_it_is_an_importer() -> None:
@@ -166,9 +156,6 @@ def test_num_tokens_of_trl_is_real_tokens_and_its_rounding_is_said() -> None:
     assert any("four significant digits" in said for said in marks(records, "assumed"))
 
 
-BAR = " 10%|█         | {} [00:00<00:00, 9.0it/s]"
-
-
 def logs_and_bars(*drawn: str, per_log: float = 0.1) -> list[Record]:
     """One dict a second, each with what was drawn after it."""
     timed = [
@@ -226,58 +213,3 @@ def test_a_file_has_the_time_of_the_runtimes_printed_in_it_or_none() -> None:
     without = list(HfTrainerImporter().records([Line(printed(0.1)), Line(printed(0.2))]))
     figures = [("loss", 2.5), ("learning_rate", 5e-05), ("grad_norm", 1.5)]
     assert without == [Reported(0, name, value, "") for name, value in figures * 2]
-
-
-WORDS = [
-    "{'loss': ",
-    "'2.5'",
-    "nan",
-    ", 'learning_rate': ",
-    "1e999",
-    ", 'epoch': ",
-    "0.1",
-    "-1",
-    "}",
-    "{'eval_runtime': ",
-    ", 'num_input_tokens_seen': ",
-    "5",
-    "9" * 40,
-    "'train_runtime': ",
-    "0",
-    ", 'train_tokens_per_second': 5",
-    " 5%|x| 3/20 [",
-    "\x1b[A",
-    "0%|| 0/0 [",
-    "\x00",
-    "{'",
-    "}",
-]
-dicts = st.builds(
-    lambda names, values: str(dict(zip(names, values, strict=False))),
-    st.permutations(
-        [
-            "epoch",
-            "loss",
-            "learning_rate",
-            "num_tokens",
-            "train_runtime",
-            "eval_runtime",
-            "num_input_tokens_seen",
-            "train_loss",
-            "train_tokens_per_second",
-        ]
-    ),
-    st.lists(st.floats() | st.integers() | st.text(max_size=5), max_size=9),
-)
-texts = st.text(max_size=60) | st.lists(st.sampled_from(WORDS), max_size=12).map("".join) | dicts
-times = st.none() | st.integers(0, 5).map(lambda t: t * 100_000_000)
-
-
-@given(st.lists(st.tuples(texts, times), max_size=12))
-def test_no_text_raises_and_no_window_is_empty(timed: list[tuple[str, int | None]]) -> None:
-    importer = HfTrainerImporter()
-    importer.recognises([text for text, _ in timed])
-    records = list(importer.records([Line(text, t_ns) for text, t_ns in timed]))
-    for step in [*steps(records), *steps(records, "eval")]:
-        assert step.window.duration_s > 0
-        assert step.steps is None or step.steps > 0

@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 
 from ergmeter import Budget, Flops, Meter, Reading, Run, UsageError
+from ergmeter.meter import Around
+from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import PHASES
 from ergmeter.runlog.format import RUN_VARIABLE
+from ergmeter.runlog.settings import Settings
+from tests.runs import make_run
 
 
 def meter_in(path: Path, **options: object) -> Meter:
@@ -301,8 +305,52 @@ def test_a_budget_in_steps_and_in_flops(tmp_path: Path) -> None:
         meter.step_end()
         meter.step_end()
         assert meter.progress().done_frac == 0.5
-    with pytest.raises(UsageError, match="one positive number"):
+    with pytest.raises(UsageError, match="one positive number of this rank's steps"):
         Budget(steps=3, tokens=5)
+
+
+def test_a_budget_is_this_ranks_however_many_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with meter_in(tmp_path / "run", budget=Budget(tokens=1000)) as meter:
+        meter.step_end(tokens=250)
+        assert meter.progress().done == 250
+
+
+def test_each_writer_has_a_device_of_its_own_for_its_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two Meters of one process, one after the other: not even their pids differ."""
+    with meter_in(tmp_path / "run") as first:
+        first.step_end()
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path / "run"))
+    with Meter(probes=()) as second:
+        second.step_end()
+    run = Run.open(tmp_path / "run")
+    writers = {writer.header["writer"] for writer in run.writers}
+    assert len(writers) == 2
+    assert {d.id for d in run.devices.values() if d.kind == "self"} == {
+        f"ergmeter:{writer}" for writer in writers
+    }
+    spent_s = {device: float(series.values[-1]) for device, series in run.series("cpu_s").items()}
+    found = second.summary()
+    total, life_s = found.readings["overhead.cpu_frac"], Evidence(run, Settings()).watched
+    assert isinstance(total, Reading)
+    assert total.value == pytest.approx(sum(spent_s.values()) / life_s.duration_s)
+    assert min(spent_s.values()) > 0
+
+
+def test_what_measures_from_outside_says_what_it_costs(tmp_path: Path) -> None:
+    spent_s = iter((0.5, 2.5))
+    around = Around(make_run(tmp_path / "run"), {}, lambda: next(spent_s, 4.0))
+    with Meter(probes=(), around=around) as meter:
+        meter._handover.flush()  # type: ignore[union-attr]
+    run = Run.open(tmp_path / "run")
+    (own,) = run.series("cpu_s").values()
+    assert own.values.tolist() == [0.5, 2.5]
+    (device,) = run.devices.values()
+    assert (device.kind, device.facts) == ("self", {"counted": "processes"})
 
 
 def test_a_meter_under_a_recorder_joins_its_run(

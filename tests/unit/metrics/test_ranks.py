@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Mark, Sample, Step
+from ergmeter.records import Device, Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason, run_of
 
@@ -162,7 +162,7 @@ def test_a_run_that_was_killed_keeps_its_energy_up_to_the_last_samples(tmp_path:
     energy = reading(run, "energy.run_j")
     assert energy.value == pytest.approx(200 * 19, rel=0.01)
     assert reading(run, "steps.count").value == 38
-    assert "the last 2 not yet sampled" in energy.note
+    assert "the last 2 steps not yet sampled" in energy.note
     agree(run)
 
 
@@ -244,10 +244,66 @@ def test_a_metric_that_fails_is_missing_and_the_others_are_shown(
     assert reading(run, "throughput.tokens_per_s").value == pytest.approx(1)
 
 
-def test_the_cost_of_several_writers_says_that_it_is_one_of_theirs(tmp_path: Path) -> None:
-    own = Device("ergmeter", "self", "own", "self")
-    path = make_run(tmp_path / "run")
-    for rank, cpu_s in ((0, 0.1), (1, 0.3)):
-        samples = [Sample(10 * S, own.id, cpu_s=cpu_s)]
-        add_writer(path, steps=shifted(even_steps(10), 0, rank), samples=samples, devices=[own])
-    assert "cost most of 2 writers" in reading(Run.open(path), "overhead.cpu_frac").note
+def own(writer: str, counted: str = "threads") -> Device:
+    return Device(f"ergmeter:{writer}", "self", "own", "self", {"counted": counted})
+
+
+def run_that_cost(path: Path, *costs: tuple[Device, float | None]) -> Run:
+    """A run that lives for 20 s, each writer of it with a device and what that cost in the end."""
+    now_ns = time.monotonic_ns()  # the writers' own marks are of now
+    clock = {"clock": {"monotonic_ns": now_ns, "wall_ns": 1_800_000_000 * S}}
+    make_run(path)
+    for rank, (device, cpu_s) in enumerate(costs):
+        spent = [] if cpu_s is None else [cpu_s / 4, cpu_s]
+        samples = [
+            Sample(now_ns + (10 + 5 * i) * S, device.id, cpu_s=value)
+            for i, value in enumerate(spent)
+        ]
+        steps = [Step(now_ns, now_ns + 20 * S, rank=rank)]
+        add_writer(path, steps=steps, samples=samples, devices=[device], header=clock)
+    return Run.open(path)
+
+
+def test_the_cost_of_several_writers_is_their_sum(tmp_path: Path) -> None:
+    first, second = own("a-1-ff"), own("a-2-ff")
+    run = run_that_cost(tmp_path / "run", (first, 0.1), (second, 0.3))
+    found = reading(run, "overhead.cpu_frac")
+    assert found.value == pytest.approx((0.1 + 0.3) / 20)
+    assert "2 writers together" in found.note
+    by_device = summarize(run).devices
+    for device, cpu_s in ((first, 0.1), (second, 0.3)):
+        each = by_device[device.id]["overhead.cpu_frac"]
+        assert isinstance(each, Reading)
+        assert each.value == pytest.approx(cpu_s / 20)
+
+
+def test_the_cost_of_a_recorder_and_of_a_meter_in_it_add_up(tmp_path: Path) -> None:
+    recorder, meter = own("a-1-ff", "processes"), own("a-2-ff")
+    found = reading(
+        run_that_cost(tmp_path / "run", (recorder, 0.5), (meter, 0.1)), "overhead.cpu_frac"
+    )
+    assert found.value == pytest.approx(0.6 / 20)
+    assert "the recorder and its relay as whole processes" in found.note
+    assert "the threads that read and write" in found.note
+
+
+def test_a_writer_that_told_no_cost_is_not_taken_for_a_free_one(tmp_path: Path) -> None:
+    silent = own("a-2-ff")
+    run = run_that_cost(tmp_path / "run", (own("a-1-ff"), 0.2), (silent, None))
+    found = reading(run, "overhead.cpu_frac")
+    assert found.value == pytest.approx(0.2 / 20)
+    assert "1 more ended before their cost was recorded" in found.note
+    each = summarize(run).devices[silent.id]["overhead.cpu_frac"]
+    assert isinstance(each, Missing)
+    assert "ended before its cost was recorded" in each.reason
+
+
+def test_older_runs_whose_writers_share_a_device_say_that_it_is_one_of_theirs(
+    tmp_path: Path,
+) -> None:
+    shared = Device("ergmeter", "self", "own", "self")
+    run = run_that_cost(tmp_path / "run", (shared, 0.1), (shared, 0.3))
+    found = reading(run, "overhead.cpu_frac")
+    assert found.value == pytest.approx(0.3 / 20)
+    assert "of the one that cost most of 2 writers" in found.note
+    assert "together" not in found.note

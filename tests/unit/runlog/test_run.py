@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import PHASES, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog import writer as writer_module
 from ergmeter.runlog.identity import redacted, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run, to_parquet
@@ -72,6 +73,37 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path: Path) -> None:
 
 def _header() -> dict[str, object]:
     return {**writer_header("meter"), "settings": {}}
+
+
+def test_a_header_is_replaced_whole_and_no_byte_is_translated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Windows a file is text unless told otherwise, and `rename` refuses an existing name."""
+    binary, opened = 1 << 40, []  # a flag that this system does not have
+
+    header = _header()
+
+    def open_told(path: Path, flags: int, mode: int = 0o777) -> int:
+        opened.append(flags & binary)
+        return os_open(path, flags & ~binary, mode)
+
+    os_open = os.open
+    monkeypatch.setattr(writer_module, "_BINARY", binary)
+    monkeypatch.setattr(os, "open", open_told)
+    monkeypatch.setattr(Path, "rename", _as_on_windows)
+    writer = Writer(make_run(tmp_path / "run"), header=header)
+    writer.extend_header(devices=[GPU])
+    writer.write("steps", even_steps(1))
+    writer.close()
+    assert writer.dropped_rows == 0
+    assert opened == [binary, binary]
+    assert list(Run.open(tmp_path / "run").devices) == [GPU.id]
+
+
+def _as_on_windows(path: Path, target: Path) -> Path:
+    if target.exists():
+        raise FileExistsError(target)
+    return path.replace(target)
 
 
 def test_pandas_and_polars_read_the_live_file_without_our_code(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""GPUs whose power is known, and what to look for in the records that are read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ergmeter.probes.nvml import NvmlProbe
+from ergmeter.records import Mark, Sample
+from tests.nvml.library import Gpu
+
+Open = Callable[..., NvmlProbe]
+
+# 100 W at 0 s, rising 20 W each second to 300 W at 10 s, level from there.
+RAMP = Gpu(power_w=[(0, 100), (10, 300)])
+# 80 W until 4 s, then 600 W at once.
+STEP = Gpu(power_w=[(0, 80), (4, 80), (4, 600)])
+
+
+def gauges(records: Sequence[Sample | Mark]) -> list[Sample]:
+    return [r for r in records if isinstance(r, Sample) and r.energy_j is None]
+
+
+def counters(records: Sequence[Sample | Mark]) -> list[Sample]:
+    return [r for r in records if isinstance(r, Sample) and r.energy_j is not None]
+
+
+def joules(records: Sequence[Sample | Mark]) -> list[float]:
+    return [sample.energy_j for sample in counters(records) if sample.energy_j is not None]
+
+
+def marks(records: Sequence[Sample | Mark]) -> list[Mark]:
+    return [r for r in records if isinstance(r, Mark)]
+
+
+def indices(probe: NvmlProbe) -> list[int]:
+    return [device.facts["index"] for device in probe.devices]

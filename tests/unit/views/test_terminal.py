@@ -1,0 +1,167 @@
+"""What a person sees: a card that fits 80 columns, says each thing once and leaves nothing out."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Reading, Sample, Step, Summary
+from ergmeter.runlog.identity import run_header
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import create_run
+from ergmeter.views import terminal
+from tests.runs import add_writer, even_steps, run_of
+
+S = 10**9
+WIDTH = 80
+
+
+def shown(run: Run, *, width: int = WIDTH, **settings: Any) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width)
+    terminal.show(console, run, summarize(run, Settings(**settings)))
+    return out.getvalue().splitlines()
+
+
+def words(lines: list[str]) -> str:
+    return " ".join(" ".join(lines).replace("│", " ").split())
+
+
+def steps_of(lengths_s: list[float]) -> list[Step]:
+    ends = [sum(lengths_s[: i + 1]) for i in range(len(lengths_s))]
+    return [
+        Step(round((end - length) * S), round(end * S), index=i, tokens_computed=10)
+        for i, (end, length) in enumerate(zip(ends, lengths_s, strict=True))
+    ]
+
+
+def test_no_line_of_the_card_is_wider_than_the_terminal(tmp_path: Path) -> None:
+    steps = [
+        Step(i * S, (i + 1) * S, index=i, tokens_computed=12_345, loss=1.234e-5 * (i + 1))
+        for i in range(200)
+    ]
+    lines = shown(run_of(tmp_path / "run", steps=steps, stream="output"))
+    frame = lines[: next(n for n, line in enumerate(lines) if line.startswith("╰")) + 1]
+    assert {len(line) for line in frame} == {WIDTH}
+    (curve,) = (line for line in frame if "loss  " in line)
+    assert "1.234e-05 to 0.002468" in curve
+    assert sum(character in terminal._BARS for character in curve) == terminal._CELLS
+
+
+def test_the_path_of_the_run_stands_whole_on_its_line_however_long(tmp_path: Path) -> None:
+    path = tmp_path / ("a" * 90) / "with space"
+    lines = shown(run_of(path, steps=even_steps(3)))
+    assert lines[-1] == f"erg report '{path}' --all"
+
+
+def test_the_path_of_the_run_is_given_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_of(tmp_path / "runs" / "one", steps=even_steps(3))
+    assert shown(run)[-1] == "erg report runs/one --all"
+
+
+def test_a_long_command_is_one_line_that_says_it_goes_on(tmp_path: Path) -> None:
+    path = create_run(
+        tmp_path / "run", run_header("test", ["/opt/bin/python", "-c", "print(1)\n" + "x" * 200])
+    )
+    add_writer(path, steps=even_steps(3))
+    command, machine = shown(Run.open(path))[1:3]
+    assert command.startswith("│ python -c 'print(1) xxx")
+    assert command.endswith("… │")
+    assert machine.startswith("│ no accelerator on ")
+
+
+def test_steps_are_called_steps_and_a_log_says_that_its_first_line_starts_the_clock(
+    tmp_path: Path,
+) -> None:
+    told = words(shown(run_of(tmp_path / "told", steps=even_steps(29))))
+    assert "over 29 steps in 29 s" in told
+    assert "starts the clock" not in told
+    printed = words(shown(run_of(tmp_path / "log", steps=even_steps(29), stream="output")))
+    assert "over 29 steps in 29 s the first printed line only starts the clock" in printed
+
+
+def test_a_line_that_stands_for_several_steps_is_told_from_a_step(tmp_path: Path) -> None:
+    several = run_of(tmp_path / "ten", steps=even_steps(4, steps=10), stream="output")
+    assert "over 40 steps (4 printed lines) in 4 s" in words(shown(several))
+    unknown = run_of(tmp_path / "unknown", steps=even_steps(4, steps=None), stream="output")
+    assert "over 4 printed lines in 4 s" in words(shown(unknown))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "over 20 steps in 20 s throughput"),
+        ({"warmup_steps": 1}, "over 19 steps in 19 s, after 1 step of warm-up throughput"),
+        ({"warmup_steps": 3}, "over 17 steps in 17 s, after 3 steps of warm-up throughput"),
+        ({"warmup_s": 5}, "over 15 steps in 15 s, after 5 steps of warm-up (warm-up: 5 s)"),
+    ],
+)
+def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    assert said in words(shown(run_of(tmp_path / "run", steps=even_steps(20)), **settings))
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        (Reading(123.0, "tokens/s", "measured", 120.0, 125.0), "120 to 125"),
+        (Reading(0.9, "s", "measured", 0.8, 1.1), "800 ms to 1.1 s"),
+        (Reading(1.5e9, "B/h", "derived", -2e6, 3e9), "-2 MB/h to 3 GB/h"),
+        (Reading(7300.0, "s", "measured", 7260.0, 7380.0), "2 h 01 min to 2 h 03 min"),
+        (Reading(1.0, "s", "measured"), ""),
+    ],
+)
+def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str) -> None:
+    assert terminal._interval(reading) == said
+    out = io.StringIO()
+    summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
+    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
+    assert out.getvalue().splitlines()[1].strip() == said
+
+
+def test_a_noisy_run_is_called_so_in_one_line_and_a_quiet_one_is_not(tmp_path: Path) -> None:
+    noisy = shown(run_of(tmp_path / "noisy", steps=steps_of([1.0, 1.0, 1.0, 4.0] * 10)))
+    (line,) = (line for line in noisy if "! " in line)
+    assert "! noisy: step time's 95th percentile is 4.0 times its median" in line
+    drifting = shown(run_of(tmp_path / "drifting", steps=steps_of([1.0] * 20 + [1.9] * 20)))
+    (line,) = (line for line in drifting if "! " in line)
+    assert "! noisy: steps/s ± 1" in line
+    assert "! " not in words(shown(run_of(tmp_path / "quiet", steps=even_steps(40))))
+
+
+@pytest.mark.parametrize(("steps", "is_said"), [(9, True), (10, False)])
+def test_figures_of_few_steps_say_why_they_have_no_interval(
+    tmp_path: Path, steps: int, is_said: bool
+) -> None:
+    card = words(shown(run_of(tmp_path / "run", steps=even_steps(steps))))
+    assert ("fewer than ten steps or printed lines were timed" in card) == is_said
+    assert ("± " in card) != is_said
+
+
+def test_a_program_that_was_never_read_has_no_memory_for_that_reason(tmp_path: Path) -> None:
+    program = Device("process:h:1", "process", "true", "process")
+    run = run_of(
+        tmp_path / "run",
+        steps=even_steps(5, seconds=0.1),
+        devices=[program],
+        samples=[Sample(S // 10, "process:h:2", cpu_s=0.1)],
+    )
+    assert "no host memory, peak: true was not read once in a run of " in words(shown(run))
+
+
+def test_a_column_of_a_list_leaves_the_unit_to_its_title() -> None:
+    assert terminal.bare(Reading(36_981.0, "tokens/s", "measured")) == "36,981"
+    assert terminal.bare(Reading(0.0031, "J/token", "measured")) == "0.0031"
+    assert terminal.bare(Reading(0.111, "s", "measured")) == "111 ms"
+    assert math.isnan(float(terminal.bare(Reading(math.nan, "tokens/s", "measured"))))
