@@ -33,6 +33,9 @@ BASES: tuple[Basis, ...] = ("measured", "derived", "reported", "assumed")
 
 Direction = Literal["higher", "lower", "neither"]
 
+# What products are computed in, by the names people use.
+DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -9,7 +9,8 @@ import pytest
 
 from ergmeter import hardware
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.hardware import DTYPES, DeviceSpec, cpu_peak, cpu_peak_of, lookup, parse_peak
+from ergmeter.hardware import DeviceSpec, cpu_peak, cpu_peak_of, lookup, parse_peak
+from ergmeter.records import DTYPES
 from ergmeter.views import hardware as view
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import batch_of, with_batch
+from ergmeter.cli.work_options import CONVENTION, batch_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     help="Positions cached before the step. For decode: --seq-len, if not given.",
 )
-@click.option("--convention", default="exact", show_default=True, help="Whose count to lead with.")
+@CONVENTION
 @click.option("--params", type=float, help="Take this as N in formulas of N.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
 def command(

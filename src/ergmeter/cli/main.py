@@ -25,6 +25,7 @@ _COMMANDS = {
     "flops": "Count the FLOPs of one step of a model, by part and by convention.",
     "mfu": "Say what share of the peak a training got, from printed figures.",
     "conventions": "Explain the ways of counting FLOPs, by name.",
+    "estimate": "Estimate whether a training fits, and its time, energy, carbon and cost.",
     "peaks": "List devices with their peak FLOP/s, or show one with its source.",
     "metrics": "Explain the metrics: formula, unit, needs, other names.",
     "demo": "Train a small model for about 20 seconds, measured.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import batch_of, with_batch
+from ergmeter.cli.work_options import CONVENTION, batch_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
 @click.option("--peak", help="Dense peak of one device, instead of --device: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
-@click.option("--convention", default="exact", show_default=True, help="Whose count to lead with.")
+@CONVENTION
 @click.option("--params", type=float, help="Take this as N in formulas of N.")
 @click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
 def command(

@@ -35,6 +35,13 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": click.IntRange(min=1),
         "help": "Samples of a step, all ranks, where the program does not say. Marked as assumed.",
     },
+    "dtype": {"help": "What products are computed in (bf16, fp16, fp8, ...), for MFU."},
+    "peak": {"help": "Dense peak of one device, for MFU, if not the table's: 989.5T."},
+    "peak_source": {"help": "Where that peak is from."},
+    "num_devices": {
+        "type": click.IntRange(min=1),
+        "help": "Devices the tokens are of, where they can't be seen.",
+    },
     "grid_g_per_kwh": {
         "type": click.FloatRange(min=0),
         "help": "Carbon intensity of the electricity.",
@@ -53,7 +60,13 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        settings = Settings.declared(None, {name: given.pop(name) for name in _OPTIONS})
+        declared = {name: given.pop(name) for name in _OPTIONS}
+        peak = declared.pop("peak")
+        if peak is not None:
+            from ergmeter.hardware import parse_peak
+
+            declared["peak_flops_per_s"] = parse_peak(peak)
+        settings = Settings.declared(None, declared)
         return function(settings=settings, **given)
 
     for name, attributes in reversed(_OPTIONS.items()):

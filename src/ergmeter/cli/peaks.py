@@ -24,7 +24,8 @@ def command(
     from rich.console import Console
 
     from ergmeter.errors import UsageError
-    from ergmeter.hardware import DTYPES, devices, lookup
+    from ergmeter.hardware import devices, lookup
+    from ergmeter.records import DTYPES
     from ergmeter.views import hardware
 
     if markdown:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
+    from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
 
@@ -39,10 +41,12 @@ if TYPE_CHECKING:
 )
 @click.option("--keep-buffering", is_flag=True, help="Do not set PYTHONUNBUFFERED for the command.")
 @click.option("--quiet", is_flag=True, help="Show no card at the end.")
+@with_model
 @with_settings
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
 def command(
     settings: Settings,
+    flops: tuple[Flops, ...],
     command_line: tuple[str, ...],
     out: Path | None,
     name: str | None,
@@ -82,6 +86,7 @@ def command(
             out=out,
             name=name,
             settings=settings,
+            flops=flops,
             probes=probes or None,
             probe_options=options,
             tokens_are=tokens_are,

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
+    from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
 
@@ -25,9 +27,15 @@ if TYPE_CHECKING:
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
+@with_model
 @with_settings
 def command(
-    settings: Settings, run: Path | None, as_json: bool, metrics: tuple[str, ...], show_all: bool
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    run: Path | None,
+    as_json: bool,
+    metrics: tuple[str, ...],
+    show_all: bool,
 ) -> int:
     """Show what a run came to. Without RUN: the newest under runs/.
 
@@ -40,7 +48,7 @@ def command(
     from ergmeter.views import documents
 
     opened = Run.open(run or newest_run(Path("runs")))
-    summary = summarize(opened, settings)
+    summary = summarize(opened, settings, flops=flops)
     if as_json:
         whole = (
             documents.metrics(summary, metrics)

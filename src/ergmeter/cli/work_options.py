@@ -12,9 +12,16 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.work import Training
+    from ergmeter.records import Flops
 
-_OPTIONS = [
-    click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
+_SEQ_LEN = click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence.")
+_LENGTHS = click.option(
+    "--lengths",
+    metavar="N,N,...",
+    help="Lengths of the documents packed or padded into those sequences.",
+)
+_BATCH = [
+    _SEQ_LEN,
     click.option(
         "--batch-size",
         type=click.IntRange(min=1),
@@ -22,18 +29,16 @@ _OPTIONS = [
         show_default=True,
         help="Sequences of a step.",
     ),
-    click.option(
-        "--lengths",
-        metavar="N,N,...",
-        help="Lengths of the documents packed or padded into those sequences.",
-    ),
+    _LENGTHS,
     click.option(
         "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
     ),
+]
+_TRAINING = [
     click.option(
         "--lora",
         metavar="r=16,targets=q_proj,v_proj",
-        help="Train adapters alone (targets=all-linear; add ,dora for DoRA).",
+        help="Adapters alone are trained (targets=all-linear; add ,dora for DoRA).",
     ),
     click.option(
         "--freeze",
@@ -49,6 +54,12 @@ _OPTIONS = [
         help="Activations computed again: those of attention, or of whole layers.",
     ),
 ]
+CONVENTION = click.option(
+    "--convention",
+    default="exact",
+    show_default=True,
+    help="Whose count of FLOPs to lead with; `erg conventions` explains them.",
+)
 
 
 def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,9 +72,54 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
         how = {name: given.pop(name) for name in ("lora", "freeze", "checkpointing")}
         return function(shape=shape, training=functools.partial(_training, **how), **given)
 
-    for option in reversed(_OPTIONS):
+    for option in reversed([*_BATCH, *_TRAINING]):
         wrapped = option(wrapped)
     return wrapped
+
+
+def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that give a run its FLOPs; the command gets them as `flops`."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        names = ("model_config", "seq_len", "lora", "freeze", "checkpointing", "convention")
+        said = {name: given.pop(name) for name in names}
+        return function(flops=_flops(**said), **given)
+
+    model = click.option(
+        "--model-config",
+        metavar="PATH",
+        help="The model's config.json, for MFU; with --seq-len.",
+    )
+    for option in reversed([model, _SEQ_LEN, *_TRAINING, CONVENTION]):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def _flops(
+    *,
+    model_config: str | None,
+    seq_len: int | None,
+    convention: str,
+    **how: Any,  # noqa: ANN401  what `_training` takes
+) -> tuple[Flops, ...]:
+    from ergmeter.errors import UsageError
+
+    if model_config is None:
+        return ()
+    if seq_len is None:
+        raise UsageError("--model-config needs --seq-len: attention costs by the pair of tokens")
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.source import read_graph
+    from ergmeter.flops.work import step_work
+
+    work = step_work(
+        read_graph(model_config),
+        Batch.of(1, seq_len),
+        training=_training(**how),
+        chosen=convention,
+    )
+    return tuple(work.flops.values())
 
 
 def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) -> Training:
@@ -71,9 +127,9 @@ def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) 
     from ergmeter.flops.work import Training
 
     return Training(
-        Lora.parse(lora) if lora else None,
-        freeze,
-        checkpointing,  # type: ignore[arg-type]  # click has checked it
+        lora=Lora.parse(lora) if lora else None,
+        frozen=freeze,
+        checkpointing=checkpointing,  # type: ignore[arg-type]  # click has checked it
     )
 
 

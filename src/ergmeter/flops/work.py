@@ -29,6 +29,7 @@ class Training:
 
     lora: Lora | None = None
     frozen: tuple[str, ...] = ()  # names, or parts of dotted names, that are not trained
+    trains: Trainable | None = None  # or whoever knows: of a model that is there
     checkpointing: Checkpointing = "none"
 
 
@@ -64,7 +65,7 @@ def step_work(
         raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
     first = convention(chosen)
     how = training or Training()
-    adapted, trainable = _adapted(graph, how)
+    adapted, trainable = trained_graph(graph, how)
     judge = trainable if phase == "train" else None
     parts = _exact(adapted, batch, judge, how.checkpointing)
     found, reason = _sizes(graph, params, phase)
@@ -93,7 +94,7 @@ def step_work(
             convention=each.name,
             engine="analytic",
             hardware_per_step=hardware,
-            tokens_per_step=batch.tokens,
+            tokens_per_step=batch.tokens_real,
             assumptions=graph.assumptions,
         )
     if first.name in left_out:
@@ -109,7 +110,10 @@ def step_work(
     )
 
 
-def _adapted(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
+def trained_graph(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
+    """The model with its adapters, if it has any, and which of its nodes are trained."""
+    if how.trains is not None:
+        return graph, how.trains
     if how.lora is not None:
         if how.frozen:
             raise UsageError("LoRA freezes all but its adapters; leave out what else is frozen")
@@ -167,4 +171,4 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
     return found, ""
 
 
-__all__ = ["PHASES", "PartFlops", "Phase", "Training", "Work", "step_work"]
+__all__ = ["PHASES", "PartFlops", "Phase", "Training", "Work", "step_work", "trained_graph"]

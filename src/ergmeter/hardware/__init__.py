@@ -13,7 +13,7 @@ no row: its peak is worked out from its parts (cpu.py), and says what it assumed
 from __future__ import annotations
 
 from ergmeter.hardware.cpu import cpu_peak, cpu_peak_of
-from ergmeter.hardware.spec import BUILT_IN, DTYPES, DeviceSpec, parse_peak
+from ergmeter.hardware.spec import BUILT_IN, DeviceSpec, parse_peak
 from ergmeter.hardware.table import (
     ambiguous_names,
     built_in_devices,
@@ -24,7 +24,6 @@ from ergmeter.hardware.table import (
 
 __all__ = [
     "BUILT_IN",
-    "DTYPES",
     "DeviceSpec",
     "ambiguous_names",
     "built_in_devices",

@@ -12,11 +12,11 @@ from typing import Any
 
 from ergmeter.errors import FormatError
 from ergmeter.hardware.spec import (
-    DTYPES,
     LEAST_PEAK_FLOPS_PER_S,
     MOST_PEAK_FLOPS_PER_S,
     DeviceSpec,
 )
+from ergmeter.records import DTYPES
 
 _FLOP_PER_TFLOP = 1e12
 _BYTES_PER_GB = 1e9

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.records import DTYPES
 
 if TYPE_CHECKING:
     from ergmeter.records import Basis
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 BUILT_IN = "built in"
 
 # No accelerator of the last fifteen years is below the first or, so far, above the second. What

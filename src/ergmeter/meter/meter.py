@@ -33,7 +33,7 @@ from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from ergmeter.meter.handover import HandOver
@@ -57,7 +57,9 @@ class Meter:
         probe_options: Mapping[str, Mapping[str, Any]] | None = None,
         rank: int | None = None,
         budget: Budget | None = None,
-        flops: Flops | None = None,
+        flops: Flops | Sequence[Flops] = (),
+        model: object = None,
+        seq_len: int | None = None,
         around: Around | None = None,
         **declared: Any,  # noqa: ANN401  the fields of Settings, checked there
     ) -> None:
@@ -66,17 +68,27 @@ class Meter:
         `out` is the run directory to make. Left out, it is made under `runs/`, or, inside a command
         under `erg record`, that command's run is joined. `declared` takes the fields of `Settings`
         directly: warmup_steps, warmup_s, warmup="auto", parameters, grid_g_per_kwh, pue, ...
+        `model` and `seq_len` give MFU: a torch model of transformers (with or without PEFT), its
+        configuration, or the path of a config.json. What can't be counted is said in the run.
         `around` measures another process from outside, as `erg record` does.
         """
+        found = Settings.declared(settings, declared)
+        given = (flops,) if isinstance(flops, Flops) else tuple(flops)
+        no_flops = ""
+        if model is not None:
+            from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
+
+            given, found, no_flops = described(model, seq_len, found)
         self.plan = Plan(
             name=name or Path(sys.argv[0] or "python").stem or "python",
-            settings=Settings.declared(settings, declared),
+            settings=found,
             out=Path(out) if out is not None else None,
             probes=tuple(probes) if probes is not None else None,
             probe_options=probe_options or {},
             rank=rank,
             budget=budget,
-            flops=flops,
+            flops=given,
+            no_flops=no_flops,
             around=around,
         )
         self._path: Path | None = None
@@ -237,7 +249,7 @@ class Meter:
 
     def progress(self) -> Progress:
         """How much of the budget this rank has done, and when the rest will be."""
-        budget, flops = self.plan.budget, self.plan.flops
+        budget = self.plan.budget
         if budget is None:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
@@ -246,9 +258,12 @@ class Meter:
         handover.flush()
         done: float = handover.tokens if budget.unit == "tokens" else handover.train_steps
         if budget.unit == "FLOPs":
-            if flops is None:
-                raise UsageError("a budget in FLOPs needs Meter(flops=Flops(...))")
+            if not self.plan.flops:
+                raise UsageError("a budget in FLOPs needs Meter(model=...) or Meter(flops=...)")
+            flops = self.plan.flops[0]
             done *= flops.model_per_step
+            if flops.tokens_per_step and handover.tokens:  # steps differ in size
+                done = handover.tokens * flops.model_per_step / flops.tokens_per_step
         elapsed_ns = (handover.last_ns or 0) - (handover.first_ns or 0)
         return progress(budget, done, elapsed_ns / 1e9)
 

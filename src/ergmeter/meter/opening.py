@@ -50,7 +50,8 @@ class Plan:
     probe_options: Mapping[str, Mapping[str, Any]]
     rank: int | None
     budget: Budget | None
-    flops: Flops | None
+    flops: tuple[Flops, ...]  # of a step, under each convention, the chosen one first
+    no_flops: str  # why there are none, where they were asked for
     around: Around | None
 
     def begun(self) -> HandOver:
@@ -130,8 +131,10 @@ class Plan:
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
             header["budget"] = {self.budget.unit: self.budget.total}
-        if self.flops is not None:
-            header["flops"] = asdict(self.flops)
+        if self.flops:
+            header["flops"] = [asdict(flops) for flops in self.flops]
+        if self.no_flops:
+            header["no_flops"] = self.no_flops
         cost_s = self.around.cost_s if self.around else None
         devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
         devices += [device for probe in opened.probes for device in probe.devices]

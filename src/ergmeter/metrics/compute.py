@@ -11,17 +11,20 @@ clamped, and what is above 1 says what is most often the cause.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import DTYPES, ambiguous_names, lookup
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.hardware import ambiguous_names, lookup
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.throughput import tokens_per_s
+from ergmeter.records import DTYPES, Missing, Reading, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ergmeter.records import Basis, Flops, Result
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Basis, Device, Flops, Result
 
     _Share = Callable[[float, float, str], Reading]
 
@@ -192,3 +195,135 @@ def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | No
         f"; other conventions {100 * least * factor:.1f} % ({low_name}) to"
         f" {100 * most * factor:.1f} % ({high_name})"
     )
+
+
+# -- of a run --------------------------------------------------------------------------------------
+
+_KEPT = "compute"
+
+
+def run_results(evidence: Evidence) -> dict[str, Result]:
+    """All of it for a run; computed once."""
+    kept = evidence.drawn.get(_KEPT)
+    if kept is None:
+        kept = evidence.drawn[_KEPT] = _run_results(evidence)
+    return cast("dict[str, Result]", kept)
+
+
+def _run_results(evidence: Evidence) -> dict[str, Result]:
+    if not evidence.flops:
+        raise NotMeasurable(
+            evidence.run.no_flops
+            or "the FLOPs of a step are not known: erg record --model-config config.json --seq-len"
+            " N, or Meter(model=..., seq_len=N)"
+        )
+    speed = tokens_per_s(evidence)
+    devices, peak = _run_peak(evidence)
+    rate = Rate(speed.value, devices, speed.basis, speed.note, speed.low, speed.high)
+    return compute_results(evidence.flops, rate, peak)
+
+
+def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
+    """How many devices, and the peak of one; where they differ, of none."""
+    settings = evidence.settings
+    gpus = evidence.devices("gpu")
+    nodes = evidence.devices("node")
+    devices = settings.num_devices or len(gpus) or len(nodes) or 1
+    if settings.peak_flops_per_s is not None:
+        dtype = settings.dtype or "as declared"
+        return devices, declared_peak(settings.peak_flops_per_s, dtype, settings.peak_source)
+    try:
+        if gpus:
+            return devices, _gpu_peak(gpus, settings.dtype)
+        return devices, _cpu_peak(nodes, settings.dtype)
+    except NotMeasurable as error:
+        return devices, Missing(str(error))
+
+
+def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak:
+    names = sorted({gpu.name for gpu in gpus})
+    if len(names) > 1:
+        raise NotMeasurable(f"the devices differ ({', '.join(names)}): which peak? pass --peak")
+    if dtype is None:
+        raise NotMeasurable(
+            "what the products are computed in is not known, and peaks differ by type: pass --dtype"
+            " (bf16, fp16, fp8, tf32, ...)"
+        )
+    return table_peak(names[0], dtype)
+
+
+def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
+    if not nodes:
+        raise NotMeasurable("unknown peak: pass --peak (no device was sampled in this run)")
+    facts = nodes[0].facts
+    peaks = facts.get("cpu_peak_flops_per_s") or {}
+    wanted = dtype or "fp32"
+    # Without a unit for a shorter type a CPU widens it to fp32.
+    found = peaks.get(wanted) or (peaks.get("fp32") if wanted in ("bf16", "fp16") else None)
+    if found is None:
+        why = facts.get("no_cpu_peak", f"the CPU's {wanted} peak was not recorded")
+        raise NotMeasurable(f"unknown peak: pass --peak ({why})")
+    source = str(facts.get("cpu_peak_source", "derived from its parts"))
+    return Peak(str(facts.get("cpu_model", "CPU")), wanted, float(found), source, "assumed")
+
+
+def _of_run(key: str) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        found = run_results(evidence)[key]
+        if isinstance(found, Missing):
+            raise NotMeasurable(found.reason)
+        return found
+
+    return compute
+
+
+_NEEDS = ("the FLOPs of a step", "tokens")
+
+METRICS = [
+    Metric(
+        MFU,
+        "MFU",
+        "frac",
+        "higher",
+        "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
+        (*_NEEDS, "a peak"),
+        _of_run(MFU),
+        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "ratio"),),
+    ),
+    Metric(
+        HFU,
+        "HFU",
+        "frac",
+        "higher",
+        "as MFU, with the FLOPs that are computed a second time",
+        (*_NEEDS, "a peak"),
+        _of_run(HFU),
+    ),
+    Metric(
+        MFU_BF16,
+        "MFU against the bf16 peak",
+        "frac",
+        "higher",
+        "as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
+        (*_NEEDS, "a peak"),
+        _of_run(MFU_BF16),
+    ),
+    Metric(
+        FLOPS_PER_S,
+        "model FLOP/s per device",
+        "FLOP/s",
+        "higher",
+        "FLOPs of a token x tokens/s / devices",
+        _NEEDS,
+        _of_run(FLOPS_PER_S),
+    ),
+    Metric(
+        FLOPS_PER_TOKEN,
+        "model FLOPs per token",
+        "FLOP/token",
+        "neither",
+        "model FLOPs of a step / its tokens, under the convention of the note",
+        ("the FLOPs of a step",),
+        _of_run(FLOPS_PER_TOKEN),
+    ),
+]

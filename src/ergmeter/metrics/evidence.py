@@ -20,7 +20,9 @@ from ergmeter.runlog.reader import CUT_OFF, RUNNING
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
-    from ergmeter.records import Basis
+    from collections.abc import Sequence
+
+    from ergmeter.records import Basis, Flops
     from ergmeter.runlog.reader import Run, Series
     from ergmeter.runlog.settings import Settings
 
@@ -32,9 +34,17 @@ _TRAIN = PHASES.index("train")
 class Evidence:
     """A run, seen through one window. Properties raise NotMeasurable with the reason."""
 
-    def __init__(self, run: Run, settings: Settings, *, heed_marks: bool = True) -> None:
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        *,
+        heed_marks: bool = True,
+        flops: Sequence[Flops] = (),
+    ) -> None:
         self.run = run
         self.settings = settings
+        self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
         self._heed_marks = (
             heed_marks  # not if the reader of the run declares a warm-up of their own
         )

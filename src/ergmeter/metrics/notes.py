@@ -49,6 +49,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
         if mark.name in _TOLD:
             said.append(_TOLD[mark.name].format(mark.detail))
     said += _above_one(readings)
+    said += _mfu(evidence, readings)
     said += _slow_first_step(evidence)
     said += _noisy(readings)
     said += _short(evidence)
@@ -66,6 +67,17 @@ def _above_one(readings: dict[str, Result]) -> list[str]:
         if key.endswith("_frac") and not key.startswith("overhead.")
         if isinstance(result, Reading) and result.value > 1.001
     ]
+
+
+def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
+    """Whose count and which peak an MFU rests on; or why a run that knows its FLOPs has none."""
+    found = readings.get("utilization.mfu_frac")
+    if not evidence.flops and not evidence.run.no_flops:
+        return []
+    if isinstance(found, Reading):
+        count, peak = found.note.split("; of ", 1)
+        return [f"MFU: {count.rpartition('. ')[2]}; of {peak.split('; ', 1)[0]}"]
+    return [f"no MFU: {found.reason}"] if found is not None else []
 
 
 def _slow_first_step(evidence: Evidence) -> list[str]:

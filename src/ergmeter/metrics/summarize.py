@@ -13,17 +13,19 @@ from ergmeter.records import Missing, Summary
 from ergmeter.runlog.settings import WARMUP, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from ergmeter.records import Reading, Result
+    from ergmeter.records import Flops, Reading, Result
     from ergmeter.runlog.reader import Run
 
 
-def summarize(run: Run, overrides: Settings | None = None) -> Summary:
+def summarize(
+    run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
+) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
     now = overrides.as_json() if overrides else {}
     heed_marks = not any(name in now for name in WARMUP)
-    evidence = Evidence(run, settings_of(run, overrides), heed_marks=heed_marks)
+    evidence = Evidence(run, settings_of(run, overrides), heed_marks=heed_marks, flops=flops)
     readings: dict[str, Result] = {}
     devices: dict[str, dict[str, Result]] = {}
     # A metric and then the same by device: both take the same columns, and few are kept.

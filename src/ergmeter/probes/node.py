@@ -24,6 +24,7 @@ from typing import NamedTuple
 import psutil
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.hardware import cpu_peak_of
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes.cpu import cpu_model
 from ergmeter.records import Device, Sample
@@ -62,6 +63,7 @@ class NodeProbe:
             "cores": psutil.cpu_count(),
             "cores_physical": psutil.cpu_count(logical=False),
             "memory_total_bytes": memory_total_bytes,
+            **_cpu_peak(),
             "os": _operating_system(),
             "kernel": platform.release(),
             "disk_path": self._path,
@@ -167,6 +169,27 @@ def _disk_bytes(path: str) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return usage.total, usage.free
+
+
+def _cpu_peak() -> dict[str, object]:
+    """What the CPU could do at best, worked out from its parts, with what that assumes."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+        spec = cpu_peak_of(text, clock_hz=_highest_clock_hz())
+    except (OSError, NotMeasurable) as error:
+        return {"no_cpu_peak": str(error)}
+    return {
+        "cpu_peak_flops_per_s": dict(spec.peak_flops_per_s),
+        "cpu_peak_source": f"{spec.source}; {spec.note}",
+    }
+
+
+def _highest_clock_hz() -> float | None:
+    try:
+        clock = psutil.cpu_freq()
+    except (OSError, NotImplementedError, RuntimeError):
+        return None
+    return clock.max * 1e6 or None  # 0 where it is not known
 
 
 def _operating_system() -> str:

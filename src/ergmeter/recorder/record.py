@@ -35,6 +35,8 @@ from ergmeter.runlog.writer import create_run
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ergmeter.records import Flops
+
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
 # A signal sent to the whole group reaches the child without us, and the relay: it has this long to
@@ -59,6 +61,7 @@ class Request:
     out: Path | None = None
     name: str | None = None
     settings: Settings = field(default_factory=Settings)
+    flops: tuple[Flops, ...] = ()
     probes: Sequence[str] | None = None
     probe_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens_are: str | None = None
@@ -87,6 +90,7 @@ def record(request: Request) -> Recording:
     meter = Meter(
         name=name,
         settings=request.settings,
+        flops=request.flops,
         probes=request.probes,
         probe_options=request.probe_options,
         around=Around(run, _alone(environment), Cost(relay_pid)),

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported
+from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import Segment, segments
@@ -110,6 +110,23 @@ class Run:
                 merged = {n: v for n, v in merged.items() if n not in WARMUP}
             merged.update(given)
         return merged
+
+    @cached_property
+    def flops(self) -> tuple[Flops, ...]:
+        """The FLOPs of a step under each convention, the chosen first; none if nobody said."""
+        known = {field.name for field in fields(Flops)}
+        for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
+            stored = writer.header.get("flops")
+            if isinstance(stored, list) and stored:
+                kept = ({n: v for n, v in one.items() if n in known} for one in stored)
+                return tuple(Flops(**one) for one in kept)
+        return ()
+
+    @cached_property
+    def no_flops(self) -> str:
+        """Why there are no FLOPs, where somebody asked for them."""
+        said = [str(w.header["no_flops"]) for w in self.writers if w.header.get("no_flops")]
+        return said[0] if said else ""
 
     @cached_property
     def unavailable(self) -> dict[str, str]:

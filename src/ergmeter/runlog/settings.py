@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ergmeter.errors import UsageError
+from ergmeter.records import DTYPES
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
@@ -29,6 +30,10 @@ class Settings:
     grid_source: str | None = None
     pue: float | None = None
     pue_source: str | None = None
+    dtype: str | None = None  # what products are computed in: bf16, fp8, ...
+    peak_flops_per_s: float | None = None  # dense, of one device, where the table is not to be used
+    peak_source: str | None = None
+    num_devices: int | None = None  # that the tokens are of, where they can't be seen
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -39,9 +44,12 @@ class Settings:
             raise UsageError(f'warmup can be "auto"; got {self.warmup!r}')
         for name in ("warmup_steps", "warmup_s", "grid_g_per_kwh"):
             self._check(name, at_least=0)
-        for name in ("parameters", "tokens_per_step", "samples_per_step"):
+        for name in ("parameters", "tokens_per_step", "samples_per_step", "num_devices"):
             self._check(name, at_least=1)
         self._check("pue", at_least=1.0)
+        self._check("peak_flops_per_s", at_least=1e9)
+        if self.dtype not in (None, *DTYPES):
+            raise UsageError(f"no type {self.dtype!r}; there are {', '.join(DTYPES)}")
 
     @classmethod
     def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:

@@ -9,7 +9,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.hardware import BUILT_IN, DTYPES, ambiguous_names, built_in_devices
+from ergmeter.hardware import BUILT_IN, ambiguous_names, built_in_devices
+from ergmeter.records import DTYPES
 from ergmeter.units import significant
 
 if TYPE_CHECKING:

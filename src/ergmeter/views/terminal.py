@@ -49,6 +49,12 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("time.data_s", False),
         ("time.before_first_step_s", False),
     ],
+    "compute": [
+        ("utilization.mfu_frac", False),
+        ("utilization.mfu_bf16_peak_frac", False),
+        ("utilization.hfu_frac", False),
+        ("compute.model_flops_per_s_per_device", False),
+    ],
     "energy": [
         ("energy.run_j", True),
         ("energy.joules_per_token", False),
@@ -130,7 +136,7 @@ def _in_words(number: float, unit: str) -> str:
         return duration(number)
     if unit == "frac":
         return f"{significant(number * 100, 3)} %"
-    if unit in ("B", "B/s", "B/h", "Hz", "J", "g"):
+    if unit in ("B", "B/s", "B/h", "Hz", "J", "g", "FLOP/s", "FLOP/token"):
         return scaled(number, unit)
     if unit == "cores":
         return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
@@ -159,7 +165,9 @@ def _spread(reading: Reading) -> str:
 
 
 def _is_nothing(key: str, reading: Reading) -> bool:
-    """Whether a trend is none: its interval holds 0."""
+    """Whether a trend is none, as its interval holds 0; or an HFU that is the MFU again."""
+    if key == "utilization.hfu_frac":
+        return reading.note.startswith("nothing is computed twice")
     if reading.low is None or reading.high is None:
         return False
     return "growth" in key and reading.low <= 0 <= reading.high

@@ -23,7 +23,7 @@ from ergmeter.workloads.batches import NO_LOSS, Batch, batch_of, endless
 from ergmeter.workloads.llama import Llama, LlamaConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 SEED = 7
@@ -92,19 +92,36 @@ def size_for(device: torch.device) -> Size:
     return LARGE if device.type == "cuda" else SMALL
 
 
+def computed_in(device: torch.device) -> str:
+    """The type of the model's products on this device."""
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return "bf16" if half else "fp32"
+
+
+def mean_length(documents: Sequence[text.Document]) -> int:
+    """Positions of an average document, for counting the work of a step."""
+    return round(sum(len(document.text) - 1 for document in documents) / len(documents))
+
+
 def run(
     seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[Tick], None]
 ) -> Outcome:
     """Train for so long, measured into a run. An interrupt ends it early; what there is stays."""
     size = size_for(device)
+    documents = text.documents(size.text_bytes)
     path = None
     held_out: list[float] = []
     try:
         with Meter(
-            out, name="demo", warmup_steps=WARMUP_STEPS, parameters=size.model.parameters
+            out,
+            name="demo",
+            warmup_steps=WARMUP_STEPS,
+            model=size.model.described,
+            seq_len=mean_length(documents),
+            dtype=computed_in(device),
         ) as meter:
             path = meter.path
-            _train(meter, Training(size, device), seconds, tell, held_out)
+            _train(meter, Training(size, device, documents), seconds, tell, held_out)
     except KeyboardInterrupt:
         if path is None:
             raise
@@ -119,9 +136,11 @@ def run(
 class Training:
     """A model, its optimizer and its text, on one device. Knows nothing of being measured."""
 
-    def __init__(self, size: Size, device: torch.device) -> None:
+    def __init__(
+        self, size: Size, device: torch.device, documents: Sequence[text.Document] | None = None
+    ) -> None:
         torch.manual_seed(SEED)
-        documents = text.documents(size.text_bytes)
+        documents = documents or text.documents(size.text_bytes)
         held_out = size.documents * _HELD_OUT_BATCHES
         self.device = device
         self.model = Llama(size.model).to(device)
@@ -154,7 +173,7 @@ class Training:
         return float(sum(losses)) / sum(batch.tokens_loss for batch in self.held_out)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
-        half = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+        half = computed_in(self.device) == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             logits = self.model(batch.inputs)
         flat = logits.float().flatten(0, 1)

@@ -39,6 +39,20 @@ class LlamaConfig:
         return self.width // self.heads
 
     @property
+    def described(self) -> dict[str, object]:
+        """The same as a config.json has it, to count FLOPs from."""
+        return {
+            "model_type": "llama",
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.hidden,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": True,
+        }
+
+    @property
     def parameters(self) -> int:
         """How many parameters the model has; the tied head is the embedding, counted once."""
         attention = 2 * self.width**2 + 2 * self.width * self.kv_heads * self.head_width

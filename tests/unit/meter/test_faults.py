@@ -213,13 +213,16 @@ class TestStart:
         with meter_in(tmp_path / "run", flops=flops):
             pass
         (header,) = (tmp_path / "run").glob("*/writer.json")
-        assert json.loads(header.read_text())["flops"] == {
-            "model_per_step": 5e9,
-            "convention": "6N",
-            "engine": "declared",
-            "hardware_per_step": None,
-            "assumptions": ["dense"],
-        }
+        assert json.loads(header.read_text())["flops"] == [
+            {
+                "model_per_step": 5e9,
+                "convention": "6N",
+                "engine": "declared",
+                "hardware_per_step": None,
+                "tokens_per_step": None,
+                "assumptions": ["dense"],
+            }
+        ]
 
 
 class TestClose:

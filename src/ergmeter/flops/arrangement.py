@@ -1,0 +1,156 @@
+"""How a step is run, as far as its memory is concerned: numbers, kernels, devices.
+
+Nothing here is measured, and each choice moves the answer, so each has a name and a default that is
+some program's own, and all of them are said beside the figure they lead to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ergmeter.errors import UsageError
+from ergmeter.units import scaled
+
+if TYPE_CHECKING:
+    from ergmeter.flops.graph import Attention
+    from ergmeter.flops.work import Training
+
+FP32 = 4  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a number, by what it is."""
+
+    name: str
+    weight: int
+    compute: int  # what matrices are multiplied in
+    stream: int  # what flows between layers
+    master: int = 0  # a second copy of trained weights, which the optimizer keeps
+
+    @property
+    def is_autocast(self) -> bool:
+        """Whether weights are cast for each product."""
+        return self.weight != self.compute
+
+
+PRECISIONS = {
+    each.name: each
+    for each in (
+        Precision("bf16", 2, 2, 2),
+        Precision("fp16", 2, 2, 2),
+        Precision("fp32", 4, 4, 4),
+        Precision("mixed", 4, 2, 4),  # weights in 32 bits, torch.autocast to 16
+        Precision("bf16-master", 2, 2, 2, master=4),  # Megatron, DeepSpeed
+    )
+}
+
+
+def precision(name: str) -> Precision:
+    """By name."""
+    if name not in PRECISIONS:
+        raise UsageError(f"no precision {name!r}; there are {', '.join(PRECISIONS)}")
+    return PRECISIONS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """How operations are written, where it changes what they keep. The defaults: transformers'."""
+
+    attention: Literal["flash", "eager"] = "flash"
+    norm: Literal["eager", "fused"] = "eager"
+    feed: Literal["eager", "fused"] = "eager"
+    loss: Literal["logits", "fused"] = "logits"
+    adapter_bytes: int = FP32  # PEFT's autocast_adapter_dtype, on unless it is turned off
+    has_adapter_dropout: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parallel:
+    """Over how many devices a model and its batch are spread, and how."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    zero: int = 0  # ZeRO's stage; 3 is FSDP's full sharding, 2 its SHARD_GRAD_OP
+    is_sequence_parallel: bool = False  # Megatron's: norms and sums split along the sequence
+
+    def __post_init__(self) -> None:
+        for name in ("data", "tensor", "pipeline", "context"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} parallelism is over 1 device or more")
+        if self.zero not in range(4):
+            raise UsageError(f"ZeRO has the stages 0 to 3; got {self.zero}")
+
+    @property
+    def devices(self) -> int:
+        """All of them."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    def sharded(self, stage: int) -> int:
+        """Devices that share what is sharded from this stage of ZeRO on."""
+        return self.data * self.context if self.zero >= stage else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a step is run, as far as memory is concerned."""
+
+    dtype: str = "bf16"
+    optimizer: str = "adamw"
+    quantize: str | None = None
+    kernels: Kernels = field(default_factory=Kernels)
+    micro_batches: int = 1
+    parallel: Parallel = field(default_factory=Parallel)
+    workspace_bytes: float = 0
+
+
+def is_written_out(work: Attention, numbers: Precision, kernels: Kernels) -> bool:
+    """Whether the probabilities are kept.
+
+    torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
+    asked for: on an H200 that made 99 GB of 46.
+    """
+    return kernels.attention == "eager" or (numbers.compute == FP32 and work.kv_heads != work.heads)
+
+
+def said(setup: Setup, how: Training) -> list[str]:
+    """What was chosen, in words: the assumptions of whatever is worked out from it."""
+    numbers = precision(setup.dtype)
+    kernels, parallel = setup.kernels, setup.parallel
+    attention = {
+        "flash": "attention in one kernel that keeps no probabilities (sdpa, flash)",
+        "eager": "attention written out, its probabilities kept in 32 bits and as cast",
+    }
+    loss = {
+        "logits": "the loss from whole logits, in 32 bits, with the model's output held beside",
+        "fused": "a loss fused with the head, which never has the logits whole",
+    }
+    lines = [
+        f"{setup.dtype}: weights {numbers.weight} B, products in {numbers.compute} B"
+        f"{', a master copy of 4 B' if numbers.master else ''}",
+        attention[kernels.attention],
+        "norms that keep their input in 32 bits, as transformers writes RMSNorm"
+        if kernels.norm == "eager"
+        else "norms in one kernel that keeps its input",
+        loss[kernels.loss],
+        "no dropout in the model; gradients are freed before each step's first forward pass",
+    ]
+    if how.lora is not None:
+        dropout = "with" if kernels.has_adapter_dropout else "without"
+        lines.append(f"adapters of {kernels.adapter_bytes} B a number, {dropout} dropout")
+    if setup.quantize is not None:
+        lines.append(f"{setup.quantize} on matrices; embedding, head and norms are not quantised")
+    if setup.workspace_bytes:
+        lines.append(f"{scaled(setup.workspace_bytes, 'B')} of workspace for matrix products")
+    if parallel.tensor > 1:
+        lines.append(
+            "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
+        )
+    if parallel.pipeline > 1:
+        lines.append("a pipeline of even stages, one forward and one backward in turn (1F1B)")
+    if parallel.zero == 3:
+        lines.append("two layers, and what is in no layer, are gathered at a time")
+    return lines

@@ -1,0 +1,100 @@
+"""What hangs on parameters, node by node: weights, gradients and optimizer, on one device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.arrangement import precision
+from ergmeter.flops.graph import Linear, gradients, trained_nodes
+from ergmeter.flops.states import quantisation, scratch_bytes, state_bytes
+
+if TYPE_CHECKING:
+    from ergmeter.flops.arrangement import Setup
+    from ergmeter.flops.graph import Graph, Node, Trainable
+
+
+class Holdings:
+    """A model's parameters as a setup spreads them."""
+
+    def __init__(self, graph: Graph, trainable: Trainable, setup: Setup) -> None:
+        self.graph, self.setup = graph, setup
+        self.numbers = precision(setup.dtype)
+        self.trained = trained_nodes(graph, trainable)
+        self.needs = gradients(graph, trainable)
+
+    def split(self, node: Node) -> int:
+        """Over how many tensor-parallel devices a node's parameters are spread."""
+        whole = node.part in ("norm", "router", "lora") or node.role == "positions"
+        return 1 if whole or not node.params else self.setup.parallel.tensor
+
+    def weight_bytes(self, node: Node) -> float:
+        """Of a node's parameters on one tensor-parallel device, before ZeRO."""
+        params = node.params / self.split(node)
+        if node.part == "lora":
+            return params * self._adapter_bytes()
+        quantised = quantisation(self.setup.quantize)
+        if quantised and isinstance(node.work, Linear) and node.work.is_module and not node.role:
+            return quantised.bytes(node.work, self.numbers.compute) / self.split(node)
+        return params * self.numbers.weight
+
+    def _adapter_bytes(self) -> int:
+        return max(self.setup.kernels.adapter_bytes, self.numbers.weight)
+
+    def _number_bytes(self, node: Node) -> int:
+        """Of one number of a trained parameter, and so of its gradient."""
+        return self._adapter_bytes() if node.part == "lora" else self.numbers.weight
+
+    def _own(self, node: Node) -> bool:
+        return self.trained[node.name] and node.params > 0
+
+    def gradient_bytes(self, node: Node) -> float:
+        """Of a node's gradient, before ZeRO."""
+        return node.params / self.split(node) * self._number_bytes(node) if self._own(node) else 0
+
+    def states(self, node: Node) -> tuple[float, float]:
+        """Bytes of an optimizer's states on the device and on the host."""
+        if not self._own(node):
+            return 0, 0
+        share = self.split(node) * self.setup.parallel.sharded(1)
+        device, host = state_bytes(
+            self.setup.optimizer, node, self._number_bytes(node), self.numbers.master
+        )
+        return device / share, host / share
+
+    def scratch(self, node: Node) -> float:
+        """What the optimizer's step takes for a moment."""
+        if not self._own(node):
+            return 0
+        share = self.split(node) * self.setup.parallel.sharded(1)
+        number = self._number_bytes(node)
+        return scratch_bytes(self.setup.optimizer, node, number, self.numbers.master) / share
+
+    def cast_bytes(self, nodes: list[Node]) -> dict[str | None, float]:
+        """Autocast's 16-bit copy of each matrix, by layer: kept until backward has used it."""
+        found: dict[str | None, float] = dict.fromkeys([None, *(node.layer for node in nodes)], 0.0)
+        if not self.numbers.is_autocast:
+            return found
+        for node in nodes:
+            if isinstance(node.work, Linear) and self.needs[node.name]:
+                share = self.split(node) if node.params else self.setup.parallel.tensor
+                share *= self.setup.parallel.sharded(3)
+                found[node.layer] += node.work.held / share * self.numbers.compute
+        return found
+
+    def gathered_bytes(self, nodes: list[Node], layers: list[str]) -> float:
+        """What sharding has whole for a moment.
+
+        Stage 3: the layer at work, the next one, which is fetched meanwhile, and what is in no
+        layer. From stage 2 on: a layer's gradients, until they are reduced.
+        """
+        zero = self.setup.parallel.zero
+        if zero < 2 or self.setup.parallel.sharded(2) == 1:
+            return 0
+        grads = dict.fromkeys([None, *layers], 0.0)
+        sizes = dict.fromkeys([None, *layers], 0.0)
+        for node in nodes:
+            grads[node.layer] += self.gradient_bytes(node)
+            sizes[node.layer] += self.weight_bytes(node)
+        outside = sizes.pop(None)
+        found = max(grads.values())
+        return found + outside + sum(sorted(sizes.values())[-2:]) if zero == 3 else found

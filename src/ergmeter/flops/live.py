@@ -1,0 +1,135 @@
+"""The FLOPs of a model that somebody holds: its configuration, and what of it is really trained.
+
+The trap: a configuration says nothing of training. Which weights are frozen and where adapters sit
+is asked of the model's own parameters, by their names. Nothing of torch is imported here: a model
+is whatever has a `config` and `named_parameters`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
+from ergmeter.flops.adapters import Lora
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import read_model
+from ergmeter.flops.work import Training, step_work
+
+if TYPE_CHECKING:
+    from ergmeter.flops.graph import Node, Trainable
+    from ergmeter.flops.work import Work
+    from ergmeter.records import Flops
+    from ergmeter.runlog.settings import Settings
+
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+_ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
+
+
+def described(
+    model: object, seq_len: int | None, settings: Settings
+) -> tuple[tuple[Flops, ...], Settings, str]:
+    """What a Meter writes of a model: FLOPs of a step under every convention, or why not.
+
+    With the settings, filled with what the model says of itself. A training never fails for it.
+    """
+    try:
+        work, dtype = model_work(model, seq_len)
+    except ErgmeterError as error:
+        return (), settings, str(error)
+    filled = replace(
+        settings,
+        parameters=settings.parameters or work.params,
+        dtype=settings.dtype or dtype,
+    )
+    return tuple(work.flops.values()), filled, ""
+
+
+def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
+    """The work of a step of one sequence, and what the model computes in, if it can be seen."""
+    if seq_len is None:
+        raise UsageError("how long a sequence is was not said: Meter(model=..., seq_len=...)")
+    batch = Batch.of(1, seq_len)
+    if not hasattr(model, "named_parameters"):
+        config = _config(model)
+        return step_work(model_graph(config), batch), _declared_dtype(config)
+    if not hasattr(model, "config"):
+        raise NotMeasurable(
+            f"a {type(model).__name__} has no configuration to count its FLOPs from;"
+            " pass model= the path of a config.json, or flops="
+        )
+    config = _config(model.config)
+    parameters = [(_plain(name), parameter) for name, parameter in model.named_parameters()]
+    training = _training(parameters)
+    if getattr(model, "is_gradient_checkpointing", False):
+        training = replace(training, checkpointing="full")
+    return step_work(model_graph(config), batch, training=training), _dtype(parameters)
+
+
+def _config(model: object) -> Config:
+    if isinstance(model, str | Path):
+        return read_model(str(model))
+    if isinstance(model, dict):
+        return Config(model, where="the configuration given")
+    if hasattr(model, "to_dict"):
+        return Config(model.to_dict(), where=type(model).__name__)
+    raise UsageError(
+        f"model= takes a model of transformers, its configuration or the path of a config.json;"
+        f" got {type(model).__name__}"
+    )
+
+
+def _declared_dtype(config: Config) -> str | None:
+    said = config.raw("dtype") or config.raw("torch_dtype")
+    return _DTYPES.get(str(said).rpartition(".")[2])
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what wrappers put around it."""
+    for prefix in ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model."):
+        name = name.replace(prefix, "")
+    return name
+
+
+def _training(parameters: list[tuple[str, Any]]) -> Training:
+    """What is trained, by the names and flags of the parameters."""
+    ranks: dict[str, int] = {}
+    for name, parameter in parameters:
+        found = _ADAPTER.match(name)
+        if found:
+            ranks[found["module"]] = int(parameter.shape[0])
+    if ranks:
+        dora = any(".lora_magnitude_vector" in name for name, _ in parameters)
+        return Training(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
+    if all(parameter.requires_grad for _, parameter in parameters):
+        return Training()
+    return Training(trains=_as_flagged(parameters))
+
+
+def _as_flagged(parameters: list[tuple[str, Any]]) -> Trainable:
+    """Trained as the parameters of its name are; one without a name here, as its layer is."""
+    flags: dict[str, bool] = {}
+    for name, parameter in parameters:
+        words = name.split(".")
+        for length in range(1, len(words) + 1):
+            prefix = ".".join(words[:length])
+            flags[prefix] = flags.get(prefix, False) or bool(parameter.requires_grad)
+
+    def trains(node: Node) -> bool:
+        name = node.name
+        while name and name not in flags:
+            name = name.rpartition(".")[0]
+        return flags.get(name, False)
+
+    return trains
+
+
+def _dtype(parameters: list[tuple[str, Any]]) -> str | None:
+    """What the weights are in. Of fp32 it can't be seen whether products are in a shorter type."""
+    found = {str(parameter.dtype).rpartition(".")[2] for _, parameter in parameters}
+    short = {_DTYPES[name] for name in found if name in _DTYPES}
+    return short.pop() if len(short) == 1 else None

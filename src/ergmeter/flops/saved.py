@@ -1,0 +1,316 @@
+"""What a forward pass keeps for the backward one: autograd's saved tensors, read off the graph.
+
+The trap: a constant. "34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) is the sum for
+one GPT with dropout and 16-bit LayerNorm, all of it trained. A frozen matrix does not keep its
+input, an RMSNorm written out in Python keeps a copy in 32 bits, an adapter in 32 bits copies what
+it reads. So each operation keeps what its own derivative needs, and no more:
+
+  matrix          its input, if the matrix is trained (for its gradient; the input's needs it not)
+  RMSNorm         its input in 32 bits; what it scales, if the scale is trained
+  LayerNorm       its input, two numbers a row
+  attention       queries, keys and values as they met, its result, one number a row and head;
+                  written out, the probabilities besides: in 32 bits, and as cast for the product
+  act(gate) x up  gate, up and act(gate)
+  act(up)         up
+  sum             nothing
+  experts         the same on the rows sent to each, and their results, which the router weighs
+
+Two operations that keep the same tensor keep it once, so everything is listed by its storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.arrangement import FP32, is_written_out
+from ergmeter.flops.graph import Attention, Convolution, Linear, Scan, gradients, trained_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.flops.arrangement import Kernels, Precision
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.graph import Graph, Node, Trainable
+
+_FEED = frozenset({"mlp", "experts", "shared expert"})
+# They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
+_SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere")
+# They turn a part of each head and join it with the rest, so attention's result is laid out anew.
+_TURNED_IN_PART = ("gpt_neox", "phi", "phi3", "stablelm")
+# Elsewhere a norm without parameters stands for none at all.
+_NORMS_WITHOUT_PARAMETERS = ("olmo",)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One storage that is kept."""
+
+    storage: str
+    bytes: float
+    layer: str | None
+    is_split: bool  # tensor parallelism gives each device a share
+    is_core: bool = False  # inside attention: what selective checkpointing computes again
+
+
+def saved_tensors(
+    graph: Graph, batch: Batch, trainable: Trainable, numbers: Precision, kernels: Kernels
+) -> list[Saved]:
+    """Everything kept until its layer is walked back through, each storage once. No loss."""
+    keeper = _Keeper(graph, batch, trainable, numbers, kernels)
+    found: dict[str, Saved] = {}
+    for node in graph:
+        for one in keeper.of(node):
+            held = found.get(one.storage)
+            if held is None or held.is_core:  # a matrix that keeps it too makes it no core's own
+                found[one.storage] = one
+    return [one for one in found.values() if one.bytes]
+
+
+class _Keeper:
+    """Goes through the nodes with what each needs to know of those before it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        batch: Batch,
+        trainable: Trainable,
+        numbers: Precision,
+        kernels: Kernels,
+    ) -> None:
+        self.nodes = {node.name: node for node in graph}
+        self.batch = batch.grid()  # padding is computed and kept like anything else
+        self.needs = gradients(graph, trainable)
+        self.trained = trained_nodes(graph, trainable)
+        self.numbers, self.kernels = numbers, kernels
+        self.widths = widths(graph)
+        self.is_rotary = not any(node.role == "positions" for node in graph)
+        self.joins_heads = graph.family in _TURNED_IN_PART
+        self.norms_bare = graph.family in _NORMS_WITHOUT_PARAMETERS
+        scales_wide = graph.family.startswith(_SCALED_IN_32_BITS)
+        self.scaled_bytes = FP32 if scales_wide else numbers.stream
+
+    def of(self, node: Node) -> Iterator[Saved]:
+        """What one node keeps."""
+        work = node.work
+        if isinstance(work, Linear):
+            yield from self._matrix(node, work)
+        elif isinstance(work, Attention):
+            yield from self._attention(node, work)
+        elif isinstance(work, Convolution | Scan):
+            yield from self._recurrence(node)
+        elif node.part == "norm":
+            yield from self._norm(node)
+        elif node.part == "residual":
+            yield from self._weighed(node)
+
+    def _keep(
+        self, node: Node, storage: str, per_row: float, *, split: bool, core: bool = False
+    ) -> Saved:
+        rows = self.batch.rows(node.stream)
+        return Saved(storage, rows * per_row, node.layer, split, core)
+
+    def _storage(self, name: str) -> str:
+        """Where a node's result is: one that does nothing hands on what it was given."""
+        node = self.nodes[name]
+        is_bare = node.part == "norm" and not node.params and not self.norms_bare
+        return self._storage(node.of[0]) if is_bare and len(node.of) == 1 else name
+
+    def _bytes_out(self, name: str) -> int:
+        """Of one number of a node's result."""
+        node = self.nodes[name]
+        if node.work is not None or node.part == "lora":
+            return self.numbers.compute
+        return self.numbers.stream
+
+    def _is_split(self, name: str) -> bool:
+        """Whether a node's result is inside attention or feed-forward, not between layers."""
+        node = self.nodes[name]
+        if node.part == "lora" and node.work is None:
+            return self._is_split(node.of[0])
+        closes = node.part == "attention output" or node.name.endswith(("down_proj", "out_proj"))
+        return node.layer is not None and node.part not in ("norm", "residual") and not closes
+
+    def _part(self, name: str) -> str:
+        """The part a result belongs to; the sum of a matrix and its adapter is the matrix's."""
+        node = self.nodes[name]
+        is_sum = node.part == "lora" and node.work is None
+        return self.nodes[node.of[0]].part if is_sum else node.part
+
+    def _matrix(self, node: Node, work: Linear) -> Iterator[Saved]:
+        size = self.numbers.compute
+        copies = work.used if work.copies > 1 else 1
+        is_adapter = node.part == "lora"
+        is_product = self._follows_activation(node)
+        if is_product:
+            yield from self._activation(node, work, copies)
+            source, held, split = f"{self._site(node)}:product", size, True
+        elif len(node.of) == 1:
+            source, held = self._storage(node.of[0]), self._bytes_out(node.of[0])
+            split = self._is_split(source)
+        else:
+            source, held, split = f"{node.name}:input", size, False
+        if not self.trained[node.name]:
+            return
+        wanted = self.kernels.adapter_bytes if is_adapter and not self.numbers.is_autocast else size
+        dropped = is_adapter and self.kernels.has_adapter_dropout and node.name.endswith("lora_A")
+        gathered = work.copies > 1 and not is_product  # the rows of each expert, copied out
+        if wanted != held or dropped or gathered:
+            source = f"{node.name}:copy"
+        yield self._keep(node, source, work.inputs * copies * wanted, split=split)
+        if dropped and any(self.needs[name] for name in node.of):
+            yield self._keep(node, f"{node.name}:mask", work.inputs * copies, split=split)
+        if node.part == "router":  # probabilities over the experts, in 32 bits
+            yield self._keep(node, f"{node.name}:weights", work.outputs * FP32, split=False)
+
+    def _base_part(self, node: Node) -> str:
+        """The part of the matrix an adapter is for."""
+        if node.part != "lora":
+            return node.part
+        base = self.nodes.get(f"{self._site(node)}.base_layer")
+        return base.part if base is not None else node.part
+
+    @staticmethod
+    def _site(node: Node) -> str:
+        """The module a matrix or its adapter is in."""
+        for ending in (".base_layer", ".lora_A", ".lora_B"):
+            if node.name.endswith(ending):
+                return node.name.removesuffix(ending)
+        return node.name
+
+    def _follows_activation(self, node: Node) -> bool:
+        """Whether a matrix closes a feed-forward layer, an activation before it.
+
+        The second matrix of an adapter reads the first, with nothing between them.
+        """
+        if not node.of or node.name.endswith(".lora_B"):
+            return False
+        return {self._part(name) for name in node.of} == {self._base_part(node)} & _FEED
+
+    def _activation(self, node: Node, work: Linear, copies: int) -> Iterator[Saved]:
+        """What lies between the matrices of a feed-forward layer."""
+        if not any(self.needs[name] for name in node.of):
+            return
+        size, width = self.numbers.compute, work.inputs * copies
+        wide = {name: self.widths[name] * copies for name in node.of}
+        for name, each in wide.items():
+            yield self._keep(node, name, each * size, split=True)
+        is_gated = sum(wide.values()) == 2 * width
+        if is_gated and self.kernels.feed == "eager":
+            yield self._keep(node, f"{self._site(node)}:activated", width * size, split=True)
+
+    def _norm(self, node: Node) -> Iterator[Saved]:
+        if self._storage(node.name) != node.name:
+            return
+        source = self._storage(node.of[0])
+        carries = any(self.needs[name] for name in node.of)
+        trained = self.trained[node.name]
+        if not carries and not trained:
+            return
+        of_heads = self._normed_heads(node)
+        if of_heads == 0:
+            return
+        width = of_heads or self.widths[node.name]
+        split = bool(of_heads)
+        held = self._bytes_out(source)
+        if self.kernels.norm == "fused" or node.params == 2 * width:
+            yield self._keep(node, source, width * held, split=split)
+            yield self._keep(node, f"{node.name}:scale", 2 * FP32, split=False)
+            return
+        if carries:
+            name = source if held == FP32 and len(node.of) == 1 else f"{node.name}:wide"
+            yield self._keep(node, name, width * FP32, split=split)
+        yield self._keep(node, f"{node.name}:scale", FP32, split=False)
+        if trained:
+            size = self.scaled_bytes if not of_heads else max(held, self.scaled_bytes)
+            yield self._keep(node, f"{node.name}:scaled", width * size, split=split)
+
+    def _normed_heads(self, node: Node) -> int | None:
+        """Width of the queries and keys that a node inside attention norms; None: another norm.
+
+        0 where its parameters are no norm's (sinks, tables of positions).
+        """
+        core = self.nodes.get(f"{node.name.rpartition('.')[0]}.core")
+        if core is None or core.of[0] != node.name or not isinstance(core.work, Attention):
+            return None
+        if node.params < 2 * core.work.qk_dim:
+            return 0
+        return (core.work.heads + core.work.kv_heads) * core.work.qk_dim
+
+    def _attention(self, node: Node, work: Attention) -> Iterator[Saved]:
+        if not any(self.needs[name] for name in node.of):
+            return
+        size = self.numbers.compute
+        is_eager = is_written_out(work, self.numbers, self.kernels)
+        query, key, value = node.of
+        repeated = is_eager and work.kv_heads != work.heads
+        kv_heads = work.heads if repeated else work.kv_heads
+        moved = {
+            query: work.heads * work.qk_dim,
+            key: kv_heads * work.qk_dim,
+            value: kv_heads * work.v_dim,
+        }
+        if len(moved) == 1:  # one matrix makes all three, and a view of it keeps it whole
+            moved = {query: work.heads * work.qk_dim + kv_heads * (work.qk_dim + work.v_dim)}
+            if not self.is_rotary:  # the cache, on unless it is turned off, copies keys and values
+                copied = kv_heads * (work.qk_dim + work.v_dim) * size
+                yield self._keep(node, f"{node.name}:cached", copied, split=True)
+        elif key == value:
+            moved[key] = kv_heads * (work.qk_dim + work.v_dim)
+        for name, width in moved.items():
+            is_new = repeated or self.is_rotary or self.nodes[name].part == "norm"
+            storage = f"{node.name}:{name}" if is_new else name
+            yield self._keep(node, storage, width * size, split=True)
+        out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
+        if not is_eager:
+            yield out
+            if self.joins_heads:
+                yield replace(out, storage=f"{node.name}:joined")
+            yield self._keep(node, f"{node.name}:sums", work.heads * FP32, split=True, core=True)
+            return
+        keys = max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
+        each = work.heads * keys
+        yield self._keep(node, f"{node.name}:softmax", each * FP32, split=True, core=True)
+        if size != FP32:
+            yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
+
+    def _recurrence(self, node: Node) -> Iterator[Saved]:
+        """A convolution or a scan as a fused kernel has it: what goes in, and what comes out."""
+        if not self.needs[node.name]:
+            return
+        size = self.numbers.compute
+        for name in node.of:
+            yield self._keep(node, name, self.widths[name] * size, split=True)
+        yield self._keep(node, node.name, self.widths[node.name] * size, split=True)
+
+    def _weighed(self, node: Node) -> Iterator[Saved]:
+        """A product of two results, such as experts' and the router's; a sum keeps nothing."""
+        weighs = [name for name in node.of if self._part(name) == "router"]
+        gates = [name for name in node.of if isinstance(self.nodes[name].work, Scan)]
+        if not (weighs or gates) or not self.needs[node.name]:
+            return
+        for name in node.of:
+            work = self.nodes[name].work
+            if name in weighs or (weighs and not self.needs[weighs[0]]):
+                continue
+            used = work.used if isinstance(work, Linear) and work.copies > 1 else 1
+            per_row = self.widths[name] * used * self.numbers.compute
+            yield self._keep(node, name, per_row, split=False)
+
+
+def widths(graph: Graph) -> dict[str, int]:
+    """Numbers in one row of each node's result; of an expert's, for one expert."""
+    found: dict[str, int] = {}
+    for node in graph:
+        work = node.work
+        if isinstance(work, Linear):
+            found[node.name] = work.outputs
+        elif isinstance(work, Attention):
+            found[node.name] = work.heads * work.v_dim
+        elif isinstance(work, Convolution):
+            found[node.name] = work.channels
+        elif node.role == "embedding" and node.params % graph.vocab == 0:
+            found[node.name] = node.params // graph.vocab
+        else:
+            found[node.name] = found[node.of[0]] if node.of else graph.hidden
+    return found

@@ -1,0 +1,144 @@
+"""Bytes that hang on a parameter: what an optimizer keeps for it, and what quantising saves.
+
+The trap: "Adam is 8 bytes a parameter". torch's AdamW keeps its two moments in the parameter's own
+type, so 4 for a model in bf16; bitsandbytes' keeps them in 32 bits, or in 8 with a scale for each
+256; with a master copy it is 12. A 4-bit weight is not half a byte either: its scales are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.graph import Linear
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.graph import Node
+
+_FP32 = 4
+_BLOCK_8BIT = 256  # bitsandbytes' block of an 8-bit state, each with a scale in 32 bits
+_LEAST_8BIT = 4096  # below this many numbers it keeps 32 bits (min_8bit_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What an optimizer keeps for one tensor of parameters."""
+
+    name: str
+    moments: Callable[[Node, float], float]  # (node, bytes of a number) -> bytes
+    says: str
+    is_paged: bool = False  # in unified memory, which leaves the device when it is short
+    scratch: Literal["none", "moment"] = "none"
+
+
+def _moments(count: int) -> Callable[[Node, float], float]:
+    return lambda node, size: count * node.params * size
+
+
+def _in_32_bits(count: int) -> Callable[[Node, float], float]:
+    return lambda node, _size: count * node.params * _FP32
+
+
+def _in_8_bits(count: int) -> Callable[[Node, float], float]:
+    def held(node: Node, _size: float) -> float:
+        each = _FP32 if node.params < _LEAST_8BIT else 1 + _FP32 / _BLOCK_8BIT
+        return count * node.params * each
+
+    return held
+
+
+def _factored(node: Node, _size: float) -> float:
+    """A row and a column of the second moment for each matrix (arXiv 1804.04235), no first."""
+    if isinstance(node.work, Linear):
+        return (node.work.inputs + node.work.outputs) * node.work.copies * _FP32
+    return node.params * _FP32 if node.role == "" else node.params**0.5 * 2 * _FP32
+
+
+def _orthogonal(node: Node, size: float) -> float:
+    """Momentum for matrices inside layers; AdamW's two moments for the rest."""
+    is_matrix = isinstance(node.work, Linear) and node.role == ""
+    return node.params * size * (1 if is_matrix else 2)
+
+
+OPTIMIZERS = {
+    each.name: each
+    for each in (
+        Optimizer(
+            "adamw", _moments(2), "torch: two moments, as the parameter is", scratch="moment"
+        ),
+        Optimizer("adamw-fused", _moments(2), "torch, fused: the same without scratch"),
+        Optimizer("adamw-32bit", _in_32_bits(2), "two moments in 32 bits"),
+        Optimizer("adamw-8bit", _in_8_bits(2), "bitsandbytes: two moments in 8 bits"),
+        Optimizer("paged-adamw", _in_32_bits(2), "bitsandbytes, paged: 32 bits", is_paged=True),
+        Optimizer("paged-adamw-8bit", _in_8_bits(2), "bitsandbytes, paged: 8 bits", is_paged=True),
+        Optimizer("lion", _moments(1), "one moment"),
+        Optimizer("sgd", _moments(0), "nothing"),
+        Optimizer("sgd-momentum", _moments(1), "one moment"),
+        Optimizer("adafactor", _factored, "a row and a column for each matrix, in 32 bits"),
+        Optimizer("muon", _orthogonal, "one moment; two for embeddings, head and vectors"),
+    )
+}
+
+
+def optimizer(name: str) -> Optimizer:
+    """By name."""
+    if name not in OPTIMIZERS:
+        raise UsageError(f"no optimizer {name!r}; there are {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+def state_bytes(name: str, node: Node, number: int, master: int) -> tuple[float, float]:
+    """(device, host) bytes for a node's parameters; beside a master copy, moments are like it."""
+    found = optimizer(name)
+    copy = node.params * master if node.part != "lora" else 0
+    held = found.moments(node, max(number, master))
+    return (copy, held) if found.is_paged else (copy + held, 0)
+
+
+def scratch_bytes(name: str, node: Node, number: int, master: int) -> float:
+    """What a step needs for the time it takes: torch's foreach AdamW has a root of a moment."""
+    if optimizer(name).scratch == "none":
+        return 0
+    return float(node.params * max(number, master))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """A type that weights are kept in: bits of a number, and what scales cost beside them."""
+
+    name: str
+    bytes_per_weight: float
+    bytes_per_output: float
+    says: str
+
+    def bytes(self, work: Linear, number: int) -> float:
+        """Of a whole matrix; its bias is not quantised."""
+        weights = work.inputs * work.outputs * work.copies
+        bias = work.outputs * work.copies * work.bias * number
+        return weights * self.bytes_per_weight + work.outputs * self.bytes_per_output + bias
+
+
+# Blocks of 64 weights share a scale in 32 bits; doubly quantised the scale has 8 bits, and each 256
+# of them one in 32 (QLoRA, arXiv 2305.14314). int8 (arXiv 2208.07339) has a scale for each output.
+QUANTISATIONS = {
+    each.name: each
+    for each in (
+        Quantisation("nf4", 1 / 2 + 4 / 64, 0, "4 bits, a scale for each 64"),
+        Quantisation(
+            "nf4-double", 1 / 2 + 1 / 64 + 4 / (64 * 256), 0, "4 bits, the scales in 8 bits"
+        ),
+        Quantisation("int8", 1, 4, "8 bits, a scale for each output"),
+    )
+}
+
+
+def quantisation(name: str | None) -> Quantisation | None:
+    """By name."""
+    if name is None:
+        return None
+    if name not in QUANTISATIONS:
+        raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISATIONS)}")
+    return QUANTISATIONS[name]

@@ -1,0 +1,121 @@
+"""A model that somebody holds: what is trained is asked of its parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ergmeter import Meter
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.adapters import Lora
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.live import model_work
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import Training, step_work
+from ergmeter.records import Missing, Reading
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=160,
+    vocab_size=256,
+    tie_word_embeddings=False,
+)
+SEQ = 32
+
+
+def model(dtype: torch.dtype = torch.float32) -> Any:
+    made: Any = LlamaForCausalLM
+    return made(CONFIG).to(dtype)
+
+
+def declared(**how: Any) -> float:
+    graph = model_graph(Config(CONFIG.to_dict(), where="test"))
+    return step_work(graph, Batch.of(1, SEQ), training=Training(**how)).chosen.model_per_step
+
+
+def test_a_whole_model_is_counted_as_its_configuration() -> None:
+    work, dtype = model_work(model(torch.bfloat16), SEQ)
+    assert work.chosen.model_per_step == declared()
+    assert work.params == sum(p.numel() for p in model().parameters())
+    assert dtype == "bf16"
+    assert model_work(model(), SEQ)[1] is None  # fp32 weights: autocast can't be seen
+
+
+def test_frozen_parameters_are_seen() -> None:
+    held = model()
+    held.model.embed_tokens.weight.requires_grad_(requires_grad=False)
+    work, _ = model_work(held, SEQ)
+    assert work.chosen.model_per_step == declared(frozen=("embed_tokens",))
+    for parameter in held.model.layers[0].parameters():
+        parameter.requires_grad_(requires_grad=False)
+    work, _ = model_work(held, SEQ)
+    assert work.chosen.model_per_step == declared(frozen=("embed_tokens", "layers.0"))
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_adapters_are_seen(dora: bool) -> None:
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], use_dora=dora)
+    held = peft.get_peft_model(model(), config)
+    work, _ = model_work(held, SEQ)
+    lora = Lora(4, ("q_proj", "down_proj"), is_dora=dora)
+    assert work.chosen.model_per_step == declared(lora=lora)
+    assert work.params_trained == sum(p.numel() for p in held.parameters() if p.requires_grad)
+
+
+def test_checkpointing_is_seen() -> None:
+    held = model()
+    held.gradient_checkpointing_enable()
+    chosen = model_work(held, SEQ)[0].chosen
+    assert chosen.hardware_per_step is not None
+    assert chosen.hardware_per_step > chosen.model_per_step == declared()
+
+
+def test_a_compiled_or_wrapped_model_is_the_model_inside() -> None:
+    held = torch.compile(model())
+    assert model_work(held, SEQ)[0].chosen.model_per_step == declared()
+
+
+def test_what_is_no_model_says_what_to_pass() -> None:
+    with pytest.raises(NotMeasurable, match="Linear has no configuration"):
+        model_work(torch.nn.Linear(2, 2), SEQ)
+    with pytest.raises(UsageError, match="got int"):
+        model_work(7, SEQ)
+    with pytest.raises(UsageError, match="seq_len"):
+        model_work(model(), None)
+
+
+def test_a_meter_stores_the_flops_under_every_convention(tmp_path: Path) -> None:
+    with Meter(
+        tmp_path / "run", model=model(), seq_len=SEQ, probes=[], dtype="bf16",
+        peak_flops_per_s=1e12, peak_source="a test",
+    ) as meter:  # fmt: skip
+        for _ in range(3):
+            with meter.step(tokens=4 * SEQ):
+                pass
+    found = meter.summary().readings
+    header = json.loads(next((tmp_path / "run").glob("*/writer.json")).read_text())
+    assert [one["convention"] for one in header["flops"]][:3] == ["exact", "palm", "megatron"]
+    assert header["settings"]["parameters"] == sum(p.numel() for p in model().parameters())
+    mfu, rate = found["utilization.mfu_frac"], found["throughput.tokens_per_s"]
+    assert isinstance(mfu, Reading)
+    assert isinstance(rate, Reading)
+    assert mfu.value == pytest.approx(declared() / SEQ * rate.value / 1e12)
+
+
+def test_a_training_goes_on_where_its_model_can_not_be_counted(tmp_path: Path) -> None:
+    meter = Meter(tmp_path / "run", model=torch.nn.Linear(2, 2), seq_len=8, probes=[])
+    with meter, meter.step(tokens=8):
+        pass
+    found = meter.summary().readings["utilization.mfu_frac"]
+    assert isinstance(found, Missing)
+    assert "has no configuration" in found.reason

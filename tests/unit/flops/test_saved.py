@@ -1,0 +1,217 @@
+"""What a forward pass keeps, against what torch's autograd says it saved.
+
+`saved_tensors_hooks` hands over every tensor that autograd keeps. Its storages, each once, without
+the model's own, are summed; the loss is left out on both sides. Nothing of the rule is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.autograd.graph import saved_tensors_hooks
+
+from ergmeter.flops.adapters import Lora
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.memory import Kernels, Setup, step_memory
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import Training
+
+SEQUENCES, LENGTH, VOCAB = 2, 96, 600
+ALL_FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
+Change = Callable[[Any], Any]
+
+
+@pytest.fixture(autouse=True)
+def _plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    # oneDNN uses instructions for bf16 that some virtual machines announce and do not have.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+def config(name: str, **fields: object) -> Any:
+    sizes = {
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "intermediate_size": 352,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "vocab_size": VOCAB,
+        "pad_token_id": 0,
+        **fields,
+    }
+    return getattr(transformers, f"{name}Config")(**sizes)
+
+
+def gpt2() -> Any:
+    return transformers.GPT2Config(
+        n_embd=128,
+        n_layer=3,
+        n_head=8,
+        vocab_size=VOCAB,
+        n_positions=LENGTH,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        activation_function="gelu",
+    )
+
+
+def kept_bytes(
+    sizes: Any,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    attention: str = "sdpa",
+    change: Change | None = None,
+    autocast: bool = False,
+) -> float:
+    torch.manual_seed(0)
+    make: Any = transformers.AutoModelForCausalLM
+    model = make.from_config(sizes, dtype=dtype, attn_implementation=attention)
+    model = change(model) if change else model
+    model.train()
+    own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.randint(0, VOCAB, (SEQUENCES, LENGTH))
+    with (
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        result = model(input_ids=tokens, labels=tokens)
+    assert result.loss.requires_grad
+    of_loss = SEQUENCES * LENGTH * VOCAB
+    return sum(
+        each.untyped_storage().nbytes()
+        for each in kept.values()
+        if not (each.dtype == torch.float32 and each.numel() == of_loss)
+    )
+
+
+def counted_bytes(
+    sizes: Any, training: Training | None = None, setup: Setup | None = None
+) -> float:
+    graph = model_graph(Config(sizes.to_dict(), where="the test"))
+    memory = step_memory(graph, Batch.of(SEQUENCES, LENGTH), training=training, setup=setup)
+    held = memory.moments[0].bytes
+    return held["activations"] + held["cast weights"]
+
+
+def freezing(*names: str) -> Change:
+    def change(model: Any) -> Any:
+        for name, parameter in model.named_parameters():
+            if any(each in name for each in names):
+                parameter.requires_grad_(False)
+        return model
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(config("Llama"), id="llama"),
+        pytest.param(config("Llama", num_key_value_heads=8), id="llama without groups"),
+        pytest.param(config("Qwen2"), id="qwen2"),
+        pytest.param(config("Qwen3", head_dim=32), id="qwen3"),
+        pytest.param(config("Mixtral", num_local_experts=4, num_experts_per_tok=2), id="mixtral"),
+        pytest.param(config("Phi3"), id="phi3"),
+        pytest.param(config("Phi", num_key_value_heads=8, hidden_act="gelu"), id="phi"),
+        pytest.param(config("Olmo2"), id="olmo2"),
+        pytest.param(config("Olmo"), id="olmo"),
+        pytest.param(config("GPTNeoX"), id="gpt_neox"),
+        pytest.param(gpt2(), id="gpt2"),
+    ],
+)
+def test_a_model_trained_in_full_keeps_what_autograd_says(sizes: Any) -> None:
+    assert counted_bytes(sizes) == pytest.approx(kept_bytes(sizes), rel=0.02)
+
+
+def test_in_32_bits() -> None:
+    sizes = config("Llama", num_key_value_heads=8)
+    kept = kept_bytes(sizes, dtype=torch.float32)
+    assert counted_bytes(sizes, setup=Setup("fp32")) == pytest.approx(kept, rel=0.02)
+
+
+def test_under_autocast_the_copies_of_inputs_and_weights_are_in_it() -> None:
+    sizes = config("Llama")
+    kept = kept_bytes(sizes, dtype=torch.float32, autocast=True)
+    assert counted_bytes(sizes, setup=Setup("mixed")) == pytest.approx(kept, rel=0.02)
+
+
+def test_attention_written_out_keeps_its_probabilities() -> None:
+    sizes = config("Llama")
+    setup = Setup(kernels=Kernels(attention="eager"))
+    kept = kept_bytes(sizes, attention="eager")
+    assert counted_bytes(sizes, setup=setup) == pytest.approx(kept, rel=0.02)
+    assert counted_bytes(sizes) < 0.8 * kept
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [("mlp",), ("self_attn",), ("embed_tokens", "layers.0"), ("embed_tokens", "layers", "norm")],
+    ids=" ".join,
+)
+def test_what_is_frozen_keeps_less(frozen: tuple[str, ...]) -> None:
+    sizes = config("Llama")
+    kept = kept_bytes(sizes, change=freezing(*(f"{name}." for name in frozen)))
+    ids = 2 * SEQUENCES * LENGTH * 8  # token numbers and labels, which we leave out
+    assert counted_bytes(sizes, Training(frozen=frozen)) == pytest.approx(kept, rel=0.02, abs=ids)
+    assert kept < kept_bytes(sizes)
+
+
+@pytest.mark.parametrize("targets", [ALL_FOUR, ("q_proj", "v_proj"), ("all-linear",)])
+@pytest.mark.parametrize("in_32_bits", [True, False])
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_as_peft_puts_them_in(targets: tuple[str, ...], in_32_bits: bool) -> None:
+    peft = pytest.importorskip("peft")
+    sizes = config("Llama")
+
+    def adapt(model: Any) -> Any:
+        wanted = "all-linear" if targets == ("all-linear",) else list(targets)
+        lora = peft.LoraConfig(r=8, target_modules=wanted, task_type="CAUSAL_LM")
+        return peft.get_peft_model(model, lora, autocast_adapter_dtype=in_32_bits)
+
+    setup = Setup(kernels=Kernels(adapter_bytes=4 if in_32_bits else 2))
+    counted = counted_bytes(sizes, Training(Lora(8, targets)), setup)
+    assert counted == pytest.approx(kept_bytes(sizes, change=adapt), rel=0.02)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_with_dropout_keep_its_masks_where_something_is_trained_below() -> None:
+    peft = pytest.importorskip("peft")
+    sizes = config("Llama")
+
+    def adapt(model: Any) -> Any:
+        lora = peft.LoraConfig(
+            r=8, target_modules=["q_proj", "v_proj"], lora_dropout=0.1, task_type="CAUSAL_LM"
+        )
+        return peft.get_peft_model(model, lora)
+
+    setup = Setup(kernels=Kernels(has_adapter_dropout=True))
+    counted = counted_bytes(sizes, Training(Lora(8, ("q_proj", "v_proj"))), setup)
+    # A CPU keeps a mask in 32 bits; a GPU, and so the rule, in one byte.
+    counted += (4 - 1) * (3 - 1) * 2 * SEQUENCES * LENGTH * 128
+    assert counted == pytest.approx(kept_bytes(sizes, change=adapt), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mixtral"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpointed_model_keeps_what_its_layers_were_given(name: str) -> None:
+    sizes = config(name)
+
+    def checkpoint(model: Any) -> Any:
+        # The other kind of checkpoint holds its inputs where no hook sees them.
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        return model
+
+    counted = counted_bytes(sizes, Training(checkpointing="full"))
+    assert counted == pytest.approx(kept_bytes(sizes, change=checkpoint), rel=0.02)

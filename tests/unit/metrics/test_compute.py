@@ -1,0 +1,180 @@
+"""MFU of a run, and of figures somebody printed: by hand, and what can not be said."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.metrics.compute import (
+    FLOPS_PER_S,
+    HFU,
+    MFU,
+    MFU_BF16,
+    Peak,
+    Rate,
+    compute_results,
+    declared_peak,
+    table_peak,
+)
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Flops, Missing, Reading, Sample
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from tests.runs import add_writer, even_steps, make_run
+
+S = 10**9
+H200 = Device("GPU-1", "gpu", "NVIDIA H200", "nvml")
+# 2 TFLOP for a step of 100 tokens, 20 GFLOP a token.
+EXACT = Flops(2e12, "exact", "analytic", hardware_per_step=2.5e12, tokens_per_step=100)
+PALM = Flops(3e12, "palm", "analytic", hardware_per_step=4e12, tokens_per_step=100)
+RATE = Rate(1000.0, 2, "measured", "over 10 steps in 1 s", low=900.0, high=1100.0)
+PEAK = Peak("Card", "bf16", 100e12, "its datasheet", "reported", bf16_flops_per_s=100e12)
+
+
+def reading(found: dict[str, Any], key: str) -> Reading:
+    assert isinstance(found[key], Reading), found[key]
+    return found[key]  # type: ignore[no-any-return]
+
+
+def run_with(
+    path: Path, *devices: Device, flops: list[Flops] | None = None, **settings: Any
+) -> Run:
+    """Twenty steps of a second with 100 tokens each."""
+    make_run(path)
+    header: dict[str, Any] = {"flops": [asdict(one) for one in flops]} if flops else {}
+    samples = [Sample(t * S, device.id, busy_frac=1.0) for device in devices for t in range(21)]
+    add_writer(
+        path,
+        steps=even_steps(20, tokens_computed=100),
+        samples=samples,
+        devices=devices,
+        settings=settings,
+        header=header,
+    )
+    return Run.open(path)
+
+
+def test_mfu_is_flops_of_a_token_times_tokens_over_devices_times_peak() -> None:
+    found = compute_results([EXACT, PALM], RATE, PEAK)
+    # 20 GFLOP x 1000 tokens/s / 2 devices = 10 TFLOP/s, of 100.
+    assert reading(found, FLOPS_PER_S).value == pytest.approx(10e12)
+    mfu = reading(found, MFU)
+    assert [mfu.value, mfu.low, mfu.high] == pytest.approx([0.1, 0.09, 0.11])
+    assert mfu.basis == "reported"  # as good as the peak, which the maker states
+    assert "exact; other conventions 15.0 % (palm) to 15.0 % (palm)" in mfu.note
+    assert "of 100 TFLOP/s dense bf16 (its datasheet)" in mfu.note
+    assert "2 devices; over 10 steps in 1 s" in mfu.note
+
+
+def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
+    found = compute_results([EXACT], RATE, PEAK)
+    assert reading(found, HFU).value == pytest.approx(0.125)
+    once = compute_results([replace(EXACT, hardware_per_step=2e12)], RATE, PEAK)
+    assert reading(once, HFU).value == reading(once, MFU).value
+    assert "nothing is computed twice" in reading(once, HFU).note
+    unknown = compute_results([replace(EXACT, hardware_per_step=None)], RATE, PEAK)
+    assert isinstance(unknown[HFU], Missing)
+
+
+def test_above_one_is_shown_and_explained() -> None:
+    found = reading(
+        compute_results([EXACT], replace(RATE, devices=1), replace(PEAK, flops_per_s=1e12)), MFU
+    )
+    assert found.value == pytest.approx(20)
+    assert "above 1, so an input is wrong" in found.note
+    assert "peak of one" in found.note
+
+
+def test_products_in_fp8_are_held_against_both_peaks() -> None:
+    peak = replace(PEAK, dtype="fp8", flops_per_s=200e12)
+    found = compute_results([EXACT], RATE, peak)
+    assert reading(found, MFU).value == pytest.approx(0.05)
+    both = reading(found, MFU_BF16)
+    assert both.value == pytest.approx(0.1)
+    assert "products in fp8, held against the bf16 peak" in both.note
+    assert isinstance(compute_results([EXACT], RATE, PEAK)[MFU_BF16], Missing)
+
+
+def test_without_a_peak_there_are_flops_per_second_and_no_mfu() -> None:
+    found = compute_results([EXACT], RATE, Missing("unknown peak: pass --peak"))
+    assert reading(found, FLOPS_PER_S).value == pytest.approx(10e12)
+    assert found[MFU] == found[HFU] == Missing("unknown peak: pass --peak")
+
+
+def test_a_run_gets_its_peak_from_the_name_its_driver_says(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", H200, flops=[EXACT], dtype="bf16")
+    found = summarize(run).readings
+    # 20 steps in 20 s: 100 tokens/s x 20 GFLOP = 2 TFLOP/s, of the H200's 989.5.
+    assert reading(found, MFU).value == pytest.approx(2 / 989.5)
+    assert reading(found, MFU).basis == "reported"
+    assert "NVIDIA H200 datasheet" in reading(found, MFU).note
+
+
+@pytest.mark.parametrize(
+    ("devices", "settings", "said"),
+    [
+        ([replace(H200, name="NVIDIA H299")], {"dtype": "bf16"}, "unknown peak: pass --peak"),
+        ([H200], {}, "pass --dtype"),
+        ([H200, replace(H200, id="GPU-2", name="NVIDIA L4")], {"dtype": "bf16"}, "devices differ"),
+        ([H200], {"dtype": "fp4"}, "has no fp4 rate"),
+        ([], {"dtype": "bf16"}, "no device was sampled"),
+    ],
+)
+def test_what_can_not_be_known_is_absent_with_its_reason(
+    tmp_path: Path, devices: list[Device], settings: dict[str, Any], said: str
+) -> None:
+    run = run_with(tmp_path / "run", *devices, flops=[EXACT], **settings)
+    found = summarize(run)
+    mfu = found.readings[MFU]
+    assert isinstance(mfu, Missing)
+    assert said in mfu.reason
+    assert any(note.startswith("no MFU: ") for note in found.notes)
+
+
+def test_a_run_without_flops_says_how_to_give_them(tmp_path: Path) -> None:
+    found = summarize(run_with(tmp_path / "run", H200)).readings[MFU]
+    assert isinstance(found, Missing)
+    assert "--model-config" in found.reason
+
+
+def test_why_a_model_could_not_be_counted_is_kept(tmp_path: Path) -> None:
+    make_run(tmp_path / "run")
+    add_writer(tmp_path / "run", steps=even_steps(5), header={"no_flops": "a Thing has none"})
+    found = summarize(Run.open(tmp_path / "run")).readings[MFU]
+    assert found == Missing("a Thing has none")
+
+
+def test_flops_and_a_peak_can_be_given_to_a_run_that_is_over(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", H200)
+    settings = Settings(peak_flops_per_s=1e12, peak_source="a test", num_devices=4)
+    found = summarize(run, settings, flops=[EXACT]).readings
+    assert reading(found, MFU).value == pytest.approx(0.5)
+    assert "(a test)" in reading(found, MFU).note
+
+
+def test_a_cpu_is_held_against_what_its_parts_could_do(tmp_path: Path) -> None:
+    facts = {"cpu_peak_flops_per_s": {"fp32": 4e12}, "cpu_peak_source": "derived: 2 cores"}
+    node = Device("node:a", "node", "a", "node", facts)
+    run = run_with(tmp_path / "run", node, flops=[EXACT])
+    mfu = reading(summarize(run).readings, MFU)
+    assert mfu.value == pytest.approx(0.5)
+    assert mfu.basis == "assumed"
+    assert "derived: 2 cores" in mfu.note
+
+
+def test_a_name_of_several_devices_has_a_peak_if_they_agree() -> None:
+    assert table_peak("a100", "bf16").flops_per_s == 312e12
+    with pytest.raises(NotMeasurable, match="h100-sxm, h100-pcie, h100-nvl"):
+        table_peak("h100", "bf16")
+    with pytest.raises(UsageError, match="no type 'bf17'"):
+        table_peak("a100", "bf17")
+
+
+def test_a_peak_without_a_source_is_an_assumption() -> None:
+    assert declared_peak(1e12, "bf16", None).basis == "assumed"
+    assert declared_peak(1e12, "bf16", "the datasheet").basis == "reported"
+    assert table_peak("h200-sxm", "bf16", is_dtype_assumed=True).basis == "assumed"

@@ -1,0 +1,140 @@
+"""`erg estimate`: the table, the verdict, the JSON, and how misuse is answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.cli.main import main
+
+Answer = tuple[int, str, str]
+Erg = Callable[..., Answer]
+MODEL = "hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab=32000"
+BATCH = ("--seq-len", "2048", "--batch-size", "8")
+LORA = ("--lora", "r=16,targets=q_proj,k_proj,v_proj,o_proj")
+
+
+@pytest.fixture
+def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Erg:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ERGMETER_HARDWARE", raising=False)
+
+    def call(*arguments: str) -> Answer:
+        with pytest.raises(SystemExit) as ended:
+            main(["estimate", *arguments])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+def document(erg: Erg, *arguments: str) -> dict[str, Any]:
+    code, out, err = erg(MODEL, *BATCH, *arguments, "--json")
+    assert (code, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "recorded"),
+    [
+        ((), 45_705_421_312),
+        (LORA, 43_024_355_328),
+        ((*LORA, "--quantize", "nf4"), 41_814_885_376),
+    ],
+    ids=["full", "lora", "qlora"],
+)
+def test_the_recorded_peaks_of_an_h200(erg: Erg, options: tuple[str, ...], recorded: int) -> None:
+    found = document(erg, "--device", "NVIDIA H200", *options)
+    peak = found["readings"]["estimate.memory_peak_bytes"]
+    assert peak["basis"] == "assumed"
+    assert peak["value"] == pytest.approx(recorded, rel=0.01)
+    assert found["verdict"].startswith("fits with ")
+
+
+def test_every_reading_is_labelled_as_assumed(erg: Erg) -> None:
+    found = document(
+        erg,
+        *("--device", "h200-sxm5", "--tokens", "1e9", "--mfu", "0.45", "--power-frac", "0.9"),
+        *("--grid-g-per-kwh", "300", "--pue", "1.2", "--price-per-hour", "3", "--currency", "USD"),
+    )
+    readings = found["readings"]
+    assert {one["basis"] for one in readings.values()} == {"assumed"}
+    hours = readings["estimate.duration_h"]["value"]
+    assert readings["estimate.cost"]["value"] == pytest.approx(3 * hours)
+    assert readings["estimate.energy_kwh"]["value"] == pytest.approx(0.63 * hours)
+    assert readings["estimate.co2e_g"]["value"] == pytest.approx(0.63 * hours * 300 * 1.2)
+    assert any("transformers" in line for line in found["assumptions"])
+
+
+def test_what_was_not_stated_is_missing_with_the_option_it_waits_for(erg: Erg) -> None:
+    readings = document(erg)["readings"]
+    assert "--mfu" in readings["estimate.step_s"]["missing"]
+    assert "--device" in readings["estimate.memory_spare_bytes"]["missing"]
+
+
+def test_the_table_shows_moments_verdict_and_modes(erg: Erg) -> None:
+    code, out, _ = erg(MODEL, *BATCH, "--device", "a100-sxm4-40gb")
+    assert code == 0
+    assert "through the loss" in out
+    assert "optimizer step" in out
+    assert "does not fit: needs 45.7 GB, has 38.65 GB, 90 % of 42.95 GB" in out
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    assert rows["none"][1:] == ["45.7", "GB", "6"]
+    assert rows["full"][1] == "15.75"
+    assert "assumed: no dropout" in out
+
+
+def test_devices_follow_from_the_sizes_or_must_agree_with_them(erg: Erg) -> None:
+    spread = document(erg, "--num-devices", "8", "--tensor-parallel", "2", "--zero", "3")
+    assert spread["sequences_per_device"] == 2
+    assert spread["moments"]["optimizer step"]["weights"] < 2 * 1.2e9 / 8
+    code, _, err = erg(MODEL, *BATCH, "--num-devices", "8", "--data-parallel", "3")
+    assert code == 2
+    assert "3 devices, and --num-devices is 8" in err
+    code, _, err = erg(MODEL, *BATCH, "--num-devices", "8", "--tensor-parallel", "3")
+    assert code == 2
+    assert "8 devices are no multiple of the 3" in err
+
+
+def test_memory_and_peak_may_be_given_instead_of_a_device(erg: Erg) -> None:
+    found = document(erg, "--memory-gib", "32", "--usable", "1", "--peak", "400T", "--mfu", "0.5")
+    assert found["verdict"].startswith("does not fit")
+    step = found["readings"]["estimate.step_s"]
+    assert step["value"] == pytest.approx(110.8e12 / (0.5 * 400e12), rel=1e-3)
+
+
+def test_paged_states_are_on_the_host(erg: Erg) -> None:
+    found = document(erg, "--optimizer", "paged-adamw")
+    assert found["host_bytes"] == 8 * 1_100_048_384
+    code, out, _ = erg(MODEL, *BATCH, "--optimizer", "paged-adamw")
+    assert code == 0
+    assert "8.8 GB of optimizer in memory that is paged to the host" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--quantize", "nf4"), "add adapters with --lora"),
+        (("--optimizer", "adamz"), "no optimizer 'adamz'"),
+        (("--mfu", "45"), "as in 0.4"),
+        (("--micro-batches", "3"), "no multiple"),
+    ],
+)
+def test_misuse_is_one_line_and_code_2(erg: Erg, options: tuple[str, ...], said: str) -> None:
+    code, out, err = erg(MODEL, *BATCH, *options)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_unknown_device_gets_its_memory_estimated_all_the_same(erg: Erg) -> None:
+    found = document(erg, "--device", "abacus", "--mfu", "0.4")
+    assert found["readings"]["estimate.memory_peak_bytes"]["value"] > 4e10
+    assert "no row" in found["readings"]["estimate.step_s"]["missing"]
+    assert "whether it fits is not known" in found["verdict"]

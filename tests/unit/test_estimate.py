@@ -1,0 +1,171 @@
+"""Time, energy, carbon and cost from what was stated; and whether there is room."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.estimate import (
+    BATCH_MAX,
+    CARBON,
+    COST,
+    DURATION,
+    ENERGY,
+    PEAK,
+    SPARE,
+    STEP,
+    TOKENS_PER_S,
+    Plan,
+    Room,
+    largest_batch,
+    memory_results,
+    plan_results,
+    verdict,
+)
+from ergmeter.flops.memory import Parallel, Setup, step_memory
+from ergmeter.flops.source import read_graph
+from ergmeter.flops.work import Training
+from ergmeter.metrics.compute import Peak
+from ergmeter.records import Flops, Missing, Reading
+
+PETA = Peak("a card", "bf16", 1e15, "its datasheet", "reported")
+STEP_FLOPS = Flops(
+    model_per_step=4e15, convention="exact", engine="analytic", tokens_per_step=100_000
+)
+STATED = Plan(
+    devices=8,
+    tokens=3.6e9,
+    mfu=0.5,
+    watts=500,
+    grid_g_per_kwh=200,
+    grid_source="the operator",
+    pue=1.25,
+    price_per_hour=2,
+    currency="EUR",
+)
+SMALL = "hidden=64,layers=2,ffn=176,heads=4,vocab=500"
+
+
+def value(found: object) -> float:
+    assert isinstance(found, Reading)
+    assert found.basis == "assumed"
+    return found.value
+
+
+def reason(found: object) -> str:
+    assert isinstance(found, Missing)
+    return found.reason
+
+
+def test_everything_by_hand() -> None:
+    found = plan_results(STEP_FLOPS, STATED, PETA)
+    assert value(found[STEP]) == pytest.approx(4e15 / (0.5 * 8 * 1e15))
+    assert value(found[TOKENS_PER_S]) == pytest.approx(100_000)
+    assert value(found[DURATION]) == pytest.approx(10)  # 36000 s
+    assert value(found[ENERGY]) == pytest.approx(8 * 0.5 * 10)
+    assert value(found[CARBON]) == pytest.approx(40 * 200 * 1.25)
+    assert value(found[COST]) == pytest.approx(8 * 10 * 2)
+    assert [found[key].unit for key in (ENERGY, CARBON, COST)] == ["kWh", "g", "EUR"]  # type: ignore[union-attr]
+
+
+def test_each_figure_names_what_it_rests_on() -> None:
+    found = plan_results(STEP_FLOPS, STATED, PETA)
+    notes = {key: one.note for key, one in found.items() if isinstance(one, Reading)}
+    assert "MFU 0.5 (as given)" in notes[STEP]
+    assert "its datasheet" in notes[STEP]
+    assert "500 W as given" in notes[ENERGY]
+    assert "200 g/kWh (the operator)" in notes[CARBON]
+    assert "PUE 1.25 (source not stated)" in notes[CARBON]
+
+
+def test_power_may_be_a_stated_share_of_the_tdp() -> None:
+    plan = Plan(tokens=3.6e9, mfu=0.5, devices=8, power_frac=0.8, tdp_w=700)
+    found = plan_results(STEP_FLOPS, plan, PETA)
+    assert value(found[ENERGY]) == pytest.approx(8 * 0.56 * 10)
+    unknown = plan_results(STEP_FLOPS, Plan(tokens=1, mfu=0.5, power_frac=0.8), PETA)
+    assert "TDP is not known" in reason(unknown[ENERGY])
+
+
+def test_what_was_not_stated_has_no_default() -> None:
+    found = plan_results(STEP_FLOPS, Plan(), PETA)
+    assert {reason(found[key]) for key in (STEP, DURATION, ENERGY, CARBON, COST)} == {
+        reason(found[STEP])
+    }
+    assert "--mfu" in reason(found[STEP])
+    timed = plan_results(STEP_FLOPS, Plan(mfu=0.4), PETA)
+    assert value(timed[STEP]) == pytest.approx(10)
+    assert "--tokens" in reason(timed[DURATION])
+    long = plan_results(STEP_FLOPS, Plan(mfu=0.4, tokens=1e9), PETA)
+    assert "--watts" in reason(long[ENERGY])
+    assert "--watts" in reason(long[CARBON])
+    assert "--price-per-hour" in reason(long[COST])
+    powered = plan_results(STEP_FLOPS, Plan(mfu=0.4, tokens=1e9, watts=300), PETA)
+    assert "--grid-g-per-kwh" in reason(powered[CARBON])
+
+
+def test_without_a_peak_there_is_no_time() -> None:
+    found = plan_results(STEP_FLOPS, STATED, Missing("unknown peak: pass --peak"))
+    assert set(map(reason, found.values())) == {"unknown peak: pass --peak"}
+
+
+@pytest.mark.parametrize(
+    ("stated", "said"),
+    [
+        ({"mfu": 40}, "as in 0.4"),
+        ({"mfu": 0}, "above 0"),
+        ({"watts": 300, "power_frac": 0.5}, "not as both"),
+        ({"tokens": -1}, "--tokens must be above 0"),
+        ({"price_per_hour": float("nan")}, "--price-per-hour must be above 0"),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(stated: dict[str, float], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Plan(**stated)  # type: ignore[arg-type]
+
+
+def test_the_verdict_says_what_is_needed_and_what_is_there() -> None:
+    memory = step_memory(read_graph(SMALL), Batch.of(4, 128))
+    needs = memory.peak.total_bytes
+    roomy = Room("a card", 2 * needs, "its datasheet")
+    assert verdict(memory, roomy).startswith("fits with ")
+    assert "90 % of" in verdict(memory, roomy)
+    tight = Room("a card", needs, "its datasheet")
+    assert verdict(memory, tight).startswith("does not fit: needs ")
+    assert "not known: no device" in verdict(memory, Missing("no device"))
+    found = memory_results(memory, tight, None)
+    assert value(found[PEAK]) == needs
+    assert value(found[SPARE]) == pytest.approx(-0.1 * needs)
+    assert "not even one" in reason(found[BATCH_MAX])
+
+
+def test_kinds_of_memory_add_up_to_the_peak() -> None:
+    memory = step_memory(read_graph(SMALL), Batch.of(4, 128))
+    found = memory_results(memory, Missing("no device"), None)
+    kinds = [key for key in found if key.startswith("estimate.memory_") and key != PEAK]
+    assert sum(value(found[key]) for key in kinds if key != SPARE) == value(found[PEAK])
+
+
+def test_a_usable_share_is_a_share() -> None:
+    with pytest.raises(UsageError, match="usable share"):
+        Room("a card", 1e9, "its datasheet", 1.5)
+
+
+@given(room=st.floats(1e6, 1e10), data=st.integers(1, 4), parts=st.integers(1, 3))
+def test_the_largest_batch_fits_and_the_next_does_not(room: float, data: int, parts: int) -> None:
+    graph, training = read_graph(SMALL), Training()
+    setup = Setup(micro_batches=parts, parallel=Parallel(data))
+
+    def peak(sequences: int) -> float:
+        whole = Batch.of(sequences, 128)
+        return step_memory(graph, whole, training=training, setup=setup).peak.total_bytes
+
+    batch = Batch.of(data * parts, 128)
+    found = largest_batch(graph, batch, training=training, setup=setup, usable_bytes=room)
+    if found is None:
+        assert peak(data * parts) > room
+    else:
+        assert found % (data * parts) == 0
+        assert peak(found) <= room < peak(found + data * parts)
