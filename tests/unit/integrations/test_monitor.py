@@ -1,0 +1,127 @@
+"""The two functions of a profiler MFU monitor: right, harmless, and quick after the first call."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import step_work
+from ergmeter.integrations import monitor
+from ergmeter.integrations.monitor import calculate_mfu_with_profiler, get_gpu_peak_flops
+
+CONFIG = LlamaConfig(
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=160,
+    vocab_size=256,
+)
+
+
+@pytest.fixture
+def model() -> Any:
+    made: Any = LlamaForCausalLM
+    return made(CONFIG).train()
+
+
+@pytest.fixture
+def h100(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.usefixtures("h100")
+def test_it_is_the_training_step_against_the_devices_own_peak(model: Any) -> None:
+    graph = model_graph(Config(CONFIG.to_dict(), where="test"))
+    flops = step_work(graph, Batch.of(4, 32)).chosen.model_per_step
+    found = calculate_mfu_with_profiler(model, batch_size=4, seq_length=32, step_time=0.001)
+    assert found == pytest.approx(flops / 0.001 / 989.5e12)
+
+
+@pytest.mark.usefixtures("h100")
+def test_nothing_is_clamped(model: Any) -> None:
+    assert calculate_mfu_with_profiler(model, 4, 32, 1e-12) > 1
+
+
+@pytest.mark.usefixtures("h100")
+def test_the_model_is_left_as_it_was(model: Any) -> None:
+    before = torch.get_rng_state()
+    calculate_mfu_with_profiler(model, 4, 32, 0.1)
+    assert model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.usefixtures("h100")
+def test_a_model_without_a_configuration_is_counted_by_running_its_shapes() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(100, 32)
+            self.one = torch.nn.Linear(32, 64, bias=False)
+            self.two = torch.nn.Linear(64, 100, bias=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            hidden: torch.Tensor = self.two(torch.relu(self.one(self.embedding(input_ids))))
+            return hidden
+
+    found = calculate_mfu_with_profiler(Words(), 2, 16, 1.0)
+    by_hand = 6 * 2 * 16 * (32 * 64 + 64 * 100)
+    assert found == pytest.approx(by_hand / 989.5e12)
+
+
+@pytest.mark.usefixtures("h100")
+def test_it_is_counted_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = calculate_mfu_with_profiler(model, 4, 32, 0.1)
+    monkeypatch.setattr(monitor, "_counted", lambda *_: pytest.fail("counted again"))
+    assert calculate_mfu_with_profiler(model, 8, 32, 0.2) == pytest.approx(first)
+
+
+@pytest.mark.usefixtures("h100")
+def test_freezing_counts_anew(model: Any) -> None:
+    whole = calculate_mfu_with_profiler(model, 4, 32, 0.1)
+    for parameter in model.model.parameters():
+        parameter.requires_grad_(requires_grad=False)
+    assert calculate_mfu_with_profiler(model, 4, 32, 0.1) < whole
+
+
+def test_an_unknown_peak_is_nan_and_one_warning(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H299")
+    monkeypatch.setattr(monitor, "_warned", set())
+    with pytest.warns(UserWarning, match="unknown peak"):
+        assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert math.isnan(calculate_mfu_with_profiler(model, 4, 32, 0.1))
+
+
+def test_peaks_by_name_and_type() -> None:
+    assert get_gpu_peak_flops("NVIDIA L40S") == 362.05e12
+    assert get_gpu_peak_flops("NVIDIA L4") == 121e12
+    assert get_gpu_peak_flops("NVIDIA H200", dtype="fp8") == 1979e12
+
+
+def test_without_a_gpu_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(monitor, "_warned", set())
+    with pytest.warns(UserWarning, match="no CUDA device"):
+        assert math.isnan(get_gpu_peak_flops())
+
+
+@pytest.mark.parametrize("bad", [(0, 8, 1.0), (1, 0, 1.0), (1, 8, 0.0), (1, 8, math.nan)])
+def test_nonsense_is_refused(model: Any, bad: tuple[int, int, float]) -> None:
+    with pytest.raises(UsageError):
+        calculate_mfu_with_profiler(model, *bad)
