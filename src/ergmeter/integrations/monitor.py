@@ -26,8 +26,7 @@ from ergmeter.metrics.compute import table_peak
 if TYPE_CHECKING:
     from torch import nn
 
-# FLOPs of one sequence, by its length and by how much of the model is trained.
-_known: WeakKeyDictionary[nn.Module, dict[tuple[int, int], float]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: set[str] = set()
 
 
@@ -63,13 +62,33 @@ def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") 
         return _unknown(str(error))
 
 
+class _Known:
+    """FLOPs of one sequence by its length, as long as as much of the model is trained as now.
+
+    Walking through a model's modules takes a millisecond, so its parameters are kept. Whoever adds
+    an adapter freezes what was there: that is seen too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._parameters = list(model.parameters())
+        self._trained = self._now_trained()
+        self.flops: dict[int, float] = {}
+
+    def is_current(self) -> bool:
+        """Whether nothing was frozen or thawed since."""
+        return self._now_trained() == self._trained
+
+    def _now_trained(self) -> int:
+        return sum([parameter.requires_grad for parameter in self._parameters])
+
+
 def _sequence_flops(model: nn.Module, seq_length: int) -> float:
-    trained = sum(parameter.requires_grad for parameter in model.parameters())
-    known = _known.setdefault(model, {})
-    key = (seq_length, trained)
-    if key not in known:
-        known[key] = _counted(model, seq_length)
-    return known[key]
+    known = _known.get(model)
+    if known is None or not known.is_current():
+        known = _known[model] = _Known(model)
+    if seq_length not in known.flops:
+        known.flops[seq_length] = _counted(model, seq_length)
+    return known.flops[seq_length]
 
 
 def _counted(model: nn.Module, seq_length: int) -> float:
@@ -81,8 +100,8 @@ def _counted(model: nn.Module, seq_length: int) -> float:
 
 def _dtype(model: nn.Module) -> str:
     """What the products are in: the weights' type; of fp32 weights, as under autocast, bf16."""
-    types = {parameter.dtype for parameter in model.parameters()}
-    return "fp16" if torch.float16 in types and torch.bfloat16 not in types else "bf16"
+    first = next(model.parameters(), None)
+    return "fp16" if first is not None and first.dtype == torch.float16 else "bf16"
 
 
 def _unknown(why: str) -> float:
