@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from ergmeter.errors import UsageError
+from ergmeter.flops.batch import IMAGE_STREAMS
 from ergmeter.flops.graph import (
     Attention,
     Convolution,
@@ -75,6 +77,7 @@ def step_flops(
     last product whose result nothing needs (torch's non-reentrant checkpoint stops early);
     "selective" computes the attention core again and keeps the rest.
     """
+    _check_streams(graph, batch)
     needs = gradients(graph, trainable) if trainable else {}
     trained = trained_nodes(graph, trainable) if trainable else {}
     again = _recomputed(graph, needs, checkpointing) if trainable else frozenset()
@@ -84,6 +87,16 @@ def step_flops(
             cost = PartFlops(forward, backward, forward if node.name in again else 0)
             parts[part] = parts.get(part, PartFlops()) + cost
     return parts
+
+
+def _check_streams(graph: Graph, batch: Batch) -> None:
+    """A batch without images costs no tower; one without a source is no batch of this model."""
+    for name in dict.fromkeys(node.stream for node in graph):
+        if name not in IMAGE_STREAMS and not batch.stream(name):
+            raise UsageError(
+                f"the batch has no {name}, which {graph.family} reads: give the length of its"
+                " source and the graph's facts"
+            )
 
 
 def total(parts: Parts) -> PartFlops:
@@ -113,6 +126,8 @@ def _node_flops(
     else:
         return []
     passes = any(needs.get(name, False) for name in node.of) + trained.get(node.name, False)
+    if not needs.get(node.name, False):  # nothing is asked of it on the way back
+        passes = 0
     if isinstance(work, Scan):  # its inputs' gradients take about twice the scan, all or none
         passes = 2 * bool(passes)
     return [(node.part, once, once * passes)]
@@ -124,12 +139,13 @@ def _attention(
     met = node_pairs(work, batch, node.stream, how)
     scores = 2 * work.heads * work.qk_dim * met
     values = 2 * work.heads * work.v_dim * met
-    query, key, value = (needs.get(name, False) for name in node.of)
+    wanted = needs.get(node.name, False)
+    query, key, value = (wanted and needs.get(name, False) for name in node.of)
     # dQ and dK cost what the scores did, dV what the values did; the weights' own gradient, which
     # both dQ and dK need, costs what the values did.
     return [
-        ("attention scores", scores, scores * (query + key)),
-        ("attention values", values, values * (value + (query or key))),
+        (f"{node.part} scores", scores, scores * (query + key)),
+        (f"{node.part} values", values, values * (value + (query or key))),
     ]
 
 
@@ -137,8 +153,10 @@ def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
     """Pairs of a query and a key that meet in one attention layer, for one head."""
     if work.keys is None:
         return sum(sequence.pairs(work, how) for sequence in batch.stream(stream))
-    # Across streams every position of a sequence sees all of its source.
-    return batch.rows(stream) * batch.rows(work.keys) / batch.sequences
+    # Across streams every position of a sequence sees all of its source, read now or before.
+    sources = batch.stream(work.keys)
+    seen = sum((source.past + source.new) * source.count for source in sources)
+    return batch.rows(stream) * seen / max(1, sum(source.count for source in sources))
 
 
 def _recomputed(

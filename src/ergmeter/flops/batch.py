@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ergmeter.flops.graph import Attention
 
@@ -21,6 +21,10 @@ Pairs = Literal["needed", "half", "full", "computed"]
 """How the pairs of a query and a key are counted: those the mask lets meet, exactly; half of the
 rectangle for a causal mask, the usual shorthand; the rectangle, a window cutting it; the whole
 rectangle, windows ignored, as a kernel without a notion of masks computes it."""
+
+IMAGE_STREAMS = frozenset({"patch grid", "patches", "patch windows", "features", "images"})
+"""Rows that images bring: the patches cut out of them; what the tower works on, with a class token
+where it has one, and the same in windows; what the language model is given; one row an image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,9 @@ class Sequences:
         if how == "full":
             return self.rows * reach
         if attention.mask == "full":
-            return self.count * _banded(self.new, reach)
+            if attention.window is None:
+                return self.rows * reach
+            return self.count * _banded(self.new, attention.window)
         if how == "half" and not self.past:
             return self.count * _half(self.new, reach)
         if attention.chunk is not None:
@@ -54,10 +60,8 @@ class Sequences:
 
 
 def _banded(length: int, window: int) -> int:
-    """Pairs where a position sees as many keys before it as after it, itself in the middle."""
-    if window >= length:
-        return length * length
-    side = window // 2
+    """Pairs where a position sees half a window before it, half a window after it, and itself."""
+    side = min(window // 2, length - 1)
     return length * (2 * side + 1) - side * (side + 1)
 
 
@@ -101,10 +105,15 @@ class Batch:
         lengths: Iterable[int] | None = None,
         past: int = 0,
         source_len: int | None = None,
+        images: int = 0,
+        facts: Mapping[str, int] | None = None,
     ) -> Batch:
         """A batch of `sequences` rows of `seq_len`; `lengths` are the documents in them, if known.
 
-        `past` positions are in the cache already; `source_len` is what an encoder reads.
+        `past` positions are in the cache already; `source_len` is what an encoder reads: where
+        there is a past, it has read it. `images` are those of all sequences together; their tokens
+        are part of `seq_len`. `facts` are the model's (`Graph.facts`): how many patches an image
+        is, how long a source always is.
         """
         _positive("batch size", sequences)
         _positive("sequence length", seq_len)
@@ -120,10 +129,15 @@ class Batch:
                     f"documents of {held} tokens, the longest {longest}, do not fit"
                     f" {sequences} sequences of {seq_len}"
                 )
-        others: dict[str, tuple[Sequences, ...]] = {}
-        if source_len is not None:
-            _positive("source length", source_len)
-            others["source"] = (Sequences(source_len, sequences),)
+        facts = facts or {}
+        others = _source(sequences, source_len or facts.get("source_len"), facts, read=past > 0)
+        if images:
+            others |= _images(images, facts)
+            if images * facts["tokens_per_image"] > sequences * seq_len:
+                raise UsageError(
+                    f"{images} images of {facts['tokens_per_image']} tokens do not fit"
+                    f" {sequences} sequences of {seq_len}: an image's tokens are part of them"
+                )
         return cls(sequences, seq_len, documents, others)
 
     @property
@@ -158,6 +172,51 @@ class Batch:
     def rows(self, name: str) -> int:
         """Rows of a stream."""
         return sum(sequence.rows for sequence in self.stream(name))
+
+
+def _source(
+    sequences: int, length: int | None, facts: Mapping[str, int], *, read: bool
+) -> dict[str, tuple[Sequences, ...]]:
+    """What an encoder reads, or has read before; and the table that goes through every layer."""
+    others: dict[str, tuple[Sequences, ...]] = {}
+    if length is not None:
+        _positive("source length", length)
+        new, past = (0, length) if read else (length, 0)
+        others["source"] = (Sequences(new, sequences, past),)
+        others["frames"] = (Sequences(new * facts.get("frames_per_source", 1), sequences),)
+    if "relative_positions" in facts:
+        others["relative positions"] = (Sequences(facts["relative_positions"]),)
+    return others
+
+
+def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences, ...]]:
+    """The rows of so many images, each of one or more views."""
+    _positive("number of images", images)
+    if "patches_per_view" not in facts:
+        raise UsageError(
+            f"{images} images, and nothing said of how many patches one is: pass the facts of"
+            " a graph that has a vision tower"
+        )
+    views = images * facts["views_per_image"]
+    others: dict[str, tuple[Sequences, ...]] = {
+        "patch grid": (Sequences(facts["grid_rows"] * facts["grid_columns"], views),),
+        "patches": (Sequences(facts["patches_per_view"], views),),
+        "features": (Sequences(facts["features_per_view"], views),),
+        "images": (Sequences(1, views),),
+    }
+    if "window_side" in facts:
+        others["patch windows"] = tuple(
+            Sequences(high * wide, views * down * across)
+            for high, down in _cut(facts["grid_rows"], facts["window_side"])
+            for wide, across in _cut(facts["grid_columns"], facts["window_side"])
+        )
+    return others
+
+
+def _cut(length: int, side: int) -> list[tuple[int, int]]:
+    """(size, how many) of the windows along one edge: whole ones, and what is left over."""
+    whole, rest = divmod(length, side)
+    return [(size, count) for size, count in ((side, whole), (rest, 1)) if size and count]
 
 
 def _positive(what: str, value: object) -> None:

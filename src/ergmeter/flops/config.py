@@ -34,12 +34,12 @@ class Config:
         self.assumed = assumed if assumed is not None else []
 
     def __contains__(self, name: str) -> bool:
-        return self._fields.get(name) is not None
+        return self._found(name) is not None
 
     @property
     def model_type(self) -> str:
         """What family it says it is of."""
-        return str(self._fields.get("model_type", ""))
+        return str(self._fields.get("model_type") or "")
 
     def whole(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
         """A whole number under one of these names."""
@@ -86,30 +86,53 @@ class Config:
             return list(value)
         return None
 
+    def wholes(self, name: str) -> list[int] | None:
+        """A list of whole numbers, or None where it is absent."""
+        value = self._found(name)
+        if value is None:
+            return None
+        is_list = isinstance(value, list)
+        if not is_list or any(isinstance(n, bool) or not isinstance(n, int) for n in value):
+            raise FormatError(
+                f"{self.where}: {name} must be a list of whole numbers; got {value!r}"
+            )
+        return list(value)
+
     def raw(self, name: str) -> Any:  # noqa: ANN401  whatever the file holds
         """The value as it stands, or None."""
         return self._found(name)
 
-    def part(self, name: str, *, defaults: dict[str, dict[str, Any]] | None = None) -> Config:
-        """A nested configuration, such as `text_config`, with its own family's defaults."""
+    def part(
+        self, name: str, *, defaults: dict[str, dict[str, Any]] | None = None, kind: str = ""
+    ) -> Config:
+        """A nested configuration, such as `text_config`, with its own family's defaults.
+
+        One that does not say its family, or says its parent's, is of the family `kind`.
+        """
         value = self._fields.get(name)
         if not isinstance(value, dict):
             raise FormatError(f"{self.where}: {name} is missing or is no object")
-        own = (defaults or {}).get(str(value.get("model_type", "")), {})
-        return Config(value, where=f"{self.where}: {name}", defaults=own, assumed=self.assumed)
+        known = defaults or {}
+        own = str(value.get("model_type") or "")
+        family = own if own in known or (own and own != self.model_type) else kind
+        fields = {**value, "model_type": family}
+        where = f"{self.where}: {name}"
+        return Config(fields, where=where, defaults=known.get(family), assumed=self.assumed)
 
     def _found(self, name: str) -> Any:  # noqa: ANN401
-        value = self._fields.get(name)
-        return self._defaults.get(name) if value is None else value
+        # A null in the file is somebody's decision; only what is not there has a default.
+        return self._fields[name] if name in self._fields else self._defaults.get(name)
 
     def _value(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:  # noqa: ANN401
         for name in names:
             if self._fields.get(name) is not None:
                 return name, self._fields[name]
         for name in names:
-            if name in self._defaults:
+            if name in self._defaults and name not in self._fields:
                 value = self._defaults[name]
-                self.assumed.append(f"{name} = {value}, the default of {self.model_type}")
+                said = f"{name} = {value}, the default of {self.model_type}"
+                if said not in self.assumed:
+                    self.assumed.append(said)
                 return name, value
         if default is None:
             said = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"

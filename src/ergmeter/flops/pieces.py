@@ -1,0 +1,130 @@
+"""What the readers of model families share: attention by its fields, layers by their kinds.
+
+A published configuration names the same thing in several ways and leaves out what its family takes
+for granted; each of these reads one thing, and says which field is wrong where one is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import FormatError
+from ergmeter.flops.decoder import Decoder, Experts, Layer, Mlp, SelfAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ergmeter.flops.config import Config
+
+
+def self_attention(c: Config, *, bias: bool = False, head_dim: int | None = None) -> SelfAttention:
+    """Attention as Llama has it: separate projections, grouped keys and values."""
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    kv_heads = c.whole("num_key_value_heads", default=heads)
+    if heads % kv_heads:
+        raise FormatError(
+            f"{c.where}: num_attention_heads {heads} is no multiple of"
+            f" num_key_value_heads {kv_heads}"
+        )
+    if head_dim is None:
+        head_dim = c.maybe("head_dim")
+    if head_dim is None:
+        head_dim = head_dim_of(c, hidden, heads)
+    return SelfAttention(heads, kv_heads, head_dim, q_bias=bias, kv_bias=bias, out_bias=bias)
+
+
+def head_dim_of(c: Config, hidden: int, heads: int) -> int:
+    """The size of a head where no field has it: an even share of the hidden size."""
+    if hidden % heads:
+        raise FormatError(
+            f"{c.where}: hidden_size {hidden} is no multiple of num_attention_heads {heads},"
+            " and there is no head_dim"
+        )
+    return hidden // heads
+
+
+def layer_kinds(c: Config, layers: int) -> list[str]:
+    """What each layer is, where the configuration lists it."""
+    kinds = c.names("layer_types", "layers_block_type") or ["full_attention"] * layers
+    if len(kinds) != layers:
+        raise FormatError(
+            f"{c.where}: layer_types lists {len(kinds)} layers and num_hidden_layers is {layers}"
+        )
+    return kinds
+
+
+def like_llama(
+    c: Config,
+    family: str,
+    layers: Sequence[Layer],
+    *,
+    tied: bool,
+    final_norm: int | None = None,
+    head_bias: bool = False,
+) -> Decoder:
+    """A decoder of these layers, with the table, norm and head that Llama has."""
+    hidden = c.whole("hidden_size")
+    return Decoder(
+        family,
+        hidden,
+        c.whole("vocab_size"),
+        tuple(layers),
+        is_tied=c.flag("tie_word_embeddings", default=tied),
+        final_norm=hidden if final_norm is None else final_norm,
+        head_bias=head_bias,
+    )
+
+
+def each_attention(
+    decoder: Decoder, family: str, change: Callable[[int, SelfAttention], SelfAttention]
+) -> Decoder:
+    """The same decoder with every attention layer changed, by its number."""
+    layers = tuple(
+        replace(
+            layer,
+            mixers=tuple(
+                change(number, mixer) if isinstance(mixer, SelfAttention) else mixer
+                for mixer in layer.mixers
+            ),
+        )
+        for number, layer in enumerate(decoder.layers)
+    )
+    return replace(decoder, family=family, layers=layers)
+
+
+def each_mlp(decoder: Decoder, change: Callable[[Mlp], Mlp]) -> Decoder:
+    """The same decoder with every feed-forward changed."""
+    layers = tuple(
+        replace(layer, feed=change(layer.feed)) if isinstance(layer.feed, Mlp) else layer
+        for layer in decoder.layers
+    )
+    return replace(decoder, layers=layers)
+
+
+def with_qk_norms(a: SelfAttention) -> SelfAttention:
+    """The same attention with norms on the queries and keys of each head."""
+    return replace(a, norm_params=2 * a.head_dim)
+
+
+def windows_of(kinds: Sequence[str], window: int | None) -> list[int | None]:
+    """The window of each layer, by its kind."""
+    return [window if kind in ("sliding_attention", "local_attention") else None for kind in kinds]
+
+
+def experts_of(c: Config, held: int, size: int, **more: object) -> Experts:
+    """Routed experts; how many of them a token meets has several names."""
+    used = c.whole("num_experts_per_tok", "top_k", "moe_topk")
+    if used > held:
+        raise FormatError(f"{c.where}: num_experts_per_tok {used} is more than the {held} experts")
+    return replace(Experts(held, used, size), **more)  # type: ignore[arg-type]
+
+
+def dense_or_experts(c: Config, base: Decoder, experts: Experts) -> tuple[Layer, ...]:
+    """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, but for those listed."""
+    every = c.whole("decoder_sparse_step", default=1)
+    dense = c.raw("mlp_only_layers") or []
+    return tuple(
+        replace(layer, feed=experts) if number not in dense and (number + 1) % every == 0 else layer
+        for number, layer in enumerate(base.layers)
+    )

@@ -1,0 +1,204 @@
+"""Which positions meet which, and how a batch is laid out: by hand, and as properties."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.batch import Batch, Sequences
+from ergmeter.flops.graph import Attention
+
+CAUSAL = Attention(1, 1, 1, 1)
+FULL = Attention(1, 1, 1, 1, mask="full")
+LENGTHS = st.integers(1, 60)
+
+
+def windowed(window: int) -> Attention:
+    return Attention(1, 1, 1, 1, window=window)
+
+
+def banded(window: int) -> Attention:
+    return Attention(1, 1, 1, 1, mask="full", window=window)
+
+
+def chunked(chunk: int) -> Attention:
+    return Attention(1, 1, 1, 1, chunk=chunk)
+
+
+def _met(attention: Attention, new: int, past: int = 0) -> int:
+    """The pairs one by one: what the formulas must come to."""
+    count = 0
+    for query in range(past, past + new):
+        for key in range(past + new):
+            if attention.mask == "causal" and key > query:
+                continue
+            if attention.window is not None:
+                far = abs(query - key)
+                reach = attention.window // 2 if attention.mask == "full" else attention.window - 1
+                if far > reach:
+                    continue
+            if attention.chunk is not None and key // attention.chunk != query // attention.chunk:
+                continue
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(
+    ("attention", "new", "past", "pairs"),
+    [
+        (CAUSAL, 4, 0, 1 + 2 + 3 + 4),
+        (CAUSAL, 1, 7, 8),
+        (CAUSAL, 2, 3, 4 + 5),
+        (FULL, 4, 0, 16),
+        (windowed(2), 4, 0, 1 + 2 + 2 + 2),
+        (windowed(3), 2, 5, 3 + 3),
+        (chunked(3), 5, 0, (1 + 2 + 3) + (1 + 2)),
+        (chunked(4), 2, 3, 4 + 1),
+        (banded(2), 4, 0, 2 + 3 + 3 + 2),
+        (banded(4), 4, 0, 3 + 4 + 4 + 3),
+    ],
+)
+def test_pairs_by_hand(attention: Attention, new: int, past: int, pairs: int) -> None:
+    assert Sequences(new, past=past).pairs(attention, "needed") == pairs
+    assert Sequences(new, count=3, past=past).pairs(attention, "needed") == 3 * pairs
+
+
+@given(new=LENGTHS, past=st.integers(0, 40), size=st.integers(1, 80))
+def test_pairs_are_those_that_the_mask_lets_meet(new: int, past: int, size: int) -> None:
+    for attention in (CAUSAL, FULL, windowed(size), chunked(size)):
+        pairs = Sequences(new, past=past).pairs(attention, "needed")
+        assert pairs == _met(attention, new, past)
+    assert Sequences(new).pairs(banded(size), "needed") == _met(banded(size), new)
+
+
+@given(length=LENGTHS, more=st.integers(0, 30))
+def test_a_window_as_long_as_the_sequence_is_no_window(length: int, more: int) -> None:
+    sequence = Sequences(length)
+    causal = sequence.pairs(CAUSAL, "needed")
+    assert sequence.pairs(windowed(length + more), "needed") == causal
+    assert sequence.pairs(chunked(length + more), "needed") == causal
+    assert sequence.pairs(banded(2 * length + more), "needed") == length * length
+
+
+@given(new=LENGTHS, past=st.integers(0, 40), size=st.integers(1, 80))
+def test_needed_is_within_full_and_full_within_computed(new: int, past: int, size: int) -> None:
+    sequence = Sequences(new, past=past)
+    for attention in (CAUSAL, FULL, windowed(size), chunked(size)):
+        needed = sequence.pairs(attention, "needed")
+        full = sequence.pairs(attention, "full")
+        assert needed <= full <= sequence.pairs(attention, "computed") == new * (past + new)
+
+
+@given(length=LENGTHS)
+def test_half_is_half_of_the_rectangle(length: int) -> None:
+    assert Sequences(length).pairs(CAUSAL, "half") == length * length / 2
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8))
+def test_documents_meet_less_than_the_grid_they_are_laid_out_in(lengths: list[int]) -> None:
+    seq_len = sum(lengths)
+    packed = Batch.of(1, seq_len, lengths=lengths)
+    padded = Batch.of(len(lengths), max(lengths), lengths=lengths)
+    for batch in (packed, padded):
+        needed = sum(document.pairs(CAUSAL, "needed") for document in batch.documents)
+        grid = sum(document.pairs(CAUSAL, "needed") for document in batch.grid().documents)
+        assert needed == sum(length * (length + 1) // 2 for length in lengths)
+        assert needed <= grid
+        assert batch.tokens_real == seq_len <= batch.tokens
+
+
+def test_padding_is_in_the_tokens_and_not_in_the_real_ones() -> None:
+    batch = Batch.of(2, 10, lengths=[10, 4])
+    assert (batch.tokens, batch.tokens_real, batch.is_grid) == (20, 14, False)
+    assert batch.grid().is_grid
+    assert Batch.of(2, 10, lengths=[10, 10]).is_grid
+    assert Batch.of(2, 10).is_grid
+
+
+@pytest.mark.parametrize("lengths", [[5, 6], [11]])
+def test_documents_that_do_not_fit_are_refused(lengths: list[int]) -> None:
+    with pytest.raises(UsageError, match="do not fit 1 sequences of 10"):
+        Batch.of(1, 10, lengths=lengths)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "8"])
+def test_a_batch_of_nothing_is_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="must be a whole number of 1 or more"):
+        Batch.of(value, 8)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be a whole number of 1 or more"):
+        Batch.of(1, value)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="must be a whole number of 1 or more"):
+        Batch.of(1, 8, lengths=[value])  # type: ignore[list-item]
+
+
+def test_an_empty_list_of_documents_and_a_negative_past_are_refused() -> None:
+    with pytest.raises(UsageError, match="no documents"):
+        Batch.of(1, 8, lengths=[])
+    with pytest.raises(UsageError, match="can't be negative"):
+        Batch.of(1, 8, past=-1)
+
+
+def test_a_source_is_read_once_and_then_remembered() -> None:
+    first = Batch.of(2, 5, source_len=9)
+    later = Batch.of(2, 1, past=5, source_len=9)
+    assert (first.rows("source"), later.rows("source")) == (18, 0)
+    assert later.stream("source") == (Sequences(0, 2, past=9),)
+
+
+def test_a_source_of_known_length_has_its_frames() -> None:
+    facts = {"source_len": 1500, "frames_per_source": 2}
+    batch = Batch.of(3, 8, facts=facts)
+    assert (batch.rows("source"), batch.rows("frames")) == (4500, 9000)
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+FACTS = {
+    "grid_rows": 6,
+    "grid_columns": 10,
+    "patches_per_view": 61,
+    "features_per_view": 15,
+    "views_per_image": 1,
+    "tokens_per_image": 15,
+}
+
+
+def test_the_rows_of_images_by_stream() -> None:
+    batch = Batch.of(2, 64, images=3, facts=FACTS)
+    assert batch.rows("patch grid") == 180
+    assert batch.stream("patches") == (Sequences(61, 3),)
+    assert batch.rows("features") == 45
+    assert batch.tokens == 128  # an image's tokens are among them
+    assert Batch.of(2, 64, facts=FACTS).rows("patches") == 0
+
+
+def test_an_image_of_several_views_is_as_many_sequences() -> None:
+    batch = Batch.of(1, 200, images=2, facts={**FACTS, "views_per_image": 5})
+    assert batch.stream("patches") == (Sequences(61, 10),)
+
+
+def test_windows_tile_the_image_with_what_is_left_at_its_edges() -> None:
+    batch = Batch.of(1, 64, images=2, facts={**FACTS, "window_side": 4})
+    # 6 rows are 4 and 2; 10 columns are 4, 4 and 2.
+    assert batch.stream("patch windows") == (
+        Sequences(16, 4),
+        Sequences(8, 2),
+        Sequences(8, 4),
+        Sequences(4, 2),
+    )
+
+
+@given(rows=st.integers(1, 40), columns=st.integers(1, 40), side=st.integers(1, 12))
+def test_windows_hold_every_patch_once(rows: int, columns: int, side: int) -> None:
+    facts = {**FACTS, "grid_rows": rows, "grid_columns": columns, "window_side": side}
+    batch = Batch.of(1, 64, images=1, facts=facts)
+    assert batch.rows("patch windows") == rows * columns == batch.rows("patch grid")
+
+
+def test_images_that_do_not_fit_the_sequences_are_refused() -> None:
+    with pytest.raises(UsageError, match="5 images of 15 tokens do not fit 1 sequences of 64"):
+        Batch.of(1, 64, images=5, facts=FACTS)
+    with pytest.raises(UsageError, match="the number of images must be"):
+        Batch.of(1, 64, images=-1, facts=FACTS)

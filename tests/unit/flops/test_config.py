@@ -1,0 +1,244 @@
+"""A configuration that can't be read says, in one line, which file and which field."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config, read_config
+from ergmeter.flops.defaults import DEFAULTS
+from ergmeter.flops.models import known_families, model_graph
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 256,
+}
+CLIP = {"model_type": "clip_vision_model", "hidden_size": 48, "image_size": 28, "patch_size": 7}
+
+
+def _line(fields: dict[str, Any]) -> str:
+    with pytest.raises(FormatError) as caught:
+        model_graph(Config(fields, where="models/x/config.json"))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+)
+def test_a_missing_field_is_named_and_never_guessed(field: str) -> None:
+    fields = {key: value for key, value in LLAMA.items() if key != field}
+    assert _line(fields) == f"models/x/config.json: the field {field} is missing; add it"
+
+
+def test_a_field_of_many_names_is_named_by_all_of_them() -> None:
+    fields = {"model_type": "gpt2", "n_head": 4, "vocab_size": 9}
+    assert "the field n_embd (or hidden_size) is missing" in _line(fields)
+
+
+@pytest.mark.parametrize("value", ["12", [12], {"a": 1}, 12.5, True])
+def test_a_size_that_is_no_whole_number_is_refused(value: object) -> None:
+    said = _line({**LLAMA, "hidden_size": value})
+    assert said == f"models/x/config.json: hidden_size must be a whole number; got {value!r}"
+
+
+@pytest.mark.parametrize("value", [0, -64, 10**30, 1e30])
+def test_a_size_that_no_model_has_is_refused(value: object) -> None:
+    said = _line({**LLAMA, "intermediate_size": value})
+    assert said.startswith("models/x/config.json: intermediate_size must be at least 1")
+
+
+def test_a_whole_number_may_be_written_with_a_point() -> None:
+    pointed = model_graph(Config({**LLAMA, "hidden_size": 64.0}, where="x"))
+    assert pointed.params == model_graph(Config(LLAMA, where="x")).params
+
+
+@pytest.mark.parametrize("value", ["false", 0, "no"])
+def test_a_flag_is_true_or_false(value: object) -> None:
+    said = _line({**LLAMA, "tie_word_embeddings": value})
+    assert said == (
+        f"models/x/config.json: tie_word_embeddings must be true or false; got {value!r}"
+    )
+
+
+def test_heads_that_do_not_divide_are_refused() -> None:
+    assert "num_attention_heads 4 is no multiple" in _line({**LLAMA, "num_key_value_heads": 3})
+    assert "hidden_size 65 is no multiple" in _line({**LLAMA, "hidden_size": 65})
+
+
+def test_an_unknown_architecture_is_told_with_the_nearest_and_the_other_way() -> None:
+    said = _line({**LLAMA, "model_type": "lama"})
+    assert said.startswith("models/x/config.json: the architecture 'lama' is not known")
+    assert "(is it llama?)" in said
+    assert "--engine counted" in said
+
+
+@pytest.mark.parametrize("kind", [None, ""])
+def test_without_a_model_type_nothing_is_assumed(kind: object) -> None:
+    fields = {**LLAMA, "model_type": kind}
+    assert "the field model_type is missing; add it" in _line(fields)
+    del fields["model_type"]
+    assert "the field model_type is missing; add it" in _line(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1, 2]", "holds no object of fields"),
+        ('"llama"', "holds no object of fields"),
+    ],
+    ids=["cut off", "empty", "too deep", "a list", "a word"],
+)
+def test_a_file_that_holds_no_configuration_is_named(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(FormatError, match=reason) as caught:
+        read_config(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_directory_is_read_by_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert model_graph(read_config(tmp_path)).layers == 2
+    with pytest.raises(FormatError, match="no such file"):
+        read_config(tmp_path / "missing")
+
+
+def test_text_of_no_encoding_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xff\xfe\x00{")
+    with pytest.raises(FormatError, match="can't be read as text"):
+        read_config(file)
+
+
+# -- nested configurations -------------------------------------------------------------------------
+
+
+def _llava(**more: object) -> dict[str, Any]:
+    text = {key: value for key, value in LLAMA.items() if key != "hidden_size"}
+    return {"model_type": "llava", "text_config": text, "vision_config": CLIP, **more}
+
+
+def test_a_part_that_is_missing_or_no_object_is_named() -> None:
+    assert _line({"model_type": "llava", "text_config": LLAMA}) == (
+        "models/x/config.json: vision_config is missing or is no object"
+    )
+    assert "text_config is missing or is no object" in _line(_llava(text_config=[1]))
+
+
+def test_what_a_part_leaves_out_is_its_own_default_and_said_once() -> None:
+    graph = model_graph(Config(_llava(), where="x"))
+    assert graph.hidden == 4096
+    said = [line for line in graph.assumptions if line.startswith("hidden_size = ")]
+    assert said == ["hidden_size = 4096, the default of llama"]
+
+
+def test_a_wrong_value_in_a_part_is_named_with_the_part() -> None:
+    said = _line(_llava(text_config={**LLAMA, "num_hidden_layers": "two"}))
+    assert said.startswith("models/x/config.json: text_config: num_hidden_layers must be")
+
+
+def test_a_null_in_a_part_is_a_decision_and_no_default() -> None:
+    text = {**LLAMA, "model_type": "mistral", "sliding_window": None}
+    graph = model_graph(Config(_llava(text_config=text), where="x"))
+    assert not any("sliding_window" in line for line in graph.assumptions)
+    del text["sliding_window"]
+    graph = model_graph(Config(_llava(text_config=text), where="x"))
+    assert "sliding_window = 4096, the default of mistral" in graph.assumptions
+
+
+def test_the_first_models_of_qwen_have_their_text_beside_their_vision() -> None:
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 4, "in_chans": 3}
+    nested = {"model_type": "qwen2_vl", "text_config": LLAMA | {"model_type": "qwen2_vl_text"}}
+    flat = {**LLAMA, "model_type": "qwen2_vl"}
+    graphs = [
+        model_graph(Config({**fields, "vision_config": vision}, where="x"))
+        for fields in (nested, flat)
+    ]
+    assert graphs[0].nodes == graphs[1].nodes
+    del flat["hidden_size"]
+    assert "the field hidden_size is missing" in _line({**flat, "vision_config": vision})
+
+
+def test_a_tower_that_is_not_known_is_named() -> None:
+    said = _line(_llava(vision_config={"model_type": "eva"}))
+    assert "vision_config: the vision tower 'eva' is not known" in said
+    assert "'falcon9'" in _line(_llava(text_config={"model_type": "falcon9"}))
+
+
+def test_a_list_of_layers_is_a_list_of_whole_numbers() -> None:
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "fullatt_block_indexes": "all"}
+    fields = {**LLAMA, "model_type": "qwen2_5_vl", "vision_config": vision}
+    assert "fullatt_block_indexes must be a list of whole numbers; got 'all'" in _line(fields)
+
+
+@pytest.mark.parametrize("pins", [[], 3, [[28]], [["a", "b"]], [[1, 1]]])
+def test_tilings_that_are_none_are_refused(pins: object) -> None:
+    said = _line(_llava(model_type="llava_next", image_grid_pinpoints=pins))
+    assert said.startswith("models/x/config.json: image_grid_pinpoints")
+
+
+def test_a_size_that_was_not_said_is_an_assumption() -> None:
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 4}
+    config = Config({**LLAMA, "model_type": "qwen2_vl", "vision_config": vision}, where="x")
+    unsaid, said = model_graph(config), model_graph(config, image_size=(280, 1000))
+    assert unsaid.assumptions[0].startswith("no image size was given: an image is 448 x 448")
+    # Each edge is rounded to whole tokens of 28 pixels.
+    assert said.assumptions[0].startswith("an image is 280 x 1008 pixels, 1440 patches")
+    assert said.facts["tokens_per_image"] == 10 * 36
+
+
+def test_an_image_size_is_for_models_that_see_and_can_take_it() -> None:
+    with pytest.raises(UsageError, match="sees no images"):
+        model_graph(Config(LLAMA, where="x"), image_size=(224, 224))
+    with pytest.raises(UsageError, match="every image is resized to 28 x 28"):
+        model_graph(Config(_llava(), where="x"), image_size=(56, 56))
+
+
+def test_a_text_model_takes_no_images() -> None:
+    graph = model_graph(Config(LLAMA, where="x"))
+    with pytest.raises(UsageError, match="a graph that has a vision tower"):
+        Batch.of(1, 64, images=1, facts=graph.facts)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_each_default_is_that_of_transformers(kind: str) -> None:
+    mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    fields = _classes().get(kind) or mapping[kind]
+    theirs = fields().to_dict()
+    assert {name: theirs[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
+
+
+def _classes() -> dict[str, Any]:
+    """Parts that transformers has under no name of their own."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    found: dict[str, Any] = {}
+    parents = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+    for parent in (*parents, "idefics3", "smolvlm"):
+        for part in ("vision_config", "text_config"):
+            child = getattr(CONFIG_MAPPING[parent](), part)
+            found[child.model_type] = type(child)
+    return found
+
+
+def test_families_are_listed_once_and_in_order() -> None:
+    names = known_families()
+    assert names == sorted(set(names))
+    assert {"llama", "bert", "t5", "llava"} <= set(names)
