@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import batch_of, with_batch
+from ergmeter.cli.work_options import batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,12 +136,12 @@ def command(
     """
     from ergmeter.flops.estimate import memory_results, plan_results, verdict
     from ergmeter.flops.memory import step_memory
-    from ergmeter.flops.source import read_graph
     from ergmeter.flops.work import step_work
     from ergmeter.records import Missing
     from ergmeter.views import estimate as view
 
-    graph, batch, how = read_graph(model), batch_of(shape), training()
+    graph = graph_of(model, shape)
+    batch, how = batch_of(graph, shape), training()
     parallel = _parallel(given)
     spec = _spec(given["device"])
     setup = _setup(given, parallel)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import CONVENTION, batch_of, with_batch
+from ergmeter.cli.work_options import CONVENTION, batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,15 +50,14 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.flops.source import read_graph
     from ergmeter.flops.traffic import forward_traffic
     from ergmeter.flops.work import step_work
     from ergmeter.views import flops as view
 
     decodes = phase == "decode"
     past = (context if context is not None else shape["seq_len"] or 0) if decodes else context or 0
-    batch = batch_of(shape, context=past, new=1 if decodes else None)
-    graph = read_graph(model)
+    graph = graph_of(model, shape)
+    batch = batch_of(graph, shape, context=past, new=1 if decodes else None)
     work = step_work(
         graph,
         batch,

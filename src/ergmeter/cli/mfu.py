@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import CONVENTION, batch_of, with_batch
+from ergmeter.cli.work_options import CONVENTION, batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,17 +53,17 @@ def command(
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
-    from ergmeter.flops.source import read_graph
     from ergmeter.flops.work import step_work
     from ergmeter.metrics.compute import Rate, compute_results
     from ergmeter.views import flops as view
 
-    batch = batch_of(shape)
+    graph = graph_of(model, shape)
+    batch = batch_of(graph, shape)
     speed, said = _speed(
         tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens
     )
     work = step_work(
-        read_graph(model),
+        graph,
         batch,
         training=training(),
         chosen=convention,

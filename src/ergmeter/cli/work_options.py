@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.batch import Batch
+    from ergmeter.flops.graph import Graph
     from ergmeter.flops.work import Training
     from ergmeter.records import Flops
 
@@ -32,6 +33,17 @@ _BATCH = [
     _LENGTHS,
     click.option(
         "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
+    ),
+    click.option(
+        "--images",
+        type=click.IntRange(min=0),
+        default=0,
+        help="Images of a step; their tokens are part of --seq-len.",
+    ),
+    click.option(
+        "--image-size",
+        metavar="HEIGHTxWIDTH",
+        help="Of each image, in pixels, for models that take any size.",
     ),
 ]
 _TRAINING = [
@@ -67,7 +79,7 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        own = ("seq_len", "batch_size", "lengths", "source_len")
+        own = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size")
         shape = {name: given.pop(name) for name in own}
         how = {name: given.pop(name) for name in ("lora", "freeze", "checkpointing")}
         return function(shape=shape, training=functools.partial(_training, **how), **given)
@@ -113,9 +125,10 @@ def _flops(
     from ergmeter.flops.source import read_graph
     from ergmeter.flops.work import step_work
 
+    graph = read_graph(model_config)
     work = step_work(
-        read_graph(model_config),
-        Batch.of(1, seq_len),
+        graph,
+        Batch.of(1, seq_len, facts=graph.facts),
         training=_training(**how),
         chosen=convention,
     )
@@ -133,7 +146,9 @@ def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) 
     )
 
 
-def batch_of(shape: dict[str, Any], *, context: int = 0, new: int | None = None) -> Batch:
+def batch_of(
+    graph: Graph, shape: dict[str, Any], *, context: int = 0, new: int | None = None
+) -> Batch:
     """The batch that the options describe."""
     from ergmeter.errors import UsageError
     from ergmeter.flops.batch import Batch
@@ -155,4 +170,20 @@ def batch_of(shape: dict[str, Any], *, context: int = 0, new: int | None = None)
         lengths=lengths,
         past=context,
         source_len=shape["source_len"],
+        images=shape["images"],
+        facts=graph.facts,
     )
+
+
+def graph_of(model: str, shape: dict[str, Any]) -> Graph:
+    """The model that the command names, for images of the size that the options give."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.source import read_graph
+
+    said = shape["image_size"]
+    if said is None:
+        return read_graph(model)
+    height, _, width = said.lower().partition("x")
+    if not (height.isdigit() and width.isdigit()):
+        raise UsageError(f"--image-size takes HEIGHTxWIDTH in pixels, as 448x448; got {said!r}")
+    return read_graph(model, image_size=(int(height), int(width)))

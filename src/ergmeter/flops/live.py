@@ -21,7 +21,7 @@ from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Node, Trainable
+    from ergmeter.flops.graph import Graph, Node, Trainable
     from ergmeter.flops.work import Work
     from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
@@ -53,10 +53,10 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     """The work of a step of one sequence, and what the model computes in, if it can be seen."""
     if seq_len is None:
         raise UsageError("how long a sequence is was not said: Meter(model=..., seq_len=...)")
-    batch = Batch.of(1, seq_len)
     if not hasattr(model, "named_parameters"):
         config = _config(model)
-        return step_work(model_graph(config), batch), _declared_dtype(config)
+        graph = model_graph(config)
+        return step_work(graph, _sequence(graph, seq_len)), _declared_dtype(config)
     if not hasattr(model, "config"):
         raise NotMeasurable(
             f"a {type(model).__name__} has no configuration to count its FLOPs from;"
@@ -67,7 +67,13 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     training = _training(parameters)
     if getattr(model, "is_gradient_checkpointing", False):
         training = replace(training, checkpointing="full")
-    return step_work(model_graph(config), batch, training=training), _dtype(parameters)
+    graph = model_graph(config)
+    work = step_work(graph, _sequence(graph, seq_len), training=training)
+    return work, _dtype(parameters)
+
+
+def _sequence(graph: Graph, seq_len: int) -> Batch:
+    return Batch.of(1, seq_len, facts=graph.facts)
 
 
 def _config(model: object) -> Config:

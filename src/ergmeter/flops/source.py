@@ -12,6 +12,7 @@ from ergmeter.flops.models import model_graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph
+    from ergmeter.flops.towers import ImageSize
 
 # What people call a dimension, and what a config.json does.
 _SHORT = {
@@ -29,9 +30,9 @@ _SHORT = {
 }
 
 
-def read_graph(model: str) -> Graph:
+def read_graph(model: str, *, image_size: ImageSize | None = None) -> Graph:
     """The graph of a model, from a path or from `hidden=4096,layers=32,heads=32,...`."""
-    return model_graph(read_model(model))
+    return model_graph(read_model(model), image_size=image_size)
 
 
 def read_model(model: str) -> Config:
