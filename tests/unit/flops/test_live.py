@@ -80,6 +80,7 @@ def test_checkpointing_is_seen() -> None:
     assert chosen.hardware_per_step > chosen.model_per_step == declared()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, as it loads its compiler
 def test_a_compiled_or_wrapped_model_is_the_model_inside() -> None:
     held = torch.compile(model())
     assert model_work(held, SEQ)[0].chosen.model_per_step == declared()

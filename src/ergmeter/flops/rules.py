@@ -1,0 +1,307 @@
+"""What one call of a torch operator costs, from the shapes of its arguments.
+
+The trap: an operator without a rule counts as nothing, and says nothing. torch's own table has no
+rule for attention on a CPU, none for `grouped_mm` (what transformers runs experts with), refuses
+grouped queries in some versions, forgets the groups of a convolution's gradient, and counts what a
+fused attention kernel computes again as if the model had asked for it. The rules here are all our
+own, and an operator that looks like a product and has none is reported by name.
+
+An operator is known by its name, so that a torch without it is no worse off. A product of m x k
+and k x n is 2 m k n, as in `analytic`; masks are ignored: the whole rectangle of scores counts,
+whether or not a kernel skips some of it. To halve it is a convention, and not for this table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+
+class Work(NamedTuple):
+    """FLOPs of a call: those the mathematics needs, and those done over again beside them."""
+
+    needed: int
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: arguments by name, result, and on the way back which inputs want a gradient."""
+
+    arguments: dict[str, Any]
+    out: Any
+    wanted: tuple[bool, ...] = ()
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401  a tensor, a number or a list
+        return self.arguments[name]
+
+    def get(self, *names: str) -> Any:  # noqa: ANN401
+        """The first of these arguments that the call has, or None."""
+        return next((self.arguments[n] for n in names if self.arguments.get(n) is not None), None)
+
+    def wants(self, position: int) -> bool:
+        """Whether an input's gradient is asked for; where nobody can say, it is."""
+        return self.wanted[position] if position < len(self.wanted) else True
+
+
+Rule: TypeAlias = "Callable[[Call], Work]"
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _rows_of(left: str) -> Rule:
+    """Each number of the result is a row of `left` times a column of something."""
+    return lambda call: Work(2 * _first(call.out).numel() * call[left].shape[-1])
+
+
+def _first(out: Any) -> torch.Tensor:  # noqa: ANN401
+    found: torch.Tensor = out[0] if isinstance(out, tuple | list) else out
+    return found
+
+
+def _summed_batches(call: Call) -> Work:
+    batches, rows, inner = call["batch1"].shape
+    return Work(2 * batches * rows * inner * call["batch2"].shape[-1])
+
+
+def _dot(call: Call) -> Work:
+    return Work(2 * call["self"].numel())
+
+
+def _grouped(left: str, right: str) -> Rule:
+    """Groups of rows, each with a matrix of its own.
+
+    How the rows fall into groups does not matter: each meets one matrix. Which of the two sides is
+    ragged does: rows (3-D right), columns (3-D left) or, in a weight's gradient, what is summed
+    over (both 2-D).
+    """
+
+    def rule(call: Call) -> Work:
+        a, b = call[left], call[right]
+        if a.dim() == 3 and b.dim() == 2:
+            return Work(2 * a.shape[1] * b.numel())
+        return Work(2 * a.numel() * b.shape[-1])
+
+    return rule
+
+
+# -- convolutions ----------------------------------------------------------------------------------
+
+
+def _convolution(image: str) -> Rule:
+    def rule(call: Call) -> Work:
+        return Work(_convolved(call[image], call["weight"], _first(call.out), call))
+
+    return rule
+
+
+def _convolution_backward(call: Call) -> Work:
+    once = _convolved(call["input"], call["weight"], call["grad_output"], call)
+    mask = call["output_mask"]
+    return Work(once * (bool(mask[0]) + bool(mask[1])))
+
+
+def _convolved(image: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, call: Call) -> int:
+    """Every number of the result (of the image, in a transposed one) meets one filter.
+
+    A weight's first dimension runs over those filters, so its size without it is a filter's, with
+    groups already divided out. Input and weight gradients cost the same each.
+    """
+    met = image if call.get("transposed") else out
+    return 2 * met.numel() * prod(weight.shape[1:])
+
+
+# -- attention -------------------------------------------------------------------------------------
+
+Shape: TypeAlias = "tuple[int, int, int]"  # heads, query-key dimension, value dimension
+
+
+def _attention(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
+    def rule(call: Call) -> Work:
+        met, (heads, qk_dim, v_dim) = pairs_of(call)
+        return Work(2 * heads * (qk_dim + v_dim) * met)
+
+    return rule
+
+
+def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
+    """Four products where the scores were kept: dV, the weights' own gradient, dQ and dK.
+
+    A fused kernel keeps no scores and computes them again: a fifth, which is hardware's. It also
+    computes gradients that nobody asked for, say of frozen keys: those are no model's either.
+    """
+
+    def rule(call: Call) -> Work:
+        met, (heads, qk_dim, v_dim) = pairs_of(call)
+        scores, values = 2 * heads * qk_dim * met, 2 * heads * v_dim * met
+        query, key, value = (call.wants(position) for position in range(3))
+        needed = scores * (query + key) + values * (value + (query or key))
+        return Work(needed, 3 * scores + 2 * values - needed)
+
+    return rule
+
+
+def _heads_first(call: Call) -> tuple[int, Shape]:
+    """Batch, heads, positions, dimension: `scaled_dot_product_attention` and its kernels.
+
+    Query heads count, however few key and value heads they share.
+    """
+    query, key, value = call["query"], call["key"], call["value"]
+    batch, heads, queries, qk_dim = query.shape
+    return batch * queries * key.shape[-2], (heads, qk_dim, value.shape[-1])
+
+
+def _positions_first(call: Call) -> tuple[int, Shape]:
+    """Batch, positions, heads, dimension; or sequences of many lengths end to end."""
+    query, key, value = (call.get(name, name[0]) for name in ("query", "key", "value"))
+    shape = (query.shape[-2], query.shape[-1], value.shape[-1])
+    starts = call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q")
+    if starts is None:
+        return query.shape[0] * query.shape[1] * key.shape[1], shape
+    key_starts = call.get("cum_seq_k", "cu_seqlens_k", "cu_seq_k")
+    lengths = _lengths(starts)
+    key_lengths = lengths if key_starts is None else _lengths(key_starts)
+    if lengths is None or key_lengths is None:
+        # Lengths that are not known: no query meets more keys than the longest sequence has.
+        longest = call.get("max_k", "max_seqlen_k", "max_q", "max_seqlen_q")
+        return prod(query.shape[:-2]) * int(longest), shape
+    return sum(a * b for a, b in zip(lengths, key_lengths, strict=True)), shape
+
+
+def _lengths(starts: torch.Tensor) -> list[int] | None:
+    if type(starts) is not torch.Tensor or starts.device.type == "meta":
+        return None
+    found: list[int] = starts.diff().tolist()
+    return found
+
+
+# -- recurrent layers that are one operator --------------------------------------------------------
+
+
+def _recurrent(times: int) -> Rule:
+    def rule(call: Call) -> Work:
+        rows = prod(call["input"].shape[:-1])
+        return Work(2 * times * rows * sum(_matrices(call.arguments)))
+
+    return rule
+
+
+def _matrices(arguments: dict[str, Any]) -> Iterable[int]:
+    for name, value in arguments.items():
+        if name.startswith("weight"):
+            for tensor in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(tensor, torch.Tensor) and tensor.dim() == 2:
+                    yield tensor.numel()
+
+
+_FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+
+RULES: dict[str, Rule] = {
+    **{f"aten::{name}": _rows_of("self") for name in ("mm", "bmm", "mv", "_int_mm", "_scaled_mm")},
+    **{f"aten::{name}": _rows_of("mat1") for name in ("addmm", "_addmm_activation")},
+    **{f"aten::_weight_{kind}pack_mm": _rows_of("self") for kind in ("int4", "int8")},
+    "aten::_scaled_mm_v2": _rows_of("self"),
+    "aten::addmv": _rows_of("mat"),
+    "aten::baddbmm": _rows_of("batch1"),
+    "aten::addbmm": _summed_batches,
+    "aten::dot": _dot,
+    "aten::vdot": _dot,
+    "aten::_grouped_mm": _grouped("self", "mat2"),
+    "aten::_scaled_grouped_mm": _grouped("self", "mat2"),
+    "aten::_scaled_grouped_mm_v2": _grouped("self", "mat2"),
+    "transformers::grouped_mm_fallback": _grouped("input", "weight"),
+    "mkldnn::_linear_pointwise": _rows_of("X"),
+    **{
+        f"bitsandbytes::{name}": _rows_of("A")
+        for name in ("gemm_4bit", "gemv_4bit", "int8_linear_matmul", "int8_scaled_mm")
+    },
+    "bitsandbytes::int8_mixed_scaled_mm": _rows_of("A"),
+    **{f"aten::{name}": _convolution("input") for name in ("convolution", "_convolution")},
+    "aten::convolution_overrideable": _convolution("input"),
+    **{
+        f"aten::{name}": _convolution("self")
+        for name in (
+            *("mkldnn_convolution", "cudnn_convolution", "miopen_convolution"),
+            *("_slow_conv2d_forward", "_conv_depthwise2d", "conv_depthwise3d", "slow_conv3d"),
+        )
+    },
+    "aten::convolution_backward": _convolution_backward,
+    "aten::convolution_backward_overrideable": _convolution_backward,
+    **{f"aten::_scaled_dot_product_{name}": _attention(_heads_first) for name in _FUSED},
+    **{
+        f"aten::_scaled_dot_product_{name}_backward": _attention_backward(_heads_first)
+        for name in _FUSED
+    },
+    "aten::_scaled_dot_product_fused_attention_overrideable": _attention(_heads_first),
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward(
+        _heads_first
+    ),
+    "flex_attention": _attention(_heads_first),
+    "flex_attention_backward": _attention_backward(_heads_first),
+    **{
+        name: _attention(_positions_first)
+        for name in (
+            *("aten::_flash_attention_forward", "aten::_efficient_attention_forward"),
+            *("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_varlen_forward"),
+            "torch_attn::_varlen_attn",
+        )
+    },
+    **{
+        name: _attention_backward(_positions_first)
+        for name in (
+            *("aten::_flash_attention_backward", "aten::_efficient_attention_backward"),
+            *("flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"),
+            "torch_attn::_varlen_attn_backward",
+        )
+    },
+    "aten::mkldnn_rnn_layer": _recurrent(1),
+    "aten::mkldnn_rnn_layer_backward": _recurrent(2),
+    "aten::_cudnn_rnn": _recurrent(1),
+    "aten::_cudnn_rnn_backward": _recurrent(2),
+}
+
+# Higher-order operators have no schema to take names from.
+POSITIONS: dict[str, tuple[str, ...]] = {
+    "flex_attention": ("query", "key", "value"),
+    "flex_attention_backward": ("query", "key", "value"),
+}
+
+_OWN = frozenset(
+    {
+        "aten",
+        "prim",
+        "prims",
+        "profiler",
+        "c10d",
+        "_c10d_functional",
+        "fsdp",
+        "rngprims",
+        "inductor",
+    }
+)
+_PRODUCT = re.compile(
+    r"(?:^|_|add|b)mm(?:_|$)|matmul|gemm|attention|attn|convolution|conv\d|linear_|_linear|rnn"
+    r"|lstm(?!_cell)|gru(?!_cell)|trilinear"
+)
+
+
+def looks_like_a_product(name: str, arguments: Iterable[Any]) -> bool:
+    """Whether an operator that has no rule may be one that should.
+
+    One of torch's own, by its name; anybody else's, if it takes two matrices or more.
+    """
+    namespace, _, operator = name.rpartition("::")
+    if namespace in _OWN:
+        return "upsample" not in operator and bool(_PRODUCT.search(operator))
+    matrices = [
+        value
+        for value in arguments
+        if isinstance(value, torch.Tensor) and value.dim() > 1 and value.is_floating_point()
+    ]
+    return len(matrices) > 1 or bool(_PRODUCT.search(operator))
