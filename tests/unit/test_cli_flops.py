@@ -196,3 +196,19 @@ def test_a_convention_is_explained_by_name(erg: Erg) -> None:
     assert "6 N + 12 L H Q T" in out
     assert "2204.02311" in out
     assert erg("conventions")[1].count("source:") >= 15
+
+
+def test_the_counted_engine_runs_the_model_and_agrees(erg: Erg) -> None:
+    small = "hidden=64,layers=2,heads=4,kv_heads=2,ffn=160,vocab=256"
+    found = whole(erg("flops", small, "--seq-len", 32, "--engine", "counted", "--json"))
+    # 6 a weight that is multiplied, and attention over the whole rectangle of 32 x 32.
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160) + 64 * 256
+    assert found["model_flops"] == 32 * 6 * weights + 2 * 12 * 64 * 32 * 32
+    assert "agree" in found["analytic"]
+    code, out, _ = erg("flops", small, "--seq-len", 32, "--engine", "counted")
+    assert code == 0
+    assert "model.layers.0" in out
+    assert "aten::mm" in out
+    code, _, err = erg("flops", small, "--seq-len", 32, "--engine", "counted", "--freeze", "mlp")
+    assert code == 2
+    assert "--freeze" in err

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     help="Positions cached before the step. For decode: --seq-len, if not given.",
 )
 @CONVENTION
+@click.option(
+    "--engine",
+    type=click.Choice(["analytic", "counted"]),
+    default="analytic",
+    show_default=True,
+    help="counted: build the model without its weights and run it; needs torch and transformers.",
+)
 @click.option("--params", type=float, help="Take this as N in formulas of N.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
 def command(
@@ -40,6 +47,7 @@ def command(
     phase: str,
     context: int | None,
     convention: str,
+    engine: str,
     params: float | None,
     as_json: bool,
 ) -> None:
@@ -54,6 +62,9 @@ def command(
     from ergmeter.flops.work import step_work
     from ergmeter.views import flops as view
 
+    if engine == "counted":
+        _count(model, shape, training(), phase=phase, as_json=as_json)
+        return
     decodes = phase == "decode"
     past = (context if context is not None else shape["seq_len"] or 0) if decodes else context or 0
     graph = graph_of(model, shape)
@@ -77,3 +88,50 @@ def command(
         console.print(line)
     console.print(view.parts_table(work, tokens=batch.tokens))
     console.print(view.conventions_table(work))
+
+
+def _count(
+    model: str, shape: dict[str, Any], training: Training, *, phase: str, as_json: bool
+) -> None:
+    """Count by running the model, and say where the analytic engine differs."""
+    from rich.console import Console
+
+    from ergmeter.errors import FormatError, PluginError, UsageError
+    from ergmeter.flops.source import read_model
+    from ergmeter.views import counted as view
+
+    if training.lora or training.frozen or phase == "decode" or shape["lengths"]:
+        raise UsageError(
+            "the counted engine runs whole sequences of the whole model: leave out --lora,"
+            " --freeze, --lengths and decode, or use the analytic engine"
+        )
+    if shape["seq_len"] is None:
+        raise UsageError("how long is a sequence? pass --seq-len")
+    try:
+        from ergmeter.flops.architectures import count_config
+    except ImportError as error:
+        raise PluginError(
+            f"the counted engine needs torch and transformers ({error}): pip install torch"
+            " transformers"
+        ) from error
+    config = read_model(model)
+    counted = count_config(
+        config.fields,
+        batch_size=shape["batch_size"],
+        seq_len=shape["seq_len"],
+        source_len=shape["source_len"],
+        train=phase == "train",
+        checkpointing=training.checkpointing == "full",
+    )
+    try:
+        agreed = view.agreed(config, counted, shape, training, phase=phase)
+    except FormatError as error:
+        agreed = str(error)
+    if as_json:
+        click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
+        return
+    console = Console()
+    for table in view.tables(counted):
+        console.print(table)
+    for line in view.lines(counted, agreed):
+        console.print(line)

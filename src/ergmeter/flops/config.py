@@ -37,6 +37,11 @@ class Config:
         return self._found(name) is not None
 
     @property
+    def fields(self) -> dict[str, Any]:
+        """The fields as they stand in the file."""
+        return dict(self._fields)
+
+    @property
     def model_type(self) -> str:
         """What family it says it is of."""
         return str(self._fields.get("model_type") or "")

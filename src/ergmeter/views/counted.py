@@ -1,0 +1,99 @@
+"""A counted step as tables: by module, by operator, and where the analytic engine differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.flops.agreement import agreement
+from ergmeter.flops.analytic import step_flops
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.graph import trains_all
+from ergmeter.flops.models import model_graph
+from ergmeter.units import scaled
+
+if TYPE_CHECKING:
+    from ergmeter.flops.analytic import PartFlops
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.counter import Counted
+    from ergmeter.flops.work import Training
+
+_DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
+
+
+def agreed(
+    config: Config, counted: Counted, shape: dict[str, Any], training: Training, *, phase: str
+) -> str:
+    """What the analytic engine says of the same step, in a sentence."""
+    graph = model_graph(config)
+    batch = Batch.of(
+        shape["batch_size"], shape["seq_len"], source_len=shape["source_len"], facts=graph.facts
+    )
+    parts = step_flops(
+        graph,
+        batch,
+        trainable=trains_all if phase == "train" else None,
+        checkpointing=training.checkpointing,
+        pairs="computed",
+        scans=False,
+    )
+    return agreement(parts, counted).sentence
+
+
+def tables(counted: Counted) -> list[Table]:
+    """By module and by operator."""
+    return [
+        _table("module", counted.modules(depth=_DEPTH)),
+        _table("operator", counted.operators),
+    ]
+
+
+def _table(title: str, rows: dict[str, PartFlops]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(title)
+    for name in ("forward", "backward", "again"):
+        table.add_column(name, justify="right")
+    for name, flops in rows.items():
+        values = (flops.forward, flops.backward, flops.recomputed)
+        table.add_row(name or "all", *(scaled(v, "FLOP") if v else "-" for v in values))
+    return table
+
+
+def lines(counted: Counted, agreed_on: str) -> list[Text]:
+    """What stands below the tables."""
+    total = counted.total
+    said = [
+        f"{scaled(total.model, 'FLOP')} model, {scaled(total.hardware, 'FLOP')} hardware;"
+        f" {counted.params} parameters",
+        agreed_on,
+        *counted.not_counted,
+        *(f"assumed: {one}" for one in counted.assumptions),
+    ]
+    return [Text(line) for line in said]
+
+
+def document(counted: Counted, agreed_on: str) -> dict[str, Any]:
+    """Everything, in FLOPs."""
+    return {
+        "engine": "counted",
+        "model_flops": counted.total.model,
+        "hardware_flops": counted.total.hardware,
+        "forward_flops": counted.total.forward,
+        "parameters": counted.params,
+        "modules": {name: _numbers(flops) for name, flops in counted.modules().items()},
+        "operators": {name: _numbers(flops) for name, flops in counted.operators.items()},
+        "not_counted": counted.calls_not_counted,
+        "analytic": agreed_on,
+        "assumptions": list(counted.assumptions),
+    }
+
+
+def _numbers(flops: PartFlops) -> dict[str, float]:
+    return {
+        "forward": flops.forward,
+        "backward": flops.backward,
+        "again": flops.recomputed,
+    }
