@@ -190,7 +190,8 @@ class Flops:
     convention: str
     engine: str
     hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
-    tokens_per_step: int | None = None  # of that step, padding included: steps differ in size
+    tokens_per_step: int | None = None  # of that step: steps differ in size
+    bytes_per_step: float | None = None  # that inference has to move at the least
     assumptions: tuple[str, ...] = ()
 
 

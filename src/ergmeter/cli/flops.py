@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import CONVENTION, batch_of, graph_of, with_batch
+from ergmeter.cli.work_options import (
+    CONTEXT,
+    CONVENTION,
+    PHASE,
+    batch_of,
+    graph_of,
+    with_batch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,18 +25,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
 @with_batch
-@click.option(
-    "--phase",
-    type=click.Choice(["train", "prefill", "decode"]),
-    default="train",
-    show_default=True,
-    help="A training step, reading a prompt, or making one token a sequence.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(min=0),
-    help="Positions cached before the step. For decode: --seq-len, if not given.",
-)
+@PHASE
+@CONTEXT
 @CONVENTION
 @click.option(
     "--engine",
@@ -58,17 +55,14 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.flops.traffic import forward_traffic
     from ergmeter.flops.work import step_work
     from ergmeter.views import flops as view
 
     if engine == "counted":
         _count(model, shape, training(), phase=phase, as_json=as_json)
         return
-    decodes = phase == "decode"
-    past = (context if context is not None else shape["seq_len"] or 0) if decodes else context or 0
     graph = graph_of(model, shape)
-    batch = batch_of(graph, shape, context=past, new=1 if decodes else None)
+    batch = batch_of(graph, shape, phase=phase, context=context)
     work = step_work(
         graph,
         batch,
@@ -77,14 +71,11 @@ def command(
         chosen=convention,
         params=int(params) if params else None,
     )
-    traffic = None
-    if phase != "train":
-        traffic = forward_traffic(graph, batch, bytes_per_weight=2, bytes_per_cached=2)
     if as_json:
-        click.echo(json.dumps(view.document(work, traffic), indent=1, allow_nan=False))
+        click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
         return
     console = Console()
-    for line in view.lines(work, traffic):
+    for line in view.lines(work):
         console.print(line)
     console.print(view.parts_table(work, tokens=batch.tokens))
     console.print(view.conventions_table(work))

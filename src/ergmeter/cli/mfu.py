@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.work_options import CONVENTION, batch_of, graph_of, with_batch
+from ergmeter.cli.work_options import (
+    CONTEXT,
+    CONVENTION,
+    PHASE,
+    batch_of,
+    graph_of,
+    with_batch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +39,8 @@ if TYPE_CHECKING:
 @click.option("--peak-source", help="Where that peak is from.")
 @CONVENTION
 @click.option("--params", type=float, help="Take this as N in formulas of N.")
+@PHASE
+@CONTEXT
 @click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
 def command(
     model: str,
@@ -47,27 +56,32 @@ def command(
     peak_source: str | None,
     convention: str,
     params: float | None,
+    phase: str,
+    context: int | None,
     as_json: bool,
 ) -> None:
-    """Say what share of the hardware's peak a training got, from figures somebody printed.
+    """Say what share of the hardware's peak a job got, from figures somebody printed.
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
+    from ergmeter.flops.traffic import bytes_of
     from ergmeter.flops.work import step_work
     from ergmeter.metrics.compute import Rate, compute_results
     from ergmeter.views import flops as view
 
     graph = graph_of(model, shape)
-    batch = batch_of(graph, shape)
+    batch = batch_of(graph, shape, phase=phase, context=context)
     speed, said = _speed(
         tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens
     )
     work = step_work(
         graph,
         batch,
+        phase=phase,
         training=training(),
         chosen=convention,
         params=int(params) if params else None,
+        bytes_per_weight=bytes_of(dtype),
     )
     found = compute_results(
         list(work.flops.values()),
@@ -75,7 +89,7 @@ def command(
         _peak(device, peak, peak_source, dtype),
     )
     if as_json:
-        whole = {**view.readings(found), **view.document(work, None)}
+        whole = {**view.readings(found), **view.document(work)}
         click.echo(json.dumps(whole, indent=1, allow_nan=False))
         return
     _print(found)

@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops
 
 _SEQ_LEN = click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence.")
+_BATCH_SIZE = click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Sequences of a step.",
+)
 _LENGTHS = click.option(
     "--lengths",
     metavar="N,N,...",
@@ -23,13 +30,7 @@ _LENGTHS = click.option(
 )
 _BATCH = [
     _SEQ_LEN,
-    click.option(
-        "--batch-size",
-        type=click.IntRange(min=1),
-        default=1,
-        show_default=True,
-        help="Sequences of a step.",
-    ),
+    _BATCH_SIZE,
     _LENGTHS,
     click.option(
         "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
@@ -66,6 +67,18 @@ _TRAINING = [
         help="Activations computed again: those of attention, or of whole layers.",
     ),
 ]
+PHASE = click.option(
+    "--phase",
+    type=click.Choice(["train", "prefill", "decode"]),
+    default="train",
+    show_default=True,
+    help="A training step, reading a prompt, or making one token a sequence.",
+)
+CONTEXT = click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    help="Positions cached before the step. For decode: --seq-len, if not given.",
+)
 CONVENTION = click.option(
     "--convention",
     default="exact",
@@ -94,7 +107,8 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        names = ("model_config", "seq_len", "lora", "freeze", "checkpointing", "convention")
+        shape = ("model_config", "seq_len", "batch_size", "phase")
+        names = (*shape, "lora", "freeze", "checkpointing", "convention")
         said = {name: given.pop(name) for name in names}
         return function(flops=_flops(**said), **given)
 
@@ -103,7 +117,7 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
         metavar="PATH",
         help="The model's config.json, for MFU; with --seq-len.",
     )
-    for option in reversed([model, _SEQ_LEN, *_TRAINING, CONVENTION]):
+    for option in reversed([model, _SEQ_LEN, _BATCH_SIZE, *_TRAINING, PHASE, CONVENTION]):
         wrapped = option(wrapped)
     return wrapped
 
@@ -112,7 +126,9 @@ def _flops(
     *,
     model_config: str | None,
     seq_len: int | None,
+    batch_size: int,
     convention: str,
+    phase: str,
     **how: Any,  # noqa: ANN401  what `_training` takes
 ) -> tuple[Flops, ...]:
     from ergmeter.errors import UsageError
@@ -126,9 +142,14 @@ def _flops(
     from ergmeter.flops.work import step_work
 
     graph = read_graph(model_config)
+    if phase == "decode":  # one position for each sequence, after that many
+        batch = Batch.of(batch_size, 1, past=seq_len, facts=graph.facts)
+    else:
+        batch = Batch.of(batch_size, seq_len, facts=graph.facts)
     work = step_work(
         graph,
-        Batch.of(1, seq_len, facts=graph.facts),
+        batch,
+        phase=phase,
         training=_training(**how),
         chosen=convention,
     )
@@ -147,15 +168,17 @@ def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) 
 
 
 def batch_of(
-    graph: Graph, shape: dict[str, Any], *, context: int = 0, new: int | None = None
+    graph: Graph, shape: dict[str, Any], *, phase: str = "train", context: int | None = None
 ) -> Batch:
     """The batch that the options describe."""
     from ergmeter.errors import UsageError
     from ergmeter.flops.batch import Batch
 
-    seq_len = new or shape["seq_len"]
-    if seq_len is None:
+    seq_len = shape["seq_len"]
+    if seq_len is None and not (phase == "decode" and context):
         raise UsageError("how long is a sequence? pass --seq-len")
+    if phase == "decode":
+        context, seq_len = context if context is not None else seq_len, 1
     lengths = None
     if shape["lengths"]:
         try:
@@ -168,7 +191,7 @@ def batch_of(
         shape["batch_size"],
         seq_len,
         lengths=lengths,
-        past=context,
+        past=context or 0,
         source_len=shape["source_len"],
         images=shape["images"],
         facts=graph.facts,

@@ -10,6 +10,7 @@ from ergmeter.flops.adapters import with_adapters
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
 from ergmeter.flops.graph import trains_all
+from ergmeter.flops.traffic import forward_traffic
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.conventions import Sizes
     from ergmeter.flops.graph import Graph, Node, Trainable
+    from ergmeter.flops.traffic import Traffic
 
 Phase = Literal["train", "prefill", "decode"]
 PHASES: tuple[str, ...] = get_args(Phase)
@@ -44,6 +46,7 @@ class Work:
     params_active: int
     params_trained: int
     assumptions: tuple[str, ...] = field(default=())
+    traffic: Traffic | None = None  # of inference
 
     @property
     def chosen(self) -> Flops:
@@ -59,8 +62,12 @@ def step_work(
     training: Training | None = None,
     chosen: str = EXACT,
     params: int | None = None,
+    bytes_per_weight: float = 2,
 ) -> Work:
-    """Count one step. `params`: the N of whoever's figure is to be met, where it is not ours."""
+    """Count one step. `params`: the N of whoever's figure is to be met, where it is not ours.
+
+    `bytes_per_weight`, also those of a cached number, is for the bytes that inference moves.
+    """
     if phase not in PHASES:
         raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
     first = convention(chosen)
@@ -70,6 +77,11 @@ def step_work(
     parts = _exact(adapted, batch, judge, how.checkpointing)
     found, reason = _sizes(graph, params, phase)
     trained = sum(node.params for node in adapted if trainable(node))
+    moved = None
+    if phase != "train":
+        moved = forward_traffic(
+            graph, batch, bytes_per_weight=bytes_per_weight, bytes_per_cached=bytes_per_weight
+        )
     flops: dict[str, Flops] = {}
     left_out: dict[str, str] = {}
     for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
@@ -95,6 +107,7 @@ def step_work(
             engine="analytic",
             hardware_per_step=hardware,
             tokens_per_step=batch.tokens_real,
+            bytes_per_step=moved.total_bytes if moved else None,
             assumptions=graph.assumptions,
         )
     if first.name in left_out:
@@ -107,6 +120,7 @@ def step_work(
         adapted.params_active,
         trained,
         graph.assumptions,
+        moved,
     )
 
 

@@ -33,6 +33,7 @@ MFU_BF16 = "utilization.mfu_bf16_peak_frac"
 HFU = "utilization.hfu_frac"
 FLOPS_PER_S = "compute.model_flops_per_s_per_device"
 FLOPS_PER_TOKEN = "compute.model_flops_per_token"
+BANDWIDTH = "utilization.bandwidth_frac"
 
 # Types whose products are computed at one rate and everything around them at another.
 _NARROW = ("fp8", "fp4", "int8")
@@ -54,6 +55,7 @@ class Peak:
     source: str
     basis: Basis
     bf16_flops_per_s: float | None = None
+    bandwidth_bytes_per_s: float | None = None
 
     @property
     def said(self) -> str:
@@ -80,6 +82,7 @@ def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Pe
         f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source,
         "assumed" if is_dtype_assumed else spec.basis,
         spec.peak_flops_per_s.get("bf16"),
+        spec.bandwidth_bytes_per_s,
     )
 
 
@@ -120,7 +123,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     over = f"{_devices(rate.devices)}; {rate.note}"
     found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
     if isinstance(peak, Missing):
-        return found | dict.fromkeys((MFU, HFU, MFU_BF16), peak)
+        return found | dict.fromkeys((MFU, HFU, MFU_BF16, BANDWIDTH), peak)
     basis = weakest(basis, peak.basis)
 
     def share(value: float, against: float, note: str) -> Reading:
@@ -138,7 +141,25 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     )
     found[HFU] = _hfu(chosen, each, share, peak)
     found[MFU_BF16] = _against_bf16(each, share, peak)
+    found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
     return found
+
+
+def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
+    """Bytes that had to be moved, over time, of what the memory can do."""
+    if chosen.bytes_per_step is None or not chosen.tokens_per_step:
+        return Missing("bytes are counted for inference, which is bound by them: --phase decode")
+    if peak.bandwidth_bytes_per_s is None:
+        return Missing(f"the memory bandwidth of {peak.device} is not known")
+    per_token = chosen.bytes_per_step / chosen.tokens_per_step
+    factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
+    low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
+    note = (
+        f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token; of"
+        f" {scaled(peak.bandwidth_bytes_per_s, 'B/s')} ({peak.source}); {rate.note}"
+    )
+    basis = weakest("derived", rate.basis, peak.basis)
+    return Reading(rate.tokens_per_s * factor, "frac", basis, low, high, note)
 
 
 def flops_per_token(flops: Flops) -> float:
@@ -307,6 +328,16 @@ METRICS = [
         "as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
         (*_NEEDS, "a peak"),
         _of_run(MFU_BF16),
+    ),
+    Metric(
+        BANDWIDTH,
+        "memory bandwidth used",
+        "frac",
+        "higher",
+        "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
+        ("the bytes of a decoding step", "tokens", "a bandwidth"),
+        _of_run(BANDWIDTH),
+        aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "ratio"),),
     ),
     Metric(
         FLOPS_PER_S,

@@ -16,7 +16,6 @@ from ergmeter.views.documents import result
 
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import PartFlops
-    from ergmeter.flops.traffic import Traffic
     from ergmeter.flops.work import Work
     from ergmeter.records import Result
 
@@ -78,7 +77,7 @@ def conventions_table(work: Work) -> Table:
     return table
 
 
-def lines(work: Work, traffic: Traffic | None) -> list[Text]:
+def lines(work: Work) -> list[Text]:
     """What stands around the tables."""
     said = [f"{_count(work.params)} parameters"]
     if work.params_active != work.params:
@@ -87,6 +86,7 @@ def lines(work: Work, traffic: Traffic | None) -> list[Text]:
         share = 100 * work.params_trained / work.params
         said.append(f"{_count(work.params_trained)} trained ({significant(share, 3)} %)")
     found = [Text(", ".join(said))]
+    traffic = work.traffic
     if traffic is not None:
         found.append(
             Text(
@@ -107,7 +107,7 @@ def _count(number: int) -> str:
     return str(number)
 
 
-def document(work: Work, traffic: Traffic | None) -> dict[str, Any]:
+def document(work: Work) -> dict[str, Any]:
     """Everything, in FLOPs and bytes."""
     sums = total(work.parts)
     chosen = work.chosen
@@ -134,6 +134,7 @@ def document(work: Work, traffic: Traffic | None) -> dict[str, Any]:
         "left_out": work.left_out,
         "assumptions": list(work.assumptions),
     }
+    traffic = work.traffic
     if traffic is not None:
         whole["bytes_moved"] = {
             "weights": traffic.weights_bytes,

@@ -53,6 +53,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("utilization.mfu_frac", False),
         ("utilization.mfu_bf16_peak_frac", False),
         ("utilization.hfu_frac", False),
+        ("utilization.bandwidth_frac", False),
         ("compute.model_flops_per_s_per_device", False),
     ],
     "energy": [

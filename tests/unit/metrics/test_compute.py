@@ -10,6 +10,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.compute import (
+    BANDWIDTH,
     FLOPS_PER_S,
     HFU,
     MFU,
@@ -78,6 +79,17 @@ def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
     assert "nothing is computed twice" in reading(once, HFU).note
     unknown = compute_results([replace(EXACT, hardware_per_step=None)], RATE, PEAK)
     assert isinstance(unknown[HFU], Missing)
+
+
+def test_bandwidth_is_what_had_to_be_moved_of_what_memory_can() -> None:
+    decode = replace(EXACT, bytes_per_step=100 * 3e9)
+    peak = replace(PEAK, bandwidth_bytes_per_s=4e12)
+    # 3 GB a token x 1000 tokens/s / 2 devices = 1.5 TB/s, of 4.
+    assert reading(compute_results([decode], RATE, peak), BANDWIDTH).value == pytest.approx(0.375)
+    assert isinstance(compute_results([decode], RATE, PEAK)[BANDWIDTH], Missing)
+    training = compute_results([EXACT], RATE, peak)[BANDWIDTH]
+    assert isinstance(training, Missing)
+    assert "--phase decode" in training.reason
 
 
 def test_above_one_is_shown_and_explained() -> None:
