@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,16 @@ from ergmeter.views import documents
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
+WITHOUT_PANDAS = """
+import sys
+class NoPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoPandas())
+from ergmeter.cli.main import main
+main()
+"""
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
 
@@ -279,6 +291,16 @@ def test_export_as_csv_parquet_and_json_holds_what_was_written(
     assert whole["marks"][0]["name"] == "hello"
     assert whole["reported"][0]["value"] == 0.3
     assert whole["summary"]["readings"]["tokens.total"]["value"] == 2000
+
+
+def test_json_is_exported_where_there_is_no_pandas(run: Path, tmp_path: Path) -> None:
+    # pyarrow asks pandas for a time of nanoseconds; ergmeter alone does not bring it.
+    program = tmp_path / "without_pandas.py"
+    program.write_text(WITHOUT_PANDAS)
+    arguments = ["export", str(run), "--format", "json", "--out", str(tmp_path / "out")]
+    subprocess.run([sys.executable, program, *arguments], check=True, capture_output=True)
+    whole = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert whole["steps"][0]["time"].startswith("2027-01-15 08:00:00")
 
 
 def test_exported_json_is_json_whatever_was_recorded(erg: Erg, tmp_path: Path) -> None:
