@@ -208,6 +208,7 @@ def test_a_damaged_file_is_one_line_and_exit_code_1_and_the_rest_is_shown(
         (("record", "--probe", "zzz", "--", "true"), 2, "no probe 'zzz' (there are: allocator,"),
         (("record", "--", "no-such-program"), 2, "no such command"),
         (("metrics", "throughput.tokens_per_sec"), 2, "did you mean"),
+        (("metrics", "nosuch"), 2, "`erg metrics` lists them all"),
         (("list", "/nowhere"), 1, "no directory /nowhere"),
     ],
 )
@@ -260,6 +261,22 @@ def test_list_shows_the_runs_and_goes_on_after_a_broken_one(erg: Erg, run: Path)
     _, out, _ = erg("list", run.parent, "--json")
     (listed,) = json.loads(out)
     assert listed["readings"]["energy.joules_per_token"]["value"] == pytest.approx(2.5)
+
+
+def test_a_failed_run_takes_one_line_of_a_list_in_80_columns(
+    erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "runs" / "2026-11-15-train-7f3a")
+    ended = [Mark(S, "ended", "failed (exit code 2)")]
+    add_writer(path, steps=even_steps(20, tokens_computed=12_345), marks=ended)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = erg("list", path.parent)
+    row = out.splitlines()[1]
+    assert len(out.splitlines()) == 2
+    assert "failed (2)" in row
+    assert "12,345" in row
+    _, out, _ = erg("list", path.parent, "--json")
+    assert json.loads(out)[0]["status"] == "failed (exit code 2)"
 
 
 def test_list_goes_on_after_a_run_that_makes_no_sense(erg: Erg, run: Path) -> None:
