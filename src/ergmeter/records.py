@@ -51,6 +51,7 @@ class Sample:
     power_average_w: float | None = None  # a sensor's own average; about a second on NVIDIA
     energy_j: float | None = None
     memory_bytes: int | None = None
+    memory_peak_bytes: int | None = None  # a program's largest process: the kernel's own mark
     allocated_bytes: int | None = None  # what a framework's allocator holds in tensors
     allocated_peak_bytes: int | None = None  # its own high-water mark
     reserved_bytes: int | None = None  # what it has taken from the device
@@ -128,6 +129,7 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
         "power_average_w": "float",
         "energy_j": "float",
         "memory_bytes": "count",
+        "memory_peak_bytes": "count",
         "allocated_bytes": "count",
         "allocated_peak_bytes": "count",
         "reserved_bytes": "count",

@@ -1,18 +1,24 @@
-"""The examples run, and print what they say."""
+"""The examples run as their first lines say, and print what they say."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import PYTHON, TIMEOUT_S, environment
+from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Lab
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECORDED = {"hf_trainer"}  # from outside: they know nothing of ergmeter
+METERED = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in RECORDED)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", METERED, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [PYTHON, str(example)], cwd=tmp_path, env=environment(), capture_output=True, text=True,
@@ -21,3 +27,19 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     assert "Reading(value=" in done.stdout
     assert "erg report runs/" in done.stdout
     assert done.stderr == ""
+
+
+def test_the_trainer_of_the_examples_is_recorded_with_its_steps_and_tokens(lab: Lab) -> None:
+    pytest.importorskip("transformers")
+    script = EXAMPLES / "hf_trainer.py"
+    assert "erg record --warmup-steps 3 -- python examples/hf_trainer.py" in script.read_text()
+    assert "ergmeter" not in script.read_text().split('"""')[2]
+    done = lab.run(ERG, "record", "--warmup-steps", 3, "--out", "run", "--", PYTHON, script)
+    card = done.stderr.decode().rpartition("╭─")[2]
+    assert "tokens/s" in card
+    assert "after 3 steps of warm-up" in card
+    readings = lab.report()["readings"]
+    assert readings["tokens.per_step"]["value"] == pytest.approx(4 * 64)
+    assert readings["throughput.tokens_per_s"]["basis"] == "derived"
+    assert readings["throughput.tokens_per_s"]["note"].startswith("tokens as printed")
+    assert readings["steps.count"]["value"] in (26, 27)  # of 30, with or without the first line

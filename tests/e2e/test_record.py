@@ -240,7 +240,7 @@ def test_lines_that_come_faster_than_they_are_read_are_all_read(lab: Lab) -> Non
 def test_a_command_that_prints_no_steps_is_told_what_to_print(lab: Lab) -> None:
     done = lab.record("echo", "hello", options=("--probe", "process"))
     card = " ".join(done.stderr.decode().replace("│", " ").split())
-    assert card.count("1 lines of output, none that ergmeter recognises") == 1
+    assert card.count("1 line of output, none that ergmeter recognises") == 1
     reason = lab.report()["readings"]["throughput.tokens_per_s"]["missing"]
     assert "step=3 loss=2.1 tokens=4096" in reason
 

@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +21,16 @@ from ergmeter.views import documents
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
+WITHOUT_PANDAS = """
+import sys
+class NoPandas:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoPandas())
+from ergmeter.cli.main import main
+main()
+"""
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
 
@@ -196,6 +208,7 @@ def test_a_damaged_file_is_one_line_and_exit_code_1_and_the_rest_is_shown(
         (("record", "--probe", "zzz", "--", "true"), 2, "no probe 'zzz' (there are: allocator,"),
         (("record", "--", "no-such-program"), 2, "no such command"),
         (("metrics", "throughput.tokens_per_sec"), 2, "did you mean"),
+        (("metrics", "nosuch"), 2, "`erg metrics` lists them all"),
         (("list", "/nowhere"), 1, "no directory /nowhere"),
     ],
 )
@@ -251,6 +264,22 @@ def test_list_shows_the_runs_and_goes_on_after_a_broken_one(erg: Erg, run: Path)
     assert listed["readings"]["energy.joules_per_token"]["value"] == pytest.approx(2.5)
 
 
+def test_a_failed_run_takes_one_line_of_a_list_in_80_columns(
+    erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_run(tmp_path / "runs" / "2026-11-15-train-7f3a")
+    ended = [Mark(S, "ended", "failed (exit code 2)")]
+    add_writer(path, steps=even_steps(20, tokens_computed=12_345), marks=ended)
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = erg("list", path.parent)
+    row = out.splitlines()[1]
+    assert len(out.splitlines()) == 2
+    assert "failed (2)" in row
+    assert "12,345" in row
+    _, out, _ = erg("list", path.parent, "--json")
+    assert json.loads(out)[0]["status"] == "failed (exit code 2)"
+
+
 def test_list_goes_on_after_a_run_that_makes_no_sense(erg: Erg, run: Path) -> None:
     odd = make_run(run.parent / "odd")
     add_writer(odd, steps=even_steps(5, tokens_computed=1), settings={"pue": 0.5})
@@ -280,6 +309,16 @@ def test_export_as_csv_parquet_and_json_holds_what_was_written(
     assert whole["marks"][0]["name"] == "hello"
     assert whole["reported"][0]["value"] == 0.3
     assert whole["summary"]["readings"]["tokens.total"]["value"] == 2000
+
+
+def test_json_is_exported_where_there_is_no_pandas(run: Path, tmp_path: Path) -> None:
+    # pyarrow asks pandas for a time of nanoseconds; ergmeter alone does not bring it.
+    program = tmp_path / "without_pandas.py"
+    program.write_text(WITHOUT_PANDAS)
+    arguments = ["export", str(run), "--format", "json", "--out", str(tmp_path / "out")]
+    subprocess.run([sys.executable, program, *arguments], check=True, capture_output=True)
+    whole = json.loads((tmp_path / "out" / "export.json").read_text())
+    assert whole["steps"][0]["time"].startswith("2027-01-15 08:00:00")
 
 
 def test_exported_json_is_json_whatever_was_recorded(erg: Erg, tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ def command(directory: Path, as_json: bool) -> int:
     from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.directory import run_paths
-    from ergmeter.runlog.reader import FINISHED, Run
+    from ergmeter.runlog.reader import Run
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
     table.add_column(f"run in {directory.name or directory}/", no_wrap=True)
     table.add_column("made")
-    table.add_column("status", min_width=len(FINISHED))
+    table.add_column("status", min_width=len("failed (2)"))
     for title in _TITLES:
         table.add_column(title, justify="right", no_wrap=True)
     listed = []
@@ -47,7 +47,10 @@ def command(directory: Path, as_json: bool) -> int:
             continue
         readings = {key: summary.readings[key] for key in _COLUMNS}
         table.add_row(
-            path.name, _made(run), summary.status, *(terminal.bare(r) for r in readings.values())
+            path.name,
+            _made(run),
+            terminal.brief(summary.status),
+            *(terminal.bare(r) for r in readings.values()),
         )
         listed.append(
             {

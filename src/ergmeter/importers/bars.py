@@ -2,7 +2,8 @@ r"""Is this line a tqdm bar, and how far is it?
 
 The trap: many bars in one output. A bar with a description ("Map:", "Loading weights:") is not the
 training; one that ends by moving the cursor up is drawn below another bar, as evaluation is. A bar
-of epochs counts no steps, whatever loss it shows.
+of epochs counts no steps, whatever loss it shows. And a bar may have no meter, where it is narrow,
+or no total, where the loop does not know its end: `7/12 [00:01<00:02`, `7it [00:01`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_BAR = re.compile(r"(\d{1,3})%\|[^|]{0,400}\| ?(\d{1,15})/(\d{1,15}) \[")
+_BAR = re.compile(
+    r"(?:\d{1,3}%\|[^|]{0,400}\| ?(\d{1,15})/(\d{1,15}) \["
+    r"|(?<![\w./-])(\d{1,15})(?:/(\d{1,15})|it) \[(?:\d{1,4}:)?\d\d:\d\d(?:<[\d:?]{1,10})?,)"
+)
 _CURSOR_UP = "\x1b[A"
 _OTHER = re.compile(
     r"\b(?:eval|valid|val\b|test|predict|infer|epochs)|\bepoch\W*$", re.IGNORECASE
@@ -20,10 +24,10 @@ _OTHER_UNIT = re.compile(r"epochs?/s\b|s/epochs?\b")
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A drawn bar: n of total."""
+    """A drawn bar: n of total, which a loop without a known end has not."""
 
     n: int
-    total: int
+    total: int | None
     described: bool
     nested: bool
     of_steps: bool = True  # nothing says that it counts something else
@@ -31,7 +35,7 @@ class Bar:
 
 def bar(text: str) -> Bar | None:
     """The bar drawn in this line, if there is one. A bar of a file's bytes is none."""
-    if "%|" not in text:
+    if "%|" not in text and " [" not in text:
         return None
     match = _BAR.search(text)
     if not match:
@@ -40,4 +44,5 @@ def bar(text: str) -> Bar | None:
     described = any(letter.isalnum() for letter in before)
     nested = text.rstrip().endswith(_CURSOR_UP)
     of_steps = not (_OTHER.search(before) or _OTHER_UNIT.search(after))
-    return Bar(int(match[2]), int(match[3]), described, nested, of_steps)
+    n, total = match[1] or match[3], match[2] or match[4]
+    return Bar(int(n), int(total) if total else None, described, nested, of_steps)

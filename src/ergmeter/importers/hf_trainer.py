@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ergmeter.importers.bars import bar
+from ergmeter.importers.losses import Losses
 from ergmeter.importers.numbers import count, number
 from ergmeter.importers.progress import Progress
 from ergmeter.importers.seen import Count, Seen
@@ -40,7 +41,7 @@ _UNITS = {
 }
 _ASSUMED = {
     "tokens_computed": "num_input_tokens_seen read as tokens computed, padding included; with "
-    "include_num_input_tokens_seen='non_padding' it is the real tokens, and the log can't tell",
+    'include_num_input_tokens_seen="non_padding" it is the real tokens, and the log can\'t tell',
     "tokens_real": "num_tokens read as TRL's running total of real tokens",
     "rounded": "the token total is printed to four significant digits: a single step's tokens are "
     "rounded, their sum is not",
@@ -49,6 +50,10 @@ _ASSUMED = {
     "eval_inside": "an evaluation ran between two logged training steps: the training span around "
     "it includes its time",
 }
+_NO_BAR = (
+    "steps are not counted: a Trainer's lines name no step, and it drew no progress bar, which "
+    "does; leave the bar on (disable_tqdm=False)"
+)
 # Figures of a step dict that become fields of Step.
 _FIGURES = ("loss", "learning_rate", "grad_norm")
 _FRESH = 0.02  # the session's own rate times its runtime is the total, give or take two roundings
@@ -105,10 +110,12 @@ class _Reading:
         self._progress: Progress[_Dict] = Progress()
         self._waiting = 0  # dicts that wait for their bar
         self._trainers = Trainers()
+        self._losses = Losses()
         self._items: dict[str, str] = {}  # of the last step dict
         self._epoch: float | None = None  # of the last step dict
         self._evaluated_ns: int | None = None  # the end of the last evaluation
         self._now_ns = 0
+        self._unnumbered = False  # a step dict had no number
         self._told: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
@@ -127,6 +134,8 @@ class _Reading:
         yield from self._judged(self._trainers.finish())
         if not self._trainers.mixed:
             yield from self._spans.end()
+            if self._unnumbered and self._progress.total is None:
+                yield Mark(self._now_ns, "value_refused", _NO_BAR)
 
     def _judged(self, due: Iterator[Due]) -> Iterator[Record]:
         """Do what need wait no longer, unless there were several Trainers."""
@@ -188,6 +197,7 @@ class _Reading:
         for waited, n in numbered:
             self._waiting -= 1
             waited.seen.number = n
+            self._unnumbered |= n is None
             due = Due(waited.seen.t_ns, partial(self._push, waited))
             total = next((count.value for count in waited.seen.counts), None)
             yield from self._judged(self._trainers.log(due, waited.epoch, total))
@@ -198,6 +208,8 @@ class _Reading:
         if _less(waited.epoch, self._epoch):
             yield from self._spans.end()
         self._epoch = waited.epoch
+        where = f"epoch {waited.epoch}" if seen.number is None else f"step {seen.number}"
+        yield from self._losses.watch(seen.t_ns, seen.loss, where)
         yield from self._spans.push(seen)
         if not self._spans.pending:
             self._now_ns = seen.t_ns

@@ -9,7 +9,6 @@ counted tokens and of the times at which lines were seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.bars import bar
@@ -22,20 +21,26 @@ from ergmeter.importers.counts import (
     explained,
     taken_back,
 )
-from ergmeter.importers.pairs import Pair, is_step_line, pairs, worth_reading
-from ergmeter.importers.seen import Count, Mode, Seen
+from ergmeter.importers.held import STEP_FIGURES, Held, counts_of, is_result, seen_in, stamp_in
+from ergmeter.importers.losses import Losses
+from ergmeter.importers.pairs import (
+    Pair,
+    is_evaluation_line,
+    is_step_line,
+    pairs,
+    worth_reading,
+)
+from ergmeter.importers.seen import Mode
 from ergmeter.importers.spans import Spans
 from ergmeter.importers.streams import SEVERAL, TWICE, Waiting, rank_of
-from ergmeter.importers.times import FileClock, epoch_ns
+from ergmeter.importers.times import FileClock, stamp_ns
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
 
-_STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
 _ONE_RANK = (
     "of the step lines of several ranks, only those of rank {} are read: tokens are of one rank"
 )
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
-_LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
 class KeyValueImporter:
@@ -73,40 +78,6 @@ def _of_hf_trainer(found: list[Pair], text: str) -> bool:
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in found)
 
 
-@dataclass(slots=True)
-class _Held:
-    """A step line that waits until its counts are understood."""
-
-    seen: Seen
-    counts: dict[str, int]
-    found: list[Pair]
-    drawn: bool = False
-    text: str = ""
-
-    @property
-    def t_ns(self) -> int:
-        return self.seen.t_ns
-
-    @property
-    def number(self) -> int | None:
-        return self.seen.number
-
-    @property
-    def epoch(self) -> float | None:
-        return next((p.value for p in self.found if p.means.kind == "epoch"), None)
-
-    @property
-    def says(self) -> frozenset[str]:
-        """Its names. Of a line with nothing but a number, its words: `step=5 begins`, `ends`."""
-        names = frozenset(p.means.name for p in self.found)
-        return names if len(names) > 1 else names | {self.text}
-
-    @property
-    def figures(self) -> tuple[str, ...]:
-        apart = ("step", "epoch", "timestamp")
-        return tuple(f"{p.means.name}={p.value}" for p in self.found if p.means.kind not in apart)
-
-
 class _Reading:
     """One pass over one output."""
 
@@ -117,15 +88,17 @@ class _Reading:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
         self._totals: dict[str, Total] = {}  # those that were decided by their values
-        self._waiting: Waiting[_Held] = Waiting()
+        self._waiting: Waiting[Held] = Waiting()
         self._rank: int | None = None
-        self._held: list[_Held] = []
+        self._held: list[Held] = []
         self._spans = Spans()
         self._clock = FileClock()
         self._now_ns = 0  # where no line has given a time yet, Reported carries this
         self._number: int | None = None
         self._epoch: float | None = None  # of the last step line that names one
         self._evaluated = False  # an evaluation was printed since the last step line
+        self._evaluated_ns: int | None = None  # the last of its lines that was labelled so
+        self._losses = Losses()
         self._said: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
@@ -151,6 +124,9 @@ class _Reading:
     def _read(self, line: Line) -> Iterator[Record]:
         found = pairs(line.text)
         step = is_step_line(found, line.text) and not _of_hf_trainer(found, line.text)
+        if is_evaluation_line(found, line.text):
+            yield from self._evaluation(line, found)
+            return
         if not step:
             self._evaluated |= any(pair.means.kind == "eval" for pair in found)
             found = [pair for pair in found if not pair.spaced]  # prose
@@ -158,28 +134,41 @@ class _Reading:
             told = _ONE_RANK.format(self._rank)
             yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, told)
             return
-        seen, counts = _seen(found)
+        seen, counts = seen_in(found)
         t_ns = line.t_ns
         if t_ns is None and step:
-            t_ns = self._clock.time(line.text, _stamp(found), seen)
+            t_ns = self._clock.time(line.text, stamp_in(found), seen)
             yield from self._clock.told(t_ns)
         self._now_ns = self._now_ns if t_ns is None else t_ns
         yield from self._reported(found, "rate", "eval", "own_time")
         if not step or t_ns is None:
-            yield from self._reported(found, *_STEP_FIGURES)
+            yield from self._reported(found, *STEP_FIGURES)
             return
         if self._waiting.streams.mixed:
             return
         seen.t_ns, seen.stamped = t_ns, line.t_ns is None
-        yield from self._take(_Held(seen, counts, found, bar(line.text) is not None, line.text))
+        yield from self._take(Held(seen, counts, found, bar(line.text) is not None, line.text))
 
-    def _take(self, line: _Held) -> Iterator[Record]:
+    def _evaluation(self, line: Line, found: list[Pair]) -> Iterator[Record]:
+        """A line that is labelled as an evaluation's: no step, and its loss is not training's."""
+        self._evaluated = True
+        if any(is_result(pair) for pair in found):  # and not what is about to be evaluated
+            self._evaluated_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
+        self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
+        found = [pair for pair in found if not pair.spaced]
+        yield from self._reported(found, "eval")
+        for pair in found:
+            if pair.means.kind == "loss":
+                yield Reported(self._now_ns, "eval_loss", pair.value, "")
+
+    def _take(self, line: Held) -> Iterator[Record]:
         named = (p for p in line.found if p.means.kind == "step")
         line.seen.number_done = line.drawn and all(p.printed == "it" for p in named)
         epoch, before = line.epoch, self._epoch
         rose = epoch is not None and before is not None and epoch > before
         line.seen.goes_on = rose or self._evaluated
-        if self._evaluated and self._waiting.streams.began:
+        line.seen.evaluated_ns, self._evaluated_ns = self._evaluated_ns, None
+        if self._evaluated and self._waiting.streams.began and line.seen.evaluated_ns is None:
             yield from self._say(line.t_ns, _EVALUATED)
         self._epoch, self._evaluated = before if epoch is None else epoch, False
         for held in self._waiting.take(line):
@@ -241,19 +230,26 @@ class _Reading:
             told = explained(name, mode, values)
             yield Mark(self._held[0].seen.t_ns, "assumed", told)
 
-    def _push(self, held: _Held) -> Iterator[Record]:
+    def _push(self, held: Held) -> Iterator[Record]:
         seen = held.seen
         yield from self._disprove(held)
-        seen.counts = _counts(held.counts, self._modes)
+        seen.counts = counts_of(held.counts, self._modes)
         totals = [count.value for count in seen.counts if count.mode == "total"]
         seen.totals_from_zero = seen.number in (0, 1) and all(totals)
         yield from self._tell_multiplied(held)
+        where = "a line without a step" if seen.number is None else f"step {seen.number}"
+        yield from self._losses.watch(seen.t_ns, seen.loss, where)
+        if seen.evaluated_ns is not None:
+            if self._spans.resumes(seen):
+                yield from self._spans.evaluated(seen.evaluated_ns)
+            elif self._spans.opened:
+                yield from self._say(seen.t_ns, _EVALUATED)
         yield from self._spans.push(seen)
         if not self._spans.pending:  # it opened a window, and is part of no Step
             self._now_ns = seen.t_ns
-            yield from self._reported(held.found, *_STEP_FIGURES)
+            yield from self._reported(held.found, *STEP_FIGURES)
 
-    def _disprove(self, held: _Held) -> Iterator[Record]:
+    def _disprove(self, held: Held) -> Iterator[Record]:
         """A total that falls while the steps go on was none."""
         for name, value in held.counts.items():
             total = self._totals.get(name)
@@ -263,7 +259,7 @@ class _Reading:
                 self._modes[name] = "step"
                 yield Mark(held.t_ns, "assumed", taken_back(name, before, value))
 
-    def _tell_multiplied(self, held: _Held) -> Iterator[Record]:
+    def _tell_multiplied(self, held: Held) -> Iterator[Record]:
         """A name that means one step, on a line that covers several: say what is made of it."""
         last, self._number = self._number, held.seen.number
         if last is None or self._number is None or self._number - last < 2:
@@ -273,39 +269,3 @@ class _Reading:
                 self._told.discard(name)
                 told = f"{name}= taken times the steps a line covers, as if all had that many"
                 yield Mark(held.seen.t_ns, "assumed", told)
-
-
-def _counts(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...]:
-    """One count for each field. A total is exact over any span, so it goes first."""
-    best: dict[str, Count] = {}
-    for name, value in named.items():
-        field, mode = COUNTS[name][0], modes[name]
-        if field not in best or (mode == "total" and best[field].mode != "total"):
-            best[field] = Count(field, value, mode)
-    return tuple(best.values())
-
-
-def _stamp(found: list[Pair]) -> int | None:
-    stamps = (epoch_ns(pair.value) for pair in found if pair.means.kind == "timestamp")
-    return next((t_ns for t_ns in stamps if t_ns is not None), None)
-
-
-def _seen(found: list[Pair]) -> tuple[Seen, dict[str, int]]:
-    best: dict[str, Pair] = {}
-    counts: dict[str, int] = {}
-    for pair in found:
-        kind = pair.means.kind
-        if kind == "count":
-            counts.setdefault(pair.means.name, int(pair.value))
-        elif kind not in best or pair.means.rank < best[kind].means.rank:
-            best[kind] = pair
-    loss, learning_rate, grad_norm = (
-        best[kind].value if kind in best else None for kind in _STEP_FIGURES
-    )
-    seen = Seen(0, loss=loss, learning_rate=learning_rate, grad_norm=grad_norm)
-    if "step" in best:
-        seen.number = int(best["step"].value)
-    if "own_time" in best:
-        own_s = best["own_time"].value * best["own_time"].means.scale
-        seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
-    return seen, counts

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ergmeter.importers.bars import bar
+from ergmeter.importers.labels import EVALUATION_STEP, of_evaluation, plain
 from ergmeter.importers.names import SECONDS, Meaning, meaning
 from ergmeter.importers.numbers import NUMBER, count, number
 
@@ -20,7 +21,6 @@ MAX_CHARS = 65_536
 # Plain substrings: on lines that have none, which are most, this is many times a pattern's speed.
 _HINTS = ("step", "iter", "tok", "loss", "throughput", "samples", "flops", "mfu", "it=", "it:")
 _DIGIT = re.compile(r"\d")
-_ANSI = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
 _PAIR = re.compile(
     r"(?<![\w/.\-])([A-Za-z_][\w/\-]{0,60}(?: ?\((?:ms|s)\))?)[\"']?"
     r"(\s{0,4}[=:]\s{0,16}|\s{1,12})[\"']?"
@@ -59,17 +59,26 @@ def worth_reading(text: str) -> bool:
 
 def pairs(text: str) -> list[Pair]:
     """The pairs of a line that mean something, as they stand in it."""
-    text = text[:MAX_CHARS]
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
+    text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (found := _json_pairs(text)) is not None:
         return found
     found = list(_text_pairs(text))
     return _with_bar(text, found)
 
 
+def is_evaluation_line(found: list[Pair], text: str) -> bool:
+    """Whether all that a line says is about an evaluation, by its label or its step's name."""
+    kinds = {pair.means.kind for pair in found}
+    if not kinds & {"step", "loss", "count", "eval"}:
+        return False
+    counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in found)
+    return ("step" not in kinds and counts_its_own) or of_evaluation(text[:MAX_CHARS])
+
+
 def is_step_line(found: list[Pair], text: str) -> bool:
-    """Whether a line ends a step: it has a step's number, or tokens and a loss."""
+    """Whether a line ends a step of training: it has a step's number, or tokens and a loss."""
+    if is_evaluation_line(found, text):
+        return False
     kinds = {pair.means.kind for pair in found}
     step = next((pair for pair in found if pair.means.kind == "step"), None)
     if step is None:

@@ -1,33 +1,56 @@
 """Which step was that log about? Only the progress bar beside it knows.
 
 The Trainer redraws its bar right after each log, so the first bar after a log has its step. The
-trap: the bar goes to another stream and has no line end until it is drawn again, so it may be seen
-one log late, or an older one may be seen first. Logs therefore wait in a queue for their bar, and a
-number is believed only if it is in proportion to the epochs: steps and epochs grow together. A log
-whose bar was missed gets the number that this proportion gives it, where that is plainly one.
+trap: the bar goes to another stream and has no line end until it is drawn again, so the bar of the
+step before may be seen first, or the log's own before the log. One redraw is often one step, and
+19 for 20 makes 29 steps of 30. So a log keeps the bars seen around it, and takes the one that is in
+proportion to the epochs (`pace`). Where these are too rounded to tell neighbours apart, it takes
+the one that goes on at the usual stride. A log whose bar was missed gets the number that the epochs
+give it, where that is plainly one.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import Generic, TypeVar
 
 from ergmeter.importers.bars import Bar
+from ergmeter.importers.pace import Epoch, Pace
 
 T = TypeVar("T")
 _LONGEST_WAIT = 3  # logs; a bar that is later than this is not coming
-_EPOCH_ROUNDING = 1e-3  # two epochs printed to four digits are off by so much, compared
+_AROUND = 2  # bars after a log of which one should be its own
+_KEPT = 64  # bars after a log
+# What speaks against a choice of bars for the first logs: another bar after a log than the one that
+# is its own if bars and logs come in turn, the last one before it, numbers that are no multiples of
+# one stride, a log whose own bar was missed.
+_OTHER, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
+
+
+_MISSES = 2  # in a row: the pace is wrong
+_Reading = tuple[int, tuple[int | None, ...], Pace]
 
 
 @dataclass(slots=True)
 class _Log(Generic[T]):
     item: T
-    epoch: float
+    epoch: Epoch
+    before: int | None  # the last bar seen before it
+    after: list[int] = field(default_factory=list)  # those seen since
+    own: int | None = None  # the first of them that is not an earlier log's
     n: int | None = None
-    hopeless: bool = False  # a bar beyond it was drawn: its own was missed
+
+    def choices(self) -> list[tuple[int | None, int]]:
+        """The bars that may be its own, each with what speaks against it."""
+        costs: dict[int | None, int] = {None: _MISSED, self.before: _BEFORE}
+        costs |= dict.fromkeys(self.after[:_AROUND], _OTHER)
+        if self.own is not None:
+            costs[self.own] = 0
+        return list(costs.items())
 
 
 class Progress(Generic[T]):
@@ -37,7 +60,10 @@ class Progress(Generic[T]):
         self._total: int | None = None
         self._barless = False  # there is no bar: nothing to wait for
         self._queue: deque[_Log[T]] = deque()
-        self._known: tuple[int, float] | None = None  # the last number that was believed
+        self._pace: Pace | None = None  # once the first logs agree on one
+        self._missed = 0  # logs in a row that no bar confirmed
+        self._drawn: int | None = None  # the last bar
+        self._fine = False  # epochs are printed to more than two decimals
 
     def log(self, item: T, epoch: float | None) -> Iterator[tuple[T, int | None]]:
         """A log was printed. Yields the logs that need wait no longer."""
@@ -45,34 +71,43 @@ class Progress(Generic[T]):
             yield from self.flush()
             yield item, None
             return
-        if self._known and epoch < self._known[1]:
+        if self._pace and self._pace.last and epoch < self._pace.last.value:
             yield from self.flush()
-            self._known = None
-        self._queue.append(_Log(item, epoch))
+            self._pace = None
+        self._fine |= round(epoch, 2) != epoch
+        self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._drawn))
         if len(self._queue) > _LONGEST_WAIT:
             self._barless = self._total is None
-            log = self._queue.popleft()
-            yield log.item, self._by_proportion(log)
+            if self._pace is None:
+                self._compare(final=True)
+            yield self._popped()
         if self._barless:
             yield from self.flush()
+        yield from self._settled()
 
     def draw(self, drawn: Bar) -> Iterator[tuple[T, int | None]]:
         """A bar was drawn. Yields the logs whose number is now known."""
         if not self._is_training(drawn) or drawn.n < 1:
             return
-        waiting = next((log for log in self._queue if log.n is None and not log.hopeless), None)
-        if waiting is not None:
-            self._offer(waiting, drawn.n)
+        self._drawn = drawn.n
+        for log in self._queue:
+            if len(log.after) < _KEPT and drawn.n not in log.after:
+                log.after.append(drawn.n)
+        if self._pace is None:
+            self._hand_out(drawn.n)
         yield from self._settled()
 
     def flush(self) -> Iterator[tuple[T, int | None]]:
         """Nothing more will come for these: yield every log that waits."""
+        if self._pace is None:
+            self._compare(final=True)
         yield from self._settled()
         while self._queue:
-            log = self._queue.popleft()
+            log = self._queue[0]
             # The one log of a short training has nothing to be compared with but the end.
-            known = self._known or log.n == self._total
-            yield log.item, log.n if log.n and known else self._by_proportion(log)
+            if self._pace is None and log.own == self._total:
+                log.n = self._total
+            yield self._popped()
 
     @property
     def total(self) -> int | None:
@@ -81,67 +116,102 @@ class Progress(Generic[T]):
 
     def _is_training(self, drawn: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
-        if drawn.described or drawn.nested:
+        if drawn.described or drawn.nested or drawn.total is None:
             return False
         if self._total is None or drawn.n == 0 or drawn.total > self._total:
             if drawn.total != self._total:
-                self._known = None
-            self._total = drawn.total
+                self._pace = None
+            self._total, self._drawn = drawn.total, None
             self._barless = False
         return drawn.total == self._total
 
-    def _offer(self, log: _Log[T], n: int) -> None:
-        verdict = "agrees" if self._known is None else _verdict(self._known, n, log.epoch)
-        if verdict == "agrees":
-            log.n = n
-        elif verdict == "high":
-            log.hopeless = True
-        # A low one is an old bar, seen late: the log's own is still to come.
+    def _hand_out(self, n: int) -> None:
+        """Give the bar to the first log that has none, and compare what the logs have now."""
+        taken = max((log.own or 0 for log in self._queue), default=0)
+        waiting = next((log for log in self._queue if log.own is None), None)
+        if waiting is not None and n > taken:
+            waiting.own = n
+        if self._queue and len(self._queue[-1].after) <= _AROUND:
+            self._compare(final=False)
 
     def _settled(self) -> Iterator[tuple[T, int | None]]:
-        while self._queue:
+        while self._queue and self._pace is not None:
             first = self._queue[0]
-            if first.n is None and not first.hopeless:
+            if first.n is None and not self._decide(first, self._pace):
                 return
-            if self._known is None and not self._compared(first):
-                return
-            self._queue.popleft()
-            if first.n is not None:
-                self._known = (first.n, first.epoch)
-            yield first.item, first.n or self._by_proportion(first)
+            yield self._popped()
 
-    def _by_proportion(self, log: _Log[T]) -> int | None:
-        """The step at this log's epoch, if the numbers known so far leave no doubt of it."""
-        if self._known is None:
-            return None
-        n, epoch = self._known
-        exact = n / epoch * log.epoch
-        doubt = 0.1 + exact * _EPOCH_ROUNDING
-        return round(exact) if exact > n and abs(exact - round(exact)) + doubt < 0.5 else None
-
-    def _compared(self, first: _Log[T]) -> bool:
-        """Hold the first number against the second. False: there is no second yet."""
-        if first.n is None:
+    def _decide(self, log: _Log[T], pace: Pace) -> bool:
+        """Give a log its number. False: the bar that tells it may still come."""
+        likely = pace.steps(log.epoch, self._total)
+        if len(likely) == 1:
+            wanted: int | None = likely[0]
+        else:
+            wanted = pace.next_regular if pace.next_regular in likely else None
+        if wanted is not None and (wanted == log.before or wanted in log.after):
+            log.n = wanted
             return True
-        second = next((log for log in list(self._queue)[1:] if log.n is not None), None)
-        if second is None or second.n is None:
-            return False
-        # Strictly in proportion, since all later numbers are held against this one.
-        expected = first.n * second.epoch / first.epoch
-        if abs(second.n - expected) > 0.4 + expected * _EPOCH_ROUNDING:
-            first.n, first.hopeless = None, True
-        return True
+        end = likely.stop if wanted is None else wanted + 1
+        log.n = next((n for n in log.after if n in likely), None) if wanted is None else None
+        # With a bar beyond it, its own was missed; a low one is an old bar, seen late.
+        return log.n is not None or any(n >= end for n in log.after)
+
+    def _popped(self) -> tuple[T, int | None]:
+        """The first log with its number, which the epochs tell where no bar did."""
+        log = self._queue.popleft()
+        if self._pace is not None:
+            if log.n is None:
+                log.n = self._by_epochs(log, self._pace)
+            confirmed = log.n == log.before or log.n in log.after or not log.after
+            self._missed = 0 if confirmed else self._missed + 1
+            if self._missed >= _MISSES:
+                log.n = self._pace = None
+            elif log.n is not None:
+                self._pace.believe(log.n, log.epoch)
+        return log.item, log.n
+
+    def _by_epochs(self, log: _Log[T], pace: Pace) -> int | None:
+        likely = pace.steps(log.epoch, self._total)
+        if len(likely) == 1:
+            return likely[0]
+        return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
+
+    def _compare(self, *, final: bool) -> None:
+        """Hold the first logs against one another. Two settle it if they leave no choice."""
+        logs = [log for log in self._queue if final or self._heard(log)]
+        if len(logs) < 2:
+            return
+        readings = list(self._readings(logs))
+        if not readings:
+            return
+        least, numbers, pace = min(readings, key=lambda reading: reading[0])
+        alone = least == 0 and sum(None not in numbers for _, numbers, _ in readings) == 1
+        if final or alone or len(logs) >= _LONGEST_WAIT:
+            self._pace, self._missed = pace, 0
+            for log, n in zip(logs, numbers, strict=True):
+                log.n = n
+
+    def _heard(self, log: _Log[T]) -> bool:
+        """Whether the bars around a log have been seen."""
+        return log.own is not None and (len(log.after) >= _AROUND or log.own == self._total)
+
+    def _readings(self, logs: Sequence[_Log[T]]) -> Iterator[_Reading]:
+        """The ways to give each of these logs a bar, at one pace; with what speaks against it."""
+        for choice in product(*(log.choices() for log in logs)):
+            against = sum(cost for _, cost in choice)
+            chosen = [(n, log.epoch) for (n, _), log in zip(choice, logs, strict=True) if n]
+            missed = len(logs) - len(chosen)
+            if len(chosen) < 2 or (missed and against > missed * _MISSED):
+                continue
+            pace = Pace.through(chosen)
+            if pace is None or any(b[0] <= a[0] for a, b in pairwise(chosen)):
+                continue
+            plain = against == 0 and all(len(pace.steps(e, self._total)) == 1 for _, e in chosen)
+            against += 0 if plain or _even([n for n, _ in chosen]) else _UNEVEN
+            yield against, tuple(n for n, _ in choice), pace
 
 
-def _verdict(known: tuple[int, float], n: int, epoch: float) -> Literal["agrees", "low", "high"]:
-    """Whether step n at this epoch fits what is known.
-
-    Epochs are printed to four digits, and the last step of an epoch may be a short one: hence the
-    tolerances, which a neighbouring log is outside of.
-    """
-    steps_per_epoch = known[0] / known[1]
-    expected = steps_per_epoch * (epoch - known[1])
-    slack = 0.6 + 0.1 * expected + steps_per_epoch * epoch * 1e-3
-    if n <= known[0] or n - known[0] < expected - slack:
-        return "low"
-    return "agrees" if n - known[0] <= expected + slack else "high"
+def _even(numbers: Sequence[int]) -> bool:
+    """Whether these are multiples of one stride, one after the other, as logs are."""
+    strides = {later - earlier for earlier, later in pairwise(numbers)}
+    return len(strides) == 1 and numbers[0] % strides.pop() == 0

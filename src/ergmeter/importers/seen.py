@@ -36,4 +36,5 @@ class Seen:
     number_done: bool = False  # its number counts the steps done since an epoch began, as a bar's
     totals_from_zero: bool = False  # its totals were zero before the work it speaks of
     goes_on: bool = False  # it is no restart though its number falls: the epoch rose, say
+    evaluated_ns: int | None = None  # when the last line of an evaluation before it was seen
     stamped: bool = False  # its time was printed, and is not when it arrived

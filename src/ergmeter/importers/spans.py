@@ -97,6 +97,27 @@ class Spans:
         if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
             self._edge.t_ns = t_ns
 
+    def resumes(self, seen: Seen) -> bool:
+        """Whether all of an evaluation, and no training, lies between the last line and this one.
+
+        So it is where every step has its line. Else some steps between two lines may lie before
+        the evaluation, and without their time the others would be too fast.
+        """
+        between = seen.evaluated_ns is not None and (
+            self._last_t_ns < seen.evaluated_ns < seen.t_ns and self._edge is not None
+        )
+        last, single = self._last_number, set(self._strides) <= {1}
+        if not between or last is None or seen.number is None or not single:
+            return False
+        return seen.number == last + 1 or (bool(self._strides) and self._fell(seen))
+
+    def evaluated(self, t_ns: int) -> Iterator[Step | Mark]:
+        """An evaluation took the time from the last line until now."""
+        start_ns = self._last_t_ns
+        yield from self.paused(t_ns)
+        if self._edge is not None and self._edge.t_ns == t_ns:
+            yield Step(start_ns, t_ns, steps=None, phase="eval")
+
     @property
     def opened(self) -> bool:
         """Whether a line has been seen: the next one can be given a start."""

@@ -70,5 +70,5 @@ def find(name: str) -> tuple[Metric, Alias | None]:
     if name.lower() in by_name:
         return by_name[name.lower()]
     near = difflib.get_close_matches(name.lower(), by_name, n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(near)}?" if near else "; see docs/metrics.md"
-    raise UsageError(f"no metric {name!r}{hint}")
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise UsageError(f"no metric {name!r}; {hint}`erg metrics` lists them all")

@@ -23,7 +23,7 @@ from ergmeter.metrics.power import (
     counter_curve,
     power_curve,
 )
-from ergmeter.metrics.tokens import steps_of, tokens
+from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH
 
@@ -215,7 +215,9 @@ def wh(evidence: Evidence) -> Reading:
 def joules_per_token(evidence: Evidence) -> Reading:
     """Energy over tokens of the same window."""
     amounts, label, basis = tokens(evidence)
-    reading = _scaled(run_j(evidence), 1 / float(amounts.sum()), "J/token", f"{label} tokens")
+    reading = _scaled(
+        run_j(evidence), 1 / float(amounts.sum()), "J/token", label_of(evidence, label)
+    )
     return _weakened(reading, basis)
 
 

@@ -3,7 +3,8 @@
 The trap: one number called "memory". What a device has in use includes the context and other
 programs; what the allocator holds is this program's share; resident memory is the host's. They are
 three, each under its own name. A peak is over the whole run, because that is what does not fit; a
-mean is over the window.
+mean is over the window. Another trap: the largest of readings seconds apart is no peak. Where the
+allocator or the kernel keeps a high-water mark, that counts.
 """
 
 from __future__ import annotations
@@ -87,9 +88,38 @@ def _processes(evidence: Evidence) -> list[Device]:
 
 
 def process_peak_bytes(evidence: Evidence) -> Reading:
-    """The most resident memory of the program and its children."""
-    note = "resident, children included; pages they share count once for each"
-    return _highest(evidence, "memory_bytes", _processes(evidence), note)
+    """The most resident memory of the program and its children, or of one of them alone."""
+    peaks = {device.id: _process_peak(evidence, device) for device in _processes(evidence)}
+    most = max(peaks, key=lambda device: peaks[device][0])
+    value, note = peaks[most]
+    of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
+    return Reading(value, "B", "measured", note=f"{of}{note}")
+
+
+_READ = "the largest reading of resident memory, children included, pages they share once for each"
+_MARK = "the kernel's high-water mark of resident memory, as last read, of the largest process"
+_BETWEEN = "a lower bound where several processes peaked together between two readings"
+
+
+def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
+    """The largest reading of the whole tree or the highest mark of one process, and which."""
+    marks = evidence.series("memory_peak_bytes").get(device.id)
+    mark = float(marks.values.max()) if marks is not None else 0.0
+    try:
+        read = float(readings(evidence, "memory_bytes", device).values.max())
+    except NotMeasurable:
+        if marks is None:
+            raise
+        read = 0.0
+    if marks is None:
+        unseen = "no high-water mark was read, so what was held between readings is not in it"
+        return read, f"{_READ}; {unseen}; over the whole run"
+    if read > mark:
+        alone = "more than the high-water mark of any one process"
+        return read, f"{_READ}: {alone}; over the whole run; {_BETWEEN}"
+    early = len(marks.values) > 1 and marks.values[0] == mark
+    when = "; it stood so high at the first reading already" if early else ""
+    return mark, f"{_MARK}, over the life of the program{when}; {_BETWEEN}"
 
 
 def process_mean_bytes(evidence: Evidence) -> Reading:
@@ -209,7 +239,8 @@ METRICS = [
         "host memory, peak",
         "B",
         "lower",
-        "highest resident memory of the process tree, whole run",
+        "the larger of: highest reading of the resident memory of the process tree, whole run;"
+        " highest high-water mark of one of its processes, life of the program",
         ("the process probe",),
         process_peak_bytes,
     ),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.throughput import samples
+from ergmeter.metrics.tokens import tokens
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import duration
@@ -48,6 +50,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     for mark in run.marks:
         if mark.name in _TOLD:
             said.append(_TOLD[mark.name].format(mark.detail))
+    said += _unused(evidence)
     said += _above_one(readings)
     said += _mfu(evidence, readings)
     said += _slow_first_step(evidence)
@@ -78,6 +81,25 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
         count, peak = found.note.split("; of ", 1)
         return [f"MFU: {count.rpartition('. ')[2]}; of {peak.split('; ', 1)[0]}"]
     return [f"no MFU: {found.reason}"] if found is not None else []
+
+
+def _unused(evidence: Evidence) -> list[str]:
+    """What was declared for a program that says it itself."""
+    said = []
+    settings = evidence.settings
+    for what, declared, found in (
+        ("tokens", settings.tokens_per_step, tokens),
+        ("samples", settings.samples_per_step, samples),
+    ):
+        try:
+            is_used = declared is None or "declared" in found(evidence)[1]
+        except NotMeasurable:
+            continue
+        if not is_used:
+            said.append(
+                f"--{what}-per-step {declared} is not used: the program gives its own {what}"
+            )
+    return said
 
 
 def _slow_first_step(evidence: Evidence) -> list[str]:

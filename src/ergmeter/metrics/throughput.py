@@ -13,9 +13,10 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.printed import guessed
 from ergmeter.metrics.stats import ratio_interval
 from ergmeter.metrics.steps import with_lanes
-from ergmeter.metrics.tokens import known, label_of, steps_in, steps_of, tokens
+from ergmeter.metrics.tokens import counted_basis, known, label_of, steps_in, steps_of, tokens
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
@@ -26,15 +27,23 @@ if TYPE_CHECKING:
 _DECODE = PHASES.index("decode")
 
 
-def samples(evidence: Evidence) -> tuple[FloatArray, Basis]:
-    """Samples of each counted row, and their basis."""
-    values = known(evidence.counted, "samples")
+def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
+    """Samples of each counted row, what is known of that count, and its basis."""
+    rows = evidence.counted
+    values = known(rows, "samples")
     if values is not None:
-        return values, evidence.steps_basis
-    if evidence.settings.samples_per_step is not None:
-        rows = evidence.counted
-        return steps_in(rows) * evidence.settings.samples_per_step / len(rows.lanes), "assumed"
-    raise NotMeasurable("the steps have no sample count: pass samples= to meter.step")
+        guess = guessed(evidence, rows, "samples")
+        note = f"all ranks; assumed: {guess}" if guess else "all ranks"
+        return values, note, counted_basis(evidence, rows, "samples")
+    declared = evidence.settings.samples_per_step
+    if declared is not None:
+        amounts = steps_in(rows) * declared / len(rows.lanes)
+        return amounts, "samples per step as declared", "assumed"
+    if evidence.from_output:
+        way = "the output names no samples: print samples=.."
+    else:
+        way = "the steps have no sample count: pass samples= to meter.step"
+    raise NotMeasurable(f"{way}, or give --samples-per-step")
 
 
 def _ends_apart_s(evidence: Evidence) -> FloatArray:
@@ -81,7 +90,14 @@ def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
     values = known(evidence.counted, column)
     if values is None:
         raise NotMeasurable(f"the steps do not tell {label} apart: pass {column}= to meter.step")
-    return rate(evidence, values, "tokens/s", evidence.steps_basis, label)
+    return _as_counted(evidence, values, label)
+
+
+def _as_counted(evidence: Evidence, values: FloatArray, label: str) -> Reading:
+    basis = counted_basis(evidence, evidence.counted, "tokens")
+    guess = guessed(evidence, evidence.counted, "tokens")
+    note = f"{label}; assumed: {guess}" if guess else label
+    return rate(evidence, values, "tokens/s", basis, note)
 
 
 def computed_tokens_per_s(evidence: Evidence) -> Reading:
@@ -91,7 +107,8 @@ def computed_tokens_per_s(evidence: Evidence) -> Reading:
         raise NotMeasurable(
             "the steps have no count of computed tokens: pass tokens= to meter.step"
         )
-    return rate(evidence, values, "tokens/s", evidence.steps_basis, "padding included")
+    said = "tokens as printed, which may or may not count padding"
+    return _as_counted(evidence, values, said if evidence.from_output else "padding included")
 
 
 def real_tokens_per_s(evidence: Evidence) -> Reading:
@@ -117,18 +134,23 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
 def samples_per_s(evidence: Evidence) -> Reading:
     """All samples over the window."""
     try:
-        amounts, basis = samples(evidence)
+        amounts, note, basis = samples(evidence)
     except NotMeasurable as reason:
         return _reported(evidence, "samples/s", reason)
-    return rate(evidence, amounts, "samples/s", basis, "all ranks")
+    return rate(evidence, amounts, "samples/s", basis, note)
 
 
 def steps_per_s(evidence: Evidence) -> Reading:
     """Optimizer steps over the window. Ranks step together, so it is one rank's steps."""
     try:
-        steps = steps_of(evidence)
+        return pace(evidence)
     except NotMeasurable as reason:
         return _reported(evidence, "steps/s", reason)
+
+
+def pace(evidence: Evidence) -> Reading:
+    """Steps of one rank over the window, as we saw them; step time is its reciprocal."""
+    steps = steps_of(evidence)
     amounts = steps_in(evidence.counted)
     per = float(amounts.sum()) / steps
     return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
@@ -149,8 +171,8 @@ def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
 
 def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's ST: samples over time, for each parameter of the model."""
-    amounts, basis = samples(evidence)
-    note = f"{_parameters(evidence)} parameters"
+    amounts, note, basis = samples(evidence)
+    note = f"{note}, {_parameters(evidence)} parameters"
     return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))
 
 
@@ -168,7 +190,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     interval = ratio_interval(amounts, rows.duration_s)
     scale = value / float(amounts.sum() / rows.duration_s.sum())
     low, high = (bound * scale for bound in interval) if interval else (None, None)
-    note = f"{label} tokens over the time of {len(rows)} decode spans, ranks added up"
+    note = f"{label_of(evidence, label)} over the time of {len(rows)} decode spans, ranks added up"
     return Reading(value, "tokens/s", basis, low, high, note)
 
 

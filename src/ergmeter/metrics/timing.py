@@ -15,12 +15,14 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.stats import percentile, ratio_interval
 from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.tokens import steps_of
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
     from ergmeter.records import FloatArray
 
 # Of a log: a line says when its steps ended, and the line before it when they began.
@@ -46,13 +48,12 @@ def _note(evidence: Evidence, steps: FloatArray) -> str:
 
 
 def step_s(evidence: Evidence) -> Reading:
-    """Mean time of a step: the window over its steps."""
-    periods, steps = _periods(evidence)
-    value = evidence.window.duration_s / steps_of(evidence)
-    interval = ratio_interval(periods, steps)
-    scale = value / float(periods.sum() / steps.sum())  # 1, but for ranks that began apart
-    low, high = (bound * scale for bound in interval) if interval else (None, None)
-    return Reading(value, "s", evidence.steps_basis, low, high, _note(evidence, steps))
+    """Mean time of a step: the window over its steps, so steps/s and its interval, inverted."""
+    per_s = pace(evidence)
+    # Steps/s that may be 0 leave the step time without an end.
+    low, high = (1 / per_s.high, 1 / per_s.low) if per_s.low and per_s.high else (None, None)
+    note = f"window / steps, what lies between steps included; {evidence.window_note}"
+    return Reading(1 / per_s.value, "s", per_s.basis, low, high, note)
 
 
 def _step_percentile(evidence: Evidence, q: float) -> Reading:
@@ -83,9 +84,9 @@ def in_step_s(evidence: Evidence) -> Reading:
 
 def outside_steps_frac(evidence: Evidence) -> Reading:
     """Share of the window in which no step was open, mean over ranks."""
+    lanes = evidence.counted.lanes  # or the reason why there are none
     if evidence.from_output:
         raise NotMeasurable("printed steps have no gaps between them: use Meter to see any")
-    lanes = evidence.counted.lanes
     inside_s = sum(lane.busy_s for lane in lanes)
     whole_s = sum(float(lane.period_s.sum()) for lane in lanes)
     return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
@@ -121,9 +122,10 @@ def warmup_steps(evidence: Evidence) -> Reading:
 
 def before_first_step_s(evidence: Evidence) -> Reading:
     """Start-up: from the run's start to the first step's."""
+    first_ns = int(evidence.work["start_ns"].min())
     if evidence.from_output:
         raise NotMeasurable("a log does not say when its first step began: use Meter to see it")
-    value = (int(evidence.work["start_ns"].min()) - evidence.watched.start_ns) / NS_PER_S
+    value = (first_ns - evidence.watched.start_ns) / NS_PER_S
     return Reading(value, "s", "measured", note="loading and setting up")
 
 
@@ -134,8 +136,20 @@ def _phase_s(evidence: Evidence, phase: str) -> Reading:
     lanes = with_lanes(rows).lanes
     value = max(lane.busy_s for lane in lanes)
     longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
-    note = f"{len(rows)} spans, whole run{longest}"
+    spans = "1 span" if len(rows) == 1 else f"{len(rows)} spans"
+    note = f"{spans}, whole run{longest}"
+    if _took_as_printed(evidence, rows):
+        return Reading(value, "s", "reported", note=f"{note}; how long is the program's own word")
     return Reading(value, "s", evidence.steps_basis, note=note)
+
+
+def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
+    """Whether spans of a log are as long as the program said (`eval_runtime`), to the digit."""
+    if not evidence.from_output:
+        return False
+    said_s = [reported.value for reported in evidence.run.reported() if reported.unit == "s"]
+    # A span is kept in whole nanoseconds of a clock that may stand at weeks.
+    return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
 
 
 def eval_s(evidence: Evidence) -> Reading:
@@ -248,23 +262,29 @@ METRICS = [
         before_first_step_s,
     ),
     Metric(
-        "time.eval_s", "evaluation", "s", "lower", "sum over eval spans", ("eval spans",), eval_s
+        "time.eval_s",
+        "evaluation, whole run",
+        "s",
+        "lower",
+        "sum over eval spans, whole run",
+        ("eval spans",),
+        eval_s,
     ),
     Metric(
         "time.checkpoint_s",
-        "checkpoints",
+        "checkpoints, whole run",
         "s",
         "lower",
-        "sum over checkpoint spans",
+        "sum over checkpoint spans, whole run",
         ("checkpoint spans",),
         checkpoint_s,
     ),
     Metric(
         "time.data_s",
-        "waiting for data",
+        "waiting for data, whole run",
         "s",
         "lower",
-        "sum over data spans",
+        "sum over data spans, whole run",
         ("data spans",),
         data_s,
     ),

@@ -2,7 +2,8 @@
 
 The trap: "tokens" that are slots. A padded batch has more slots than tokens, and two tools that
 count the one and the other disagree by a quarter on the same run. So each count has its name, the
-real one is used where it is known, and the note says which it was.
+real one is used where it is known, and the note says which it was. A program's output seldom says:
+what it prints as tokens is called just that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.printed import guessed
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -45,7 +47,9 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
         if values is not None and not values.any():
             reasons.append(f"the steps count 0 {label} tokens")
         elif values is not None:
-            return values, label, evidence.steps_basis
+            is_printed = label == "computed" and evidence.from_output
+            basis = counted_basis(evidence, rows, "tokens")
+            return values, "printed" if is_printed else label, basis
     declared = evidence.settings.tokens_per_step
     if declared is not None:
         return steps_in(rows) * declared / len(rows.lanes), "declared", "assumed"
@@ -56,22 +60,30 @@ def _no_tokens(evidence: Evidence) -> str:
     if not evidence.from_output:
         return "the steps have no token count: pass tokens= to meter.step"
     return (
-        "the output names no tokens: print tokens=.., set include_num_input_tokens_seen in"
+        'the output names no tokens: print tokens=.., set include_num_input_tokens_seen="all" in'
         " TrainingArguments, or give --tokens-per-step"
     )
+
+
+def counted_basis(evidence: Evidence, rows: Steps, what: str) -> Basis:
+    """How the "tokens" or "samples" of these rows were obtained."""
+    return "assumed" if guessed(evidence, rows, what) else evidence.steps_basis
 
 
 def steps_in(rows: Steps) -> FloatArray:
     """Optimizer steps that each row covers."""
     values = known(rows, "steps")
     if values is None:
-        raise NotMeasurable("the output does not say how many steps a printed line stands for")
+        raise NotMeasurable(
+            "the output does not say how many steps a printed line stands for; leave a Trainer's"
+            " progress bar on (disable_tqdm=False), or print step=.. in each line"
+        )
     return values
 
 
 def steps_of(evidence: Evidence) -> float:
     """Optimizer steps in the window, of the rank that made the most."""
-    if not evidence.trains:
+    if not evidence.trains and len(evidence.all_steps):
         raise NotMeasurable("no training steps: this run evaluates or generates")
     return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
 
@@ -80,8 +92,14 @@ def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
     over = f", all {ranks} ranks" if ranks > 1 else ""
-    what = {"real": "real tokens", "computed": "computed tokens (padding included)"}
-    return what.get(label, "tokens per step as declared") + over
+    what = {
+        "real": "real tokens",
+        "computed": "computed tokens (padding included)",
+        "printed": "tokens as printed",
+        "declared": "tokens per step as declared",
+    }
+    guess = "" if label == "declared" else guessed(evidence, evidence.counted, "tokens")
+    return what[label] + over + (f"; assumed: {guess}" if guess else "")
 
 
 def total_tokens(evidence: Evidence) -> Reading:

@@ -243,7 +243,7 @@ METRICS = [
     ),
     Metric(
         "overhead.cpu_frac",
-        "ergmeter's own CPU",
+        "ergmeter's own CPU, of one core with start-up",
         "frac",
         "lower",
         "CPU seconds of ergmeter's own threads, of all writers together (under `erg record` of the"

@@ -10,17 +10,21 @@ that cgroup.)
 
 Memory is the sum of resident sizes, so pages shared between processes count once in each. The
 proportional size (PSS) would be truer, and makes the kernel walk every page table: milliseconds
-for each process with a large heap.
+for each process with a large heap. What was held for a moment between two reads is not in it. The
+kernel remembers that, for each process by itself: its high-water mark, of which the largest is read
+with each sample. Marks can't be added up: processes need not have peaked together.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -36,6 +40,7 @@ PERIOD_S = 2.0
 # is not seen until then, is credited its CPU time all the same).
 TREE_PERIOD_S = 1.9
 TREE_COST_FRAC = 0.0003
+_HIGH_WATER = re.compile(rb"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,10 @@ class CpuLedger:
 
 
 class ProcessProbe:
-    """Reads the measured process and its descendants, as one device."""
+    """Reads the measured process and its descendants, as one device.
+
+    The option `peak_bytes` is asked after the end of the program for what the kernel said of it.
+    """
 
     name = "process"
 
@@ -112,6 +120,7 @@ class ProcessProbe:
         self._members = [self._root]
         self._look_again_s = 0.0
         self._ledger = CpuLedger()
+        self._final_peak: Callable[[], int | None] | None = request.options.get("peak_bytes")
 
     def read(self) -> list[Sample]:
         """Add up the tree as it is now; nothing once the measured process is gone."""
@@ -119,16 +128,36 @@ class ProcessProbe:
         t_ns = time.monotonic_ns()
         usages: dict[int, Usage] = {}
         resident_bytes = 0
+        marks_bytes: list[int] = []
         for process in self._members:
             if (reading := _reading(process)) is not None:
                 usages[process.pid] = reading[0]
                 resident_bytes += reading[1]
+                marks_bytes.append(high_water_bytes(process.pid) or 0)
         if self._root.pid not in usages:
             return []
         cpu_s = self._ledger.enter(usages)
         # An exited process that nobody has waited for yet has CPU times, and no memory to read.
         memory_bytes = resident_bytes or None
-        return [Sample(t_ns, self.devices[0].id, memory_bytes=memory_bytes, cpu_s=cpu_s)]
+        peak_bytes = max(marks_bytes) or None
+        return [
+            Sample(
+                t_ns,
+                self.devices[0].id,
+                memory_bytes=memory_bytes,
+                memory_peak_bytes=peak_bytes,
+                cpu_s=cpu_s,
+            )
+        ]
+
+    def read_last(self) -> list[Sample]:
+        """Read once more; of a program that has ended, what is known only then."""
+        samples = self.read()
+        peak_bytes = self._final_peak() if self._final_peak else None
+        if peak_bytes is not None:
+            t_ns = time.monotonic_ns()
+            samples.append(Sample(t_ns, self.devices[0].id, memory_peak_bytes=peak_bytes))
+        return samples
 
     def close(self) -> None:
         """Nothing is held open between reads."""
@@ -164,6 +193,16 @@ def _reading(process: psutil.Process) -> tuple[Usage, int] | None:
             return usage, process.memory_info().rss
     except psutil.Error:
         return None
+
+
+def high_water_bytes(pid: int | str) -> int | None:
+    """The most that a process was ever resident with; None where the kernel does not tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:  # gone, or no Linux
+        return None
+    found = _HIGH_WATER.search(status)
+    return int(found[1]) * 1024 if found else None
 
 
 def _cpus_in_affinity(pid: int) -> int | None:

@@ -20,6 +20,7 @@ from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
 from ergmeter.recorder.cost import Cost
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
+from ergmeter.recorder.peak import Peak
 from ergmeter.recorder.relay import (
     FORWARDED,
     Channel,
@@ -33,6 +34,7 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 
 if TYPE_CHECKING:
+    import resource
     from collections.abc import Mapping, Sequence
 
     from ergmeter.records import Flops
@@ -87,12 +89,13 @@ def record(request: Request) -> Recording:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
     relay_pid, report_fd = start_relay(channels)
     output = Output(report_fd)
+    peak = Peak()
     meter = Meter(
         name=name,
         settings=request.settings,
         flops=request.flops,
         probes=request.probes,
-        probe_options=request.probe_options,
+        probe_options=_with_peak(request.probe_options, peak),
         around=Around(run, _alone(environment), Cost(relay_pid)),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
@@ -105,8 +108,10 @@ def record(request: Request) -> Recording:
         meter.close()
         shutil.rmtree(run)
         raise UsageError(f"{program} can't be started: {error.strerror}") from error
+    peak.started(pid)
     meter.watch(pid)
-    status = _wait(pid, channels, output)
+    status, usage = _wait(pid, channels, output)
+    peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
     nothing = unrecognised(reader)
@@ -151,6 +156,13 @@ def _environment(run: Path, *, keep_buffering: bool) -> dict[str, str]:
     return environment
 
 
+def _with_peak(
+    options: Mapping[str, Mapping[str, Any]], peak: Peak
+) -> dict[str, Mapping[str, Any]]:
+    """The options of the probes; that of the program asks for its peak when it has ended."""
+    return {**options, "process": {**options.get("process", {}), "peak_bytes": peak}}
+
+
 def _alone(environment: dict[str, str]) -> dict[str, str]:
     """The command's environment for the probes. Where a launcher starts a recorder for each rank,
     each measures its own command and not its neighbours'."""
@@ -179,8 +191,8 @@ def _spawn(
     return pid
 
 
-def _wait(pid: int, channels: list[Channel], output: Output) -> int:
-    """Wait for the child; pass on what is meant for it. Returns its wait status."""
+def _wait(pid: int, channels: list[Channel], output: Output) -> tuple[int, resource.struct_rusage]:
+    """Wait for the child; pass on what is meant for it. Returns its wait status and its usage."""
     handled_ns: dict[int, int] = {}
     while True:
         number, from_terminal = _next_signal()
@@ -190,16 +202,16 @@ def _wait(pid: int, channels: list[Channel], output: Output) -> int:
             _send(pid, number)
         elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
-            status = _reaped(pid)
-            if status is not None:
-                return status
+            ended = _reaped(pid)
+            if ended is not None:
+                return ended
             in_group = output.group_signals_ns.get(number, 0) > handled_ns.get(number, 0)
             if not from_terminal and not in_group:
                 _send(pid, number)
             handled_ns[number] = time.monotonic_ns()
-        status = _reaped(pid)
-        if status is not None:
-            return status
+        ended = _reaped(pid)
+        if ended is not None:
+            return ended
 
 
 def _send(pid: int, number: int) -> None:
@@ -214,9 +226,9 @@ def _next_signal() -> tuple[int, bool]:
     return signal.sigwait(_WAITED), False  # macOS
 
 
-def _reaped(pid: int) -> int | None:
-    found, status = os.waitpid(pid, os.WNOHANG)
-    return status if found == pid else None
+def _reaped(pid: int) -> tuple[int, resource.struct_rusage] | None:
+    found, status, usage = os.wait4(pid, os.WNOHANG)
+    return (status, usage) if found == pid else None
 
 
 def _ended(code: int) -> str:

@@ -102,9 +102,9 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What the user declared; a Meter inside a recorded command has the last word."""
+        """What the user declared; of a recorded command, who typed it before who wrote the code."""
         merged: dict[str, Any] = {}
-        for writer in sorted(self.writers, key=lambda w: w.header.get("source") == "meter"):
+        for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             given = {n: v for n, v in writer.header["settings"].items() if v is not None}
             if any(name in given for name in WARMUP):  # one rule for the warm-up, whichever it is
                 merged = {n: v for n, v in merged.items() if n not in WARMUP}

@@ -28,8 +28,8 @@ def export(
     if form == "json":
         path = _free(target / "export.json", force=force)
         whole: dict[str, Any] = {"summary": documents.report(run, summary)}
-        whole |= {name: documents.finite(table.to_pylist()) for name, table in tables.items()}
-        path.write_text(json.dumps(whole, default=str, allow_nan=False))
+        whole |= {name: documents.finite(_rows(table)) for name, table in tables.items()}
+        path.write_text(json.dumps(whole, allow_nan=False))
         yield path
         return
     for name, table in tables.items():
@@ -39,6 +39,15 @@ def export(
     path = target / "summary.json"  # the same in every format
     path.write_text(json.dumps(documents.report(run, summary), indent=1, allow_nan=False))
     yield path
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as plain values. Python has no time of nanoseconds: they are written out."""
+    for number, column in enumerate(table.schema):
+        if pa.types.is_timestamp(column.type):
+            table = table.set_column(number, column.name, table[number].cast(pa.string()))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def _free(path: Path, *, force: bool) -> Path:

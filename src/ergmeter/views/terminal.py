@@ -6,13 +6,15 @@ the run's path stands below it, on a line of its own that is never cut or wrappe
 
 from __future__ import annotations
 
+import re
 import shlex
+import textwrap
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -23,7 +25,7 @@ from ergmeter.runlog.reader import FINISHED, RUNNING
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
@@ -80,6 +82,9 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
 _BARS = "▁▂▃▄▅▆▇█"
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
+_TITLE_CHARACTERS = 27  # of a title; a longer one, or one beside a long value, goes on below
+# Starting Python is most of what a short recording costs, and says nothing of a longer one.
+_OWN_COST_FROM_S = 30.0
 
 
 def show(console: Console, run: Run, summary: Summary) -> None:
@@ -123,8 +128,26 @@ def every_metric(summary: Summary) -> RenderableType:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = told.setdefault(found.reason, key)
             said = found.reason if first == key else f"as {first}"
-        lines.append(Padding(Text(said, "dim"), (0, 0, 0, 4)))
+        lines.append(_Indented(said))
     return Group(*lines)
+
+
+@dataclass(frozen=True)
+class _Indented:
+    """Dim text in from the margin. rich's own padding fills each line with blanks to its end."""
+
+    text: str
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        indent = " " * 4
+        for line in textwrap.wrap(
+            self.text,
+            options.max_width,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        ):
+            yield Text(line, "dim")
 
 
 def value(reading: Reading) -> str:
@@ -158,11 +181,15 @@ def _interval(reading: Reading) -> str:
 
 
 def _spread(reading: Reading) -> str:
-    """Half the interval, in percent: what fits beside a number."""
+    """Half the interval, in percent: what fits beside a number, in seven characters."""
     if reading.low is None or reading.high is None or reading.low <= 0 <= reading.high:
         return ""
     half = (reading.high - reading.low) / 2 / abs(reading.value) * 100
-    return f"± {significant(half, 2)} %"
+    if half < 0.1:
+        return "< 0.1 %"
+    if half > 100:
+        return "> 100 %"
+    return f"± {half:.1f} %" if half < 9.95 else f"± {half:.0f} %"
 
 
 def _is_nothing(key: str, reading: Reading) -> bool:
@@ -212,25 +239,39 @@ def _rule(summary: Summary) -> str:
 def _figures(run: Run, summary: Summary) -> RenderableType:
     figures = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
     figures.add_column(style="dim", no_wrap=True)
-    figures.add_column(no_wrap=True)
+    figures.add_column(max_width=_TITLE_CHARACTERS)
     figures.add_column(justify="right", style="bold", no_wrap=True)
     figures.add_column(style="dim", no_wrap=True)
     figures.add_column(no_wrap=True)
     for group, members in _GROUPS.items():
-        figures.add_row("", "", "", "", "")
         label = group
-        for key, keep in members:
-            found = summary.readings.get(key)
-            if isinstance(found, Reading) and _is_nothing(key, found):
-                continue
-            if isinstance(found, Reading):
-                title = catalogue()[key].title
-                figures.add_row(label, title, value(found), _spread(found), _basis(found))
-                label = ""
-            elif isinstance(found, Missing) and keep:
-                figures.add_row(label, catalogue()[key].title, "-", "", "")
-                label = ""
+        for key in [key for key, keep in members if _has_place(summary, key, keep=keep)]:
+            if label:
+                figures.add_row("", "", "", "", "")
+            found = summary.readings[key]
+            cells = (
+                (value(found), _spread(found), _basis(found))
+                if isinstance(found, Reading)
+                else ("-", "", "")
+            )
+            figures.add_row(label, catalogue()[key].title, *cells)
+            label = ""
     return Group(figures, *_absent(run, summary))
+
+
+def _has_place(summary: Summary, key: str, *, keep: bool) -> bool:
+    """Whether a figure is on the card; one that is kept is there also where it is missing."""
+    found = summary.readings.get(key)
+    if not isinstance(found, Reading):
+        return keep and found is not None
+    if key == "overhead.cpu_frac":
+        return _is_long(summary)
+    return not _is_nothing(key, found)
+
+
+def _is_long(summary: Summary) -> bool:
+    lasted = summary.readings["time.run_s"]
+    return isinstance(lasted, Reading) and lasted.value >= _OWN_COST_FROM_S
 
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
@@ -280,6 +321,12 @@ def sparkline(run: Run) -> Text | None:
     bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
     ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
     return Text.assemble("\n", ("loss  ", "dim"), bars, (ends, "dim"))
+
+
+def brief(status: str) -> str:
+    """A status in one word for a column: `failed (2)`, `failed (ValueError)`, `SIGKILL`."""
+    status = re.sub(r"\(exit code (\d+)\)", r"(\1)", status).removeprefix("killed by ")
+    return re.sub(r"\((\w+): .*\)$", r"(\1)", status, flags=re.DOTALL)
 
 
 def bare(found: Result) -> str:

@@ -109,6 +109,8 @@ lines_of_programs = (
     | st.builds("[rank{}]: step={} batch_tokens=9".format, small, n)
     | st.builds("iter {}: loss 2.{}, time {}ms".format, n, small, n)
     | st.builds("step={} val_loss=2.{}".format, n, small)
+    | st.builds("eval step={} loss=9.{} tokens=9".format, n, small)
+    | st.builds("{}/40 [00:01<00:09, 9it/s, loss=2.{}]".format, n, small)
     | st.builds("Epoch {}: 5%|x | {}/40 [00:01<00:09, 9it/s, loss=2]".format, small, n)
     | st.builds(" 5%|x | {}/40 [00:01<00:09, 9it/s]".format, n)
     | st.builds(

@@ -47,8 +47,11 @@ def test_without_a_bar_the_steps_are_not_counted_and_the_tokens_still_are(
     delivery: Delivery,
 ) -> None:
     source = capture("hf_pipe_nobar_nonpad_1")
-    found = steps(read(source, delivery))
+    records = read(source, delivery)
+    found = steps(records)
     assert len(found) == 20
+    (said,) = marks(records, "value_refused")
+    assert "leave the bar on (disable_tqdm=False)" in said
     assert {s.steps for s in found} == {None}
     assert sum(s.tokens_computed or 0 for s in found) == source.real()
     assert all(a.end_ns == b.start_ns for a, b in pairwise(found))
@@ -178,7 +181,7 @@ def test_a_first_bar_that_belongs_to_the_next_log_is_not_believed() -> None:
 
 def test_an_old_bar_seen_first_is_found_out_by_the_second() -> None:
     records = logs_and_bars("3/200", "10/200", "15/200", per_log=0.5)
-    assert [(s.index, s.steps) for s in steps(records)] == [(10, None), (15, 5)]
+    assert [(s.index, s.steps) for s in steps(records)] == [(10, 5), (15, 5)]
 
 
 def test_the_bar_of_an_evaluation_is_not_the_trainings_though_it_is_longer() -> None:

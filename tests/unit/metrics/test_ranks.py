@@ -110,11 +110,11 @@ def test_a_warmup_declared_by_the_reader_beats_the_mark(tmp_path: Path) -> None:
     assert reading(run, "steps.count", warmup_steps=10).value == 10
 
 
-def test_a_recorders_warmup_and_a_meters_are_one_setting(tmp_path: Path) -> None:
+def test_a_recorders_warmup_takes_the_place_of_a_meters(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     add_writer(path, stream="output", settings={"warmup_steps": 5})
     add_writer(path, steps=even_steps(20, tokens_computed=1), settings={"warmup_s": 3.0})
-    assert reading(Run.open(path), "steps.count").value == 17
+    assert reading(Run.open(path), "steps.count").value == 15
 
 
 def test_steps_of_two_threads_at_once_are_not_more_than_all_the_time(tmp_path: Path) -> None:

@@ -68,6 +68,22 @@ def test_tokens_per_second_times_step_time_is_tokens_per_step_also_with_gaps(
     assert reading(run, "time.outside_steps_frac").value == pytest.approx(19 * 0.2 / window_s)
 
 
+def test_step_time_is_the_reciprocal_of_steps_per_second_and_so_is_its_interval(
+    tmp_path: Path,
+) -> None:
+    chance = np.random.default_rng(3)
+    starts = np.cumsum(chance.integers(S // 2, 2 * S, 60)).tolist()
+    steps = [Step(start, start + S // 3, tokens_computed=5) for start in starts]
+    run = run_of(tmp_path / "run", steps=steps)
+    step_s, per_s = reading(run, "time.step_s"), reading(run, "throughput.steps_per_s")
+    assert per_s.low is not None
+    assert per_s.high is not None
+    assert step_s.value == pytest.approx(1 / per_s.value)
+    assert step_s.low == pytest.approx(1 / per_s.high)
+    assert step_s.high == pytest.approx(1 / per_s.low)
+    assert step_s.note.startswith("window / steps, what lies between steps included; over 60 steps")
+
+
 def test_four_steps_are_too_few_for_an_interval(tmp_path: Path) -> None:
     found = reading(run_of(tmp_path / "run", steps=even_steps(4, tokens_computed=5)), "time.step_s")
     assert (found.low, found.high) == (None, None)

@@ -205,6 +205,49 @@ def test_memory_is_the_resident_size_of_the_whole_tree() -> None:
         assert 64 * MIB < memory_bytes(probe) - small < 64 * MIB + 2 * small
 
 
+def test_the_mark_is_of_the_process_that_held_most_at_any_time_between_two_reads() -> None:
+    body = """
+    def hold(size):
+        block = b"x" * size
+        del block
+        say("held")
+        hear()
+    say("ready")
+    hear()
+    child(lambda: hold(200 << 20))
+    hold(300 << 20)
+    """
+    with running(body) as program:
+        program.says()
+        probe = probe_of(program.pid)
+        (before,) = probe.read()
+        program.hears()
+        assert [program.says(), program.says()] == ["held", "held"]
+        probe._look_again_s = 0.0
+        (after,) = probe.read()
+        assert before.memory_peak_bytes is not None
+        assert before.memory_peak_bytes < 100 * MIB
+        assert after.memory_bytes is not None
+        assert after.memory_bytes < 100 * MIB
+        assert after.memory_peak_bytes is not None
+        assert 300 * MIB < after.memory_peak_bytes < 400 * MIB
+
+
+def test_what_the_kernel_says_at_the_end_is_the_last_sample() -> None:
+    said: list[int] = []
+    with running("say('ready'); hear()") as program:
+        program.says()
+        probe = probe_of(program.pid, peak_bytes=lambda: said[0] if said else None)
+        (only,) = probe.read_last()
+        assert only.cpu_s is not None
+        program.hears()
+        program.process.wait()
+        assert probe.read_last() == []
+        said.append(123 * MIB)
+        (last,) = probe.read_last()
+        assert (last.memory_peak_bytes, last.memory_bytes, last.cpu_s) == (123 * MIB, None, None)
+
+
 def test_a_program_that_exited_has_its_final_cpu_time_and_no_memory_then_nothing() -> None:
     with running("say('ready'); hear(); burn(0.3)") as program:
         program.says()

@@ -291,3 +291,10 @@ def test_the_header_names_its_format_and_version(tmp_path: Path) -> None:
     header = json.loads((make_run(tmp_path / "run") / fmt.RUN_FILE).read_text())
     assert (header["format"], header["version"]) == ("ergmeter-run", fmt.VERSION)
     assert fmt.VERSION in fmt.HISTORY
+
+
+def test_what_the_recorder_was_told_holds_against_the_code_inside(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    add_writer(path, settings={"warmup_steps": 5, "pue": 1.2})
+    add_writer(path, settings={"warmup_s": 2.0}, stream="output")
+    assert Run.open(path).settings == {"warmup_s": 2.0, "pue": 1.2}

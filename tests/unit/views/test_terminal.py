@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample, Step, Summary
 from ergmeter.runlog.identity import run_header
@@ -127,7 +129,104 @@ def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str)
     out = io.StringIO()
     summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
     Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
-    assert out.getvalue().splitlines()[1].strip() == said
+    lines = out.getvalue().splitlines()
+    assert lines[1:] == ([f"    {said}"] if said else [])
+
+
+def test_notes_end_where_their_words_do(tmp_path: Path) -> None:
+    out = io.StringIO()
+    summary = summarize(run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=5)))
+    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
+    lines = out.getvalue().splitlines()
+    assert len(lines) > 2 * len(summary.readings)
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert max(map(len, lines)) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("half", "said"),
+    [
+        (0.0, "< 0.1 %"),
+        (0.00066, "< 0.1 %"),
+        (0.00124, "± 0.1 %"),
+        (0.0472, "± 4.7 %"),
+        (0.0997, "± 10 %"),
+        (0.876, "± 88 %"),
+        (0.99999, "± 100 %"),
+    ],
+)
+def test_half_an_interval_has_two_digits_at_most(half: float, said: str) -> None:
+    assert terminal._spread(Reading(5, "W", "measured", 5 - 5 * half, 5 + 5 * half)) == said
+
+
+def test_an_interval_that_is_wider_than_its_value_says_just_that() -> None:
+    assert terminal._spread(Reading(1, "s", "measured", 0.5, 40)) == "> 100 %"
+
+
+def test_nothing_is_cut_off_at_80_columns_however_long_a_figure(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=5))
+    summary = summarize(run)
+    long = {
+        "throughput.tokens_per_s": Reading(12_345_678, "tokens/s", "measured", 12.337e6, 12.353e6),
+        "tokens.per_step": Reading(16_777_216, "tokens/step", "reported", 16e6, 17e6),
+        "time.step_p95_s": Reading(86_400, "s", "measured", 86_300, 86_500),
+        "time.data_s": Reading(1.0, "s", "measured"),
+        "time.run_s": Reading(9e4, "s", "measured"),
+        "overhead.cpu_frac": Reading(0.034, "frac", "measured"),
+    }
+    out = io.StringIO()
+    card = terminal.card(run, dataclasses.replace(summary, readings={**summary.readings, **long}))
+    Console(file=out, width=WIDTH).print(card)
+    lines = out.getvalue().splitlines()
+    assert "…" not in out.getvalue()
+    assert {len(line) for line in lines} == {WIDTH}
+    assert any("12,345,678 tokens/s  < 0.1 %  measured" in line for line in lines)
+    assert any("16,777,216 tokens/step  ± 3.0 %  reported" in line for line in lines)
+    # Titles go on in the next line of their column.
+    titles = " ".join(" ".join(line[14:34] for line in lines).split())
+    for key in ("time.step_p95_s", "time.data_s", "overhead.cpu_frac"):
+        assert catalogue()[key].title in titles
+
+
+@pytest.mark.parametrize(("lasted_s", "is_shown"), [(29.0, False), (31.0, True)])
+def test_our_own_cost_is_on_the_card_of_a_run_that_is_not_just_start_up(
+    tmp_path: Path, lasted_s: float, is_shown: bool
+) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(5))
+    summary = summarize(run)
+    readings = {
+        **summary.readings,
+        "time.run_s": Reading(lasted_s, "s", "measured"),
+        "overhead.cpu_frac": Reading(1.3, "frac", "measured"),
+    }
+    out = io.StringIO()
+    Console(file=out, width=WIDTH).print(
+        terminal.card(run, dataclasses.replace(summary, readings=readings))
+    )
+    assert ("130 %" in out.getvalue()) == is_shown
+
+
+def test_phases_say_that_they_are_of_the_whole_run(tmp_path: Path) -> None:
+    steps = [*even_steps(5), Step(5 * S, 6 * S, phase="eval"), Step(6 * S, 7 * S, phase="data")]
+    card = words(shown(run_of(tmp_path / "run", steps=steps)))
+    assert "evaluation, whole run 1 s" in card
+    assert "waiting for data, whole run 1 s" in card
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("finished", "finished"),
+        ("cut off", "cut off"),
+        ("failed (exit code 2)", "failed (2)"),
+        ("failed (ValueError: a (long) story\nof two lines)", "failed (ValueError)"),
+        ("failed (KeyboardInterrupt)", "failed (KeyboardInterrupt)"),
+        ("killed by SIGKILL", "SIGKILL"),
+        ("killed by signal 40", "signal 40"),
+    ],
+)
+def test_a_status_is_brief_in_a_list(status: str, said: str) -> None:
+    assert terminal.brief(status) == said
 
 
 def test_a_noisy_run_is_called_so_in_one_line_and_a_quiet_one_is_not(tmp_path: Path) -> None:
@@ -146,7 +245,7 @@ def test_figures_of_few_steps_say_why_they_have_no_interval(
 ) -> None:
     card = words(shown(run_of(tmp_path / "run", steps=even_steps(steps))))
     assert ("fewer than ten steps or printed lines were timed" in card) == is_said
-    assert ("± " in card) != is_said
+    assert ("< 0.1 %" in card) != is_said
 
 
 def test_a_program_that_was_never_read_has_no_memory_for_that_reason(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""What does one step line hold, before its counts are understood?
+
+The trap: a line has several names for one thing, `loss` and `train_loss`, a total of tokens and the
+tokens of the step. One is taken of each: the name that tells most, and the total, which is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ergmeter.importers.counts import COUNTS
+from ergmeter.importers.labels import EVALUATION_STEP
+from ergmeter.importers.pairs import Pair
+from ergmeter.importers.seen import Count, Mode, Seen
+from ergmeter.importers.times import epoch_ns
+
+STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
+_LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
+
+
+@dataclass(slots=True)
+class Held:
+    """A step line that waits until its counts are understood."""
+
+    seen: Seen
+    counts: dict[str, int]
+    found: list[Pair]
+    drawn: bool = False
+    text: str = ""
+
+    @property
+    def t_ns(self) -> int:
+        """When it was seen."""
+        return self.seen.t_ns
+
+    @property
+    def number(self) -> int | None:
+        """The step it names."""
+        return self.seen.number
+
+    @property
+    def epoch(self) -> float | None:
+        """The epoch it names."""
+        return next((p.value for p in self.found if p.means.kind == "epoch"), None)
+
+    @property
+    def says(self) -> frozenset[str]:
+        """Its names. Of a line with nothing but a number, its words: `step=5 begins`, `ends`."""
+        names = frozenset(p.means.name for p in self.found)
+        return names if len(names) > 1 else names | {self.text}
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """All that it says beside its number, names and values."""
+        apart = ("step", "epoch", "timestamp")
+        return tuple(f"{p.means.name}={p.value}" for p in self.found if p.means.kind not in apart)
+
+
+def counts_of(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...]:
+    """One count for each field. A total is exact over any span, so it goes first."""
+    best: dict[str, Count] = {}
+    for name, value in named.items():
+        field, mode = COUNTS[name][0], modes[name]
+        if field not in best or (mode == "total" and best[field].mode != "total"):
+            best[field] = Count(field, value, mode)
+    return tuple(best.values())
+
+
+def is_result(pair: Pair) -> bool:
+    """Whether a figure of an evaluation tells what came of it, not only how far it is."""
+    kind = pair.means.kind
+    return kind in ("loss", "count") or (
+        kind == "eval" and not EVALUATION_STEP.fullmatch(pair.means.name)
+    )
+
+
+def stamp_in(found: list[Pair]) -> int | None:
+    """The time that a line gives under a name such as `timestamp`."""
+    stamps = (epoch_ns(pair.value) for pair in found if pair.means.kind == "timestamp")
+    return next((t_ns for t_ns in stamps if t_ns is not None), None)
+
+
+def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int]]:
+    """What a line says about training, its time apart, and its counts by name."""
+    best: dict[str, Pair] = {}
+    counts: dict[str, int] = {}
+    for pair in found:
+        kind = pair.means.kind
+        if kind == "count":
+            counts.setdefault(pair.means.name, int(pair.value))
+        elif kind not in best or pair.means.rank < best[kind].means.rank:
+            best[kind] = pair
+    loss, learning_rate, grad_norm = (
+        best[kind].value if kind in best else None for kind in STEP_FIGURES
+    )
+    seen = Seen(0, loss=loss, learning_rate=learning_rate, grad_norm=grad_norm)
+    if "step" in best:
+        seen.number = int(best["step"].value)
+    if "own_time" in best:
+        own_s = best["own_time"].value * best["own_time"].means.scale
+        seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+    return seen, counts
