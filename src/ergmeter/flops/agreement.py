@@ -16,7 +16,7 @@ from ergmeter.flops.analytic import PartFlops
 
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import Parts
-    from ergmeter.flops.counter import Counted
+    from ergmeter.flops.tally import Counted
 
 TOLERANCE_FRAC = 0.01
 _NAMED = 3  # parts a sentence names

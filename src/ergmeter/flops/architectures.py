@@ -22,7 +22,7 @@ from ergmeter.flops.counted import count_built
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ergmeter.flops.counter import Counted
+    from ergmeter.flops.tally import Counted
 
 
 def count_config(

@@ -28,8 +28,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.counter import Counted, Counter
+from ergmeter.flops.counter import Counter
 from ergmeter.flops.shadow import Shadow, set_runnable, unwrapped
+from ergmeter.flops.tally import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,9 +13,8 @@ leaves it uncompiled for good, without a word.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter as Tally
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections import Counter as Counts
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.rules import POSITIONS, RULES, Call, looks_like_a_product
+from ergmeter.flops.tally import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,84 +40,6 @@ _ABOUT = frozenset(
 _DEVICE = torch.ops.prim.device.default
 
 
-@dataclass(frozen=True)
-class Counted:
-    """The FLOPs of one step as they were counted. Attention is the whole rectangle of scores."""
-
-    rows: dict[tuple[str, str], PartFlops]  # by the innermost module and the operator
-    params: int = 0
-    params_trained: int = 0
-    calls_not_counted: dict[str, int] = field(default_factory=dict)
-    assumptions: tuple[str, ...] = ()
-
-    @cached_property
-    def total(self) -> PartFlops:
-        """All of it."""
-        return sum(self.rows.values(), PartFlops())
-
-    @property
-    def forward(self) -> float:
-        """The way there."""
-        return self.total.forward
-
-    @property
-    def backward(self) -> float:
-        """The gradients."""
-        return self.total.backward
-
-    @property
-    def recomputed(self) -> float:
-        """What was computed once more: checkpointing, and fused attention's own scores."""
-        return self.total.recomputed
-
-    @property
-    def model(self) -> float:
-        """What the mathematics needs: forward and backward."""
-        return self.total.model
-
-    @property
-    def hardware(self) -> float:
-        """What is computed."""
-        return self.total.hardware
-
-    @property
-    def operators(self) -> dict[str, PartFlops]:
-        """FLOPs by operator."""
-        found: dict[str, PartFlops] = {}
-        for (_, operator), cost in self.rows.items():
-            found[operator] = found.get(operator, PartFlops()) + cost
-        return found
-
-    @property
-    def own(self) -> dict[str, PartFlops]:
-        """FLOPs by the module that computed them itself, its children's left out."""
-        found: dict[str, PartFlops] = {}
-        for (module, _), cost in self.rows.items():
-            found[module] = found.get(module, PartFlops()) + cost
-        return found
-
-    def modules(self, *, depth: int | None = None) -> dict[str, PartFlops]:
-        """FLOPs by module, each with all that is inside it; the model itself is "".
-
-        With a `depth`, only modules whose names have at most so many parts.
-        """
-        found: dict[str, PartFlops] = {}
-        for module, cost in self.own.items():
-            parts = module.split(".") if module else []
-            for length in range(len(parts) + 1):
-                if depth is None or length <= depth:
-                    name = ".".join(parts[:length])
-                    found[name] = found.get(name, PartFlops()) + cost
-        return found
-
-    @property
-    def not_counted(self) -> tuple[str, ...]:
-        """What looked like a product and has no rule, in words."""
-        return tuple(
-            f"not counted: {name} x {calls}" for name, calls in self.calls_not_counted.items()
-        )
-
-
 class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts while it is entered. For tensors of one's own: a model in training is `count`'s."""
 
@@ -126,7 +48,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._rows: dict[tuple[str, str], list[int]] = {}
-        self._unknown: Tally[str] = Tally()
+        self._unknown: Counts[str] = Counts()
         self._stack: list[str] = [""]
         self._from: list[int] = []  # the autograd number from which on ...
         self._owner: list[str] = []  # ... what is recorded belongs to this module

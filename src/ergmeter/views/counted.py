@@ -18,7 +18,7 @@ from ergmeter.units import scaled
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import PartFlops
     from ergmeter.flops.config import Config
-    from ergmeter.flops.counter import Counted
+    from ergmeter.flops.tally import Counted
     from ergmeter.flops.work import Training
 
 _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like

@@ -16,8 +16,8 @@ from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.architectures import count_config
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.counter import Counted
 from ergmeter.flops.models import model_graph
+from ergmeter.flops.tally import Counted
 from tests.unit.flops.architectures import DATA, PUBLISHED, fields, graph
 
 # Their reference code walks a recurrence step by step, so a short sequence is a kindness; and it

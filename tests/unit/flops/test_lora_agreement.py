@@ -25,13 +25,13 @@ from ergmeter.flops.models import model_graph
 BATCH, SEQ = 2, 32
 LLAMA = LlamaConfig(
     hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-    intermediate_size=160, vocab_size=256, attn_implementation="eager",
+    intermediate_size=160, vocab_size=256,
 )  # fmt: skip
 QWEN3 = Qwen3Config(
     hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
-    intermediate_size=160, vocab_size=256, attn_implementation="eager",
+    intermediate_size=160, vocab_size=256,
 )  # fmt: skip
-GPT2 = GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=256, attn_implementation="eager")
+GPT2 = GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=256)
 MODELS: dict[str, tuple[Any, Any]] = {
     "llama": (LLAMA, LlamaForCausalLM),
     "qwen3": (QWEN3, Qwen3ForCausalLM),
@@ -56,6 +56,7 @@ def test_lora_costs_what_peft_computes(
     family: str, targets: Any, checkpointing: bool, dora: bool
 ) -> None:
     config, made = MODELS[family]
+    config._attn_implementation = "eager"
     adapters = peft.LoraConfig(
         r=4, target_modules=targets, use_dora=dora, fan_in_fan_out=family == "gpt2"
     )
