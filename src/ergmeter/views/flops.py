@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 def parts_table(work: Work, *, tokens: int) -> Table:
     """What each part of the model costs in a step."""
-    table = Table(box=box.SIMPLE, pad_edge=False, title_justify="left")
-    table.add_column("part")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("part", no_wrap=True)
     sums = total(work.parts)
     has_backward = sums.backward > 0
     has_more = sums.recomputed > 0
     columns = ["forward", *(["backward"] if has_backward else [])]
     columns += ["again"] if has_more else []
     for name in (*columns, "share", "per token"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     rows = [*work.parts.items(), ("all", sums)]
     for part, flops in rows:
         if flops.hardware:
@@ -59,11 +59,11 @@ def _flop(value: float) -> str:
 def conventions_table(work: Work) -> Table:
     """The step under each convention, and how far each is from the chosen one."""
     chosen = work.chosen
-    table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column("convention")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table.add_column("convention", no_wrap=True)
     for name in ("per step", "per token", "against it"):
-        table.add_column(name, justify="right")
-    table.add_column("formula per token", style="dim")
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("per token", style="dim", no_wrap=True, overflow="ellipsis")
     for name, flops in work.flops.items():
         tokens = flops.tokens_per_step or 1
         off = flops.model_per_step / chosen.model_per_step - 1
