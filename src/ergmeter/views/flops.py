@@ -22,55 +22,67 @@ if TYPE_CHECKING:
 
 def parts_table(work: Work, *, tokens: int) -> Table:
     """What each part of the model costs in a step."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("part", no_wrap=True)
     sums = total(work.parts)
-    has_backward = sums.backward > 0
-    has_more = sums.recomputed > 0
-    columns = ["forward", *(["backward"] if has_backward else [])]
-    columns += ["again"] if has_more else []
+    step, token = _scale(sums.model), _scale(sums.model / tokens)
+    table = _table(f"a step of {tokens} tokens, in {step[1]}FLOP; per token in {token[1]}FLOP")
+    table.add_column("part", no_wrap=True)
+    columns = ["forward", *(["backward"] if sums.backward else [])]
+    columns += ["again"] if sums.recomputed else []
     for name in (*columns, "share", "per token"):
         table.add_column(name, justify="right", no_wrap=True)
-    rows = [*work.parts.items(), ("all", sums)]
-    for part, flops in rows:
-        if flops.hardware:
-            table.add_row(*_row(part, flops, columns, sums.model, tokens), style=_weight(part))
+    for part, flops in [*work.parts.items(), ("all", sums)]:
+        if not flops.hardware:
+            continue
+        values = {"forward": flops.forward, "backward": flops.backward, "again": flops.recomputed}
+        table.add_row(
+            part,
+            *(_number(values[name], step) for name in columns),
+            f"{100 * flops.model / sums.model:.1f} %",
+            _number(flops.model / tokens, token),
+            style="bold" if part == "all" else "",
+        )
     return table
 
 
-def _weight(part: str) -> str:
-    return "bold" if part == "all" else ""
+def _table(title: str) -> Table:
+    return Table(
+        title=title,
+        title_justify="left",
+        title_style="dim",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
 
 
-def _row(part: str, flops: PartFlops, columns: list[str], whole: float, tokens: int) -> list[str]:
-    values = {"forward": flops.forward, "backward": flops.backward, "again": flops.recomputed}
-    return [
-        part,
-        *(_flop(values[name]) for name in columns),
-        f"{100 * flops.model / whole:.1f} %",
-        _flop(flops.model / tokens),
-    ]
+def _scale(value: float) -> tuple[float, str]:
+    """The factor and the prefix that a whole table is printed in."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= factor:
+            return factor, prefix
+    return 1.0, ""
 
 
-def _flop(value: float) -> str:
-    return scaled(value, "FLOP") if value else "-"
+def _number(value: float, scale: tuple[float, str]) -> str:
+    return significant(value / scale[0]) if value else "-"
 
 
 def conventions_table(work: Work) -> Table:
     """The step under each convention, and how far each is from the chosen one."""
     chosen = work.chosen
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    tokens = chosen.tokens_per_step or 1
+    step, token = _scale(chosen.model_per_step), _scale(chosen.model_per_step / tokens)
+    table = _table(f"under each convention, in {step[1]}FLOP; per token in {token[1]}FLOP")
     table.add_column("convention", no_wrap=True)
-    for name in ("per step", "per token", "against it"):
+    for name in ("a step", "per token", "against it"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("per token", style="dim", no_wrap=True, overflow="ellipsis")
+    table.add_column("formula per token", style="dim", no_wrap=True, overflow="ellipsis")
     for name, flops in work.flops.items():
-        tokens = flops.tokens_per_step or 1
         off = flops.model_per_step / chosen.model_per_step - 1
         table.add_row(
             name,
-            _flop(flops.model_per_step),
-            _flop(flops.model_per_step / tokens),
+            _number(flops.model_per_step, step),
+            _number(flops.model_per_step / tokens, token),
             "chosen" if flops is chosen else f"{100 * off:+.1f} %",
             CONVENTIONS[name].formula,
         )
