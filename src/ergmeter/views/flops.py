@@ -76,7 +76,7 @@ def conventions_table(work: Work) -> Table:
     table.add_column("convention", no_wrap=True)
     for name in ("a step", "per token", "against it"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("formula per token", style="dim", no_wrap=True, overflow="ellipsis")
+    table.add_column("formula per token", style="dim")
     for name, flops in work.flops.items():
         off = flops.model_per_step / chosen.model_per_step - 1
         table.add_row(
