@@ -22,7 +22,9 @@ from ergmeter.importers.bars import Bar
 from ergmeter.importers.pace import Epoch, Pace
 
 T = TypeVar("T")
-_LONGEST_WAIT = 3  # logs; a bar that is later than this is not coming
+_LONGEST_WAIT = 6  # logs; a bar that is later than this is not coming
+_ENOUGH = 3  # logs that settle the pace, if bars come in turn with them
+_APART = 3  # steps between a log and the bars around it, at most, if both are of one training
 _AROUND = 2  # bars after a log of which one should be its own
 _KEPT = 64  # bars after a log
 # What speaks against a choice of bars for the first logs: another bar after a log than the one that
@@ -162,13 +164,24 @@ class Progress(Generic[T]):
         if self._pace is not None:
             if log.n is None:
                 log.n = self._by_epochs(log, self._pace)
-            confirmed = log.n == log.before or log.n in log.after or not log.after
+            confirmed = self._is_near(log) or not log.after
             self._missed = 0 if confirmed else self._missed + 1
             if self._missed >= _MISSES:
                 log.n = self._pace = None
             elif log.n is not None:
                 self._pace.believe(log.n, log.epoch)
         return log.item, log.n
+
+    def _is_near(self, log: _Log[T]) -> bool:
+        """Whether the bars around a log speak for its number. One that is exact by its epoch need
+        not have been seen itself: bars and logs that come quickly may be some lines apart."""
+        if log.n is None:
+            return False
+        if log.n == log.before or log.n in log.after:
+            return True
+        exact = self._pace is not None and len(self._pace.steps(log.epoch, self._total)) == 1
+        seen = [n for n in (log.before, *log.after) if n is not None]
+        return exact and min(abs(n - log.n) for n in seen) <= _APART
 
     def _by_epochs(self, log: _Log[T], pace: Pace) -> int | None:
         likely = pace.steps(log.epoch, self._total)
@@ -186,7 +199,7 @@ class Progress(Generic[T]):
             return
         least, numbers, pace = min(readings, key=lambda reading: reading[0])
         alone = least == 0 and sum(None not in numbers for _, numbers, _ in readings) == 1
-        if final or alone or len(logs) >= _LONGEST_WAIT:
+        if final or alone or len(logs) >= _ENOUGH:
             self._pace, self._missed = pace, 0
             for log, n in zip(logs, numbers, strict=True):
                 log.n = n
