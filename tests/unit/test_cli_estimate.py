@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ergmeter.cli.main import main
+from ergmeter.records import Flops
+from tests.runs import add_writer, even_steps, make_run
 
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
@@ -138,3 +141,26 @@ def test_an_unknown_device_gets_its_memory_estimated_all_the_same(erg: Erg) -> N
     assert found["readings"]["estimate.memory_peak_bytes"]["value"] > 4e10
     assert "no row" in found["readings"]["estimate.step_s"]["missing"]
     assert "whether it fits is not known" in found["verdict"]
+
+
+def test_the_mfu_of_an_earlier_run_can_be_taken(erg: Erg, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", name="before")
+    flops = Flops(2e12, "exact", "analytic", tokens_per_step=100)
+    add_writer(
+        run,
+        steps=even_steps(20, tokens_computed=100),
+        settings={"peak_flops_per_s": 4e12},
+        header={"flops": [asdict(flops)]},
+    )
+    common = ("--device", "h200-sxm5", "--tokens", "1e9")
+    stated = document(erg, *common, "--mfu", "0.5")["readings"]["estimate.step_s"]
+    measured = document(erg, *common, "--mfu-from", str(run))["readings"]["estimate.step_s"]
+    assert measured["value"] == pytest.approx(stated["value"])
+    assert "of the run before" in measured["note"]
+    code, _, err = erg(MODEL, *BATCH, *common, "--mfu-from", str(run), "--mfu", "0.5")
+    assert code == 2
+    assert "not both" in err
+    add_writer(make_run(tmp_path / "bare"), steps=even_steps(20, tokens_computed=100))
+    code, _, err = erg(MODEL, *BATCH, *common, "--mfu-from", str(tmp_path / "bare"))
+    assert code == 1
+    assert "has no MFU" in err

@@ -94,6 +94,7 @@ _DEVICES = [
 _PLAN = [
     click.option("--tokens", type=float, help="To train on, as in 1e9."),
     click.option("--mfu", type=float, help="The utilisation to expect, as in 0.4."),
+    click.option("--mfu-from", metavar="RUN", help="The utilisation of an earlier run, instead."),
     click.option("--peak", help="Dense peak of one device, instead of the table's: 989.5T."),
     click.option("--peak-source", help="Where that peak is from."),
     click.option("--watts", type=float, help="Average power of one device."),
@@ -280,7 +281,31 @@ def _plan(given: dict[str, Any], parallel: Parallel, spec: DeviceSpec | Missing)
     names = ("tokens", "mfu", "watts", "power_frac", "grid_g_per_kwh", "grid_source", "pue")
     stated = {name: given[name] for name in (*names, "pue_source", "price_per_hour", "currency")}
     tdp_w = None if isinstance(spec, Missing) else spec.tdp_w
+    if given["mfu_from"] is not None:
+        stated["mfu"], stated["mfu_source"] = _measured_mfu(given["mfu_from"], stated["mfu"])
     return Plan(parallel.devices, tdp_w=tdp_w, **stated)
+
+
+def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
+    """The MFU of a run, and what it was of."""
+    from ergmeter.errors import NotMeasurable, UsageError
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.records import Missing
+    from ergmeter.runlog.reader import Run
+
+    if also_given is not None:
+        raise UsageError("give one of --mfu and --mfu-from, not both")
+    run = Run.open(path)
+    found = summarize(run).readings["utilization.mfu_frac"]
+    if isinstance(found, Missing):
+        raise NotMeasurable(f"the run {run.name} has no MFU: {found.reason}")
+    convention = run.flops[0].convention
+    if convention != "exact":
+        raise UsageError(
+            f"the run {run.name} counts its MFU under {convention}, and the estimate under exact;"
+            " pass --mfu"
+        )
+    return found.value, f"of the run {run.name}"
 
 
 def _modes(
