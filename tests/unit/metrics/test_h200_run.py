@@ -65,3 +65,21 @@ def test_tokens_per_second_is_that_of_the_printed_lines(tmp_path: Path) -> None:
     assert isinstance(found, Reading)
     assert len(steps["index"]) == 59
     assert found.value == pytest.approx(59 * 8192 / seconds)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gflop_per_token", "mfu"),
+    [("full", 6.760, 0.367), ("lora", 4.708, 0.250), ("qlora", 4.708, 0.246)],
+)
+def test_mfu_of_a_real_llama_in_training(
+    tmp_path: Path, kind: str, gflop_per_token: float, mfu: float
+) -> None:
+    found = summarize(unpacked(f"mfu_{kind}", tmp_path)).readings
+    per_token, speed = found["compute.model_flops_per_token"], found["throughput.tokens_per_s"]
+    share = found["utilization.mfu_frac"]
+    assert isinstance(per_token, Reading)
+    assert isinstance(speed, Reading)
+    assert isinstance(share, Reading)
+    assert per_token.value / 1e9 == pytest.approx(gflop_per_token, abs=0.001)
+    assert share.value == pytest.approx(per_token.value * speed.value / 989.5e12)
+    assert share.value == pytest.approx(mfu, abs=0.0005)
