@@ -217,7 +217,7 @@ def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Pa
     def trial(directory: Path, delay_s: float) -> None:
         recorder = start_recording(directory)
         if delay_s > EARLY_S:
-            eventually(lambda: list(directory.glob("run/*/samples-*")), "the first hand-over")
+            eventually(lambda: list(directory.glob("run/[!.]*/samples-*")), "the first hand-over")
         starvation = Starvation(recorder.pid, *relay_of(recorder.pid, directory / "pid"))
         time.sleep(delay_s)
         late_s = starvation.seconds()

@@ -34,9 +34,16 @@ def started_s(pid: int) -> float | None:
         return None
 
 
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:  # it was renamed just now, so its writer lives
+        return time.time()
+
+
 def is_alive(directory: Path, header: dict[str, Any]) -> bool:
     """Whether the writer of this directory is still at it."""
-    newest_s = max((path.stat().st_mtime for path in directory.iterdir()), default=0.0)
+    newest_s = max((_changed_s(path) for path in directory.iterdir()), default=0.0)
     if time.time() - newest_s > STALE_S:
         return False
     if header.get("boot_id") != boot_id() or boot_id() is None:
