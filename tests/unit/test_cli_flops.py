@@ -137,6 +137,19 @@ def test_three_ways_to_say_how_quick_agree(erg: Erg, config: Path) -> None:
     assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
 
 
+def test_padding_is_neither_sped_up_nor_counted_as_work(erg: Erg, config: Path) -> None:
+    common = ("mfu", config, "--seq-len", 2048, "--batch-size", 2, "--lengths", "1000,1000",
+              "--device", "h100-sxm", "--dtype", "bf16", "--json")  # fmt: skip
+    by_time, by_speed = (
+        whole(erg(*common, *way))["readings"]
+        for way in (("--step-time", 1), ("--tokens-per-s", 2000))
+    )
+    mfu, hfu = (by_time[f"utilization.{name}_frac"]["value"] for name in ("mfu", "hfu"))
+    assert mfu == pytest.approx(by_speed["utilization.mfu_frac"]["value"])
+    # Half the positions are padding, which is computed: 2 x 1000 of 2 x 2048, attention more.
+    assert 2.04 < hfu / mfu < 2.1
+
+
 def test_an_unknown_device_has_no_mfu_and_says_what_to_pass(erg: Erg, config: Path) -> None:
     common = ("mfu", config, "--seq-len", 1024, "--tokens-per-s", 9999, "--json")
     found = whole(erg(*common, "--device", "NVIDIA H299"))["readings"]["utilization.mfu_frac"]
@@ -169,6 +182,53 @@ def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
         (("flops", "{config}", "--seq-len", "8", "--lora", "r=4,targets=xx"), 2, "called 'xx'"),
         (("flops", "{config}", "--seq-len", "8", "--freeze", "towers"), 2, "can't be frozen"),
         (("flops", "{config}", "--seq-len", "8", "--lengths", "9"), 2, "do not fit"),
+        (("flops", "{config}", "--seq-len", "8", "--lengths", ""), 2, "whole numbers"),
+        (("flops", "{config}", "--seq-len", "8", "--freeze", ""), 2, "can't be frozen"),
+        (("flops", "{config}", "--seq-len", "8", "--freeze", "layers.99"), 2, "can't be frozen"),
+        (
+            ("flops", "{config}", "--seq-len", "8", "--freeze", "model", "--freeze", "lm_head"),
+            2,
+            "nothing is trained",
+        ),
+        (("flops", "{config}", "--seq-len", "8", "--context", "5"), 2, "training has none"),
+        (("flops", "{config}", "--seq-len", "8", "--images", "1"), 2, "sees no images"),
+        (("flops", "{config}", "--seq-len", "8", "--source-len", "1"), 2, "no encoder"),
+        (("flops", "{config}", "--seq-len", "8", "--params", "nan"), 2, "above 0; got nan"),
+        (
+            (
+                "flops",
+                "{config}",
+                "--seq-len",
+                "8",
+                "--phase",
+                "prefill",
+                "--checkpointing",
+                "full",
+            ),
+            2,
+            "for training",
+        ),
+        (
+            ("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "inf", "--device", "l4"),
+            2,
+            "got inf",
+        ),
+        (
+            (
+                "mfu",
+                "{config}",
+                "--seq-len",
+                "8",
+                "--tokens-per-s",
+                "1",
+                "--peak",
+                "9T",
+                "--dtype",
+                "foo",
+            ),
+            2,
+            "no type 'foo'",
+        ),
         (("flops", "{config}", "--seq-len", "8", "--lengths", "a,b"), 2, "whole numbers"),
         (("mfu", "{config}", "--seq-len", "8", "--device", "h200-sxm"), 2, "give one of"),
         (("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "1"), 2, "which device?"),

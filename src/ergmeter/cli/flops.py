@@ -13,6 +13,7 @@ from ergmeter.cli.work_options import (
     PHASE,
     batch_of,
     graph_of,
+    positive,
     with_batch,
 )
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 @with_batch
 @PHASE
 @CONTEXT
+@click.option(
+    "--dtype", help="Of weights and cache, for the bytes inference moves. Not given: 2 B."
+)
 @CONVENTION
 @click.option(
     "--engine",
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="counted: build the model without its weights and run it; needs torch and transformers.",
 )
-@click.option("--params", type=float, help="Take this as N in formulas of N.")
+@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
 def command(
     model: str,
@@ -43,6 +47,7 @@ def command(
     training: Callable[[], Training],
     phase: str,
     context: int | None,
+    dtype: str | None,
     convention: str,
     engine: str,
     params: float | None,
@@ -55,12 +60,16 @@ def command(
     """
     from rich.console import Console
 
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.traffic import bytes_of
     from ergmeter.flops.work import step_work
     from ergmeter.views import flops as view
 
     if engine == "counted":
         _count(model, shape, training(), phase=phase, as_json=as_json)
         return
+    if phase != "train" and training().checkpointing != "none":
+        raise UsageError("checkpointing is for training; leave it out of inference")
     graph = graph_of(model, shape)
     batch = batch_of(graph, shape, phase=phase, context=context)
     work = step_work(
@@ -70,6 +79,7 @@ def command(
         training=training(),
         chosen=convention,
         params=int(params) if params else None,
+        bytes_per_weight=bytes_of(dtype),
     )
     if as_json:
         click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
@@ -77,7 +87,7 @@ def command(
     console = Console()
     for line in view.lines(work):
         console.print(line)
-    console.print(view.parts_table(work, tokens=batch.tokens))
+    console.print(view.parts_table(work, tokens=batch.tokens_real))
     console.print(view.conventions_table(work))
 
 

@@ -13,6 +13,7 @@ from ergmeter.cli.work_options import (
     PHASE,
     batch_of,
     graph_of,
+    positive,
     with_batch,
 )
 
@@ -27,9 +28,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
 @with_batch
-@click.option("--tokens-per-s", type=float, help="Of all devices together.")
-@click.option("--tokens-per-s-per-device", type=float, help="Of one device, instead.")
-@click.option("--step-time", type=float, help="Seconds of a step of --batch-size, instead.")
+@click.option(
+    "--tokens-per-s",
+    type=float,
+    callback=positive,
+    help="Of all devices together; with --lengths, without padding.",
+)
+@click.option(
+    "--tokens-per-s-per-device", type=float, callback=positive, help="Of one device, instead."
+)
+@click.option("--step-time", type=float, callback=positive, help="Seconds of a step, instead.")
 @click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
 @click.option(
     "--num-devices", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
@@ -38,7 +46,7 @@ if TYPE_CHECKING:
 @click.option("--peak", help="Dense peak of one device, instead of --device: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
 @CONVENTION
-@click.option("--params", type=float, help="Take this as N in formulas of N.")
+@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
 @PHASE
 @CONTEXT
 @click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
@@ -72,7 +80,7 @@ def command(
     graph = graph_of(model, shape)
     batch = batch_of(graph, shape, phase=phase, context=context)
     speed, said = _speed(
-        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens
+        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens_real
     )
     work = step_work(
         graph,
@@ -106,8 +114,6 @@ def _speed(
             "give one of --tokens-per-s, --tokens-per-s-per-device and --step-time;"
             f" got {len(given)}"
         )
-    if not 0 < given[0] < float("inf"):
-        raise UsageError(f"a speed or a time must be above 0; got {given[0]:g}")
     if total is not None:
         return total, f"{total:g} tokens/s in all, as given"
     if each is not None:
@@ -121,10 +127,12 @@ def _peak(
     from ergmeter.errors import NotMeasurable, UsageError
     from ergmeter.hardware import parse_peak
     from ergmeter.metrics.compute import declared_peak, table_peak
-    from ergmeter.records import Missing
+    from ergmeter.records import DTYPES, Missing
 
+    if dtype not in (None, *DTYPES):
+        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
     if peak is not None:
-        return declared_peak(parse_peak(peak), dtype or "as declared", source)
+        return declared_peak(parse_peak(peak), dtype or "declared", source)
     if device is None:
         raise UsageError("which device? pass --device (`erg peaks` lists them) or --peak")
     try:

@@ -46,6 +46,11 @@ _BATCH = [
         metavar="HEIGHTxWIDTH",
         help="Of each image, in pixels, for models that take any size.",
     ),
+    click.option(
+        "--mtp",
+        type=click.IntRange(min=0, max=100),
+        help="Layers that predict further tokens (DeepSeek-V3 has 1), where they are trained.",
+    ),
 ]
 _TRAINING = [
     click.option(
@@ -92,7 +97,7 @@ def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        own = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size")
+        own = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
         shape = {name: given.pop(name) for name in own}
         how = {name: given.pop(name) for name in ("lora", "freeze", "checkpointing")}
         return function(shape=shape, training=functools.partial(_training, **how), **given)
@@ -177,10 +182,15 @@ def batch_of(
     seq_len = shape["seq_len"]
     if seq_len is None and not (phase == "decode" and context):
         raise UsageError("how long is a sequence? pass --seq-len")
+    if context and phase == "train":
+        raise UsageError("--context is a cache's, and training has none; leave it out")
+    if shape["lengths"] is not None and (context or phase == "decode"):
+        raise UsageError("--lengths are of whole sequences; leave them out with a cached context")
+    _check_streams(graph, shape)
     if phase == "decode":
         context, seq_len = context if context is not None else seq_len, 1
     lengths = None
-    if shape["lengths"]:
+    if shape["lengths"] is not None:
         try:
             lengths = [int(word) for word in shape["lengths"].split(",")]
         except ValueError:
@@ -198,6 +208,26 @@ def batch_of(
     )
 
 
+def _check_streams(graph: Graph, shape: dict[str, Any]) -> None:
+    """Refuse what the model has no use for, and ask for what it can't do without."""
+    from ergmeter.errors import UsageError
+
+    streams = {node.stream for node in graph}
+    if shape["images"] and "tokens_per_image" not in graph.facts:
+        raise UsageError("this model sees no images; leave out --images")
+    if shape["source_len"] and "source" not in streams:
+        raise UsageError("this model has no encoder; leave out --source-len")
+    if "source" in streams and not (shape["source_len"] or graph.facts.get("source_len")):
+        raise UsageError("how much does the encoder read? pass --source-len")
+
+
+def positive(_context: object, option: click.Parameter, value: float | None) -> float | None:
+    """Check a number that must be above 0: nan and infinity are none."""
+    if value is not None and not 0 < value < float("inf"):
+        raise click.BadParameter(f"must be a number above 0; got {value:g}", param=option)
+    return value
+
+
 def graph_of(model: str, shape: dict[str, Any]) -> Graph:
     """The model that the command names, for images of the size that the options give."""
     from ergmeter.errors import UsageError
@@ -205,8 +235,8 @@ def graph_of(model: str, shape: dict[str, Any]) -> Graph:
 
     said = shape["image_size"]
     if said is None:
-        return read_graph(model)
+        return read_graph(model, further=shape["mtp"])
     height, _, width = said.lower().partition("x")
     if not (height.isdigit() and width.isdigit()):
         raise UsageError(f"--image-size takes HEIGHTxWIDTH in pixels, as 448x448; got {said!r}")
-    return read_graph(model, image_size=(int(height), int(width)))
+    return read_graph(model, image_size=(int(height), int(width)), further=shape["mtp"])

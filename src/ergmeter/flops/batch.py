@@ -169,6 +169,12 @@ class Batch:
             name = "logits" if "logits" in self.others else "tokens"
         return self.documents if name == "tokens" else self.others.get(name, ())
 
+    def source_length(self, name: str) -> float:
+        """Positions of a source that one sequence attends to."""
+        sources = self.others.get(name, ())
+        count = sum(sequence.count for sequence in sources)
+        return sum(s.count * (s.past + s.new) for s in sources) / count if count else 0
+
     def rows(self, name: str) -> int:
         """Rows of a stream."""
         return sum(sequence.rows for sequence in self.stream(name))

@@ -81,6 +81,7 @@ class Scan:
     """A recurrence over a state, elementwise: no matrix product, and seldom counted."""
 
     flops_per_row: int
+    state: int = 0  # numbers carried from one position to the next
 
 
 Work: TypeAlias = "Linear | Attention | Convolution | Scan"

@@ -30,9 +30,17 @@ _SHORT = {
 }
 
 
-def read_graph(model: str, *, image_size: ImageSize | None = None) -> Graph:
-    """The graph of a model, from a path or from `hidden=4096,layers=32,heads=32,...`."""
-    return model_graph(read_model(model), image_size=image_size)
+def read_graph(
+    model: str, *, image_size: ImageSize | None = None, further: int | None = None
+) -> Graph:
+    """The graph of a model, from a path or from `hidden=4096,layers=32,heads=32,...`.
+
+    `further`: layers that predict the tokens after the next, where they are trained too.
+    """
+    config = read_model(model)
+    if further is not None:
+        config = Config(config.fields | {"mtp_num_layers": further}, where=config.where)
+    return model_graph(config, image_size=image_size)
 
 
 def read_model(model: str) -> Config:

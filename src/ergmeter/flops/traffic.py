@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.graph import Attention, Linear
+from ergmeter.flops.graph import Attention, Convolution, Linear, Scan
 
 if TYPE_CHECKING:
-    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.graph import Graph, Node
 
 
@@ -44,14 +44,29 @@ def forward_traffic(
     weights = sum(_touched(node, batch) for node in graph) * bytes_per_weight
     read = written = 0.0
     for node in graph:
-        work = node.work
-        if not isinstance(work, Attention) or work.mask != "causal":
-            continue
         for sequence in batch.stream(node.stream):
-            seen = min(sequence.past, work.window or sequence.past)
-            read += work.cached * seen * sequence.count
-            written += work.cached * sequence.rows
+            kept_read, kept_written = _cached(node, sequence, batch)
+            read += kept_read
+            written += kept_written
     return Traffic(weights, read * bytes_per_cached, written * bytes_per_cached)
+
+
+def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float]:
+    """Numbers that a node reads from its cache, and writes to it."""
+    work = node.work
+    if isinstance(work, Attention) and work.keys is not None:  # of a source, which is kept whole
+        whole = work.cached * batch.source_length(work.keys) * sequence.count
+        return (whole, 0) if sequence.past else (0, whole)
+    if isinstance(work, Attention) and work.mask == "causal":
+        seen = sequence.past % work.chunk if work.chunk else sequence.past
+        seen = min(seen, work.window or seen)
+        return work.cached * seen * sequence.count, work.cached * sequence.rows
+    state = 0
+    if isinstance(work, Scan):
+        state = work.state
+    elif isinstance(work, Convolution):
+        state = work.channels * (work.width - 1)
+    return (state * sequence.count if sequence.past else 0), state * sequence.count
 
 
 def bytes_of(dtype: str | None) -> float:

@@ -9,7 +9,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import with_adapters
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
-from ergmeter.flops.graph import trains_all
+from ergmeter.flops.graph import Attention, trains_all
 from ergmeter.flops.traffic import forward_traffic
 from ergmeter.records import Flops
 
@@ -77,6 +77,10 @@ def step_work(
     parts = _exact(adapted, batch, judge, how.checkpointing)
     found, reason = _sizes(graph, params, phase)
     trained = sum(node.params for node in adapted if trainable(node))
+    if judge is not None and not trained:
+        raise UsageError(
+            "everything is frozen, so nothing is trained: freeze less, or count prefill"
+        )
     moved = None
     if phase != "train":
         moved = forward_traffic(
@@ -99,8 +103,9 @@ def step_work(
             model = each.model(found, batch) * share
             recomputes = how.checkpointing == "full" and phase == "train"
             hardware = each.hardware(found, batch) if recomputes else model
-            if how.checkpointing == "selective":
-                hardware = model + total(parts).recomputed
+            if how.checkpointing == "selective" and judge is not None:
+                grid = step_flops(adapted, batch.grid(), trainable=judge, checkpointing="selective")
+                hardware = model + total(grid).recomputed
         flops[each.name] = Flops(
             model_per_step=model,
             convention=each.name,
@@ -119,9 +124,20 @@ def step_work(
         adapted.params,
         adapted.params_active,
         trained,
-        graph.assumptions,
+        (*graph.assumptions, *_inference_assumptions(graph, phase, bytes_per_weight)),
         moved,
     )
+
+
+def _inference_assumptions(graph: Graph, phase: str, bytes_per_weight: float) -> list[str]:
+    if phase == "train":
+        return []
+    said = [f"{bytes_per_weight:g} B a weight and a cached number"]
+    if any(isinstance(node.work, Attention) and node.work.latent for node in graph):
+        said.append(
+            "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked first"
+        )
+    return said
 
 
 def trained_graph(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
@@ -134,8 +150,7 @@ def trained_graph(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
         return with_adapters(graph, how.lora)
     if not how.frozen:
         return graph, trains_all
-    known = {word for node in graph for word in (*node.name.split("."), node.part, node.role)}
-    missed = [name for name in how.frozen if name.split(".")[0] not in known]
+    missed = [name for name in how.frozen if not name or not any(_is_named(n, name) for n in graph)]
     if missed:
         raise UsageError(f"nothing in this model is called {missed[0]!r}, so it can't be frozen")
     return graph, lambda node: not any(_is_named(node, name) for name in how.frozen)

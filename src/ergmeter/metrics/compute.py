@@ -18,7 +18,7 @@ from ergmeter.hardware import ambiguous_names, lookup
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.throughput import tokens_per_s
 from ergmeter.records import DTYPES, Missing, Reading, weakest
-from ergmeter.units import scaled, significant
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Basis, Device, Flops, Result
 
-    _Share = Callable[[float, float, str], Reading]
+    _Share = Callable[..., Reading]
 
 MFU = "utilization.mfu_frac"
 MFU_BF16 = "utilization.mfu_bf16_peak_frac"
@@ -126,11 +126,11 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
         return found | dict.fromkeys((MFU, HFU, MFU_BF16, BANDWIDTH), peak)
     basis = weakest(basis, peak.basis)
 
-    def share(value: float, against: float, note: str) -> Reading:
+    def share(value: float, against: float, note: str, *, may_exceed: bool = False) -> Reading:
         edges = (None if edge is None else edge * value / each / against for edge in (low, high))
         low_frac, high_frac = edges
         ratio = value / against
-        if ratio > 1:
+        if ratio > 1 and not may_exceed:
             note = f"above 1, so an input is wrong; likely {_CAUSES}. {note}"
         return Reading(ratio, "frac", basis, low_frac, high_frac, note)
 
@@ -159,7 +159,10 @@ def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
         f" {scaled(peak.bandwidth_bytes_per_s, 'B/s')} ({peak.source}); {rate.note}"
     )
     basis = weakest("derived", rate.basis, peak.basis)
-    return Reading(rate.tokens_per_s * factor, "frac", basis, low, high, note)
+    ratio = rate.tokens_per_s * factor
+    if ratio > 1:
+        note = f"above 1, so an input is wrong; likely another batch size or type than said. {note}"
+    return Reading(ratio, "frac", basis, low, high, note)
 
 
 def flops_per_token(flops: Flops) -> float:
@@ -174,7 +177,8 @@ def _hfu(chosen: Flops, each: float, share: _Share, peak: Peak) -> Result:
         return Missing("whether anything is computed a second time was not said")
     ratio = chosen.hardware_per_step / chosen.model_per_step
     note = (
-        f"{chosen.convention}, with what is computed again, {ratio:.3f} times the model's; of"
+        f"{chosen.convention}, with what is computed again or on padding, {ratio:.3f} times the"
+        f" model's; of"
         f" {peak.said}"
         if ratio != 1
         else f"nothing is computed twice, as declared, so it equals MFU; of {peak.said}"
@@ -191,31 +195,35 @@ def _against_bf16(each: float, share: _Share, peak: Peak) -> Result:
         f"products in {peak.dtype}, held against the bf16 peak of"
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
     )
-    return share(each, peak.bf16_flops_per_s, note)
+    return share(each, peak.bf16_flops_per_s, note, may_exceed=True)
 
 
 def _devices(count: int) -> str:
     return "1 device" if count == 1 else f"{count} devices"
 
 
+# A count that is further than this from the chosen one is of something else, such as all experts.
+_COMPARABLE = 2.0
+
+
 def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | None = None) -> str:
-    """What the other conventions make of the same step: the least and the most."""
-    others = sorted(
-        (flops_per_token(one), one.convention) for one in flops[1:] if one.tokens_per_step
-    )
-    if not others:
-        return ""
-    (least, low_name), (most, high_name) = others[0], others[-1]
-    if rate is None or peak is None:
-        return (
-            f"; other conventions {significant(least, 3)} ({low_name}) to"
-            f" {significant(most, 3)} ({high_name})"
-        )
-    factor = rate.tokens_per_s / rate.devices / peak.flops_per_s
-    return (
-        f"; other conventions {100 * least * factor:.1f} % ({low_name}) to"
-        f" {100 * most * factor:.1f} % ({high_name})"
-    )
+    """What the other conventions make of the same step: the least and the most, and what is far."""
+    chosen = flops_per_token(flops[0])
+    others = sorted((flops_per_token(one), one.convention) for one in flops[1:])
+    near = [one for one in others if chosen / _COMPARABLE <= one[0] <= chosen * _COMPARABLE]
+    far = [one for one in others if one not in near]
+
+    def said(value: float, name: str) -> str:
+        if rate is None or peak is None:
+            return f"{scaled(value, 'FLOP')} ({name})"
+        share = value * rate.tokens_per_s / rate.devices / peak.flops_per_s
+        return f"{100 * share:.1f} % ({name})"
+
+    words = f"; other conventions {said(*near[0])} to {said(*near[-1])}" if near else ""
+    if not far:
+        return words
+    most = f" to {said(*far[-1])}" if len(far) > 1 else ""
+    return f"{words}; far off {said(*far[0])}{most}"
 
 
 # -- of a run --------------------------------------------------------------------------------------

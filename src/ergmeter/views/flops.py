@@ -24,16 +24,17 @@ def parts_table(work: Work, *, tokens: int) -> Table:
     """What each part of the model costs in a step."""
     sums = total(work.parts)
     step, token = _scale(sums.model), _scale(sums.model / tokens)
-    table = _table(f"a step of {tokens} tokens, in {step[1]}FLOP; per token in {token[1]}FLOP")
+    title = f"a step of {tokens} tokens, in {step[1]}FLOP; per token in {token[1]}FLOP"
+    table = _table(title + ("; extra: again, or on padding" if sums.recomputed else ""))
     table.add_column("part", no_wrap=True)
     columns = ["forward", *(["backward"] if sums.backward else [])]
-    columns += ["again"] if sums.recomputed else []
+    columns += ["extra"] if sums.recomputed else []
     for name in (*columns, "share", "per token"):
         table.add_column(name, justify="right", no_wrap=True)
     for part, flops in [*work.parts.items(), ("all", sums)]:
         if not flops.hardware:
             continue
-        values = {"forward": flops.forward, "backward": flops.backward, "again": flops.recomputed}
+        values = {"forward": flops.forward, "backward": flops.backward, "extra": flops.recomputed}
         table.add_row(
             part,
             *(_number(values[name], step) for name in columns),

@@ -220,6 +220,7 @@ class TestStart:
                 "engine": "declared",
                 "hardware_per_step": None,
                 "tokens_per_step": None,
+                "bytes_per_step": None,
                 "assumptions": ["dense"],
             }
         ]

@@ -81,6 +81,12 @@ def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
     assert isinstance(unknown[HFU], Missing)
 
 
+def test_a_count_of_something_else_does_not_widen_the_spread() -> None:
+    experts = replace(PALM, model_per_step=40e12, convention="hf-6nd")
+    note = reading(compute_results([EXACT, PALM, experts], RATE, PEAK), MFU).note
+    assert "other conventions 15.0 % (palm) to 15.0 % (palm); far off 200.0 % (hf-6nd);" in note
+
+
 def test_bandwidth_is_what_had_to_be_moved_of_what_memory_can() -> None:
     decode = replace(EXACT, bytes_per_step=100 * 3e9)
     peak = replace(PEAK, bandwidth_bytes_per_s=4e12)
@@ -107,6 +113,9 @@ def test_products_in_fp8_are_held_against_both_peaks() -> None:
     assert reading(found, MFU).value == pytest.approx(0.05)
     both = reading(found, MFU_BF16)
     assert both.value == pytest.approx(0.1)
+    quick = compute_results([EXACT], replace(RATE, tokens_per_s=2e4, low=None, high=None), peak)
+    assert reading(quick, MFU_BF16).value == pytest.approx(2)
+    assert "an input is wrong" not in reading(quick, MFU_BF16).note
     assert "products in fp8, held against the bf16 peak" in both.note
     assert isinstance(compute_results([EXACT], RATE, PEAK)[MFU_BF16], Missing)
 
