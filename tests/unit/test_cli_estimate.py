@@ -112,6 +112,62 @@ def test_memory_and_peak_may_be_given_instead_of_a_device(erg: Erg) -> None:
     assert step["value"] == pytest.approx(110.8e12 / (0.5 * 400e12), rel=1e-3)
 
 
+def test_a_peak_beside_a_device_is_used_and_the_note_says_so(erg: Erg) -> None:
+    given = ("--device", "h100-sxm", "--peak", "400T", "--mfu", "0.5")
+    found = document(erg, *given)
+    step = found["readings"]["estimate.step_s"]
+    assert step["value"] == pytest.approx(110.8e12 / (0.5 * 400e12), rel=1e-3)
+    assert (
+        "400 TFLOP/s dense bf16 (given, source not stated; of NVIDIA H100 SXM5 80GB only memory and"
+        " TDP are taken, not its 98"
+    ) in step["note"]
+    assert "NVIDIA H100 SXM5 80GB" in found["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "said"),
+    [
+        ({"quant_method": "mxfp4"}, (), "(mxfp4) is not taken: weights counted at 2 B; pass"),
+        ({"quant_method": "fp8"}, ("--dtype", "fp32"), "(fp8) is not taken: weights counted at 4"),
+        ({"load_in_4bit": True}, LORA, "(bitsandbytes, 4 bits) is not taken: weights counted at 2"),
+        ({"quant_method": "gptq", "bits": 4}, (), "(gptq, 4 bits) is not taken"),
+        ({"fmt": "e4m3"}, (), "(no method named) is not taken"),
+        (
+            {"quant_method": "fp8"},
+            (*LORA, "--quantize", "nf4"),
+            "(fp8) is not taken: matrices counted as --quantize nf4",
+        ),
+        (None, (), None),
+        ("odd", (), None),
+    ],
+)
+def test_a_quantised_checkpoint_is_not_passed_over_in_silence(
+    erg: Erg, tmp_path: Path, stored: object, options: tuple[str, ...], said: str | None
+) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 176,
+        "num_attention_heads": 4,
+        "vocab_size": 500,
+        "quantization_config": stored,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    code, out, err = erg(str(path), "--seq-len", "128", *options, "--json")
+    assert (code, err) == (0, "")
+    lines = [line for line in json.loads(out)["assumptions"] if "quantization_config" in line]
+    assert len(lines) == (said is not None)
+    assert all(said in line for line in lines if said is not None)
+
+
+def test_a_device_may_have_any_name(erg: Erg) -> None:
+    code, out, _ = erg(MODEL, *BATCH, "--device", "[/b]")
+    assert code == 0
+    assert "[/b]" in out
+
+
 def test_paged_states_are_on_the_host(erg: Erg) -> None:
     found = document(erg, "--optimizer", "paged-adamw")
     assert found["host_bytes"] == 8 * 1_100_048_384
@@ -127,6 +183,28 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         (("--optimizer", "adamz"), "no optimizer 'adamz'"),
         (("--mfu", "45"), "as in 0.4"),
         (("--micro-batches", "3"), "no multiple"),
+        *(
+            ((f"--{name}", value), f"--{name} is")
+            for name in (
+                "memory-gib",
+                "usable",
+                "tokens",
+                "mfu",
+                "watts",
+                "power-frac",
+                "grid-g-per-kwh",
+                "pue",
+                "price-per-hour",
+            )
+            for value in ("nan", "inf", "-1")
+        ),
+        (("--tensor-parallel", "64"), "32 attention heads can't be split evenly over 64"),
+        (("--context-parallel", "5000"), "sequences of 2048 tokens can't be split over 5000"),
+        (("--pipeline-parallel", "23"), "22 layers can't be 23 stages of a pipeline"),
+        (("--freeze", "model", "--freeze", "lm_head"), "nothing is trained"),
+        (("--batch-size", "9" * 400), "at most 1e+15 tokens"),
+        (("--num-devices", "9" * 400), "not in the range"),
+        (("--phase", "decode"), "No such option"),
     ],
 )
 def test_misuse_is_one_line_and_code_2(erg: Erg, options: tuple[str, ...], said: str) -> None:

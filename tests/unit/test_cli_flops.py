@@ -192,6 +192,7 @@ def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
         ),
         (("flops", "{config}", "--seq-len", "8", "--context", "5"), 2, "training has none"),
         (("flops", "{config}", "--seq-len", "8", "--images", "1"), 2, "sees no images"),
+        (("flops", "{config}", "--seq-len", "8", "--mtp", "1"), 2, "leave out --mtp"),
         (("flops", "{config}", "--seq-len", "8", "--source-len", "1"), 2, "no encoder"),
         (("flops", "{config}", "--seq-len", "8", "--params", "nan"), 2, "above 0; got nan"),
         (

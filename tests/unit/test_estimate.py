@@ -14,6 +14,7 @@ from ergmeter.flops.estimate import (
     COST,
     DURATION,
     ENERGY,
+    MOST_SEQUENCES,
     PEAK,
     SPARE,
     STEP,
@@ -115,10 +116,14 @@ def test_without_a_peak_there_is_no_time() -> None:
     ("stated", "said"),
     [
         ({"mfu": 40}, "as in 0.4"),
-        ({"mfu": 0}, "above 0"),
+        ({"mfu": 0}, "got 0"),
         ({"watts": 300, "power_frac": 0.5}, "not as both"),
-        ({"tokens": -1}, "--tokens must be above 0"),
-        ({"price_per_hour": float("nan")}, "--price-per-hour must be above 0"),
+        ({"mfu": 1.2, "mfu_source": "of the run before"}, "got 1.2, of the run before"),
+        ({"tokens": -1}, "--tokens is .*: above 0 and at most 1e.18; got -1"),
+        ({"price_per_hour": float("nan")}, "--price-per-hour is .*: above 0 .*; got nan"),
+        ({"power_frac": 80}, "share of its TDP, as in 0.8: above 0 and at most 1.5; got 80"),
+        ({"pue": 0.9}, "--pue is .*: 1 or more"),
+        ({"grid_g_per_kwh": float("inf")}, "--grid-g-per-kwh is .*; got inf"),
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(stated: dict[str, float], said: str) -> None:
@@ -149,8 +154,36 @@ def test_kinds_of_memory_add_up_to_the_peak() -> None:
 
 
 def test_a_usable_share_is_a_share() -> None:
-    with pytest.raises(UsageError, match="usable share"):
+    with pytest.raises(UsageError, match=r"--usable is the share .* got 1\.5"):
         Room("a card", 1e9, "its datasheet", 1.5)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_device_has_some_memory_and_not_all_there_is(value: float) -> None:
+    with pytest.raises(UsageError, match=f"--memory-gib is .*; got {value:g}"):
+        Room("a card", value * 2**30, "as given")
+
+
+@pytest.mark.parametrize("options", [{"grid_g_per_kwh": 0}, {"pue": 1}, {"mfu": 1}])
+def test_the_ends_of_a_range_may_be_stated(options: dict[str, float]) -> None:
+    plan = Plan(**options)  # type: ignore[arg-type]
+    assert all(getattr(plan, name) == value for name, value in options.items())
+
+
+def test_the_search_for_the_largest_batch_ends() -> None:
+    found = largest_batch(
+        read_graph(SMALL),
+        Batch.of(1, 128),
+        training=Training(),
+        setup=Setup(),
+        usable_bytes=float("inf"),
+    )
+    assert found == MOST_SEQUENCES
+    memory = step_memory(read_graph(SMALL), Batch.of(1, 128))
+    said = memory_results(memory, Room("a card", 1e12, "as given"), found)[BATCH_MAX]
+    assert isinstance(said, Reading)
+    assert said.note is not None
+    assert "or more" in said.note
 
 
 @given(room=st.floats(1e6, 1e10), data=st.integers(1, 4), parts=st.integers(1, 3))

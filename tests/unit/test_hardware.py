@@ -84,8 +84,8 @@ DRIVER_NAMES = {
     "AMD Instinct MI300X": 1307.4,
     "AMD Instinct MI300X OAM": 1307.4,
     "AMD Instinct MI325X": 1307.4,
-    "AMD Instinct MI350X": 2300,
-    "AMD Instinct MI355X": 2500,
+    "AMD Instinct MI350X": 2306.9,
+    "AMD Instinct MI355X": 2516.6,
     "TPU v4": 275,
     "TPU v5 lite": 197,
     "TPU v5": 459,
@@ -122,6 +122,39 @@ def test_a_drivers_name_finds_its_own_peak(name: str, peak_tflop_per_s: float) -
 def test_an_alias_finds_its_row(alias: str, key: str, peak_tflop_per_s: float) -> None:
     assert lookup(alias).key == key
     assert lookup(alias).peak("bf16") == pytest.approx(peak_tflop_per_s * T, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("H100 SXM", "h100-sxm"),
+        ("H100 SXM5", "h100-sxm"),
+        ("H100 PCIe", "h100-pcie"),
+        ("H100 NVL", "h100-nvl"),
+        ("H200 SXM", "h200-sxm"),
+        ("H200 NVL", "h200-nvl"),
+        ("A100 80GB PCIe", "a100-pcie-80gb"),
+        ("A100 SXM4 80GB", "a100-sxm-80gb"),
+        ("L40S", "l40s"),
+        ("RTX A6000", "rtx-a6000"),
+        ("RTX 6000 Ada", "rtx-6000-ada"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("DGX Spark", "gb10"),
+        ("MI300X", "mi300x"),
+        ("Instinct MI300X", "mi300x"),
+        ("TPU v5e", "tpu-v5e"),
+        ("TPU v5p", "tpu-v5p"),
+        ("Trainium2", "trn2-chip"),  # what neuron-monitor calls the chip
+        ("Trainium2 core", "trn2-core"),
+        ("Gaudi 3", "gaudi3"),
+    ],
+)
+def test_a_device_is_found_as_people_call_it(said: str, key: str) -> None:
+    assert lookup(said).key == key
+
+
+def test_what_a_datasheet_does_not_settle_is_left_out() -> None:
+    assert set(lookup("RTX 4000 Ada").peak_flops_per_s) == {"fp32"}
 
 
 def test_case_and_runs_of_spaces_do_not_matter_and_nothing_else_is_forgiven() -> None:
@@ -171,6 +204,11 @@ def test_a_similar_name_is_asked_about_not_used() -> None:
         ("AMD Instinct MI250X / MI250", ["mi250x-gcd", "mi250-gcd"]),
         ("NVIDIA GeForce RTX 3080", ["rtx-3080-10gb", "rtx-3080-12gb"]),
         ("trn2", ["trn2-core", "trn2-chip"]),
+        ("A100 80GB", ["a100-sxm-80gb", "a100-pcie-80gb"]),
+        ("NVIDIA H100", ["h100-sxm", "h100-pcie", "h100-nvl"]),
+        ("NVIDIA GeForce RTX 2060", ["rtx-2060-6gb", "rtx-2060-12gb"]),
+        ("AWS Trainium2", ["trn2-core", "trn2-chip"]),
+        ("Trainium3", ["trn3-core", "trn3-chip"]),
         ("Apple M2 Max", ["apple-m2-max-30", "apple-m2-max-38"]),
     ],
 )

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ergmeter.metrics.compute import Peak
     from ergmeter.records import Missing
 
-_ONE = click.IntRange(min=1)
+_ONE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
+_MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
 _DTYPES = ("bf16", "fp16", "fp32", "mixed", "bf16-master")
 # The type whose peak a precision is held against.
 _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
@@ -98,10 +99,10 @@ _PLAN = [
     click.option("--peak", help="Dense peak of one device, instead of the table's: 989.5T."),
     click.option("--peak-source", help="Where that peak is from."),
     click.option("--watts", type=float, help="Average power of one device."),
-    click.option("--power-frac", type=float, help="The same, as a share of its TDP."),
-    click.option("--grid-g-per-kwh", type=click.FloatRange(min=0), help="Of the electricity."),
+    click.option("--power-frac", type=float, help="The same, as a share of its TDP: 0.8."),
+    click.option("--grid-g-per-kwh", type=float, help="Of the electricity."),
     click.option("--grid-source", help="Where that intensity is from."),
-    click.option("--pue", type=click.FloatRange(min=1), help="Of the building."),
+    click.option("--pue", type=float, help="Of the building."),
     click.option("--pue-source", help="Where that PUE is from."),
     click.option("--price-per-hour", type=float, help="Of one device."),
     click.option("--currency", default="price units", help="What that price is in."),
@@ -141,8 +142,9 @@ def command(
     from ergmeter.records import Missing
     from ergmeter.views import estimate as view
 
-    graph = graph_of(model, shape)
-    batch, how = batch_of(graph, shape), training()
+    how = training()
+    graph = _graph(model, shape, given, has_adapters=how.lora is not None)
+    batch = _batch(graph, shape)
     parallel = _parallel(given)
     spec = _spec(given["device"])
     setup = _setup(given, parallel)
@@ -173,10 +175,47 @@ def _print(shown: Any) -> None:  # noqa: ANN401  loading its class would load th
 
     console = Console(highlight=False)
     console.print(view.moments_table(shown.memory))
-    console.print(shown.verdict, style="bold")
+    console.print(shown.verdict, style="bold", markup=False)
     console.print(view.checkpointing_table(shown))
     for line in view.lines(shown):
         console.print(line)
+
+
+def _graph(
+    model: str, shape: dict[str, Any], given: dict[str, Any], *, has_adapters: bool
+) -> Graph:
+    """The model; how its checkpoint is quantised is said, since it is not what is counted."""
+    from dataclasses import replace
+
+    from ergmeter.flops.arrangement import precision
+    from ergmeter.flops.source import read_model
+    from ergmeter.flops.states import stored_as
+
+    graph = graph_of(model, shape)
+    config, name = read_model(model), "quantization_config"
+    inner = config.raw("text_config")
+    stored = stored_as(config.raw(name) or (isinstance(inner, dict) and inner.get(name)))
+    if stored is None:
+        return graph
+    counted = f"weights counted at {precision(given['dtype']).weight} B; pass --quantize"
+    if given["quantize"] is not None:
+        counted = f"matrices counted as --quantize {given['quantize']} keeps them"
+    elif not has_adapters:
+        counted += " with --lora"
+    line = f"{name} ({stored}) is not taken: {counted}"
+    return replace(graph, assumptions=(*graph.assumptions, line))
+
+
+def _batch(graph: Graph, shape: dict[str, Any]) -> Batch:
+    from ergmeter.errors import UsageError
+
+    batch = batch_of(graph, shape)
+    if batch.tokens > _MOST_TOKENS:
+        raise UsageError(
+            f"a step of --batch-size x --seq-len is at most {_MOST_TOKENS:.0e} tokens; got"
+            f" {batch.sequences} x {batch.seq_len}"
+        )
+    return batch
 
 
 def _parallel(given: dict[str, Any]) -> Parallel:
@@ -245,9 +284,11 @@ def _spec(device: str | None) -> DeviceSpec | Missing:
 
 
 def _room(given: dict[str, Any], spec: DeviceSpec | Missing) -> Room | Missing:
-    from ergmeter.flops.estimate import Room
+    from ergmeter.flops.estimate import Room, check_stated
     from ergmeter.records import Missing
 
+    check_stated("usable", given["usable"])  # whether or not there is something to use
+    check_stated("memory_gib", given["memory_gib"])
     if given["memory_gib"] is not None:
         return Room("the device", given["memory_gib"] * 2**30, "as given", given["usable"])
     if isinstance(spec, Missing):
@@ -265,13 +306,27 @@ def _peak(given: dict[str, Any], spec: DeviceSpec | Missing) -> Peak | Missing:
 
     dtype = _COMPUTED_IN.get(given["dtype"], given["dtype"])
     if given["peak"] is not None:
-        return declared_peak(parse_peak(given["peak"]), dtype, given["peak_source"])
+        peak = declared_peak(parse_peak(given["peak"]), dtype, given["peak_source"])
+        return peak if isinstance(spec, Missing) else _instead(peak, spec)
     if isinstance(spec, Missing):
         return spec
     try:
         return table_peak(spec.key, dtype)
     except NotMeasurable as error:
         return Missing(str(error))
+
+
+def _instead(peak: Peak, spec: DeviceSpec) -> Peak:
+    """A peak given beside a device: the note says what is still taken of the device."""
+    from dataclasses import replace
+
+    from ergmeter.units import scaled
+
+    own = spec.peak_flops_per_s.get(peak.dtype)
+    known = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
+    return replace(
+        peak, source=f"{peak.source}; of {spec.name} only memory and TDP are taken{known}"
+    )
 
 
 def _plan(given: dict[str, Any], parallel: Parallel, spec: DeviceSpec | Missing) -> Any:  # noqa: ANN401  loading its class would load the engine

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
+from ergmeter.flops.batch import IMAGE_STREAMS
+from ergmeter.flops.graph import Attention
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Attention
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.graph import Graph
     from ergmeter.flops.work import Training
 
 FP32 = 4  # bytes
@@ -107,6 +110,42 @@ class Setup:
     workspace_bytes: float = 0
 
 
+def check_sizes(graph: Graph, batch: Batch, setup: Setup, *, layers: int) -> None:
+    """UsageError where something would be split finer than it has pieces."""
+    parallel, parts = setup.parallel, setup.micro_batches
+    if parallel.pipeline > max(1, layers):
+        raise UsageError(
+            f"{layers} layers can't be {parallel.pipeline} stages of a pipeline;"
+            f" --pipeline-parallel is at most {max(1, layers)}"
+        )
+    if parallel.context > batch.seq_len:
+        raise UsageError(
+            f"sequences of {batch.seq_len} tokens can't be split over {parallel.context} devices;"
+            f" --context-parallel is at most {batch.seq_len}"
+        )
+    heads = [attention.heads for attention in _attention_of_text(graph)]
+    for count in heads or [graph.hidden]:  # without attention, channels are split
+        if count % parallel.tensor:
+            raise UsageError(
+                f"{count} {'attention heads' if heads else 'channels'} can't be split evenly"
+                f" over {parallel.tensor} devices; --tensor-parallel must divide {count}"
+            )
+    if batch.sequences % (parallel.data * parts):
+        raise UsageError(
+            f"a batch of {batch.sequences} sequences is no multiple of {parallel.data}"
+            f" data-parallel devices x {parts} micro-batches"
+        )
+
+
+def _attention_of_text(graph: Graph) -> list[Attention]:
+    """Of text: an image's tower may be whole on every device."""
+    return [
+        node.work
+        for node in graph
+        if isinstance(node.work, Attention) and node.stream not in IMAGE_STREAMS
+    ]
+
+
 def is_written_out(work: Attention, numbers: Precision, kernels: Kernels) -> bool:
     """Whether the probabilities are kept.
 
@@ -116,7 +155,7 @@ def is_written_out(work: Attention, numbers: Precision, kernels: Kernels) -> boo
     return kernels.attention == "eager" or (numbers.compute == FP32 and work.kv_heads != work.heads)
 
 
-def said(setup: Setup, how: Training) -> list[str]:
+def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
     """What was chosen, in words: the assumptions of whatever is worked out from it."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
@@ -148,6 +187,12 @@ def said(setup: Setup, how: Training) -> list[str]:
     if parallel.tensor > 1:
         lines.append(
             "tensor-parallel: matrices, vocabulary and heads split evenly; norms are whole"
+        )
+    keys = {one.kv_heads for one in _attention_of_text(graph) if one.kv_heads % parallel.tensor}
+    if keys:
+        lines.append(
+            f"keys and values have {min(keys)} heads for {parallel.tensor} tensor-parallel devices:"
+            " counted as if split, where frameworks copy them; a little low"
         )
     if parallel.pipeline > 1:
         lines.append("a pipeline of even stages, one forward and one backward in turn (1F1B)")

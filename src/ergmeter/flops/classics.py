@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.config import shown
 from ergmeter.flops.decoder import Decoder, Layer, Mlp, SelfAttention
 from ergmeter.flops.llamas import llama
 from ergmeter.flops.pieces import each_attention, each_mlp, head_dim_of, like_llama, self_attention
@@ -157,11 +158,10 @@ def mpt(c: Config) -> Decoder:
         names=("", "", "", "out_proj"),
         module="attn",
     )
-    size = int(c.number("expansion_ratio", default=4) * hidden)
+    size = c.share("expansion_ratio", hidden, default=4)
     mlp = Mlp(size, is_gated=False, names=("up_proj", "down_proj"), module="ffn")
     layer = Layer((attention,), mlp, norm=hidden, feed_norm=hidden)
-    attn = c.raw("attn_config")
-    has_alibi = bool(attn.get("alibi", True)) if isinstance(attn, dict) else True
+    has_alibi = "attn_config" not in c or c.part("attn_config").flag("alibi", default=True)
     has_positions = c.flag("learned_pos_emb", default=True) and not has_alibi
     return Decoder(
         "mpt",
@@ -211,11 +211,7 @@ def gpt_neo(c: Config) -> Decoder:
     count = c.whole("num_layers", "num_hidden_layers")
     kinds = c.names("attention_layers")
     if kinds is None:
-        kinds = [
-            kind
-            for group, times in c.raw("attention_types") or []
-            for kind in list(group) * int(times)
-        ]
+        kinds = _repeated(c, count)
     if len(kinds) != count:
         raise FormatError(
             f"{c.where}: attention_types lists {len(kinds)} layers and num_layers is {count}"
@@ -251,6 +247,22 @@ def gpt_neo(c: Config) -> Decoder:
         layer_name="h",
         embedding_name="wte",
     )
+
+
+def _repeated(c: Config, count: int) -> list[str]:
+    """What `attention_types` says of each layer: [[["global", "local"], 12]], and more of these."""
+    value = c.raw("attention_types")
+    kinds: list[str] = []
+    for each in value if isinstance(value, list) else [value]:
+        match each:
+            case [[*group], int(times)] if 0 <= times <= count:
+                kinds.extend(str(kind) for _ in range(times) for kind in group)
+            case _:
+                raise FormatError(
+                    f"{c.where}: attention_types must be a list of pairs, kinds of layers and how"
+                    f" often they come; got {shown(value)}"
+                )
+    return kinds
 
 
 def gpt_bigcode(c: Config) -> Decoder:

@@ -9,12 +9,33 @@ configurations of vision-language models leave out what equals them) is kept as 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import FormatError
 
 _LARGEST = 1 << 40  # no dimension of any model is near this; a typing error is
+_SHOWN = 80  # characters of a wrong value in its error
+
+# What is built one by one, so that a typing error in it would take hours instead of a line.
+_LAYERS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers",
+    "encoder_layers", "decoder_layers", "depth", "mtp_num_layers",
+)  # fmt: skip
+_EXPERTS = (
+    "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_shared_experts",
+    "moe_num_shared_experts",
+)  # fmt: skip
+_MOST_LAYERS = 10_000
+_MOST_EXPERTS = 1_000_000
+_MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(_EXPERTS, _MOST_EXPERTS)}
+
+
+def shown(value: object) -> str:
+    """A wrong value as an error quotes it."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 class Config:
@@ -44,7 +65,7 @@ class Config:
     @property
     def model_type(self) -> str:
         """What family it says it is of."""
-        return str(self._fields.get("model_type") or "")
+        return _family(self._fields, self.where)
 
     def whole(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
         """A whole number under one of these names."""
@@ -52,11 +73,12 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FormatError(f"{self.where}: {name} must be a whole number; got {value!r}")
-        if not at_least <= value < _LARGEST:
+            raise FormatError(f"{self.where}: {name} must be a whole number; got {shown(value)}")
+        most = _MOST.get(name)
+        if not at_least <= value < _LARGEST or (most is not None and value > most):
+            limit = "less than 2^40" if most is None else f"at most {most:,}"
             raise FormatError(
-                f"{self.where}: {name} must be at least {at_least}"
-                f" and less than 2^40; got {value!r}"
+                f"{self.where}: {name} must be at least {at_least} and {limit}; got {shown(value)}"
             )
         return value
 
@@ -66,19 +88,40 @@ class Config:
             return None
         return self.whole(*names, at_least=at_least)
 
+    def whole_or_auto(self, name: str) -> int | None:
+        """A whole number, or None where it is absent or "auto"."""
+        return None if self._found(name) == "auto" else self.maybe(name)
+
     def flag(self, *names: str, default: bool | None = None) -> bool:
         """A true or false under one of these names."""
         name, value = self._value(names, default)
         if not isinstance(value, bool):
-            raise FormatError(f"{self.where}: {name} must be true or false; got {value!r}")
+            raise FormatError(f"{self.where}: {name} must be true or false; got {shown(value)}")
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
-        """A number under one of these names."""
+        """A ratio under one of these names: above 0, and of a size that a model can have."""
         name, value = self._value(names, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FormatError(f"{self.where}: {name} must be a number; got {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or not 1 / _LARGEST < value < _LARGEST:
+            raise FormatError(f"{self.where}: {name} must be a number above 0; got {shown(value)}")
         return float(value)
+
+    def share(self, name: str, of: int, *, default: float | None = None) -> int:
+        """That many times a size, which is a size again."""
+        size = int(self.number(name, default=default) * of)
+        if not 1 <= size < _LARGEST:
+            raise FormatError(
+                f"{self.where}: {name} {shown(self._found(name))} times {of} is no size"
+            )
+        return size
+
+    def word(self, name: str) -> str | None:
+        """A word, or None where it is absent."""
+        value = self._found(name)
+        if value is not None and not isinstance(value, str):
+            raise FormatError(f"{self.where}: {name} must be a word; got {shown(value)}")
+        return value
 
     def names(self, *names: str) -> list[str] | None:
         """A list of words, or None where it is absent."""
@@ -87,19 +130,20 @@ class Config:
             if value is None:
                 continue
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-                raise FormatError(f"{self.where}: {name} must be a list of words; got {value!r}")
+                raise FormatError(
+                    f"{self.where}: {name} must be a list of words; got {shown(value)}"
+                )
             return list(value)
         return None
 
     def wholes(self, name: str) -> list[int] | None:
-        """A list of whole numbers, or None where it is absent."""
+        """A list of numbers of layers, from 0, or None where it is absent."""
         value = self._found(name)
         if value is None:
             return None
-        is_list = isinstance(value, list)
-        if not is_list or any(isinstance(n, bool) or not isinstance(n, int) for n in value):
+        if not isinstance(value, list) or not all(_is_count(number) for number in value):
             raise FormatError(
-                f"{self.where}: {name} must be a list of whole numbers; got {value!r}"
+                f"{self.where}: {name} must be a list of whole numbers from 0; got {shown(value)}"
             )
         return list(value)
 
@@ -118,10 +162,10 @@ class Config:
         if not isinstance(value, dict):
             raise FormatError(f"{self.where}: {name} is missing or is no object")
         known = defaults or {}
-        own = str(value.get("model_type") or "")
+        where = f"{self.where}: {name}"
+        own = _family(value, where)
         family = own if own in known or (own and own != self.model_type) else kind
         fields = {**value, "model_type": family}
-        where = f"{self.where}: {name}"
         return Config(fields, where=where, defaults=known.get(family), assumed=self.assumed)
 
     def _found(self, name: str) -> Any:  # noqa: ANN401
@@ -145,6 +189,17 @@ class Config:
         return names[0], default
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _family(fields: dict[str, Any], where: str) -> str:
+    value = fields.get("model_type")
+    if value is not None and not isinstance(value, str):
+        raise FormatError(f"{where}: model_type must be a word; got {shown(value)}")
+    return value or ""
+
+
 def read_config(path: str | Path) -> Config:
     """The configuration in a file, or in the directory of a model."""
     file = Path(path)
@@ -158,7 +213,7 @@ def read_config(path: str | Path) -> Config:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:
         fields = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of 5000 digits
         raise FormatError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise FormatError(f"{path} holds no object of fields; pass a model's config.json")

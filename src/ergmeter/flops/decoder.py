@@ -516,7 +516,7 @@ def _add_mamba(b: Builder, m: Mamba, x: str, *, name: str, hidden: int) -> str:
         "scan",
         (time, choice, conv),
         params=m.inner * (m.state + 1),
-        work=Scan(7 * m.inner * m.state),
+        work=Scan(7 * m.inner * m.state, m.inner * m.state),
         layer=name,
     )
     gated = b.add(f"{at}.gate", "residual", (scan, both), layer=name)
@@ -542,7 +542,7 @@ def _add_mamba2(b: Builder, m: Mamba2, x: str, *, name: str, hidden: int) -> str
         "scan",
         (conv, both),
         params=3 * m.heads,
-        work=Scan(7 * m.inner * m.state),
+        work=Scan(7 * m.inner * m.state, m.inner * m.state),
         layer=name,
     )
     normed = b.add(
@@ -572,7 +572,7 @@ def _add_delta(b: Builder, d: DeltaNet, x: str, *, name: str, hidden: int) -> st
         "scan",
         (conv, ba),
         params=2 * d.value_heads,
-        work=Scan(8 * state),
+        work=Scan(8 * state, state),
         layer=name,
     )
     normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim, layer=name)

@@ -32,6 +32,7 @@ _QWEN2_VL: dict[str, Any] = {
     "num_hidden_layers": 80,
     "num_attention_heads": 64,
     "num_key_value_heads": 8,
+    "max_window_layers": 80,
 }
 _VIT: dict[str, Any] = {
     "hidden_size": 768,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError
 from ergmeter.flops.decoder import Mlp, SelfAttention, add_attention, add_mlp
 from ergmeter.flops.graph import Attention, Builder, Graph, Node
+from ergmeter.flops.pieces import layer_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -394,9 +395,9 @@ def modernbert(c: Config) -> Encoder:
         fused="Wi",
     )
     every = c.whole("global_attn_every_n_layers", default=3)
-    kinds = c.names("layer_types") or [
-        "sliding_attention" if number % every else "full_attention" for number in range(count)
-    ]
+    kinds = layer_kinds(
+        c, count, lambda number: "sliding_attention" if number % every else "full_attention"
+    )
     window = c.whole("local_attention")
     blocks = tuple(
         Block(
@@ -435,9 +436,9 @@ def deberta(c: Config) -> Encoder:
     if c.flag("relative_attention", default=False):
         buckets = c.whole("position_buckets", default=-1, at_least=-1)
         span = c.whole("max_relative_positions", default=-1, at_least=-1)
-        kinds = c.raw("pos_att_type") or []
-        kinds = kinds.split("|") if isinstance(kinds, str) else kinds
-        has_norm = "layer_norm" in str(c.raw("norm_rel_ebd")).split("|")
+        listed = c.raw("pos_att_type")
+        kinds = listed.split("|") if isinstance(listed, str) else c.names("pos_att_type") or []
+        has_norm = "layer_norm" in (c.word("norm_rel_ebd") or "").split("|")
         relative = Relative(
             2 * (buckets if buckets > 0 else span if span > 0 else positions),
             tuple(kind for kind in ("c2p", "p2c") if kind in kinds),

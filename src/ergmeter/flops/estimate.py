@@ -30,6 +30,39 @@ USABLE_FRAC = 0.9
 # torch gives cuBLAS a workspace for each thread that multiplies, one forward and one backward:
 # 32 MiB on Hopper and later, 8 MiB before.
 CUBLAS_BYTES = 2 * 32 * 2**20
+AS_GIVEN = "as given"
+# Where what a device holds does not grow with the batch, the search for the largest ends.
+MOST_SEQUENCES = 2**40
+
+# What each figure that somebody states is, as in what, and between which values it makes sense.
+# nan is between none. Bounds that nobody meets keep what is worked out from them finite.
+_STATED: dict[str, tuple[str, float, float]] = {
+    "memory_gib": ("the memory of one device in GiB, as in 80", 0, 1e6),
+    "usable": ("the share of a device's memory to plan with, as in 0.9", 0, 1),
+    "tokens": ("how many tokens to train on, as in 1e9", 0, 1e18),
+    "mfu": ("the model-FLOPs utilisation, a share, as in 0.4", 1e-6, 1),
+    "watts": ("the average power of one device in W, as in 550", 0, 1e5),
+    "power_frac": ("a device's average power as a share of its TDP, as in 0.8", 0, 1.5),
+    "grid_g_per_kwh": ("the grid's intensity in g of CO2e a kWh, as in 300", 0, 1e5),
+    "pue": ("the building's energy over that of its machines, as in 1.2", 1, 100),
+    "price_per_hour": ("the price of one device for an hour, as in 2.5", 0, 1e9),
+}
+_MAY_BE_LEAST = ("mfu", "grid_g_per_kwh", "pue")
+
+
+def check_stated(name: str, value: float | None, where: str = "") -> None:
+    """UsageError where a stated figure can't be what its option is."""
+    if value is None:
+        return
+    what, least, most = _STATED[name]
+    is_inclusive = name in _MAY_BE_LEAST
+    if (least <= value if is_inclusive else least < value) and value <= most:
+        return
+    low = f"{least:g} or more" if is_inclusive else f"above {least:g}"
+    raise UsageError(
+        f"--{name.replace('_', '-')} is {what}: {low} and at most {most:g}; got {value:g}{where}"
+    )
+
 
 PEAK = "estimate.memory_peak_bytes"
 SPARE = "estimate.memory_spare_bytes"
@@ -52,8 +85,8 @@ class Room:
     usable_frac: float = USABLE_FRAC
 
     def __post_init__(self) -> None:
-        if not 0 < self.usable_frac <= 1:
-            raise UsageError(f"a usable share is above 0 and at most 1; got {self.usable_frac:g}")
+        check_stated("usable", self.usable_frac)
+        check_stated("memory_gib", self.memory_bytes / 2**30)
 
     @property
     def usable_bytes(self) -> float:
@@ -76,7 +109,7 @@ class Plan:
     devices: int = 1
     tokens: float | None = None
     mfu: float | None = None
-    mfu_source: str = "as given"
+    mfu_source: str = AS_GIVEN
     watts: float | None = None  # of one device, on average
     power_frac: float | None = None  # of its TDP, instead
     tdp_w: float | None = None
@@ -88,14 +121,11 @@ class Plan:
     currency: str = "price units"
 
     def __post_init__(self) -> None:
-        if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise UsageError(f"an MFU is above 0 and at most 1, as in 0.4; got {self.mfu:g}")
         if self.watts is not None and self.power_frac is not None:
             raise UsageError("give the power as --watts or as --power-frac, not as both")
-        for name in ("tokens", "watts", "power_frac", "price_per_hour"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"--{name.replace('_', '-')} must be above 0; got {value:g}")
+        check_stated("mfu", self.mfu, "" if self.mfu_source == AS_GIVEN else f", {self.mfu_source}")
+        for name in ("tokens", "watts", "power_frac", "grid_g_per_kwh", "pue", "price_per_hour"):
+            check_stated(name, getattr(self, name))
 
 
 def memory_results(memory: Memory, room: Room | Missing, largest: int | None) -> dict[str, Result]:
@@ -113,10 +143,11 @@ def memory_results(memory: Memory, room: Room | Missing, largest: int | None) ->
         return found | {SPARE: room, BATCH_MAX: room}
     spare = room.usable_bytes - peak.total_bytes
     found[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.said}")
+    ended = ", or more: not looked further" if (largest or 0) >= MOST_SEQUENCES else ""
     found[BATCH_MAX] = (
         Missing(f"not even one sequence a device fits {room.said}")
         if largest is None
-        else Reading(largest, "sequences", "assumed", note=f"of a step, in {room.said}")
+        else Reading(largest, "sequences", "assumed", note=f"of a step, in {room.said}{ended}")
     )
     return found
 
@@ -135,7 +166,10 @@ def verdict(memory: Memory, room: Room | Missing) -> str:
 def largest_batch(
     graph: Graph, batch: Batch, *, training: Training, setup: Setup, usable_bytes: float
 ) -> int | None:
-    """Sequences of the largest step that fits, devices and micro-batches as they are."""
+    """Sequences of the largest step that fits, devices and micro-batches as they are.
+
+    What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES a device.
+    """
     spread = setup.parallel.data * setup.micro_batches
 
     def fits(each: int) -> bool:
@@ -148,6 +182,8 @@ def largest_batch(
     low, high = 1, 2
     while fits(high):
         low, high = high, 2 * high
+        if low >= MOST_SEQUENCES:
+            return low * spread
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)

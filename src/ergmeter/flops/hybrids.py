@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.decoder import Decoder, DeltaNet, Experts, Layer, Mamba, Mamba2, Mlp
-from ergmeter.flops.llamas import qwen3
+from ergmeter.flops.llamas import qwen3_full
 from ergmeter.flops.pieces import (
     dense_or_experts,
     each_attention,
+    every_nth_full,
     experts_of,
+    layer_kinds,
     like_llama,
     self_attention,
     with_qk_norms,
@@ -23,13 +25,10 @@ if TYPE_CHECKING:
 
 def qwen3_next(c: Config) -> Decoder:
     """Qwen3-Next: three layers of gated linear attention to one of gated attention."""
-    base = qwen3(c)
+    base = qwen3_full(c)
     count = len(base.layers)
     every = c.whole("full_attention_interval", default=4)
-    kinds = c.names("layer_types") or [
-        "full_attention" if (number + 1) % every == 0 else "linear_attention"
-        for number in range(count)
-    ]
+    kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
     linear = DeltaNet(
         c.whole("linear_num_key_heads"),
         c.whole("linear_num_value_heads"),
@@ -56,14 +55,13 @@ def qwen3_next(c: Config) -> Decoder:
 def mamba(c: Config) -> Decoder:
     """Mamba: nothing but state-space layers."""
     hidden = c.whole("hidden_size", "d_model")
-    inner = c.maybe("intermediate_size") or int(c.number("expand", default=2) * hidden)
-    rank = c.raw("time_step_rank")
+    inner = c.maybe("intermediate_size") or c.share("expand", hidden, default=2)
     layer = Layer(
         (
             Mamba(
                 inner,
                 c.whole("state_size"),
-                rank if isinstance(rank, int) else -(-hidden // 16),
+                c.whole_or_auto("time_step_rank") or -(-hidden // 16),
                 c.whole("conv_kernel"),
                 conv_bias=c.flag("use_conv_bias", default=True),
                 proj_bias=c.flag("use_bias", default=False),
@@ -86,7 +84,7 @@ def mamba(c: Config) -> Decoder:
 def mamba2(c: Config) -> Decoder:
     """Mamba 2: heads and a larger state."""
     hidden = c.whole("hidden_size")
-    inner = int(c.number("expand", default=2) * hidden)
+    inner = c.share("expand", hidden, default=2)
     mixer = Mamba2(
         inner,
         c.whole("state_size"),
@@ -113,8 +111,7 @@ def jamba(c: Config) -> Decoder:
     """Jamba: one attention layer in eight, the others Mamba; every second a mixture."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     attention = self_attention(c)
-    state, rank = c.whole("mamba_d_state"), c.raw("mamba_dt_rank")
-    rank = rank if isinstance(rank, int) else -(-hidden // 16)
+    state, rank = c.whole("mamba_d_state"), c.whole_or_auto("mamba_dt_rank") or -(-hidden // 16)
     mixer = Mamba(
         c.whole("mamba_expand") * hidden,
         state,
@@ -148,9 +145,9 @@ def mamba2_of(c: Config, *, module: str, bias: bool = False) -> Mamba2:
     """Mamba-2 as the hybrids write it."""
     hidden = c.whole("hidden_size")
     heads = c.whole("mamba_n_heads")
-    head_dim = c.raw("mamba_d_head")
+    head_dim = c.whole_or_auto("mamba_d_head")
     inner = c.maybe("mamba_d_ssm") or (
-        heads * head_dim if isinstance(head_dim, int) else c.whole("mamba_expand") * hidden
+        heads * head_dim if head_dim else c.whole("mamba_expand") * hidden
     )
     return Mamba2(
         inner,
@@ -170,10 +167,13 @@ _ATTENDS = ("attention", "full_attention")  # before transformers 5, and since
 def bamba(c: Config) -> Decoder:
     """Bamba: Mamba-2 layers with a few of attention, each with a feed-forward."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
-    attends = c.raw("attn_layer_indices") or []
-    kinds = c.names("layers_block_type") or [
-        "attention" if number in attends else "mamba" for number in range(count)
-    ]
+    attends = c.wholes("attn_layer_indices") or []
+    kinds = layer_kinds(
+        c,
+        count,
+        lambda number: "attention" if number in attends else "mamba",
+        names=("layers_block_type",),
+    )
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
     mixer = mamba2_of(c, module="mamba")
     mlp = Mlp(c.whole("intermediate_size"), module="feed_forward")
@@ -197,7 +197,8 @@ def falcon_h1(c: Config) -> Decoder:
 def granite_hybrid(c: Config) -> Decoder:
     """Granite 4: Mamba-2 and attention layers, each with experts and a shared feed-forward."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
-    kinds = c.names("layer_types", "layers_block_type") or ["mamba"] * count
+    names = ("layer_types", "layers_block_type")
+    kinds = layer_kinds(c, count, lambda _number: "mamba", names=names)
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
     mixer = mamba2_of(c, module="mamba")
     shared = c.whole("shared_intermediate_size")
@@ -218,10 +219,7 @@ def qwen3_5(c: Config) -> Decoder:
     """Qwen 3.5: three layers of gated linear attention to one of gated attention, dense or not."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     every = c.whole("full_attention_interval", default=4)
-    kinds = c.names("layer_types") or [
-        "full_attention" if (number + 1) % every == 0 else "linear_attention"
-        for number in range(count)
-    ]
+    kinds = layer_kinds(c, count, every_nth_full(every, "linear_attention"))
     c.whole("head_dim")
     has_bias = c.flag("attention_bias", default=False)
     attention = replace(with_qk_norms(self_attention(c, bias=has_bias)), is_gated=True)
@@ -263,13 +261,18 @@ def nemotron_h(c: Config) -> Decoder:
     hidden = c.whole("hidden_size")
     kinds = c.names("layers_block_type", "layer_types")
     if kinds is None:
-        pattern = str(c.raw("hybrid_override_pattern") or "")
+        pattern = c.word("hybrid_override_pattern") or ""
         if not pattern or set(pattern) - set(_NEMOTRON_LETTERS):
             raise FormatError(
                 f"{c.where}: the field layers_block_type (or hybrid_override_pattern, of the"
                 f" letters {' '.join(_NEMOTRON_LETTERS)}) is missing; add it"
             )
         kinds = [_NEMOTRON_LETTERS[letter] for letter in pattern]
+    count = c.whole("num_hidden_layers", default=len(kinds))
+    if count != len(kinds):
+        raise FormatError(
+            f"{c.where}: num_hidden_layers is {count}, and {len(kinds)} layers are listed"
+        )
     layers = [_nemotron_layer(c, kind, hidden) for kind in kinds]
     base = like_llama(c, "nemotron_h", layers, tied=False)
     return replace(base, embedding_name="embeddings")

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Decoder, Layer, Mlp, SelfAttention
+from ergmeter.flops.decoder import Decoder, Layer, Mlp
 from ergmeter.flops.pieces import (
     each_attention,
     each_mlp,
+    every_nth_full,
     layer_kinds,
     like_llama,
     self_attention,
@@ -38,22 +39,46 @@ def mistral(c: Config) -> Decoder:
 
 def qwen2(c: Config) -> Decoder:
     """Qwen 2 and 2.5: biases on queries, keys and values; upper layers may have a window."""
-    window = c.maybe("sliding_window") if c.flag("use_sliding_window", default=False) else None
-    first = c.whole("max_window_layers", default=0, at_least=0)
-    kinds = c.names("layer_types")
+    base = qwen2_full(c)
+    windows = _upper_windows(c, len(base.layers))
+    return each_attention(base, "qwen2", lambda number, a: replace(a, window=windows[number]))
 
-    def change(number: int, a: SelfAttention) -> SelfAttention:
-        slides = kinds[number] == "sliding_attention" if kinds else number >= first
-        return replace(a, q_bias=True, kv_bias=True, window=window if slides else None)
 
-    return each_attention(llama(c), "qwen2", change)
+def qwen2_full(c: Config) -> Decoder:
+    """Qwen 2 whose layers see all that is before them."""
+    return each_attention(llama(c), "qwen2", lambda _i, a: replace(a, q_bias=True, kv_bias=True))
 
 
 def qwen3(c: Config) -> Decoder:
-    """Qwen 3: a head size of its own, norms on queries and keys."""
+    """Qwen 3: a head size of its own, norms on queries and keys; windows as in Qwen 2."""
+    base = qwen3_full(c)
+    windows = _upper_windows(c, len(base.layers))
+    return each_attention(base, "qwen3", lambda number, a: replace(a, window=windows[number]))
+
+
+def qwen3_full(c: Config) -> Decoder:
+    """Qwen 3 whose layers see all that is before them, as in what has been made from it since."""
     if "head_dim" not in c:
         raise FormatError(f"{c.where}: the field head_dim is missing; add it")
     return each_attention(llama(c), "qwen3", lambda _i, a: with_qk_norms(a))
+
+
+def qwen_window(c: Config) -> int | None:
+    """The window that a Qwen has where it is switched on; null is none, absent is 4096."""
+    if not c.flag("use_sliding_window", default=False):
+        return None
+    return c.maybe("sliding_window") if "sliding_window" in c.fields else 4096
+
+
+def _upper_windows(c: Config, layers: int) -> list[int | None]:
+    window = qwen_window(c)
+    if window is None:
+        return [None] * layers
+    first = c.whole("max_window_layers", default=28, at_least=0)
+    kinds = layer_kinds(
+        c, layers, lambda number: "sliding_attention" if number >= first else "full_attention"
+    )
+    return windows_of(kinds, window)
 
 
 def gemma(c: Config) -> Decoder:
@@ -76,11 +101,7 @@ def gemma3(c: Config) -> Decoder:
 def _gemma_with_windows(c: Config, family: str, *, every: int, has_qk_norm: bool) -> Decoder:
     base = gemma(c)
     count = len(base.layers)
-    kinds = c.names("layer_types") or [
-        "full_attention" if (number + 1) % every == 0 else "sliding_attention"
-        for number in range(count)
-    ]
-    windows = windows_of(kinds, c.whole("sliding_window"))
+    windows = windows_of(layer_kinds(c, count, every_nth_full(every)), c.whole("sliding_window"))
     base = each_attention(
         base,
         family,
@@ -197,13 +218,10 @@ def exaone4(c: Config) -> Decoder:
     """EXAONE 4: norms after each part only, and on queries and keys; some layers with a window."""
     base = llama(c)
     window = c.maybe("sliding_window")
-    every = c.raw("sliding_window_pattern")
-    kinds = c.names("layer_types") or [
-        "sliding_attention"
-        if isinstance(every, int) and window and (number + 1) % every
-        else "full_attention"
-        for number in range(len(base.layers))
-    ]
+    # A pattern of letters, as in the one of 32B, stands beside the list that it makes.
+    is_ruled = window is not None and "layer_types" not in c
+    every = c.maybe("sliding_window_pattern") if is_ruled else None
+    kinds = layer_kinds(c, len(base.layers), every_nth_full(every or 1))
     windows = windows_of(kinds, window)
     base = each_attention(
         base, "exaone4", lambda number, a: replace(with_qk_norms(a), window=windows[number])
@@ -234,9 +252,6 @@ def cohere2(c: Config) -> Decoder:
     """Command R7B and A: three layers with a window to one without."""
     base = cohere(c)
     every = c.whole("sliding_window_pattern", "_sliding_window_pattern", default=4)
-    kinds = c.names("layer_types") or [
-        "sliding_attention" if (number + 1) % every else "full_attention"
-        for number in range(len(base.layers))
-    ]
+    kinds = layer_kinds(c, len(base.layers), every_nth_full(every))
     windows = windows_of(kinds, c.whole("sliding_window"))
     return each_attention(base, "cohere2", lambda number, a: replace(a, window=windows[number]))

@@ -26,6 +26,7 @@ from ergmeter.flops.arrangement import (
     Kernels,
     Parallel,
     Setup,
+    check_sizes,
     is_written_out,
     precision,
     said,
@@ -113,22 +114,20 @@ class _Layout:
         self.batch, self.how, self.setup = batch, how, setup
         self.numbers = precision(setup.dtype)
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
+        check_sizes(graph, batch, setup, layers=len(self.layers))
         parallel = setup.parallel
-        if parallel.pipeline > max(1, len(self.layers)):
-            raise UsageError(
-                f"{len(self.layers)} layers can't be {parallel.pipeline} stages of a pipeline"
-            )
         spread = parallel.data * setup.micro_batches
-        if batch.sequences % spread:
-            raise UsageError(
-                f"a batch of {batch.sequences} sequences is no multiple of {parallel.data}"
-                f" data-parallel devices x {setup.micro_batches} micro-batches"
-            )
         self.sequences = batch.sequences // spread
         # Everything kept grows with the rows alone, the length of a sequence being what it is.
         self.rows_share = 1 / (spread * parallel.context)
         self.parameters = Holdings(self.graph, self.trainable, setup)
         self.trained, self.needs = self.parameters.trained, self.parameters.needs
+        if not any(self.trained.values()):
+            frozen = f" ({', '.join(how.frozen)})" if how.frozen else ""
+            raise UsageError(
+                f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
+                " estimate is of a training; leave something to train"
+            )
         self.saved = self._saved()
         self.stage_of = self._stages()
 
@@ -316,7 +315,7 @@ class _Layout:
         return rows * (max(widest * self.numbers.compute, eager) + between) + unpacked
 
     def _assumptions(self) -> tuple[str, ...]:
-        return (*self.graph.assumptions, *said(self.setup, self.how))
+        return (*self.graph.assumptions, *said(self.setup, self.how, self.graph))
 
 
 def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> Moment:

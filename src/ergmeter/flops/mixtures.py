@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.decoder import Decoder, Experts, Latent, Layer, Mlp, SelfAttention
-from ergmeter.flops.llamas import ernie, llama, mistral, qwen2, qwen3
+from ergmeter.flops.llamas import ernie, llama, mistral, qwen2_full, qwen3_full, qwen_window
 from ergmeter.flops.pieces import (
     dense_or_experts,
     each_attention,
+    every_nth_full,
     experts_of,
     head_dim_of,
+    layer_kinds,
     like_llama,
     self_attention,
     windows_of,
@@ -39,16 +41,34 @@ def qwen2_moe(c: Config) -> Decoder:
         shared_size=c.whole("shared_expert_intermediate_size"),
         has_shared_gate=True,
     )
-    base = qwen2(c)
-    return replace(base, family="qwen2_moe", layers=dense_or_experts(c, base, experts))
+    base = qwen2_full(c)
+    base = replace(base, family="qwen2_moe", layers=dense_or_experts(c, base, experts))
+    window = qwen_window(c)
+    if window is None:
+        return base
+    # Not the dense Qwen 2's rule: every second of the lower layers, not all of the upper ones.
+    last = c.whole("max_window_layers", default=28, at_least=0)
+    kinds = layer_kinds(
+        c,
+        len(base.layers),
+        lambda number: "full_attention" if number % 2 or number >= last else "sliding_attention",
+    )
+    windows = windows_of(kinds, window)
+    return each_attention(base, "qwen2_moe", lambda number, a: replace(a, window=windows[number]))
 
 
 def qwen3_moe(c: Config) -> Decoder:
-    """Qwen 3 MoE: no shared expert."""
+    """Qwen 3 MoE: no shared expert; a window, where there is one, in every layer."""
+    window = qwen_window(c)
+    return each_attention(qwen3_moe_full(c), "qwen3_moe", lambda _i, a: replace(a, window=window))
+
+
+def qwen3_moe_full(c: Config) -> Decoder:
+    """Qwen 3 MoE whose layers see all that is before them, as in Qwen3-VL."""
     experts = experts_of(
         c, c.whole("num_experts", "num_local_experts"), c.whole("moe_intermediate_size")
     )
-    base = qwen3(c)
+    base = qwen3_full(c)
     return replace(base, family="qwen3_moe", layers=dense_or_experts(c, base, experts))
 
 
@@ -81,20 +101,31 @@ def deepseek(c: Config) -> Decoder:
             replace(dense, feed=experts) if number >= first and number % every == 0 else dense
             for number in range(count)
         ]
-    base = like_llama(c, c.model_type, layers, tied=False)
-    # transformers does not build the layers that predict further tokens; whoever trains them says
-    # so by the name that Megatron has for their number.
-    return replace(base, further=c.whole("mtp_num_layers", default=0, at_least=0))
+    return _with_further(c, like_llama(c, c.model_type, layers, tied=False))
+
+
+def _with_further(c: Config, base: Decoder) -> Decoder:
+    """The same decoder with the layers that predict further tokens, if they are to be counted.
+
+    transformers does not build them; whoever trains them says so by the name that Megatron has for
+    their number.
+    """
+    further = c.whole("mtp_num_layers", default=0, at_least=0)
+    held = c.whole("num_nextn_predict_layers", default=0, at_least=0)
+    if not held or "mtp_num_layers" in c:
+        return replace(base, further=further)
+    said = (
+        f"num_nextn_predict_layers = {held} is not counted: transformers does not build it;"
+        f" add mtp_num_layers = {held} to the configuration to count it"
+    )
+    return replace(base, assumptions=(*base.assumptions, said))
 
 
 def gpt_oss(c: Config) -> Decoder:
     """GPT-OSS: biases everywhere, attention sinks, every second layer with a window."""
     hidden = c.whole("hidden_size")
     count = c.whole("num_hidden_layers")
-    kinds = c.names("layer_types") or [
-        "sliding_attention" if (number + 1) % 2 else "full_attention" for number in range(count)
-    ]
-    windows = windows_of(kinds, c.whole("sliding_window"))
+    windows = windows_of(layer_kinds(c, count, every_nth_full(2)), c.whole("sliding_window"))
     attention = self_attention(c, bias=c.flag("attention_bias", default=True))
     attention = replace(attention, extra_params=attention.heads)
     experts = experts_of(
@@ -138,17 +169,12 @@ def llama4(c: Config) -> Decoder:
     base = replace(llama(c), family="llama4")
     count = len(base.layers)
     every = c.whole("interleave_moe_layer_step", default=1)
-    listed = c.raw("moe_layers")
-    mixtures = set(listed) if isinstance(listed, list) else set(range(every - 1, count, every))
+    listed = c.wholes("moe_layers")
+    mixtures = set(range(every - 1, count, every)) if listed is None else set(listed)
     size = c.whole("intermediate_size")
-    experts = Experts(
-        c.whole("num_local_experts"), c.whole("num_experts_per_tok"), size, shared_size=size
-    )
+    experts = experts_of(c, c.whole("num_local_experts"), size, shared_size=size)
     dense = Mlp(c.whole("intermediate_size_mlp"))
-    kinds = c.names("layer_types") or [
-        "full_attention" if (number + 1) % 4 == 0 else "chunked_attention"
-        for number in range(count)
-    ]
+    kinds = layer_kinds(c, count, every_nth_full(4, "chunked_attention"))
     chunk = c.maybe("attention_chunk_size")
     base = each_attention(
         base,
@@ -178,7 +204,7 @@ def glm4_moe(c: Config) -> Decoder:
         replace(layer, feed=experts) if number >= first else layer
         for number, layer in enumerate(base.layers)
     )
-    return replace(base, layers=layers)
+    return _with_further(c, replace(base, layers=layers))
 
 
 def phimoe(c: Config) -> Decoder:
@@ -231,9 +257,12 @@ def ernie_moe(c: Config) -> Decoder:
         raise FormatError(f"{c.where}: use_bias is true; a mixture with biases can't be read")
     base = ernie(c)
     size, held = c.whole("moe_intermediate_size"), c.whole("moe_num_experts")
+    used = c.whole("moe_k")
+    if used > held:
+        raise FormatError(f"{c.where}: moe_k {used} is more than the {held} experts")
     experts = Experts(
         held,
-        c.whole("moe_k"),
+        used,
         size,
         router_params=held,
         shared_size=c.whole("moe_num_shared_experts", default=0, at_least=0) * size,

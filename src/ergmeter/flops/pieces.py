@@ -44,14 +44,28 @@ def head_dim_of(c: Config, hidden: int, heads: int) -> int:
     return hidden // heads
 
 
-def layer_kinds(c: Config, layers: int) -> list[str]:
-    """What each layer is, where the configuration lists it."""
-    kinds = c.names("layer_types", "layers_block_type") or ["full_attention"] * layers
+def layer_kinds(
+    c: Config,
+    layers: int,
+    rule: Callable[[int], str] = lambda _number: "full_attention",
+    *,
+    names: tuple[str, ...] = ("layer_types",),
+) -> list[str]:
+    """What each layer is: as the configuration lists it, or else by the family's rule."""
+    kinds = c.names(*names)
+    if kinds is None:
+        return [rule(number) for number in range(layers)]
     if len(kinds) != layers:
+        listed = next(name for name in names if name in c)
         raise FormatError(
-            f"{c.where}: layer_types lists {len(kinds)} layers and num_hidden_layers is {layers}"
+            f"{c.where}: {listed} lists {len(kinds)} layers, and the model has {layers}"
         )
     return kinds
+
+
+def every_nth_full(every: int, other: str = "sliding_attention") -> Callable[[int], str]:
+    """The rule that most families have: full attention in each n-th layer."""
+    return lambda number: other if (number + 1) % every else "full_attention"
 
 
 def like_llama(
@@ -123,7 +137,7 @@ def experts_of(c: Config, held: int, size: int, **more: object) -> Experts:
 def dense_or_experts(c: Config, base: Decoder, experts: Experts) -> tuple[Layer, ...]:
     """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, but for those listed."""
     every = c.whole("decoder_sparse_step", default=1)
-    dense = c.raw("mlp_only_layers") or []
+    dense = c.wholes("mlp_only_layers") or []
     return tuple(
         replace(layer, feed=experts) if number not in dense and (number + 1) % every == 0 else layer
         for number, layer in enumerate(base.layers)

@@ -156,7 +156,7 @@ def _t5(c: Config, *, tables_everywhere: bool) -> Seq2Seq:
     attention = SelfAttention(heads, heads, c.whole("d_kv"), names=names)
     attention = replace(attention, module="layer.0.SelfAttention")
     table = c.whole("relative_attention_num_buckets") * heads
-    is_gated = str(c.raw("feed_forward_proj") or "relu").startswith("gated-")
+    is_gated = (c.word("feed_forward_proj") or "relu").startswith("gated-")
     feed = Mlp(
         c.whole("d_ff"),
         is_gated=is_gated,

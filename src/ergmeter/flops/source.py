@@ -40,7 +40,12 @@ def read_graph(
     config = read_model(model)
     if further is not None:
         config = Config(config.fields | {"mtp_num_layers": further}, where=config.where)
-    return model_graph(config, image_size=image_size)
+    graph = model_graph(config, image_size=image_size)
+    if further and not any(".mtp." in node.name for node in graph):
+        raise UsageError(
+            f"{config.where}: this family has no layers that predict further tokens; leave out --mtp"
+        )
+    return graph
 
 
 def read_model(model: str) -> Config:

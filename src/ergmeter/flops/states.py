@@ -135,6 +135,18 @@ QUANTISATIONS = {
 }
 
 
+def stored_as(quantised: object) -> str | None:
+    """What a config's `quantization_config` says its checkpoint is kept in, in a word or two."""
+    if not isinstance(quantised, dict) or not quantised:
+        return None
+    for bits in ("4", "8"):
+        if quantised.get(f"load_in_{bits}bit") or quantised.get(f"_load_in_{bits}bit"):
+            return f"{quantised.get('quant_method') or 'bitsandbytes'}, {bits} bits"
+    method = str(quantised.get("quant_method") or quantised.get("quant_algo") or "no method named")
+    width = quantised.get("bits")
+    return f"{method}, {width} bits" if isinstance(width, int) else method
+
+
 def quantisation(name: str | None) -> Quantisation | None:
     """By name."""
     if name is None:

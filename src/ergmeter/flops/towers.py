@@ -8,15 +8,12 @@ rows of the features that leave the tower are streams of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.config import Config, shown
 from ergmeter.flops.decoder import Mlp, SelfAttention
 from ergmeter.flops.encoders import Block, add_block
 from ergmeter.flops.graph import Attention, Builder
-
-if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
 
 ImageSize = tuple[int, int]
 """Height and width in pixels."""
@@ -126,9 +123,9 @@ def edge(c: Config, name: str) -> int:
     """The length of a square's edge, written as one number or as two."""
     value = c.raw(name)
     if isinstance(value, list):
-        if len(value) != 2 or value[0] != value[1] or not isinstance(value[0], int):
-            raise FormatError(f"{c.where}: {name} must be a square; got {value!r}")
-        return value[0]
+        if len(value) != 2 or value[0] != value[1]:
+            raise FormatError(f"{c.where}: {name} must be a square; got {shown(value)}")
+        return Config({name: value[0]}, where=c.where).whole(name)
     return c.whole(name)
 
 

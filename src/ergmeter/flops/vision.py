@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.config import shown
 from ergmeter.flops.decoder import Mlp, add_decoder
 from ergmeter.flops.defaults import DEFAULTS
 from ergmeter.flops.encoders import renamed
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.graph import Builder, Graph
-from ergmeter.flops.llamas import qwen2, qwen3
-from ergmeter.flops.mixtures import qwen3_moe
+from ergmeter.flops.llamas import qwen2, qwen3_full
+from ergmeter.flops.mixtures import qwen3_moe_full
 from ergmeter.flops.towers import (
     add_tower,
     check_size,
@@ -106,6 +107,7 @@ def seeing_graph(m: Seeing) -> Graph:
         f" and {tokens} tokens that the sequence length includes",
         "image tokens attend as text does, each to those before it",
         *m.assumptions,
+        *m.text.assumptions,
     )
     return Graph(
         m.family, tuple(b.nodes), m.text.hidden, len(m.text.layers), m.text.vocab, said, facts
@@ -141,8 +143,8 @@ _TEXTS: dict[str, Callable[[Config], Decoder]] = {
     "qwen2_5_vl": qwen2,
     "qwen2_vl_text": qwen2,
     "qwen2_5_vl_text": qwen2,
-    "qwen3_vl_text": qwen3,
-    "qwen3_vl_moe_text": qwen3_moe,
+    "qwen3_vl_text": qwen3_full,
+    "qwen3_vl_moe_text": qwen3_moe_full,
 }
 
 
@@ -170,7 +172,7 @@ def llava(c: Config, image_size: ImageSize | None) -> Seeing:
     vision = _vision(c, "clip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     text = _text(c, kind="llama")
-    has_class = c.raw("vision_feature_select_strategy") == "full"
+    has_class = c.word("vision_feature_select_strategy") == "full"
     rows, columns = tower.grid
     return Seeing(
         c.model_type,
@@ -186,9 +188,13 @@ def _two_matrices(c: Config, tower: Tower, text: Decoder) -> Projector:
     listed = c.raw("vision_feature_layer")
     states = tuple(listed) if isinstance(listed, list) else (-2 if listed is None else listed,)
     count = len(tower.blocks)
-    if not all(isinstance(number, int) and -count - 1 <= number <= count for number in states):
+    is_layer = [
+        type(number) is int and -count - 1 <= number <= count  # true and false are no layers
+        for number in states
+    ]
+    if not is_layer or not all(is_layer):
         raise FormatError(
-            f"{c.where}: vision_feature_layer {listed!r} is no layer of a tower of {count}"
+            f"{c.where}: vision_feature_layer {shown(listed)} is no layer of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
     wide = text.hidden
@@ -225,10 +231,14 @@ def _tilings(c: Config, side: int) -> list[ImageSize]:
         return [(side * high, side * wide) for high, wide in rows]
     is_list = isinstance(pins, list) and pins
     if not is_list or not all(isinstance(pin, list) and len(pin) == 2 for pin in pins):
-        raise FormatError(f"{c.where}: image_grid_pinpoints must be a list of pairs; got {pins!r}")
+        raise FormatError(
+            f"{c.where}: image_grid_pinpoints must be a list of pairs; got {shown(pins)}"
+        )
     found = [(high, wide) for high, wide in pins]
     if any(not isinstance(length, int) or length < side for pin in found for length in pin):
-        raise FormatError(f"{c.where}: image_grid_pinpoints has sizes below one tile; got {pins!r}")
+        raise FormatError(
+            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {shown(pins)}"
+        )
     return found
 
 
@@ -348,7 +358,7 @@ def internvl(c: Config, image_size: ImageSize | None) -> Seeing:
     base = vit(vision, prefix="model.vision_tower")
     hidden = base.hidden
     has_bias = vision.flag("attention_bias", default=False)
-    block = vit_block(vision, layer_norms=vision.raw("norm_type") != "rms_norm")
+    block = vit_block(vision, layer_norms=vision.word("norm_type") != "rms_norm")
     attention = replace(
         block.attention,
         q_bias=has_bias,
@@ -371,6 +381,11 @@ def internvl(c: Config, image_size: ImageSize | None) -> Seeing:
     )
     text = _text(c, kind="qwen2")
     merge = round(1 / c.number("downsample_ratio", default=0.5))
+    if not 1 <= merge <= min(base.grid):
+        raise FormatError(
+            f"{c.where}: downsample_ratio {c.raw('downsample_ratio')} does not fit a grid of"
+            f" {base.grid[0]} patches"
+        )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
     first = Step(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
@@ -415,7 +430,7 @@ def qwen2_vl(c: Config, image_size: ImageSize | None) -> Seeing:
     """Qwen2-VL: an image of any size, four patches to a token."""
     v = _vision(c, "qwen2_vl_vision")
     hidden = v.whole("embed_dim")
-    size = int(v.number("mlp_ratio") * hidden)
+    size = v.share("mlp_ratio", hidden)
     feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"))
     tower = qwen_tower(v, hidden, feed, 2 * hidden, image_size)
     merger = _qwen_merger(v, hidden, v.whole("hidden_size"), 2 * hidden)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config, read_config
 from ergmeter.flops.defaults import DEFAULTS
+from ergmeter.flops.graph import Attention
 from ergmeter.flops.models import known_families, model_graph
 
 LLAMA: dict[str, Any] = {
@@ -23,6 +24,8 @@ LLAMA: dict[str, Any] = {
     "intermediate_size": 160,
     "vocab_size": 256,
 }
+WRONG: list[Any] = [None, "x", -1, 0, 1e30, 10**8, [], {}, [1], True]
+PUBLISHED = Path(__file__).parents[2] / "data" / "configs"
 CLIP = {"model_type": "clip_vision_model", "hidden_size": 48, "image_size": 28, "patch_size": 7}
 
 
@@ -91,16 +94,182 @@ def test_without_a_model_type_nothing_is_assumed(kind: object) -> None:
     assert "the field model_type is missing; add it" in _line(fields)
 
 
+@pytest.mark.parametrize("kind", [["llama"], 3, {"a": 1}, True])
+def test_a_model_type_is_a_word(kind: object) -> None:
+    said = _line({**LLAMA, "model_type": kind})
+    assert said == f"models/x/config.json: model_type must be a word; got {kind!r}"
+    said = _line(_llava(text_config={**LLAMA, "model_type": kind}))
+    assert said == f"models/x/config.json: text_config: model_type must be a word; got {kind!r}"
+
+
+@pytest.mark.parametrize(
+    ("field", "most"), [("num_hidden_layers", 10_000), ("num_local_experts", 1_000_000)]
+)
+def test_what_is_built_one_by_one_has_a_limit(field: str, most: int) -> None:
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    assert _line({**mixtral, field: 100_000_000}) == (
+        f"models/x/config.json: {field} must be at least 1 and at most {most:,}; got 100000000"
+    )
+
+
+def test_a_wrong_value_is_quoted_in_part_where_it_is_long() -> None:
+    said = _line({**LLAMA, "hidden_size": ["many"] * 1000})
+    assert said.endswith("...")
+    assert len(said) < 200
+
+
+_GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 16, "sliding_window": 32}
+_QWEN3 = {**LLAMA, "model_type": "qwen3", "head_dim": 16, "num_hidden_layers": 4}
+_MIXTURE = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_LLAMA4 = {
+    **LLAMA,
+    "model_type": "llama4_text",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "intermediate_size_mlp": 64,
+}
+_MPT = {"model_type": "mpt", "d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256}
+_NEO = {
+    "model_type": "gpt_neo",
+    "hidden_size": 64,
+    "num_heads": 4,
+    "num_layers": 2,
+    "vocab_size": 256,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {**_GEMMA, "layer_types": ["full_attention"]},
+            "layer_types lists 1 layers, and the model has 2",
+        ),
+        (
+            {**_GEMMA, "model_type": "gemma3_text", "layer_types": []},
+            "layer_types lists 0 layers, and the model has 2",
+        ),
+        (
+            {**_QWEN3, **_MIXTURE, "model_type": "qwen3_moe", "mlp_only_layers": 3},
+            "mlp_only_layers must be a list of whole numbers from 0; got 3",
+        ),
+        (
+            {**_QWEN3, **_MIXTURE, "model_type": "qwen3_moe", "mlp_only_layers": ["x"]},
+            "mlp_only_layers must be a list of whole numbers from 0; got ['x']",
+        ),
+        (
+            {**LLAMA, "model_type": "bamba", "attn_layer_indices": 9},
+            "attn_layer_indices must be a list of whole numbers from 0; got 9",
+        ),
+        (
+            {**_LLAMA4, "moe_layers": "all"},
+            "moe_layers must be a list of whole numbers from 0; got 'all'",
+        ),
+        ({**_MPT, "attn_config": "alibi"}, "attn_config is missing or is no object"),
+        (
+            {**_MPT, "attn_config": {"alibi": "yes"}},
+            "attn_config: alibi must be true or false; got 'yes'",
+        ),
+        (
+            {**_MPT, "expansion_ratio": float("nan")},
+            "expansion_ratio must be a number above 0; got nan",
+        ),
+        (
+            {**_NEO, "attention_types": [[["global"], 10**9]]},
+            "attention_types must be a list of pairs, kinds of layers and how often they come;"
+            " got [[['global'], 1000000000]]",
+        ),
+        (
+            {**LLAMA, "model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": "LG"},
+            "sliding_window_pattern must be a whole number; got 'LG'",
+        ),
+    ],
+)
+def test_a_field_of_another_kind_is_one_line(fields: dict[str, Any], said: str) -> None:
+    assert _line(fields) == f"models/x/config.json: {said}"
+
+
+def _one_of_each_family() -> list[Path]:
+    files = {json.loads(file.read_text())["model_type"]: file for file in PUBLISHED.glob("*.json")}
+    return sorted(files.values())
+
+
+@pytest.mark.parametrize("file", _one_of_each_family(), ids=lambda file: file.stem)
+def test_no_value_of_any_field_is_a_traceback(file: Path) -> None:
+    fields = json.loads(file.read_text())
+    said = []
+    for name in fields:
+        for value in WRONG:
+            try:
+                model_graph(Config({**fields, name: value}, where=file.name))
+            except (FormatError, UsageError, NotMeasurable) as error:
+                said.append(str(error))
+    assert said
+    assert [line for line in said if not line.startswith(file.name) or "\n" in line] == []
+
+
+# -- windows and further tokens --------------------------------------------------------------------
+
+
+def _windows(fields: dict[str, Any]) -> list[int | None]:
+    nodes = model_graph(Config(fields, where="x")).nodes
+    return [node.work.window for node in nodes if isinstance(node.work, Attention)]
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_upper_layers_of_qwen_have_the_window_that_is_switched_on(kind: str) -> None:
+    fields = {**_QWEN3, "model_type": kind, "sliding_window": 32, "max_window_layers": 3}
+    assert _windows(fields) == [None] * 4
+    assert _windows({**fields, "use_sliding_window": False}) == [None] * 4
+    fields["use_sliding_window"] = True
+    assert _windows(fields) == [None, None, None, 32]
+    listed = ["sliding_attention", "full_attention"] * 2
+    assert _windows({**fields, "layer_types": listed}) == [32, None, 32, None]
+    assert "layer_types lists 2 layers" in _line({**fields, "layer_types": listed[:2]})
+    # As transformers has it: null is no window, and what is absent has its default.
+    assert _windows({**fields, "sliding_window": None}) == [None] * 4
+    del fields["sliding_window"]
+    assert _windows(fields) == [None, None, None, 4096]
+    del fields["max_window_layers"]
+    assert _windows(fields) == [None] * 4
+
+
+def test_qwens_mixtures_have_rules_of_their_own() -> None:
+    fields = {**_QWEN3, **_MIXTURE, "use_sliding_window": True, "sliding_window": 32}
+    fields |= {"max_window_layers": 3, "shared_expert_intermediate_size": 32}
+    assert _windows({**fields, "model_type": "qwen3_moe"}) == [32] * 4
+    assert _windows({**fields, "model_type": "qwen2_moe"}) == [32, None, 32, None]
+    assert _windows({**fields, "model_type": "qwen3_moe", "use_sliding_window": False}) == (
+        [None] * 4
+    )
+
+
+def test_layers_that_predict_further_are_not_counted_and_it_says_so() -> None:
+    fields = json.loads((PUBLISHED / "deepseek-v3.json").read_text())
+    fields["num_nextn_predict_layers"] = 1
+    graph = model_graph(Config(fields, where="x"))
+    assert graph.assumptions == (
+        "num_nextn_predict_layers = 1 is not counted: transformers does not build it;"
+        " add mtp_num_layers = 1 to the configuration to count it",
+    )
+    counted = model_graph(Config({**fields, "mtp_num_layers": 1}, where="x"))
+    assert counted.assumptions == ()
+    assert counted.params > graph.params
+    del fields["num_nextn_predict_layers"]
+    assert model_graph(Config(fields, where="x")).assumptions == ()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", "is not JSON"),
+        ('{"hidden_size": 1' + "0" * 9999 + "}", "is not JSON"),
         ("", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
         ("[1, 2]", "holds no object of fields"),
         ('"llama"', "holds no object of fields"),
     ],
-    ids=["cut off", "empty", "too deep", "a list", "a word"],
+    ids=["cut off", "a number without end", "empty", "too deep", "a list", "a word"],
 )
 def test_a_file_that_holds_no_configuration_is_named(
     tmp_path: Path, text: str, reason: str
@@ -184,7 +353,9 @@ def test_a_tower_that_is_not_known_is_named() -> None:
 def test_a_list_of_layers_is_a_list_of_whole_numbers() -> None:
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "fullatt_block_indexes": "all"}
     fields = {**LLAMA, "model_type": "qwen2_5_vl", "vision_config": vision}
-    assert "fullatt_block_indexes must be a list of whole numbers; got 'all'" in _line(fields)
+    assert "fullatt_block_indexes must be a list of whole numbers from 0; got 'all'" in _line(
+        fields
+    )
 
 
 @pytest.mark.parametrize("pins", [[], 3, [[28]], [["a", "b"]], [[1, 1]]])

@@ -18,6 +18,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.encoders import ENCODERS
 from ergmeter.flops.families import DECODERS
+from ergmeter.flops.graph import Attention
 from ergmeter.flops.models import known_families, model_graph
 from ergmeter.flops.seq2seq import SEQ2SEQ
 from ergmeter.flops.vision import VISION
@@ -582,3 +583,15 @@ def test_a_published_configuration_with_its_gaps_is_the_published_model(name: st
 
 def test_every_family_of_the_readers_is_known() -> None:
     assert set(known_families()) == {*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION}
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
+def test_the_windows_of_qwen_are_those_of_transformers(kind: str) -> None:
+    fields = {**_TEXT, "num_hidden_layers": 32, "head_dim": 16, "use_sliding_window": True}
+    theirs = transformers.AutoConfig.for_model(kind, **fields, sliding_window=32).to_dict()
+    # The mixture of Qwen 3 lists no layers: its window is every layer's.
+    kinds = theirs.get("layer_types") or ["sliding_attention"] * 32
+    graph = model_graph(Config({**theirs, "layer_types": None}, where=kind))
+    ours = [node.work.window for node in graph.nodes if isinstance(node.work, Attention)]
+    assert ours == [32 if each == "sliding_attention" else None for each in kinds]
+    assert 32 in ours

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ergmeter.errors import UsageError
@@ -319,6 +321,10 @@ def test_a_tied_head_is_held_once_unless_a_pipeline_parts_it() -> None:
         ({"optimizer": "magic"}, "no optimizer 'magic'"),
         ({"micro_batches": 3}, "no multiple"),
         ({"parallel": Parallel(pipeline=9)}, "4 layers can't be 9 stages"),
+        ({"parallel": Parallel(tensor=3)}, "4 attention heads can't be split evenly over 3"),
+        ({"parallel": Parallel(tensor=8)}, "4 attention heads can't be split evenly over 8"),
+        ({"parallel": Parallel(context=257)}, "256 tokens can't be split over 257"),
+        ({"training": Training(frozen=("model", "lm_head"))}, "nothing is trained"),
     ],
 )
 def test_what_makes_no_sense_is_refused(setup: dict[str, object], said: str) -> None:
@@ -333,3 +339,17 @@ def test_an_unknown_quantisation_and_stage_are_refused() -> None:
         Parallel(zero=4)
     with pytest.raises(UsageError, match="1 device or more"):
         Parallel(tensor=0)
+
+
+def test_fewer_heads_of_keys_than_devices_are_said() -> None:
+    grouped = TINY.replace("kv_heads=4", "kv_heads=2")
+    found = memory(grouped, parallel=Parallel(tensor=4))
+    assert any("2 heads for 4 tensor-parallel devices" in line for line in found.assumptions)
+    assert not any("heads for" in line for line in memory(grouped).assumptions)
+
+
+def test_without_attention_channels_are_split() -> None:
+    mamba = str(Path(__file__).parents[2] / "data" / "configs" / "mamba-2.8b.json")
+    assert memory(mamba, parallel=Parallel(tensor=8)).peak.total_bytes > 0
+    with pytest.raises(UsageError, match="2560 channels can't be split evenly over 3"):
+        memory(mamba, parallel=Parallel(tensor=3))
