@@ -43,7 +43,8 @@ def read_graph(
     graph = model_graph(config, image_size=image_size)
     if further and not any(".mtp." in node.name for node in graph):
         raise UsageError(
-            f"{config.where}: this family has no layers that predict further tokens; leave out --mtp"
+            f"{config.where}: this family predicts no further tokens, as far as known;"
+            " leave out --mtp"
         )
     return graph
 
