@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.config import shown
-from ergmeter.flops.decoder import Decoder, Layer, Mlp, SelfAttention
+from ergmeter.flops.layers import Decoder, Layer, Mlp, SelfAttention
 from ergmeter.flops.llamas import llama
 from ergmeter.flops.pieces import each_attention, each_mlp, head_dim_of, like_llama, self_attention
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Mlp, SelfAttention, add_attention, add_mlp
+from ergmeter.flops.decoder import add_mlp
 from ergmeter.flops.graph import Attention, Builder, Graph, Node
+from ergmeter.flops.layers import Mlp, SelfAttention
+from ergmeter.flops.mixing import add_attention
 from ergmeter.flops.pieces import layer_kinds
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import Config
-    from ergmeter.flops.decoder import Decoder
+    from ergmeter.flops.layers import Decoder
 
 DECODERS: dict[str, Callable[[Config], Decoder]] = {
     "llama": llamas.llama,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Decoder, DeltaNet, Experts, Layer, Mamba, Mamba2, Mlp
+from ergmeter.flops.layers import Decoder, DeltaNet, Experts, Layer, Mamba, Mamba2, Mlp
 from ergmeter.flops.llamas import qwen3_full
 from ergmeter.flops.pieces import (
     dense_or_experts,

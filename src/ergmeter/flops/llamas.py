@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Decoder, Layer, Mlp
+from ergmeter.flops.layers import Decoder, Layer, Mlp
 from ergmeter.flops.pieces import (
     each_attention,
     each_mlp,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Decoder, Experts, Latent, Layer, Mlp, SelfAttention
+from ergmeter.flops.layers import Decoder, Experts, Latent, Layer, Mlp, SelfAttention
 from ergmeter.flops.llamas import ernie, llama, mistral, qwen2_full, qwen3_full, qwen_window
 from ergmeter.flops.pieces import (
     dense_or_experts,

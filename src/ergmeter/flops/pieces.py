@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.decoder import Decoder, Experts, Layer, Mlp, SelfAttention
+from ergmeter.flops.layers import Decoder, Experts, Layer, Mlp, SelfAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.config import Config, shown
-from ergmeter.flops.decoder import Mlp, SelfAttention
 from ergmeter.flops.encoders import Block, add_block
 from ergmeter.flops.graph import Attention, Builder
+from ergmeter.flops.layers import Mlp, SelfAttention
 
 ImageSize = tuple[int, int]
 """Height and width in pixels."""

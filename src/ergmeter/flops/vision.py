@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.config import shown
-from ergmeter.flops.decoder import Mlp, add_decoder
+from ergmeter.flops.decoder import add_decoder
 from ergmeter.flops.defaults import DEFAULTS
 from ergmeter.flops.encoders import renamed
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.graph import Builder, Graph
+from ergmeter.flops.layers import Mlp
 from ergmeter.flops.llamas import qwen2, qwen3_full
 from ergmeter.flops.mixtures import qwen3_moe_full
 from ergmeter.flops.towers import (
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.config import Config
-    from ergmeter.flops.decoder import Decoder
+    from ergmeter.flops.layers import Decoder
     from ergmeter.flops.towers import ImageSize, Tower
 
 

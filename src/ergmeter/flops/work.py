@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.adapters import Lora
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.conventions import Sizes
+    from ergmeter.flops.conventions import Convention, Sizes
     from ergmeter.flops.graph import Graph, Node, Trainable
     from ergmeter.flops.traffic import Traffic
 
@@ -86,26 +86,15 @@ def step_work(
         moved = forward_traffic(
             graph, batch, bytes_per_weight=bytes_per_weight, bytes_per_cached=bytes_per_weight
         )
+    job = _Job(adapted, batch, judge, how, parts, found, reason)
     flops: dict[str, Flops] = {}
     left_out: dict[str, str] = {}
     for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
-        if each.per_token is None:
-            sums = total(parts)
-            model, hardware = sums.model, sums.hardware
-        elif found is None:
-            left_out[each.name] = reason
+        try:
+            model, hardware = job.under(each)
+        except NotMeasurable as error:
+            left_out[each.name] = str(error)
             continue
-        elif each.is_for_lora and how.lora is None:
-            left_out[each.name] = "it is for LoRA, and nothing here is"
-            continue
-        else:
-            share = 1 if phase == "train" else 1 / 3
-            model = each.model(found, batch) * share
-            recomputes = how.checkpointing == "full" and phase == "train"
-            hardware = each.hardware(found, batch) if recomputes else model
-            if how.checkpointing == "selective" and judge is not None:
-                grid = step_flops(adapted, batch.grid(), trainable=judge, checkpointing="selective")
-                hardware = model + total(grid).recomputed
         flops[each.name] = Flops(
             model_per_step=model,
             convention=each.name,
@@ -127,6 +116,44 @@ def step_work(
         (*graph.assumptions, *_inference_assumptions(graph, phase, bytes_per_weight)),
         moved,
     )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A step, ready to be counted under any convention."""
+
+    graph: Graph  # with its adapters
+    batch: Batch
+    trainable: Trainable | None  # None: inference
+    how: Training
+    parts: Parts
+    sizes: Sizes | None
+    no_sizes: str  # why formulas have nothing to say
+
+    def under(self, each: Convention) -> tuple[float, float]:
+        """Model and hardware FLOPs, or NotMeasurable where it is not for a step like this."""
+        if each.per_token is None:
+            sums = total(self.parts)
+            return sums.model, sums.hardware
+        if self.sizes is None:
+            raise NotMeasurable(self.no_sizes)
+        if each.is_for_lora and self.how.lora is None:
+            raise NotMeasurable("it is for LoRA, and nothing here is")
+        model = each.model(self.sizes, self.batch)
+        if self.trainable is None:
+            return model / 3, model / 3
+        if self.how.checkpointing == "full":
+            return model, each.hardware(self.sizes, self.batch)
+        return model, model + self._core_again
+
+    @property
+    def _core_again(self) -> float:
+        if self.how.checkpointing != "selective":
+            return 0
+        grid = step_flops(
+            self.graph, self.batch.grid(), trainable=self.trainable, checkpointing="selective"
+        )
+        return total(grid).recomputed
 
 
 def _inference_assumptions(graph: Graph, phase: str, bytes_per_weight: float) -> list[str]:
