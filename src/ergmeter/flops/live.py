@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
@@ -19,11 +20,11 @@ from ergmeter.flops.config import Config
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work
+from ergmeter.records import Flops
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph, Node, Trainable
     from ergmeter.flops.work import Work
-    from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
@@ -40,13 +41,40 @@ def described(
     try:
         work, dtype = model_work(model, seq_len)
     except ErgmeterError as error:
-        return (), settings, str(error)
+        return _by_running(model, seq_len, settings, str(error))
     filled = replace(
         settings,
         parameters=settings.parameters or work.params,
         dtype=settings.dtype or dtype,
     )
     return tuple(work.flops.values()), filled, ""
+
+
+def _by_running(
+    model: object, seq_len: int | None, settings: Settings, reason: str
+) -> tuple[tuple[Flops, ...], Settings, str]:
+    """A torch model that can't be read is run once, without memory, by the counted engine."""
+    if seq_len is None or not hasattr(model, "named_parameters"):
+        return (), settings, reason
+    try:
+        counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
+    except ErgmeterError as error:
+        return (), settings, f"{reason} ({error})"
+    flops = Flops(
+        model_per_step=counted.model,
+        convention="counted",
+        engine="counted",
+        hardware_per_step=counted.hardware,
+        tokens_per_step=seq_len,
+        assumptions=(f"attention over the whole rectangle ({reason})",),
+    )
+    parameters = [(name, one) for name, one in model.named_parameters()]
+    filled = replace(
+        settings,
+        parameters=settings.parameters or counted.params,
+        dtype=settings.dtype or _dtype(parameters),
+    )
+    return (flops,), filled, ""
 
 
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:

@@ -113,7 +113,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
             per_token,
             "FLOP/token",
             "derived",
-            note=f"{chosen.convention}, {chosen.engine}{_spread(flops)}",
+            note=f"{', '.join(dict.fromkeys((chosen.convention, chosen.engine)))}{_spread(flops)}",
         )
     }
     each = per_token * rate.tokens_per_s / rate.devices

@@ -120,3 +120,23 @@ def test_a_training_goes_on_where_its_model_can_not_be_counted(tmp_path: Path) -
     found = meter.summary().readings["utilization.mfu_frac"]
     assert isinstance(found, Missing)
     assert "has no configuration" in found.reason
+
+
+def test_a_model_without_a_configuration_is_run_without_memory(tmp_path: Path) -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(100, 32)
+            self.head = torch.nn.Linear(32, 100, bias=False)
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            logits: torch.Tensor = self.head(self.embedding(input_ids))
+            return logits
+
+    meter = Meter(tmp_path / "run", model=Words(), seq_len=16, probes=[], peak_flops_per_s=1e12)
+    with meter, meter.step(tokens=16):
+        pass
+    found = meter.summary().readings["compute.model_flops_per_token"]
+    assert isinstance(found, Reading)
+    assert found.value == 6 * 32 * 100
+    assert found.note == "counted"
