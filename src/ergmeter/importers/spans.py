@@ -54,6 +54,8 @@ class Spans:
         self._periods_ns: deque[int] = deque(maxlen=_RECENT)
         self._strides: deque[int] = deque(maxlen=_RECENT)
         self._made = False  # a Step
+        self._lines = 0  # of all spans so far
+        self._took_ns = 0  # by them
         self._untimed = 0  # lines that came with the one before them, and are in no Step
         self._told = False  # of them
 
@@ -268,7 +270,11 @@ class Spans:
         # Only totals of the last line: an older one belongs to an older time.
         self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
         took_ns = span.t_ns - edge.t_ns
-        if took_ns < span.lines * _PRINTED_NS or (edge.flushed and took_ns < _TAIL_NS):
+        self._lines += span.lines
+        self._took_ns += took_ns
+        # By all lines so far: after a pause of the machine one read may follow another at once.
+        at_once = took_ns < span.lines * _PRINTED_NS and self._took_ns < self._lines * _PRINTED_NS
+        if at_once or (edge.flushed and took_ns < _TAIL_NS):
             self._edge.flushed = True
             yield from self._leave_out(span)
             return

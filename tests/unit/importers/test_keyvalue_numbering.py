@@ -149,15 +149,17 @@ def test_blocks_that_each_begin_again_may_be_of_several_programs_and_have_no_tim
     assert [(s.steps, s.tokens_computed) for s in steps(live(*named))] == [(30, 240)]
 
 
-def test_lines_that_are_flushed_together_in_a_training_are_left_out_and_said_so() -> None:
+def test_lines_that_are_flushed_together_in_a_training_keep_every_step_and_all_the_time() -> None:
+    # As after a pause of the machine: what was printed in it comes in several reads, one at once
+    # after the other.
     log = [(float(i), f"step={i} batch_tokens=8") for i in range(1, 5)]
     log += [(5 + i // 500 * 3e-5, f"step={i} batch_tokens=8") for i in range(5, 5005)]
     log += [(6, "step=5005 batch_tokens=8")]
     records = live(*log)
-    assert [s.steps for s in steps(records)][:3] == [1, 1, 1]
-    assert steps(records)[-1].steps == 1
-    assert all(s.window.duration_s > 0.9 for s in steps(records))
-    assert len(marks(records, "rows_dropped")) == 1
+    found = steps(records)
+    assert sum(s.steps or 0 for s in found) == 5004
+    assert sum(s.window.duration_s for s in found) == pytest.approx(5)
+    assert not marks(records, "rows_dropped")
 
 
 def test_blocks_of_one_program_keep_every_step_and_all_the_time() -> None:
