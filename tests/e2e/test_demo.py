@@ -106,7 +106,7 @@ def test_the_figures_agree_with_each_other(report: dict[str, Any]) -> None:
     assert report["settings"] == {"parameters": 586_624, "warmup_steps": 3, "dtype": "fp32"}
     # 6 a weight that is multiplied (3 layers and the head), and attention on top.
     weights = 3 * (2 * 128**2 + 2 * 128 * 64 + 3 * 128 * 352) + 128 * 256
-    assert 6 * weights < value["compute.model_flops_per_token"] < 6.6 * weights
+    assert 6 * weights < value["compute.model_flops_per_token"] < 7.5 * weights
     assert report["readings"]["utilization.mfu_frac"].get("basis", "assumed") == "assumed"
     assert value["tokens.per_step"] * value["throughput.steps_per_s"] == pytest.approx(
         value["throughput.tokens_per_s"]
