@@ -37,6 +37,17 @@ Direction = Literal["higher", "lower", "neither"]
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 
 
+def dtype_named(name: str | None) -> str | None:
+    """A type by its short name, or by the one torch has for it. UsageError for any other."""
+    if name is None:
+        return None
+    longer = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+    short = longer.get(name.lower(), name.lower())
+    if short not in DTYPES:
+        raise UsageError(f"no type {name!r}; there are {', '.join(DTYPES)}")
+    return short
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One device at one instant. A field is None where the device did not say.

@@ -273,3 +273,14 @@ def test_the_counted_engine_runs_the_model_and_agrees(erg: Erg) -> None:
     code, _, err = erg("flops", small, "--seq-len", 32, "--engine", "counted", "--freeze", "mlp")
     assert code == 2
     assert "--freeze" in err
+
+
+def test_types_have_the_names_torch_has_for_them(erg: Erg, config: Path) -> None:
+    common = ("flops", config, "--phase", "decode", "--seq-len", 64, "--json")
+    short, longer = (
+        whole(erg(*common, "--dtype", name))["bytes_moved"] for name in ("bf16", "bfloat16")
+    )
+    assert short == longer
+    code, _, err = erg(*common, "--dtype", "banana")
+    assert code == 2
+    assert "no type 'banana'" in err

@@ -360,7 +360,11 @@ def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
             f"the run {run.name} counts its MFU under {convention}, and the estimate under exact;"
             " pass --mfu"
         )
-    return found.value, f"of the run {run.name}"
+    of = found.note.partition("; of ")[2].partition(";")[0]
+    return (
+        found.value,
+        f"of the run {run.name}, there of {of}: another device may get another share",
+    )
 
 
 def _modes(

@@ -63,6 +63,7 @@ def command(
     from ergmeter.errors import UsageError
     from ergmeter.flops.traffic import bytes_of
     from ergmeter.flops.work import step_work
+    from ergmeter.records import dtype_named
     from ergmeter.views import flops as view
 
     if engine == "counted":
@@ -79,7 +80,7 @@ def command(
         training=training(),
         chosen=convention,
         params=int(params) if params else None,
-        bytes_per_weight=bytes_of(dtype),
+        bytes_per_weight=bytes_of(dtype_named(dtype)),
     )
     if as_json:
         click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))

@@ -75,8 +75,10 @@ def command(
     from ergmeter.flops.traffic import bytes_of
     from ergmeter.flops.work import step_work
     from ergmeter.metrics.compute import Rate, compute_results
+    from ergmeter.records import dtype_named
     from ergmeter.views import flops as view
 
+    dtype = dtype_named(dtype)
     graph = graph_of(model, shape)
     batch = batch_of(graph, shape, phase=phase, context=context)
     speed, said = _speed(
@@ -127,10 +129,8 @@ def _peak(
     from ergmeter.errors import NotMeasurable, UsageError
     from ergmeter.hardware import parse_peak
     from ergmeter.metrics.compute import declared_peak, table_peak
-    from ergmeter.records import DTYPES, Missing
+    from ergmeter.records import Missing
 
-    if dtype not in (None, *DTYPES):
-        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
     if peak is not None:
         return declared_peak(parse_peak(peak), dtype or "declared", source)
     if device is None:

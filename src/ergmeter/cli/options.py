@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.records import dtype_named
 from ergmeter.runlog.settings import Settings
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
             from ergmeter.hardware import parse_peak
 
             declared["peak_flops_per_s"] = parse_peak(peak)
+        declared["dtype"] = dtype_named(declared["dtype"])
         settings = Settings.declared(None, declared)
         return function(settings=settings, **given)
 

@@ -132,7 +132,7 @@ def check_sizes(graph: Graph, batch: Batch, setup: Setup, *, layers: int) -> Non
             )
     if batch.sequences % (parallel.data * parts):
         raise UsageError(
-            f"a batch of {batch.sequences} sequences is no multiple of {parallel.data}"
+            f"--batch-size {batch.sequences} is no multiple of {parallel.data}"
             f" data-parallel devices x {parts} micro-batches"
         )
 
@@ -181,7 +181,10 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
         dropout = "with" if kernels.has_adapter_dropout else "without"
         lines.append(f"adapters of {kernels.adapter_bytes} B a number, {dropout} dropout")
     if setup.quantize is not None:
-        lines.append(f"{setup.quantize} on matrices; embedding, head and norms are not quantised")
+        lines.append(
+            f"{setup.quantize} on matrices; embedding, head, norms, routers and experts held as one"
+            " tensor, as transformers 5 has them, are not quantised"
+        )
     if setup.workspace_bytes:
         lines.append(f"{scaled(setup.workspace_bytes, 'B')} of workspace for matrix products")
     if parallel.tensor > 1:

@@ -357,7 +357,7 @@ CONVENTIONS: dict[str, Convention] = {convention.name: convention for convention
 
 def convention(name: str) -> Convention:
     """The convention of that name, or UsageError with those there are."""
-    found = CONVENTIONS.get(name)
+    found = CONVENTIONS.get(name.lower())
     if found is None:
         raise UsageError(f"no convention {name!r}; there are {', '.join(CONVENTIONS)}")
     return found

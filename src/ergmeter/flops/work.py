@@ -9,7 +9,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import with_adapters
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
-from ergmeter.flops.graph import Attention, trains_all
+from ergmeter.flops.graph import Attention, Linear, trains_all
 from ergmeter.flops.traffic import forward_traffic
 from ergmeter.records import Flops
 
@@ -160,6 +160,8 @@ def _inference_assumptions(graph: Graph, phase: str, bytes_per_weight: float) ->
     if phase == "train":
         return []
     said = [f"{bytes_per_weight:g} B a weight and a cached number"]
+    if any(isinstance(node.work, Linear) and node.work.copies > 1 for node in graph):
+        said.append("of the experts, as many are read as rows sent at random would meet")
     if any(isinstance(node.work, Attention) and node.work.latent for node in graph):
         said.append(
             "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked first"

@@ -53,13 +53,19 @@ def cpu_peak(
         memory_bytes=None,
         tdp_w=None,
         source=f"derived: {cores} cores x {fp32_lanes} fp32 lanes x {fma_units} FMA units x 2 FLOP"
-        f" x {clock_hz / 1e9:.2f} GHz",
+        f" x {clock_hz / 1e9:.2f} GHz{_matrix(matrix_flop_per_cycle or {})}",
         checked="",
         note=f"assumed: {clock_is}, on all cores at once under vector load; {fma_units} FMA units"
         " in a core",
         origin="derived",
         basis="assumed",
     )
+
+
+def _matrix(flop_per_cycle: Mapping[str, int]) -> str:
+    """What a core's matrix unit adds, in words."""
+    each = ", ".join(f"{dtype} {flop} FLOP" for dtype, flop in flop_per_cycle.items())
+    return f", its matrix unit {each} a cycle and core" if each else ""
 
 
 def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:

@@ -79,7 +79,8 @@ def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Pe
         spec.name if len(specs) == 1 else device,
         dtype,
         spec.peak(dtype),
-        f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source,
+        (f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source)
+        + (f"; {dtype} is assumed, no type was given" if is_dtype_assumed else ""),
         "assumed" if is_dtype_assumed else spec.basis,
         spec.peak_flops_per_s.get("bf16"),
         spec.bandwidth_bytes_per_s,

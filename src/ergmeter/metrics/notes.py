@@ -79,7 +79,8 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
         return []
     if isinstance(found, Reading):
         count, peak = found.note.split("; of ", 1)
-        return [f"MFU: {count.rpartition('. ')[2]}; of {peak.split('; ', 1)[0]}"]
+        peak = peak.partition(" device")[0].rpartition("; ")[0]
+        return [f"MFU: {count.rpartition('. ')[2]}; of {peak}"]
     return [f"no MFU: {found.reason}"] if found is not None else []
 
 
