@@ -81,11 +81,7 @@ def step_work(
         raise UsageError(
             "everything is frozen, so nothing is trained: freeze less, or count prefill"
         )
-    moved = None
-    if phase != "train":
-        moved = forward_traffic(
-            graph, batch, bytes_per_weight=bytes_per_weight, bytes_per_cached=bytes_per_weight
-        )
+    moved = None if phase == "train" else _moved(graph, batch, bytes_per_weight)
     job = _Job(adapted, batch, judge, how, parts, found, reason)
     flops: dict[str, Flops] = {}
     left_out: dict[str, str] = {}
@@ -154,6 +150,10 @@ class _Job:
             self.graph, self.batch.grid(), trainable=self.trainable, checkpointing="selective"
         )
         return total(grid).recomputed
+
+
+def _moved(graph: Graph, batch: Batch, bytes_each: float) -> Traffic:
+    return forward_traffic(graph, batch, bytes_per_weight=bytes_each, bytes_per_cached=bytes_each)
 
 
 def _inference_assumptions(graph: Graph, phase: str, bytes_per_weight: float) -> list[str]:
