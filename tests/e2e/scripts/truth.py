@@ -4,7 +4,7 @@
 
 LOOP is uneven, short or padded; WAY is span (meter.step), end (meter.step_end) or print. Writes to
 TRUTH, as JSON, how long the steps took and how many tokens they had: all of them, and those after
-the first, which is all that printed lines can tell.
+the first, which is all that printed lines can tell; and when each of them ended.
 """
 
 import json
@@ -29,7 +29,7 @@ def batches() -> Iterator[tuple[float, int, int]]:
         for _ in range(20_000):
             yield 100e-6, 32, 32
     else:
-        for _ in range(120):
+        for _ in range(250):
             yield 0.01, 2048, chance.randint(200, 2048)
 
 
@@ -79,5 +79,6 @@ document = {
     "all": counted(0, start_s),
     "after_first": counted(1, ends[0]),
     "run": str(meter.path) if meter else None,
+    "ends_s": ends,
 }
 Path(truth).write_text(json.dumps(document))
