@@ -15,6 +15,7 @@ _BAR = re.compile(
     r"(?:\d{1,3}%\|[^|]{0,400}\| ?(\d{1,15})/(\d{1,15}) \["
     r"|(?<![\w./-])(\d{1,15})(?:/(\d{1,15})|it) \[(?:\d{1,4}:)?\d\d:\d\d(?:<[\d:?]{1,10})?,)"
 )
+_ELAPSED = re.compile(r"\[(?:(\d{1,5}):)?(\d\d):(\d\d)(?=[<,\]])")
 _CURSOR_UP = "\x1b[A"
 _OTHER = re.compile(
     r"\b(?:eval|valid|val\b|test|predict|infer|epochs)|\bepoch\W*$", re.IGNORECASE
@@ -31,6 +32,7 @@ class Bar:
     described: bool
     nested: bool
     of_steps: bool = True  # nothing says that it counts something else
+    elapsed_s: float | None = None  # since it began, in whole seconds
 
 
 def bar(text: str) -> Bar | None:
@@ -45,4 +47,14 @@ def bar(text: str) -> Bar | None:
     nested = text.rstrip().endswith(_CURSOR_UP)
     of_steps = not (_OTHER.search(before) or _OTHER_UNIT.search(after))
     n, total = match[1] or match[3], match[2] or match[4]
-    return Bar(int(n), int(total) if total else None, described, nested, of_steps)
+    elapsed_s = _elapsed_s(text, match.start())
+    return Bar(int(n), int(total) if total else None, described, nested, of_steps, elapsed_s)
+
+
+def _elapsed_s(text: str, start: int) -> float | None:
+    """What stands before the "<" of `[02:59<58:44, ...`."""
+    match = _ELAPSED.search(text, start)
+    if match is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return hours * 3600.0 + minutes * 60 + seconds

@@ -10,26 +10,26 @@ dict says which of two Trainers printed it; see `trainers`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ergmeter.importers.bars import bar
+from ergmeter.importers.bars import Bar, bar
+from ergmeter.importers.dicts import FIGURES, TOTALS, dict_rows, items_of, kind_of, positive
+from ergmeter.importers.logfile import Words
 from ergmeter.importers.losses import Losses
 from ergmeter.importers.numbers import count, number
 from ergmeter.importers.progress import Progress
 from ergmeter.importers.seen import Count, Seen
 from ergmeter.importers.spans import Spans
-from ergmeter.importers.times import stamp_ns
+from ergmeter.importers.stamps import stamp_ns
+from ergmeter.importers.steplines import Told
+from ergmeter.importers.times import BarClock
 from ergmeter.importers.trainers import Due, Trainers
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
 
-_MAX_CHARS = 65_536
-_ITEM = re.compile(r"'([^']{1,200})': ?(?:'([^']{0,60})'|([^,}']{1,60}))(?=[,}])")
-_TOTALS = {"num_input_tokens_seen": "tokens_computed", "num_tokens": "tokens_real"}
 _UNITS = {
     "runtime": "s",
     "samples_per_second": "samples/s",
@@ -46,6 +46,7 @@ _ASSUMED = {
     "rounded": "the token total is printed to four significant digits: a single step's tokens are "
     "rounded, their sum is not",
     "clock": "the log has no timestamps: times are train_runtime as printed, to four digits",
+    "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
     "twice": "dicts were printed twice, by two callbacks or log handlers: each counts once",
     "eval_inside": "an evaluation ran between two logged training steps: the training span around "
     "it includes its time",
@@ -54,8 +55,6 @@ _NO_BAR = (
     "steps are not counted: a Trainer's lines name no step, and it drew no progress bar, which "
     "does; leave the bar on (disable_tqdm=False)"
 )
-# Figures of a step dict that become fields of Step.
-_FIGURES = ("loss", "learning_rate", "grad_norm")
 _FRESH = 0.02  # the session's own rate times its runtime is the total, give or take two roundings
 
 
@@ -63,34 +62,23 @@ class HfTrainerImporter:
     """The dicts and the bar of transformers.Trainer and what derives from it (TRL, Unsloth)."""
 
     name = "hf_trainer"
+    looks_for = "Hugging Face Trainer dicts, `{'loss': 2.3, ..., 'epoch': 0.1}`"
 
     def recognises(self, head: Sequence[str]) -> bool:
         """Say whether one of these lines is a Trainer's dict. One line alone decides."""
-        return any(_kind(_items(text)) is not None for text in reversed(head))
+        return any(kind_of(items_of(text)) is not None for text in reversed(head))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A dict waits for the bar that follows it."""
         return _Reading().records(lines)
 
+    def words(self, recognised: str) -> Words:  # noqa: ARG002
+        """What to look for in a log after this line."""
+        return Words((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
-def _items(text: str) -> dict[str, str]:
-    """The names and number texts of a printed dict. Nothing is evaluated."""
-    start = text.find("{'", 0, _MAX_CHARS)
-    end = text.rfind("}", start, _MAX_CHARS) if start >= 0 else -1
-    if end < 0:
-        return {}  # no dict, or half of one
-    return {m[1]: (m[2] or m[3] or "").strip() for m in _ITEM.finditer(text, start, end + 1)}
-
-
-def _kind(items: dict[str, str]) -> str | None:
-    """What the dict is about: "train" (steps), "eval", "final", or None: not a Trainer's."""
-    if "step" in items or "epoch" not in items:
-        return None
-    if "train_loss" in items and "train_runtime" in items:
-        return "final"
-    if any(name.startswith("eval_") for name in items):
-        return "eval" if any(name.endswith("_runtime") for name in items) else None
-    return "train" if "loss" in items and "learning_rate" in items else None
+    def told(self, lines: Iterable[Line]) -> Iterator[Told]:
+        """The step dicts one by one, each with its step."""
+        return dict_rows(lines)
 
 
 @dataclass(slots=True)
@@ -116,15 +104,15 @@ class _Reading:
         self._evaluated_ns: int | None = None  # the end of the last evaluation
         self._now_ns = 0
         self._unnumbered = False  # a step dict had no number
+        self._bars = BarClock()
+        self._bar_ns: int | None = None  # the time of the last bar of a file, by itself
         self._told: set[str] = set()
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in lines:
             if drawn := bar(line.text):
-                yield from self._release(self._progress.draw(drawn))
-                if drawn.total == self._progress.total:
-                    yield from self._judged(self._trainers.draw(drawn, line.t_ns or 0))
-            if items := _items(line.text):
+                yield from self._drawn(line, drawn)
+            if items := items_of(line.text):
                 yield from self._printed(line, items)
             elif line.t_ns is not None:
                 yield from self._judged(self._trainers.tick(line.t_ns))
@@ -137,6 +125,14 @@ class _Reading:
             if self._unnumbered and self._progress.total is None:
                 yield Mark(self._now_ns, "value_refused", _NO_BAR)
 
+    def _drawn(self, line: Line, drawn: Bar) -> Iterator[Record]:
+        yield from self._release(self._progress.draw(drawn))
+        if drawn.total == self._progress.total:
+            yield from self._judged(self._trainers.draw(drawn, line.t_ns or 0))
+        has_time = line.t_ns is None and drawn.elapsed_s is not None
+        if has_time and self._progress.is_own(drawn):
+            self._bar_ns = self._bars.time(drawn.elapsed_s or 0.0)
+
     def _judged(self, due: Iterator[Due]) -> Iterator[Record]:
         """Do what need wait no longer, unless there were several Trainers."""
         for one in due:
@@ -145,7 +141,7 @@ class _Reading:
             yield from self._trainers.told(self._now_ns)
 
     def _printed(self, line: Line, items: dict[str, str]) -> Iterator[Record]:
-        kind = _kind(items)
+        kind = kind_of(items)
         if kind is None:
             return
         t_ns = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
@@ -163,21 +159,24 @@ class _Reading:
         yield from self._judged(self._trainers.take(Due(self._now_ns, act)))
 
     def _step(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
-        runtime_s = _positive(items.get("train_runtime"))
+        runtime_s = positive(items.get("train_runtime"))
         if t_ns is None and runtime_s is not None:
             t_ns = round(runtime_s * NS_PER_S)
             yield from self._tell("clock")
+        elif t_ns is None and self._bar_ns is not None:
+            t_ns = self._bar_ns
+            yield from self._tell("bar")
         self._now_ns = self._now_ns if t_ns is None else t_ns
         yield from self._reported(items, "train_tokens_per_second")
         if t_ns is None:
-            yield from self._reported(items, *_FIGURES)
+            yield from self._reported(items, *FIGURES)
             return
         counts = tuple(_totals(items))
         for total in counts:
             yield from self._tell(total.field)
-        if any("e" in items[name] for name in _TOTALS if name in items):
+        if any("e" in items[name] for name in TOTALS if name in items):
             yield from self._tell("rounded")
-        loss, rate, norm = (number(items.get(name, "")) for name in _FIGURES)
+        loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
         seen = Seen(t_ns, None, counts, loss, rate, norm)
         if _fresh(items, counts):
             seen.own_s = runtime_s
@@ -213,11 +212,13 @@ class _Reading:
         yield from self._spans.push(seen)
         if not self._spans.pending:
             self._now_ns = seen.t_ns
-            yield from self._reported(waited.items, *_FIGURES)
+            yield from self._reported(waited.items, *FIGURES)
 
     def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         name = next(name for name in items if name.endswith("_runtime"))
-        took_s = _positive(items[name])
+        took_s = positive(items[name])
+        if t_ns is None and self._bar_ns is not None and self._spans.opened:
+            yield from self._tell("eval_inside")
         if t_ns is None or took_s is None:
             return
         if self._spans.opened and number(items["epoch"]) != self._epoch:
@@ -243,7 +244,7 @@ class _Reading:
 
 
 def _totals(items: dict[str, str]) -> Iterator[Count]:
-    for name, field in _TOTALS.items():
+    for name, field in TOTALS.items():
         value = count(items.get(name, ""))
         if value is not None:
             yield Count(field, value, "total")
@@ -251,17 +252,12 @@ def _totals(items: dict[str, str]) -> Iterator[Count]:
 
 def _fresh(items: dict[str, str], counts: tuple[Count, ...]) -> bool:
     """Whether the token total began with this session, so that train_runtime is its time."""
-    runtime_s = _positive(items.get("train_runtime"))
-    rate = _positive(items.get("train_tokens_per_second"))
+    runtime_s = positive(items.get("train_runtime"))
+    rate = positive(items.get("train_tokens_per_second"))
     total = next((c.value for c in counts if c.field == "tokens_computed"), None)
     if runtime_s is None or rate is None or total is None:
         return False
     return abs(runtime_s * rate - total) <= _FRESH * total
-
-
-def _positive(text: str | None) -> float | None:
-    value = number(text) if text else None
-    return value if value is not None and 0 < value < 1e9 else None
 
 
 def _less(value: float | None, other: float | None) -> bool:

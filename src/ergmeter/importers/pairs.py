@@ -19,7 +19,7 @@ from ergmeter.importers.numbers import NUMBER, count, number
 
 MAX_CHARS = 65_536
 # Plain substrings: on lines that have none, which are most, this is many times a pattern's speed.
-_HINTS = ("step", "iter", "tok", "loss", "throughput", "samples", "flops", "mfu", "it=", "it:")
+HINTS = ("step", "iter", "tok", "loss", "throughput", "samples", "flops", "mfu", "it=", "it:")
 _DIGIT = re.compile(r"\d")
 _PAIR = re.compile(
     r"(?<![\w/.\-])([A-Za-z_][\w/\-]{0,60}(?: ?\((?:ms|s)\))?)[\"']?"
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 def worth_reading(text: str) -> bool:
     """A quick look that spares most lines of output the full one."""
     low = text.lower()
-    for hint in _HINTS:
+    for hint in HINTS:
         if hint in low:
             return _DIGIT.search(text) is not None
     return False

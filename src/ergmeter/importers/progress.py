@@ -116,6 +116,10 @@ class Progress(Generic[T]):
         """The steps of the training, by its bar."""
         return self._total
 
+    def is_own(self, drawn: Bar) -> bool:
+        """Whether this was a bar of the training, once it was drawn."""
+        return not drawn.described and not drawn.nested and drawn.total == self._total
+
     def _is_training(self, drawn: Bar) -> bool:
         """Whether this is the training's bar: undescribed, and the longest since one began."""
         if drawn.described or drawn.nested or drawn.total is None:

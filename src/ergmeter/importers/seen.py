@@ -38,3 +38,4 @@ class Seen:
     goes_on: bool = False  # it is no restart though its number falls: the epoch rose, say
     evaluated_ns: int | None = None  # when the last line of an evaluation before it was seen
     stamped: bool = False  # its time was printed, and is not when it arrived
+    elapsed_s: float | None = None  # since its progress bar began, by the bar itself

@@ -9,7 +9,6 @@ a program with two log handlers prints each line twice: that is one program.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
@@ -27,12 +26,6 @@ _DOUBTED = 20  # one of them fell or came again: then until so many were seen, o
 _MOST = 100  # lines wait at all: those that name no number could be without end
 _CLEAN = 4  # so many rose one after the other, as the numbers of four programs in turn do not
 
-_RANK = re.compile(
-    r"\[(?:rank|default) ?(\d{1,6})\]"
-    r"|(?<![\w/.\-])(?:global_|local_)?rank[\"']?\s?[=:]\s?(\d{1,6})\b",
-    re.IGNORECASE,
-)
-
 SEVERAL = (
     "step lines of several programs, ranks or loops are mixed in this output ({}): "
     "ergmeter can't tell their steps apart; record them one by one, or use ergmeter.Meter in each"
@@ -41,12 +34,6 @@ TWICE = (
     "step lines came twice with the same figures: each counts once, as of one program that prints "
     "it twice; if they are of two ranks, the tokens are those of one"
 )
-
-
-def rank_of(text: str) -> int | None:
-    """The rank a line says it is of: `[rank1]:`, torchrun's `[default1]:`, `rank=1`."""
-    match = _RANK.search(text)
-    return int(match[1] or match[2]) if match else None
 
 
 class Numbered(Protocol):

@@ -1,38 +1,30 @@
-"""When was this line of a log file written, by its own account?
+"""What is the clock of a log file: its stamps, its step times, or its progress bar?
 
-The trap: a file's date or the reader's clock in place of the missing time. A line without a
-timestamp has none here. Values count from 1970, so they are wall-clock, not monotonic time; within
-one log only differences are used, and a stamp without a zone is read as UTC.
+The trap: two of them in one figure. They do not count from the same zero, nor the same things: a
+sum of step times has no evaluations in it, a bar's own time is in whole seconds. Whichever the
+first step line has is kept for all, and a mark says which it is.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
-from functools import lru_cache
 from typing import Literal
 
 from ergmeter.importers.seen import Seen
+from ergmeter.importers.stamps import S_PER_DAY, is_dateless, stamp_ns
 from ergmeter.records import Mark
 from ergmeter.units import NS_PER_S
 
-_STAMP = re.compile(
-    r"(?<!\d)(\d{4}[-/]\d\d[-/]\d\d)[ T_](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)"
-    r"(Z|[+-]\d\d:?\d\d(?!\d))?"
-)
-_STAMP_REACH = 200  # a log's stamp stands near the start of its line
+Clock = Literal["stamps", "step times", "bar"]
 _EARLIEST_S, _LATEST_S = 946_684_800, 4_102_444_800  # 2000 and 2100: outside, it is no date
-
-
-def stamp_ns(text: str) -> int | None:
-    """The timestamp in a line: `2026-11-15 10:00:00,123`, with T, a fraction or a zone."""
-    match = _STAMP.search(text[:_STAMP_REACH])
-    if not match:
-        return None
-    day, clock, fraction, zone = match.groups()
-    second = _epoch_s(day.replace("/", "-"), clock, zone or "Z")
-    return None if second is None else second * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+_DAY_NS = S_PER_DAY * NS_PER_S
+_TOLD: dict[Clock, str] = {
+    "stamps": "times are the log's own timestamps",
+    "step times": "the log has no timestamps: times are its step times added up, each taken "
+    "times the steps its line covers",
+    "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
+}
+_DATELESS = "times are the log's own timestamps, which have no date"
 
 
 def epoch_ns(value: float) -> int | None:
@@ -41,55 +33,82 @@ def epoch_ns(value: float) -> int | None:
     return round(seconds * NS_PER_S) if _EARLIEST_S <= seconds <= _LATEST_S else None
 
 
-class FileClock:
-    """The time of a step line in a file: its stamp or, in a log without stamps, its step times
-    added up. Whichever comes first is kept: the two do not count from the same zero.
-    """
+class BarClock:
+    """The time that progress bars took: one that begins again goes on where the last one was."""
 
     def __init__(self) -> None:
-        self._kind: Literal["stamps", "sums"] | None = None
-        self._sum_ns = 0
+        self._before_ns = 0  # by the bars before this one
+        self._last_ns = 0
+
+    def time(self, elapsed_s: float) -> int:
+        """When a bar was drawn that says this of itself."""
+        elapsed_ns = round(elapsed_s * NS_PER_S)
+        if self._before_ns + elapsed_ns < self._last_ns:
+            self._before_ns = self._last_ns
+        self._last_ns = self._before_ns + elapsed_ns
+        return self._last_ns
+
+
+class FileClock:
+    """The time of a step line in a file."""
+
+    def __init__(self) -> None:
+        self.kind: Clock | None = None
+        self.is_dated = True  # its stamps say which day it was
+        self._ns = 0  # the sum so far, or the days
+        self._last_ns = 0
+        self._bars = BarClock()
         self._number: int | None = None
         self._untold = True
 
     def time(self, text: str, stamp: int | None, seen: Seen) -> int | None:
         """When this line was written, or None if it does not say."""
-        stamp = stamp_ns(text) if stamp is None else stamp
-        if self._kind is None:
-            self._kind = "stamps" if stamp is not None else "sums" if seen.own_s else None
-        if self._kind == "stamps":
-            return stamp
-        return self._sum(seen) if self._kind == "sums" else None
+        if stamp is None and self.kind in (None, "stamps"):
+            stamp = stamp_ns(text)
+        if self.kind is None:
+            self.kind = _kind(stamp, seen)
+        if self.kind == "stamps":
+            return None if stamp is None else self._stamped(stamp)
+        if self.kind == "bar":
+            return self._by_bar(seen)
+        return self._sum(seen) if self.kind == "step times" else None
+
+    def begin_again(self) -> None:
+        """Another run begins: its step numbers say nothing about how far the last one was."""
+        self._number = None
 
     def told(self, t_ns: int | None) -> Iterator[Mark]:
         """Say once, with the first time there is, where the times come from."""
-        if self._kind is not None and t_ns is not None and self._untold:
+        if self.kind is not None and t_ns is not None and self._untold:
             self._untold = False
-            told = {
-                "stamps": "times are the log's own timestamps",
-                "sums": "the log has no timestamps: times are its step times added up, each taken "
-                "times the steps its line covers",
-            }[self._kind]
-            yield Mark(t_ns, "assumed", told)
+            yield Mark(t_ns, "assumed", _TOLD[self.kind] if self.is_dated else _DATELESS)
+
+    def _stamped(self, stamp_ns: int) -> int:
+        """The stamp; of a log that has only times of day, midnight begins another day."""
+        if is_dateless(stamp_ns):
+            self.is_dated = False
+            stamp_ns += self._ns
+            if stamp_ns < self._last_ns - _DAY_NS // 2:
+                stamp_ns += _DAY_NS
+                self._ns += _DAY_NS
+            self._last_ns = stamp_ns
+        return stamp_ns
+
+    def _by_bar(self, seen: Seen) -> int | None:
+        return None if seen.elapsed_s is None else self._bars.time(seen.elapsed_s)
 
     def _sum(self, seen: Seen) -> int | None:
         if seen.own_s is None:
             return None
         last, self._number = self._number, seen.number
         steps = 1 if last is None or seen.number is None else seen.number - last
-        self._sum_ns += round(seen.own_s * NS_PER_S) * (1 if steps < 0 else steps)
-        return self._sum_ns
+        self._ns += round(seen.own_s * NS_PER_S) * (1 if steps < 0 else steps)
+        return self._ns
 
 
-@lru_cache(maxsize=64)
-def _epoch_s(day: str, clock: str, zone: str) -> int | None:
-    try:
-        moment = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=timezone.utc)
-    except ValueError:
-        return None
-    offset = timedelta()
-    if zone != "Z":
-        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
-        offset = -offset if zone[0] == "-" else offset
-    whole = moment - datetime(1970, 1, 1, tzinfo=timezone.utc) - offset
-    return whole.days * 86_400 + whole.seconds
+def _kind(stamp: int | None, seen: Seen) -> Clock | None:
+    if stamp is not None:
+        return "stamps"
+    if seen.own_s:
+        return "step times"
+    return "bar" if seen.elapsed_s is not None else None

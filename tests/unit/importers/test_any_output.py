@@ -10,8 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergmeter.importers.efficientllm import EfficientLlmImporter
 from ergmeter.importers.hf_trainer import HfTrainerImporter
 from ergmeter.importers.keyvalue import KeyValueImporter
+from ergmeter.importers.megatron import MegatronImporter
+from ergmeter.importers.nxdt import NxdtImporter
+from ergmeter.importers.torchtitan import TorchTitanImporter
 from ergmeter.ports import Importer, Line
 from ergmeter.records import Record
 from tests.unit.importers.captured import marks, steps
@@ -23,6 +27,10 @@ IMPORTERS: list[Importer] = [
     KeyValueImporter(tokens_are="line"),
     KeyValueImporter(tokens_are="total"),
     HfTrainerImporter(),
+    EfficientLlmImporter(),
+    MegatronImporter(),
+    NxdtImporter(),
+    TorchTitanImporter(),
 ]
 
 WORDS = [
@@ -121,7 +129,24 @@ lines_of_programs = (
     )
     | st.builds("{{'eval_loss': 2, 'eval_runtime': 0.{}, 'epoch': {}}}".format, small, small)
     | st.builds("{{'train_runtime': {}, 'train_loss': 2, 'epoch': {}}}".format, n, small)
-)
+    | st.builds("step_time: 0.{}".format, n)
+    | st.builds("throughput: {}".format, n)
+    | st.builds("loss: {} step: {}".format, small, n)
+    | st.builds(
+        "Epoch {}: 5%|x | {}/40 [00:{:02d}<00:09, reduced_train_loss=2, global_step={}.0, "
+        "consumed_samples={}]".format,
+        small, n, n, n, st.sampled_from(["32.0", "64.0", "1.2e+5", "nan", "-1", "9" * 30]),
+    )
+    | st.builds("[EfficientLLM Metrics] Iteration {}:".format, n)
+    | st.builds("  {}".format, st.sampled_from(["Loss: 2", "AL (Seconds): 0.5", "AEC (Watts): 3"]))
+    | st.builds(
+        "iteration {}/ 40 | consumed samples: {} | elapsed time per iteration (ms): {} | "
+        "lm loss: 2 |".format,
+        n, n, n,
+    )
+    | st.builds("[rank{}] step: {} loss: 2 memory: 1.5GiB(3%) tps: {}".format, small, n, n)
+    | st.builds("{}: step={} loss={}".format, small, n, small)
+)  # fmt: skip
 texts = (
     st.text(max_size=80)
     | st.lists(st.sampled_from(WORDS + DICT_WORDS), max_size=14).map("".join)
@@ -176,13 +201,31 @@ ENDLESS = {
     "dicts that stand still": "{{'loss': {i}, 'learning_rate': 1e-4, 'epoch': 1.5}}",
     "dicts that begin again": "{{'loss': {i}, 'learning_rate': 1e-4, 'epoch': {k}}}",
     "evaluations": "{{'eval_loss': 2, 'eval_runtime': 0.1, 'epoch': {k}}}",
+    "plain lines": "step_time: 0.5",
+    "plain lines of two figures": "loss: {i} throughput: 2",
+    "bars of nxdt": "5%|x | 3/40 [00:01<00:09, reduced_train_loss=2, global_step={i}, lr=2]",
+    "blocks": "[EfficientLLM Metrics] Iteration {i}:",
+    "blocks of one line": "[EfficientLLM Metrics] Iteration {i}: | Loss: 2",
+    "iterations": "iteration {i}/ 9 | elapsed time per iteration (ms): 5 | lm loss: 2 |",
+    "iterations that begin again": "iteration {k}/ 9 | elapsed time per iteration (ms): 5 |",
+    "torchtitan": "step: {i} loss: 2 memory: 1.5GiB(3%) tps: 5",
 }
+READERS: dict[str, Importer] = {
+    "plain": NxdtImporter(), "bars of nxdt": NxdtImporter(), "blocks": EfficientLlmImporter(),
+    "iterations": MegatronImporter(), "torchtitan": TorchTitanImporter(),
+    "dicts": HfTrainerImporter(), "evaluations": HfTrainerImporter(),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ENDLESS)
-@pytest.mark.parametrize("gap_ns", [0, S])
+ONCE = ("plain", "bars of", "blocks", "iterations", "torchtitan")
+CASES = [(what, S) for what in ENDLESS]
+CASES += [(what, 0) for what in ENDLESS if not what.startswith(ONCE)]
+
+
+@pytest.mark.parametrize(("what", "gap_ns"), CASES)
 def test_output_without_an_end_is_not_held_in_memory(what: str, gap_ns: int) -> None:
-    importer = IMPORTERS[-1] if "'" in ENDLESS[what] else IMPORTERS[0]
+    readers = (reader for start, reader in READERS.items() if what.startswith(start))
+    importer = next(readers, IMPORTERS[0])
 
     def lines(many: int) -> Iterator[Line]:
         for i in range(many):
@@ -209,7 +252,21 @@ def test_a_line_of_any_length_and_junk_is_survived() -> None:
         "{" * 70_000,
         "step=1 " * 9_000,
         "\x00\ufffd" * 99,
+        "reduced_train_loss=" * 3_500,
+        "reduced_train_loss=1, " + "a=" * 30_000,
+        "step_time: " * 6_000,
+        "elapsed time per iteration (ms): 1 | " * 1_700,
+        "iteration " + " " * 60_000 + "elapsed time per iteration (ms):",
+        "[EfficientLLM Metrics] Iteration 1:" + " " * 60_000,
+        "step: 1 loss: memory: GiB( tps:" + "1," * 30_000,
+        "global batch size " * 3_000,
+        "steps: 1 loss: iter time (s):" * 2_000,
+        "seq_length " + "." * 60_000,
+        "2026-11-15 10:00:00" * 3_000,
+        "[00:" * 15_000,
     ]
     for importer in IMPORTERS:
-        records = list(importer.records([Line(text, i) for i, text in enumerate(junk)]))
-        assert steps(records) == []
+        for t_ns in (0, None):
+            lines = [Line(text, t_ns) for text in junk]
+            importer.recognises(junk)
+            assert steps(list(importer.records(lines))) == []

@@ -1,0 +1,130 @@
+"""`erg import`: make a run of a log."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+from ergmeter.cli.work_options import with_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.importers.importing import Imported
+    from ergmeter.importers.logfile import Progress
+    from ergmeter.records import Flops
+    from ergmeter.runlog.settings import Settings
+
+_SHOW_FROM_BYTES = 20_000_000
+
+
+@click.command()
+@click.argument("log", metavar="LOG")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
+)
+@click.option("--name", help="What to call the run. [default: the log's name]")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nxdt, torchtitan."
+    " [default: found out]",
+)
+@click.option(
+    "--tokens-are",
+    type=click.Choice(["step", "line", "total"]),
+    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+)
+@click.option("--json", "as_json", is_flag=True, help="What was made, as JSON.")
+@with_model
+@with_settings
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    log: str,
+    out: Path | None,
+    name: str | None,
+    format_name: str | None,
+    tokens_are: str | None,
+    as_json: bool,
+) -> int:
+    """Make a run of a training log, for `erg report` and everything else that reads runs.
+
+    LOG is a file, packed with gzip or not, or - for standard input. A log that holds several runs
+    one after the other, by step numbers that begin again, makes a run of each.
+
+    \b
+    erg import train.log && erg report
+    erg import --format nxdt --out runs/trn1 logs/nki-llama_20250610_014432.log
+    """
+    from ergmeter.importers.importing import Request, import_log
+
+    request = Request(log, out, name, format_name, settings, flops, tokens_are)
+    with _progress(log) as progress:
+        imported = import_log(request, progress=progress)
+    if as_json:
+        click.echo(json.dumps(_document(imported), indent=1))
+    else:
+        for line in _lines(imported):
+            click.echo(line)
+    return 0
+
+
+@contextmanager
+def _progress(log: str) -> Iterator[Progress | None]:
+    """A bar on standard error, for a log that takes a while and somebody who looks on."""
+    import sys
+
+    path = Path(log)
+    size = path.stat().st_size if path.is_file() else 0
+    if size < _SHOW_FROM_BYTES or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=size)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _lines(imported: Imported) -> Iterator[str]:
+    read = f"{imported.lines} line{'s'[: imported.lines != 1]}"
+    yield f"{imported.log}: {imported.format}, by {imported.recognised!r} ({read})"
+    for run in imported.runs:
+        steps = f"{run.steps} timed step line{'s'[: run.steps != 1]}"
+        numbers = f", steps {run.first_step} to {run.last_step}" if run.first_step else ""
+        yield f"{run.path}: {steps}{numbers}"
+    if len(imported.runs) > 1:
+        yield f"{len(imported.runs)} runs in one log: its step numbers begin again"
+    yield f"erg report {imported.runs[-1].path}"
+
+
+def _document(imported: Imported) -> dict[str, object]:
+    runs = [
+        {
+            "run": str(run.path),
+            "step_lines": run.steps,
+            "first_step": run.first_step,
+            "last_step": run.last_step,
+            "notes": list(run.notes),
+        }
+        for run in imported.runs
+    ]
+    return {
+        "log": imported.log,
+        "format": imported.format,
+        "recognised": imported.recognised,
+        "bytes": imported.bytes_read,
+        "lines": imported.lines,
+        "runs": runs,
+    }

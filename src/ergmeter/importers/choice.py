@@ -1,0 +1,132 @@
+"""Which importer reads this log?
+
+The trap: the first line that looks like a step. A loop's own `step=1` may stand before Megatron's
+first line, and the importer for any loop reads Megatron's too, only less of them. So once a line is
+recognised, the log is looked at a little further, and the one that knows its program best is taken.
+One importer reads a log, so what two kinds of lines say of one step is not counted twice.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ergmeter import registry
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.importers.logfile import LogFile, Words
+
+if TYPE_CHECKING:
+    from ergmeter.ports import Importer, Line
+
+# Those whose lines are most like any program's are asked last.
+_LAST = ("nxdt", "keyvalue")
+_FURTHER = 2000  # lines looked at after the first that was recognised
+_BEFORE = 20  # lines before it that the importer gets to see
+_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """An importer, the line that spoke for it, and the lines it is to read."""
+
+    importer: Importer
+    recognised: str
+    lines: Iterator[Line]
+
+
+def chosen(log: LogFile, *, format: str | None, options: dict[str, Any] | None = None) -> Chosen:
+    """The importer of a log. Raises FormatError, with what was looked for, if there is none."""
+    importers = {name: made(name, options or {}) for name in _names(format)}
+    log.words = _words_of_all(importers.values())
+    lines = log.lines()
+    before: deque[Line] = deque(maxlen=_BEFORE)
+    for line in lines:
+        before.append(line)
+        best = _best(importers.values(), line.text)
+        if best is not None:
+            settled = _settled(importers, best, line, [*before], lines)
+            log.words = _words(settled.importer, settled.recognised)
+            return settled
+    raise FormatError(_nothing(log, importers.values()))
+
+
+def made(name: str, options: dict[str, Any]) -> Importer:
+    """An importer, with those of the options that it takes."""
+    import inspect  # noqa: PLC0415  costs more than all else here
+
+    make = registry.load("importers", name)
+    takes = inspect.signature(make).parameters
+    importer: Importer = make(**{n: v for n, v in options.items() if n in takes})
+    return importer
+
+
+def _words(importer: Importer, recognised: str) -> Words | None:
+    """What an importer looks for in a log after this line; None if it did not say."""
+    words_of = getattr(importer, "words", None)
+    found: Words | None = words_of(recognised) if words_of else None
+    return found
+
+
+def _words_of_all(importers: Iterable[Importer]) -> Words | None:
+    """What one or another of them looks for: the lines that the chosen one will want are read on
+    the way to the choice."""
+    all_of: set[bytes] = set()
+    for importer in importers:
+        words = _words(importer, "")
+        if words is None:
+            return None
+        all_of |= {word.lower() for word in words.any_of}
+    least = (w for w in all_of if not any(other != w and other in w for other in all_of))
+    return Words(tuple(sorted(least)), folds_case=True)
+
+
+def _names(wanted: str | None) -> list[str]:
+    known = registry.names("importers")
+    if wanted is not None:
+        if wanted not in known:
+            raise UsageError(f"no format {wanted!r}; there are {', '.join(known)}")
+        return [wanted]
+    last = [name for name in _LAST if name in known]
+    return [*(name for name in known if name not in last), *last]
+
+
+def _best(importers: Iterable[Importer], text: str) -> Importer | None:
+    return next((one for one in importers if one.recognises([text])), None)
+
+
+def _settled(
+    importers: dict[str, Importer],
+    best: Importer,
+    line: Line,
+    head: list[Line],
+    lines: Iterator[Line],
+) -> Chosen:
+    """Look further for an importer that goes before the best so far."""
+    names = list(importers)
+    better = [importers[name] for name in names[: names.index(best.name)]]
+    recognised = line.text
+    for number, further in enumerate(lines):
+        if not better or number >= _FURTHER:
+            lines = chain([further], lines)
+            break
+        head.append(further)
+        found = _best(better, further.text)
+        if found is not None:
+            best, recognised = found, further.text
+            better = better[: better.index(found)]
+    return Chosen(best, " ".join(recognised.split())[:_SHOWN], chain(head, lines))
+
+
+def _nothing(log: LogFile, importers: Iterable[Importer]) -> str:
+    looked = "; ".join(getattr(one, "looks_for", one.name) for one in importers)
+    if not log.line_count:
+        return f"{log.path} is empty"
+    lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
+    shown = " / ".join(repr(" ".join(text.split())[:60]) for text in log.first_texts)
+    return (
+        f"{log.path}: no training step recognised in {lines}; looked for {looked}; "
+        f"it begins {shown}; --format NAME chooses a reader"
+    )

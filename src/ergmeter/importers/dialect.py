@@ -1,0 +1,63 @@
+"""How does one kind of program print its steps?
+
+Here stands what holds for a loop of any make; a program that is known says in a subclass what it
+prints differently. The trap: a parser for each program, each with faults of its own in numbers,
+ranks, clocks and restarts. A dialect only says which figures a line holds; all else is done once,
+in `steplines`, `reading` and `log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ergmeter.importers.pairs import (
+    Pair,
+    is_evaluation_line,
+    is_step_line,
+    pairs,
+    worth_reading,
+)
+from ergmeter.ports import Line
+
+
+class Dialect:
+    """Step lines of a loop of any make. Made anew for each pass over an output."""
+
+    # Its numbers count the whole training: one that falls is a restart, one that comes again is a
+    # bar drawn again or another rank's line, and no step.
+    whole_numbers: bool = False
+    # Its own rates are means over this many steps, so those of the first steps hold the compile.
+    rate_steps: int = 1
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []  # what was assumed, to be told once each
+
+    def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines, with those that only together tell of a step made one."""
+        return iter(lines)
+
+    def wanted(self, text: str) -> bool:
+        """A quick look that spares most lines the full one."""
+        return worth_reading(text)
+
+    def pairs(self, text: str) -> list[Pair]:
+        """The figures of a line."""
+        return pairs(text)
+
+    def is_step(self, found: list[Pair], text: str) -> bool:
+        """Whether a line with these figures ends a step of training."""
+        return is_step_line(found, text) and not of_hf_trainer(found, text)
+
+    def is_evaluation(self, found: list[Pair], text: str) -> bool:
+        """Whether all that it says is about an evaluation."""
+        return is_evaluation_line(found, text)
+
+    def note(self, said: str) -> None:
+        """Say what was assumed, once."""
+        if said not in self.notes:
+            self.notes.append(said)
+
+
+def of_hf_trainer(found: list[Pair], text: str) -> bool:
+    """A dict with an epoch and no step is transformers' own; another importer reads it better."""
+    return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in found)

@@ -1,0 +1,151 @@
+"""What did EfficientLLM's metrics print?
+
+    [EfficientLLM Metrics] Iteration 100:
+      Loss: 3.245678
+      AMU (GB): 45.23
+      PCU (Ratio): 0.987
+      AL (Seconds): 0.1234
+      TT (Tokens/Param/Sec): 1.23e-06
+      ST (Samples/Param/Sec): 4.56e-09
+      AEC (Watts): 342.5
+
+Two traps. A block is of one iteration and of several lines, so they are joined first. And the
+figures are not what they are called: AMU is in GiB, AL a mean over up to a thousand iterations and
+not this one's time, AEC a mean power and no energy. They go out as reported, in their true units;
+AL makes a step's time only where nothing better does, and a mark says so. The blocks stand among
+the iteration lines of Megatron, which tell of the same steps and more: those then count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ergmeter.importers.iterations import WORDS, Iterations
+from ergmeter.importers.labels import plain
+from ergmeter.importers.logfile import Words
+from ergmeter.importers.names import Meaning
+from ergmeter.importers.numbers import NUMBER, number
+from ergmeter.importers.pairs import MAX_CHARS, Pair
+from ergmeter.importers.reading import Reading
+from ergmeter.importers.signatures import EFFICIENTLLM, MEGATRON
+from ergmeter.ports import Line
+from ergmeter.records import Record
+
+_HEAD = re.compile(r"\[EfficientLLM Metrics\] (?:Iteration|Step) (\d{1,12}):")
+_LINE = re.compile(
+    r"(?:^|[\s:|\]>])(Loss|AMU \(GB\)|PCU \(Ratio\)|AL \(Seconds\)|TT \(Tokens/Param/Sec\)"
+    rf"|ST \(Samples/Param/Sec\)|AEC \(Watts\)):\s{{0,12}}({NUMBER})\s*$"
+)
+_LAST = "AEC (Watts)"
+_PATIENCE = 40  # lines of other programs between those of one block, at most
+_LONGEST = 500  # characters of a block's line, with all that a logger puts before it
+_GIB = 1 << 30
+_MEANS = {
+    "Loss": Meaning("loss", "loss"),
+    "AMU (GB)": Meaning("rate", "amu", unit="B"),
+    "PCU (Ratio)": Meaning("rate", "pcu", unit="frac"),
+    "AL (Seconds)": Meaning("own_time", "al", unit="s"),
+    "TT (Tokens/Param/Sec)": Meaning("rate", "tt", unit="tokens/s/param"),
+    "ST (Samples/Param/Sec)": Meaning("rate", "st", unit="samples/s/param"),
+    "AEC (Watts)": Meaning("rate", "aec", unit="W"),
+}
+_WORDS = (b"Loss:", b"(GB):", b"(Ratio):", b"(Seconds):", b"/Sec):", b"(Watts):")
+_STEP = Meaning("step", "iteration")
+_MEAN = (
+    "AL is the mean time of up to a thousand iterations before, and stands here for each of those "
+    "its block covers"
+)
+
+
+class EfficientLlmImporter:
+    """The blocks of EfficientLLM's metrics, among Megatron's lines or alone."""
+
+    name = "efficientllm"
+    looks_for = "EfficientLLM `[EfficientLLM Metrics] Iteration 100:` blocks"
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """Say whether one of these lines is of EfficientLLM's metrics. One line alone decides."""
+        return any(EFFICIENTLLM in text for text in reversed(head))
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come. A block waits for its last line."""
+        return Reading(self.dialect()).records(lines)
+
+    def words(self, recognised: str) -> Words:  # noqa: ARG002
+        """What to look for in a log after this line."""
+        return Words((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
+
+    def dialect(self) -> _EfficientLlm:
+        """How its lines are read."""
+        return _EfficientLlm()
+
+
+class _EfficientLlm(Iterations):
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_iterations = False  # Megatron's own lines are there, and tell the steps
+        self._is_live = False  # lines come with their times
+
+    def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """Blocks as lines. The first waits until it is known whether Megatron's lines are there."""
+        first: Line | None = None
+        blocks = 0
+        for line, is_block in _blocks(lines):
+            blocks += is_block
+            self._is_live |= line.t_ns is not None
+            if is_block and blocks == 1 and not self._has_iterations:
+                first = line
+                continue
+            self._has_iterations |= not is_block and MEGATRON in line.text
+            if first is not None and (is_block or self._has_iterations):
+                yield first
+                first = None
+            yield line
+        if first is not None:
+            yield first
+
+    def wanted(self, text: str) -> bool:
+        return EFFICIENTLLM in text or super().wanted(text)
+
+    def pairs(self, text: str) -> list[Pair]:
+        head = _HEAD.search(text) if EFFICIENTLLM in text else None
+        if head is None:
+            return super().pairs(text)
+        found = [] if self._has_iterations else [Pair(_STEP, "iteration", float(head[1]))]
+        for part in text[head.end() :].split(" | "):
+            name, _, figure = part.partition(": ")
+            means, value = _MEANS.get(name), number(figure)
+            if means is not None and value is not None:
+                self._tell_mean(name)
+                found.append(Pair(means, name, value * (_GIB if name == "AMU (GB)" else 1)))
+        return found
+
+    def _tell_mean(self, name: str) -> None:
+        if name == "AL (Seconds)" and not self._has_iterations and not self._is_live:
+            self.note(_MEAN)
+
+
+def _blocks(lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
+    """Each block as one line, of the time of its first; and the lines between, as they are."""
+    block: Line | None = None
+    since = 0
+    for line in lines:
+        text = line.text
+        if EFFICIENTLLM in text and _HEAD.search(text):
+            if block is not None:
+                yield block, True
+            block, since = replace(line, text=plain(text[:MAX_CHARS])), 0
+            continue
+        match = _LINE.search(plain(text)) if block and len(text) < _LONGEST else None
+        if block is None or match is None:
+            yield line, False
+            since += 1
+        else:
+            block = replace(block, text=f"{block.text} | {match[1]}: {match[2]}")
+        if block is not None and (since > _PATIENCE or (match and match[1] == _LAST)):
+            yield block, True
+            block = None
+    if block is not None:
+        yield block, True

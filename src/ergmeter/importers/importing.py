@@ -1,0 +1,236 @@
+"""Makes runs of a log, so that every metric and view works on it.
+
+The trap: several runs in one file, and with them the hours between. A restart ends one run and
+begins the next, each in a directory of its own. Another: times. A log's count from 1970, or from
+its own beginning; a run's from a clock of the machine that writes it. So the first time there is
+becomes the moment at which the run was made, and the header holds which wall-clock time that was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter import registry
+from ergmeter.errors import FormatError
+from ergmeter.importers.choice import chosen
+from ergmeter.importers.logfile import STDIN, LogFile
+from ergmeter.records import Flops, Mark, Record, Reported, Step
+from ergmeter.runlog.identity import new_run_path, run_header, writer_header
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import Writer, create_run
+
+if TYPE_CHECKING:
+    from ergmeter.importers.logfile import Progress
+
+_STREAM = "output"  # where what was seen in a program's output is kept
+_BATCH_ROWS = 10_000
+_BEFORE_FIRST = 1000  # records that wait for the first step, to know when the run began
+_WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
+_UNTIMED = (
+    "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
+    " progress bar with its time); what its lines say is in the table of reported figures"
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which log to read, and how."""
+
+    log: str | Path
+    out: Path | None = None
+    name: str | None = None
+    format: str | None = None
+    settings: Settings = field(default_factory=Settings)
+    flops: tuple[Flops, ...] = ()
+    tokens_are: str | None = None
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """A run that was made: where, and its step lines."""
+
+    path: Path
+    steps: int  # spans that were timed
+    first_step: int | None
+    last_step: int | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What came of a log."""
+
+    log: str
+    format: str
+    recognised: str  # the line that spoke for the format
+    bytes_read: int
+    lines: int
+    runs: tuple[ImportedRun, ...]
+
+
+def import_log(request: Request, *, progress: Progress | None = None) -> Imported:
+    """Make a run of a log, or several where it holds several. Raises FormatError for no steps."""
+    log = LogFile(request.log, progress=progress)
+    options = {"tokens_are": request.tokens_are} if request.tokens_are else {}
+    found = chosen(log, format=request.format, options=options)
+    runs: list[ImportedRun] = []
+    sink = _Sink(request, found.importer.name, number=1)
+    for record in found.importer.records(found.lines):
+        if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
+            runs.append(sink.close())
+            sink = _Sink(request, found.importer.name, number=len(runs) + 1)
+            continue
+        sink.take(record)
+    if log.is_cut_off:
+        sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
+    if sink.has_records:
+        runs.append(sink.close())
+    if not runs:
+        raise FormatError(f"{log.path}: recognised as {found.importer.name}, but it holds no step")
+    return Imported(
+        log.path,
+        found.importer.name,
+        found.recognised,
+        log.bytes_read,
+        log.line_count,
+        tuple(runs),
+    )
+
+
+class _Sink:
+    """Writes the records of one run. The directory is made when its first time is known."""
+
+    def __init__(self, request: Request, format_name: str, *, number: int) -> None:
+        self._request = request
+        self._format = format_name
+        self._number = number
+        self._early: list[Record] = []
+        self._writer: Writer | None = None
+        self._run = Path()
+        self._shift_ns = 0
+        self._opened_ns = self._last_ns = 0
+        self._steps: list[Step] = []
+        self._reported: list[Reported] = []
+        self._count = 0
+        self._first: int | None = None
+        self._final: int | None = None
+        self._notes: list[str] = []
+
+    @property
+    def has_records(self) -> bool:
+        """Whether there is anything to make a run of."""
+        return self._writer is not None or any(not isinstance(r, Mark) for r in self._early)
+
+    def take(self, record: Record) -> None:
+        if self._writer is None:
+            self._early.append(record)
+            if isinstance(record, Step) or len(self._early) >= _BEFORE_FIRST:
+                self._open()
+            return
+        self._write(record)
+
+    def close(self) -> ImportedRun:
+        if self._writer is None:
+            self._open()
+        writer = self._writer
+        assert writer is not None
+        if not self._count:
+            self._write(Mark(0, "output_unrecognised", _UNTIMED))
+        self._flush(rows=0)
+        writer.mark(Mark(self._last_ns, "ended", "imported"))
+        writer.mark(Mark(self._last_ns, "closed"))
+        writer.close()
+        return ImportedRun(self._run, self._count, self._first, self._final, tuple(self._notes))
+
+    def _open(self) -> None:
+        """Make the run, of the first time there is, and write what has waited for it."""
+        times = [_begins_ns(record) for record in self._early]
+        began_ns = min((t_ns for t_ns in times if t_ns > 0), default=0)
+        self._run = self._path()
+        header = run_header(self._name, ["erg", "import", str(self._request.log)])
+        imported = {"log": str(self._request.log), "format": self._format, "run": self._number}
+        create_run(self._run.absolute(), {**header, "imported": imported})
+        writer = _writer_header(self._request)
+        self._opened_ns = self._last_ns = time.monotonic_ns()
+        wall_ns = began_ns if began_ns > _WALL_NS else time.time_ns()
+        writer["clock"] = {"monotonic_ns": self._opened_ns, "wall_ns": wall_ns}
+        self._shift_ns = self._opened_ns - began_ns
+        self._writer = Writer(self._run, header=writer)
+        early, self._early = self._early, []
+        for record in early:
+            self._write(record)
+
+    @property
+    def _name(self) -> str:
+        if self._request.name:
+            return self._request.name
+        log = str(self._request.log)
+        return "stdin" if log == STDIN else Path(log).name.removesuffix(".gz").removesuffix(".log")
+
+    def _path(self) -> Path:
+        path = self._request.out or new_run_path(self._name)
+        if self._number > 1 and self._request.out is not None:
+            return path.with_name(f"{path.name}-{self._number}")
+        return path
+
+    def _write(self, record: Record) -> None:
+        assert self._writer is not None
+        if isinstance(record, Step):
+            start_ns, end_ns = record.start_ns + self._shift_ns, record.end_ns + self._shift_ns
+            self._steps.append(replace(record, start_ns=start_ns, end_ns=end_ns))
+            self._last_ns = max(self._last_ns, end_ns)
+            self._note_step(record)
+        elif isinstance(record, Reported):
+            self._reported.append(replace(record, t_ns=self._shifted(record.t_ns)))
+        elif isinstance(record, Mark):
+            self._writer.mark(replace(record, t_ns=self._shifted(record.t_ns)))
+            self._notes.append(record.detail)
+        self._flush(rows=_BATCH_ROWS)
+
+    def _shifted(self, t_ns: int) -> int:
+        """A time on the run's clock; what was said before there was one is at its beginning."""
+        shifted_ns = max(self._opened_ns, t_ns + self._shift_ns)
+        self._last_ns = max(self._last_ns, shifted_ns)
+        return shifted_ns
+
+    def _note_step(self, step: Step) -> None:
+        if step.phase != "train":
+            return
+        self._count += 1
+        if step.index is not None:
+            self._first = step.index if self._first is None else self._first
+            self._final = step.index
+
+    def _flush(self, *, rows: int) -> None:
+        assert self._writer is not None
+        batches: Iterable[tuple[str, list[Any]]] = (
+            ("steps", self._steps),
+            ("reported", self._reported),
+        )
+        for table, batch in batches:
+            if len(batch) > rows:
+                self._writer.write(table, batch, stream=_STREAM)
+                batch.clear()
+
+
+def _begins_ns(record: Record) -> int:
+    return record.start_ns if isinstance(record, Step) else record.t_ns
+
+
+def _writer_header(request: Request) -> dict[str, Any]:
+    """Who wrote the run; of the machine that the log is from nothing is known."""
+    header = writer_header("import")
+    header["host"] = "an unknown host"
+    header["settings"] = request.settings.as_json()
+    header["unavailable"] = dict.fromkeys(_probes(), "a log has no readings of devices")
+    if request.flops:
+        header["flops"] = [asdict(flops) for flops in request.flops]
+    return header
+
+
+def _probes() -> Sequence[str]:
+    return registry.names("probes")

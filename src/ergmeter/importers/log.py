@@ -1,0 +1,162 @@
+"""What does a training log hold, as columns?
+
+For whoever needs a log's figures and no run: `read_log(path)` finds the importer that knows the
+program, reads the log once from end to end in little memory, and gives its step lines as columns,
+run by run. The trap: several runs in one file, read as one. A step number that falls back begins
+another, and each has its own columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import UsageError
+from ergmeter.importers.choice import chosen
+from ergmeter.importers.columns import Columns, runs_of
+from ergmeter.importers.logfile import LogFile
+from ergmeter.importers.steady import Steady, steady
+from ergmeter.importers.steplines import Told, step_lines
+
+if TYPE_CHECKING:
+    from ergmeter.ports import Importer, Line
+    from ergmeter.records import FloatArray
+
+
+@dataclass(frozen=True)
+class LogRun:
+    """One run in a log: a row for each step line, NaN where the line did not say."""
+
+    step: FloatArray
+    epoch: FloatArray
+    loss: FloatArray
+    learning_rate: FloatArray
+    grad_norm: FloatArray
+    step_time_s: FloatArray  # as printed
+    t_s: FloatArray  # when the line was written; of the clock below
+    clock: str | None  # "stamps", "step times" added up, "bar": its own, "train_runtime"
+    samples: FloatArray  # since the row before
+    tokens: FloatArray
+    rates: dict[str, FloatArray]  # by unit, as printed
+    rate_steps: int = 1  # a printed rate is a mean over so many steps
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @cached_property
+    def period_s(self) -> FloatArray:
+        """From each row to the next; of the first row it is not known."""
+        return np.diff(self.t_s, prepend=np.nan)
+
+    @cached_property
+    def covered(self) -> FloatArray:
+        """The steps since the row before."""
+        return np.diff(self.step, prepend=np.nan)
+
+    def steady(self, *, skip_rows: int | None = None) -> Steady:
+        """What the run came to after its warm-up; by default a rule finds where that ends."""
+        return steady(self, skip_rows=skip_rows)
+
+
+@dataclass(frozen=True)
+class ParsedLog:
+    """A log that was read. At least one run, in the order of the file."""
+
+    path: str
+    format: str
+    recognised: str  # the line that spoke for the format
+    bytes_read: int
+    lines: int
+    runs: tuple[LogRun, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def last(self) -> LogRun:
+        """The last run in the file."""
+        return self.runs[-1]
+
+    @property
+    def first_stamp(self) -> datetime | None:
+        """When the first stamped step line was written."""
+        return _moment(self.runs, np.nanmin)
+
+    @property
+    def last_stamp(self) -> datetime | None:
+        """When the last stamped step line was written."""
+        return _moment(self.runs, np.nanmax)
+
+
+def read_log(
+    path: str | Path,
+    *,
+    format: str | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> ParsedLog:
+    """Read a log, packed with gzip or not; "-" is standard input.
+
+    `format` names the importer; left out, it is found. `progress` hears of the bytes read so far.
+    Raises UsageError where the log or the format isn't there, FormatError where no step line is.
+    """
+    log = LogFile(path, progress=progress)
+    found = chosen(log, format=format)
+    notes: list[str] = []
+    runs = []
+    rate_steps = getattr(_dialect(found.importer), "rate_steps", 1)
+    for columns in runs_of(_told(found.importer, found.lines, notes)):
+        runs.append(_run(columns, rate_steps))
+        notes += columns.notes
+    if len(runs) > 1:
+        notes.append(f"{len(runs)} runs in one log: a step number that falls back begins another")
+    if log.is_cut_off:
+        notes.append("the compressed log ends half way: what was there is read")
+    told = tuple(dict.fromkeys(notes))
+    return ParsedLog(
+        log.path,
+        found.importer.name,
+        found.recognised,
+        log.bytes_read,
+        log.line_count,
+        tuple(runs),
+        told,
+    )
+
+
+def _dialect(importer: Importer) -> object:
+    make = getattr(importer, "dialect", None)
+    return make() if make else None
+
+
+def _told(importer: Importer, lines: Iterator[Line], notes: list[str]) -> Iterator[Told]:
+    """The step lines, and what was assumed in reading them."""
+    if hasattr(importer, "told"):
+        yield from importer.told(lines)
+        return
+    if not hasattr(importer, "dialect"):
+        raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
+    dialect = importer.dialect()
+    yield from step_lines(dialect, lines)
+    notes += dialect.notes
+
+
+def _run(columns: Columns, rate_steps: int) -> LogRun:
+    return LogRun(
+        **columns.plain(),
+        clock=columns.clock,
+        samples=columns.done("samples"),
+        tokens=columns.done("tokens_real", "tokens_computed"),
+        rates=columns.rates(),
+        rate_steps=rate_steps,
+    )
+
+
+def _moment(runs: tuple[LogRun, ...], pick: Callable[[FloatArray], float]) -> datetime | None:
+    stamped = [run.t_s for run in runs if run.clock == "stamps" and np.isfinite(run.t_s).any()]
+    if not stamped:
+        return None
+    return datetime.fromtimestamp(float(pick(np.concatenate(stamped))), tz=timezone.utc)

@@ -1,0 +1,249 @@
+"""What do the step lines of an output come to, as records?
+
+The trap: the figures a program prints about itself (tokens/s, MFU) are easy to take over and may be
+averages of rates, or start with the compile. They go out as Reported; a Step is made only of
+counted tokens and of the times at which lines were seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ergmeter.importers.counts import (
+    COUNTS,
+    HELD_LINES,
+    TokensAre,
+    Total,
+    decided,
+    explained,
+    taken_back,
+)
+from ergmeter.importers.dialect import Dialect
+from ergmeter.importers.held import STEP_FIGURES, Held, counts_of, is_result, stamp_in
+from ergmeter.importers.losses import Losses
+from ergmeter.importers.pairs import Pair
+from ergmeter.importers.seen import Mode
+from ergmeter.importers.spans import Spans
+from ergmeter.importers.stamps import stamp_ns
+from ergmeter.importers.steplines import StepLines, Told
+from ergmeter.importers.streams import SEVERAL, TWICE, Waiting
+from ergmeter.importers.times import FileClock
+from ergmeter.ports import Line
+from ergmeter.records import Mark, Record, Reported
+
+ONE_RANK = (
+    "of the step lines of several ranks, only those of rank {} are read: tokens are of one rank"
+)
+_EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
+
+
+class Reading:
+    """One pass over one output."""
+
+    def __init__(self, dialect: Dialect, *, tokens_are: TokensAre | None = None) -> None:
+        self._dialect = dialect
+        self._step_lines = StepLines(dialect)
+        self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
+        self._told = set(self._modes)
+        if tokens_are is not None:
+            unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
+            self._modes |= dict.fromkeys(unclear, tokens_are)
+        self._totals: dict[str, Total] = {}  # those that were decided by their values
+        self._waiting: Waiting[Held] = Waiting()
+        self._held: list[Held] = []
+        self._spans = Spans()
+        self._clock = FileClock()
+        self._now_ns = 0  # where no line has given a time yet, Reported carries this
+        self._number: int | None = None
+        self._epoch: float | None = None  # of the last step line that names one
+        self._evaluated = False  # an evaluation was printed since the last step line
+        self._evaluated_ns: int | None = None  # the last of its lines that was labelled so
+        self._losses = Losses()
+        self._said: set[str] = set()
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come; at most a few lines are held back."""
+        for line in self._dialect.joined(lines):
+            if line.t_ns is not None:
+                yield from self._tick(line.t_ns)
+            if self._dialect.wanted(line.text):
+                yield from self._read(line)
+        yield from self._finish()
+
+    def _finish(self) -> Iterator[Record]:
+        for held in self._waiting.finish():
+            self._held.append(held)
+            yield from self._release(final=False)
+        yield from self._release(final=True)
+        if not self._waiting.streams.mixed:
+            yield from self._spans.end()
+
+    def _begin_again(self, t_ns: int, reason: str) -> Iterator[Record]:
+        """Another run begins in the same output: what was learnt of the one before is over."""
+        yield from self._finish()
+        yield Mark(t_ns, "restarted", reason)
+        self._waiting, self._spans, self._losses = Waiting(), Spans(), Losses()
+        self._number = self._epoch = self._evaluated_ns = None
+        self._evaluated = False
+        self._clock.begin_again()
+
+    def _tick(self, t_ns: int) -> Iterator[Record]:
+        for held in self._waiting.tick(t_ns):
+            self._held.append(held)
+            yield from self._release(final=False)
+        if not self._held and not self._waiting and not self._waiting.streams.mixed:
+            yield from self._spans.tick(t_ns)
+
+    def _read(self, line: Line) -> Iterator[Record]:
+        told = self._step_lines.read(line)
+        for said in self._dialect.notes:
+            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
+        if told.kind == "evaluation":
+            yield from self._evaluation(line, told.found)
+        elif told.kind == "another rank":
+            said = ONE_RANK.format(self._step_lines.rank)
+            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
+        elif told.kind == "step":
+            yield from self._step(line, told)
+        elif told.kind == "other":
+            self._evaluated |= any(pair.means.kind == "eval" for pair in told.found)
+            self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
+            stated = [pair for pair in told.found if not pair.spaced]  # and not prose
+            yield from self._reported(stated, "rate", "eval", "own_time")
+            yield from self._reported(stated, *STEP_FIGURES)
+
+    def _step(self, line: Line, told: Told) -> Iterator[Record]:
+        found, seen = told.found, told.seen
+        t_ns = line.t_ns
+        if t_ns is None:
+            t_ns = self._clock.time(line.text, stamp_in(found), seen)
+            yield from self._clock.told(t_ns)
+        if told.restarted:
+            yield from self._begin_again(self._now_ns if t_ns is None else t_ns, told.restarted)
+        self._now_ns = self._now_ns if t_ns is None else t_ns
+        yield from self._reported(found, "rate", "eval", "own_time")
+        if t_ns is None:
+            yield from self._reported(found, *STEP_FIGURES)
+            return
+        if self._waiting.streams.mixed:
+            return
+        seen.t_ns, seen.stamped = t_ns, line.t_ns is None
+        yield from self._take(Held(seen, told.counts, found, told.drawn, line.text))
+
+    def _evaluation(self, line: Line, found: list[Pair]) -> Iterator[Record]:
+        """A line that is labelled as an evaluation's: no step, and its loss is not training's."""
+        self._evaluated = True
+        if any(is_result(pair) for pair in found):  # and not what is about to be evaluated
+            self._evaluated_ns = stamp_ns(line.text) if line.t_ns is None else line.t_ns
+        self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
+        found = [pair for pair in found if not pair.spaced]
+        yield from self._reported(found, "eval")
+        for pair in found:
+            if pair.means.kind == "loss":
+                yield Reported(self._now_ns, "eval_loss", pair.value, "")
+
+    def _take(self, line: Held) -> Iterator[Record]:
+        named = (p for p in line.found if p.means.kind == "step")
+        line.seen.number_done = line.drawn and all(p.printed == "it" for p in named)
+        epoch, before = line.epoch, self._epoch
+        rose = epoch is not None and before is not None and epoch > before
+        line.seen.goes_on = rose or self._evaluated
+        line.seen.evaluated_ns, self._evaluated_ns = self._evaluated_ns, None
+        if self._evaluated and self._waiting.streams.began and line.seen.evaluated_ns is None:
+            yield from self._say(line.t_ns, _EVALUATED)
+        self._epoch, self._evaluated = before if epoch is None else epoch, False
+        for held in self._waiting.take(line):
+            self._held.append(held)
+            yield from self._release(final=False)
+        if self._waiting.twice:
+            yield from self._say(line.t_ns, TWICE)
+        if self._waiting.streams.mixed:
+            self._held.clear()
+            told = SEVERAL.format(self._waiting.streams.numbers)
+            yield Mark(line.t_ns, "several_programs", told)
+
+    def _say(self, t_ns: int, what: str) -> Iterator[Record]:
+        if what not in self._said:
+            self._said.add(what)
+            yield Mark(t_ns, "assumed", what)
+
+    def _reported(self, found: list[Pair], *kinds: str) -> Iterator[Record]:
+        for pair in found:
+            if pair.means.kind in kinds:
+                yield Reported(self._now_ns, pair.printed, pair.value, pair.means.unit)
+
+    def _release(self, *, final: bool) -> Iterator[Record]:
+        """Hand on the held lines whose counts are understood."""
+        while self._held:
+            for name in self._held[0].counts:
+                if name not in self._modes:
+                    yield from self._decide(name, final=final)
+            first = self._held[0]
+            if any(name not in self._modes for name in first.counts):
+                return
+            del self._held[0]
+            yield from self._push(first)
+
+    def _decide(self, name: str, *, final: bool) -> Iterator[Record]:
+        numbers: list[int | None] = []
+        values: list[int] = []
+        for held in self._held:
+            number = held.seen.number
+            if numbers and number is not None and number == numbers[-1]:
+                continue  # a bar drawn again: no evidence
+            if numbers and number is not None and number < (numbers[-1] or 0):
+                final = True  # a restart: what comes after it says nothing about before
+                break
+            if name in held.counts:
+                numbers.append(number)
+                values.append(held.counts[name])
+        final = final or len(self._held) >= HELD_LINES
+        mode = decided(numbers, values, final=final)
+        if mode is not None:
+            self._modes[name] = mode
+            if mode == "total":
+                self._totals[name] = Total()
+            told = explained(name, mode, values)
+            yield Mark(self._held[0].seen.t_ns, "assumed", told)
+
+    def _push(self, held: Held) -> Iterator[Record]:
+        seen = held.seen
+        yield from self._disprove(held)
+        seen.counts = counts_of(held.counts, self._modes)
+        totals = [count.value for count in seen.counts if count.mode == "total"]
+        seen.totals_from_zero = seen.number in (0, 1) and all(totals)
+        yield from self._tell_multiplied(held)
+        where = "a line without a step" if seen.number is None else f"step {seen.number}"
+        yield from self._losses.watch(seen.t_ns, seen.loss, where)
+        if seen.evaluated_ns is not None:
+            if self._spans.resumes(seen):
+                yield from self._spans.evaluated(seen.evaluated_ns)
+            elif self._spans.opened:
+                yield from self._say(seen.t_ns, _EVALUATED)
+        yield from self._spans.push(seen)
+        if not self._spans.pending:  # it opened a window, and is part of no Step
+            self._now_ns = seen.t_ns
+            yield from self._reported(held.found, *STEP_FIGURES)
+
+    def _disprove(self, held: Held) -> Iterator[Record]:
+        """A total that falls while the steps go on was none."""
+        for name, value in held.counts.items():
+            total = self._totals.get(name)
+            before = total.disproved(held.number, value) if total else None
+            if before is not None:
+                del self._totals[name]
+                self._modes[name] = "step"
+                yield Mark(held.t_ns, "assumed", taken_back(name, before, value))
+
+    def _tell_multiplied(self, held: Held) -> Iterator[Record]:
+        """A name that means one step, on a line that covers several: say what is made of it."""
+        last, self._number = self._number, held.seen.number
+        if last is None or self._number is None or self._number - last < 2:
+            return
+        totals = {COUNTS[n][0] for n in held.counts if self._modes[n] == "total"}
+        for name in held.counts:
+            is_used = COUNTS[name][0] not in totals
+            if is_used and self._modes[name] == "step" and name in self._told:
+                self._told.discard(name)
+                told = f"{name}= taken times the steps a line covers, as if all had that many"
+                yield Mark(held.seen.t_ns, "assumed", told)

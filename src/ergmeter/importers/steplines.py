@@ -1,0 +1,95 @@
+"""Which lines of an output tell of a step, each step once?
+
+What is common to a run that is made of a log and to a log read as a table: a line's figures by its
+dialect, other ranks left out, and bars that are drawn again. The trap was two ways through a log
+that did not agree on its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ergmeter.importers.bars import bar
+from ergmeter.importers.dialect import Dialect
+from ergmeter.importers.held import seen_in, stamp_in
+from ergmeter.importers.numbering import Numbering
+from ergmeter.importers.pairs import Pair
+from ergmeter.importers.ranks import Ranks
+from ergmeter.importers.seen import Seen
+from ergmeter.importers.times import FileClock
+from ergmeter.ports import Line
+
+Kind = Literal["step", "again", "another rank", "evaluation", "other"]
+
+
+@dataclass(slots=True)
+class Told:
+    """What a line told, and of what."""
+
+    kind: Kind
+    found: list[Pair]
+    seen: Seen = field(default_factory=lambda: Seen(0))
+    counts: dict[str, int] = field(default_factory=dict)  # by printed name
+    drawn: bool = False  # it is a progress bar
+    restarted: str = ""  # why this line begins another run
+    epoch: float | None = None
+    t_ns: int | None = None  # when it was written, where that is known
+    clock: str | None = None  # and by which clock
+
+
+class StepLines:
+    """Reads the lines of one output in turn."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._ranks = Ranks()
+        self._numbering = Numbering()
+
+    @property
+    def rank(self) -> int | None:
+        """The rank whose lines are kept, where there are several."""
+        return self._ranks.kept
+
+    def read(self, line: Line) -> Told:
+        """What this line tells."""
+        found = self._dialect.pairs(line.text)
+        if self._dialect.is_evaluation(found, line.text):
+            return Told("evaluation", found)
+        if not self._dialect.is_step(found, line.text):
+            return Told("other", found)
+        seen, counts = seen_in(found)
+        if self._ranks.is_another(line.text, seen.number):
+            return Told("another rank", found)
+        drawn = bar(line.text)
+        seen.elapsed_s = drawn.elapsed_s if drawn else None
+        told = Told("step", found, seen, counts, drawn is not None)
+        if self._dialect.whole_numbers and seen.number is not None:
+            self._judge(told, seen.number, line)
+        return told
+
+    def _judge(self, told: Told, number: int, line: Line) -> None:
+        last = self._numbering.last
+        verdict = self._numbering.judge(number, line)
+        if verdict == "again":
+            told.kind = "again"
+        elif verdict == "restart":
+            told.restarted = f"the step number went from {last} back to {number}"
+
+
+def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[Told]:
+    """The step lines of a log file one by one, each with its time by the log's own clock."""
+    reader, clock = StepLines(dialect), FileClock()
+    for line in dialect.joined(lines):
+        if not dialect.wanted(line.text):
+            continue
+        told = reader.read(line)
+        if told.kind != "step":
+            continue
+        if told.restarted:
+            clock.begin_again()
+        told.epoch = next((p.value for p in told.found if p.means.kind == "epoch"), None)
+        told.t_ns = clock.time(line.text, stamp_in(told.found), told.seen)
+        told.clock = clock.kind
+        yield told

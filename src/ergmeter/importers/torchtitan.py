@@ -1,0 +1,120 @@
+"""What did torchtitan print about its steps?
+
+    [rank0]:[titan] 2025-06-16 22:30:50,322 - root - INFO - step: 200  loss:  6.1384
+    memory: 49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%
+
+The trap: `tps`, and `wps` before it, is the tokens per second of one device, not of the training;
+a reader who takes it for the whole is wrong by the number of devices. So it keeps a unit of its
+own. What a step holds stands in the line before the first one, `with local batch size 8, global
+batch size 64, sequence length 8192`: the tokens of a step are taken from there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ergmeter.importers.dialect import Dialect
+from ergmeter.importers.labels import plain
+from ergmeter.importers.logfile import Words
+from ergmeter.importers.names import Meaning
+from ergmeter.importers.numbers import NUMBER, number
+from ergmeter.importers.pairs import MAX_CHARS, Pair
+from ergmeter.importers.reading import Reading
+from ergmeter.importers.signatures import is_torchtitan
+from ergmeter.ports import Line
+from ergmeter.records import Record
+
+_FIGURE = re.compile(
+    rf"(?<![\w/.])(step|loss|grad_norm|memory|tps|wps|tflops|mfu|lr):\s{{0,12}}({NUMBER})(GiB|%)?"
+)
+_STARTS = "global batch size "
+_BATCH = re.compile(r"global batch size (\d{1,9}), sequence length (\d{1,9})\b")
+_GIB = 1 << 30
+_MEANS = {
+    "step": Meaning("step", "step"),
+    "loss": Meaning("loss", "loss"),
+    "grad_norm": Meaning("grad_norm", "grad_norm"),
+    "lr": Meaning("learning_rate", "lr"),
+    "memory": Meaning("rate", "memory", unit="B"),
+    "tps": Meaning("rate", "tps", unit="tokens/s/device"),
+    "wps": Meaning("rate", "wps", unit="tokens/s/device"),
+    "tflops": Meaning("rate", "tflops", unit="TFLOP/s/device"),
+    "mfu": Meaning("rate", "mfu", unit="frac"),
+}
+_SCALE = {"GiB": float(_GIB), "%": 0.01}
+# As running totals, which are exact over any number of steps.
+_TOKENS = Meaning("count", "consumed_tokens")
+_SAMPLES = Meaning("count", "consumed_samples")
+_BATCHED = (
+    "tokens of a step are global batch size {} times sequence length {}, as the log says at its "
+    "start: computed tokens, padding included"
+)
+
+
+class TorchTitanImporter:
+    """The step lines of torchtitan, in colours or not."""
+
+    name = "torchtitan"
+    looks_for = "torchtitan `step: 10  loss: 7.9  memory: 47.2GiB(59.7%)  tps: 5,123 ...`"
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """Say whether one of these lines is torchtitan's. One line alone decides."""
+        return any(
+            (is_torchtitan(text) and bool(_figures(text))) or _BATCH.search(text) is not None
+            for text in reversed(head)
+        )
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield records as the lines come."""
+        return Reading(self.dialect()).records(lines)
+
+    def words(self, recognised: str) -> Words:  # noqa: ARG002
+        """What to look for in a log after this line."""
+        return Words((b"GiB(", _STARTS.encode()))
+
+    def dialect(self) -> Dialect:
+        """How its lines are read."""
+        return _TorchTitan()
+
+
+class _TorchTitan(Dialect):
+    whole_numbers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batch: tuple[int, int] | None = None  # samples of a step, tokens of a sample
+
+    def wanted(self, text: str) -> bool:
+        return is_torchtitan(text) or _STARTS in text
+
+    def pairs(self, text: str) -> list[Pair]:
+        if _STARTS in text and (match := _BATCH.search(text, 0, MAX_CHARS)):
+            self._batch = int(match[1]), int(match[2])
+            return []
+        found = _figures(text)
+        if not found or self._batch is None:
+            return found
+        per_step, length = self._batch
+        self.note(_BATCHED.format(per_step, length))
+        samples = per_step * next(pair.value for pair in found if pair.means.kind == "step")
+        return [
+            *found,
+            Pair(_SAMPLES, "steps x global batch size", samples),
+            Pair(_TOKENS, "steps x global batch size x sequence length", samples * length),
+        ]
+
+    def is_step(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+        return any(pair.means.kind == "step" for pair in found)
+
+    def is_evaluation(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+        return "validate step:" in text
+
+
+def _figures(text: str) -> list[Pair]:
+    found = []
+    for name, figure, unit in _FIGURE.findall(plain(text[:MAX_CHARS])):
+        value = number(figure.replace(",", ""))
+        if value is not None and (name != "step" or value.is_integer()):
+            found.append(Pair(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
+    return found if any(pair.means.kind == "step" for pair in found) else []

@@ -1,0 +1,93 @@
+"""Which importer reads a log, and what is said where none does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergmeter import registry
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.importers.log import read_log
+from tests.unit.importers.programs import (
+    TITAN_STARTS,
+    efficientllm,
+    megatron,
+    nxdt,
+    titan,
+)
+from tests.unit.importers.trained import BAR, printed
+
+LOOP = [f"step={n} loss=2.5 tokens_per_step=64" for n in range(1, 6)]
+TRAINER = [
+    line
+    for n in range(1, 6)
+    for line in (BAR.format(f"{n}/5"), printed(n / 5), BAR.format(f"{n}/5"))
+]
+
+
+def log_of(tmp_path: Path, *texts: str) -> Path:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("texts", "name"),
+    [
+        (LOOP, "keyvalue"),
+        (TRAINER, "hf_trainer"),
+        ([megatron(n, 6 * n) for n in range(1, 6)], "megatron"),
+        ([TITAN_STARTS, *(titan(n, n) for n in range(1, 6))], "torchtitan"),
+        ([nxdt(n, 20 * n) for n in range(1, 6)], "nxdt"),
+        (["step_time: 1.5", "loss: 2.5"] * 5, "nxdt"),
+        ([line for n in range(1, 6) for line in efficientllm(n)], "efficientllm"),
+        # A loop's own line, a known program's after it.
+        ([LOOP[0], *(megatron(n, 6 * n) for n in range(1, 6))], "megatron"),
+        ([LOOP[0], *(["noise"] * 500), *(nxdt(n, 20 * n) for n in range(1, 6))], "nxdt"),
+        ([LOOP[0], *TRAINER], "hf_trainer"),
+        (["throughput: 150.5", *(titan(n, n) for n in range(1, 6))], "torchtitan"),
+    ],
+)
+def test_the_importer_that_knows_the_program_is_chosen(
+    tmp_path: Path, texts: list[str], name: str
+) -> None:
+    parsed = read_log(log_of(tmp_path, "loading weights", *texts))
+    assert parsed.format == name
+    assert len(parsed.last) == 5
+
+
+def test_bars_and_dicts_of_one_training_are_not_counted_twice(tmp_path: Path) -> None:
+    parsed = read_log(log_of(tmp_path, *TRAINER))
+    assert parsed.last.step.tolist() == [1, 2, 3, 4, 5]
+    assert parsed.last.loss.tolist() == [2.5] * 5
+
+
+def test_a_format_can_be_named(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *LOOP, *(megatron(n, 6 * n) for n in range(1, 3)))
+    assert read_log(log).format == "megatron"
+    named = read_log(log, format="keyvalue")
+    assert named.format == "keyvalue"
+    assert named.recognised == LOOP[0]
+    with pytest.raises(UsageError, match="no format 'megatrn'; there are efficientllm, hf_trainer"):
+        read_log(log, format="megatrn")
+
+
+def test_where_nothing_is_recognised_it_is_said_what_was_looked_for(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "first line", "", "second line", "third", "fourth")
+    with pytest.raises(FormatError) as said:
+        read_log(log)
+    text = str(said.value)
+    assert "\n" not in text
+    assert "no training step recognised in 5 lines" in text
+    assert "it begins 'first line' / 'second line' / 'third';" in text
+    for name in registry.names("importers"):
+        assert registry.load("importers", name)().looks_for in text
+    with pytest.raises(FormatError, match="is empty"):
+        read_log(_empty(tmp_path))
+
+
+def _empty(tmp_path: Path) -> Path:
+    path = tmp_path / "empty.log"
+    path.touch()
+    return path

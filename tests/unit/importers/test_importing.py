@@ -1,0 +1,177 @@
+"""A log becomes a run, or several: what the run then says of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from ergmeter.cli.main import main
+from ergmeter.errors import UsageError
+from ergmeter.importers.importing import Request, import_log
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Missing, Reading, Summary
+from ergmeter.runlog.reader import Run
+from tests.unit.importers.captured import LOGS
+from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan
+from tests.unit.importers.trained import printed
+
+SEQ_LENGTH = "  seq_length ...................................... 4096"
+
+
+def log_of(tmp_path: Path, *texts: str) -> Path:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def summary_of(run: Path) -> Summary:
+    opened = Run.open(run)
+    assert opened.damage == []
+    return summarize(opened)
+
+
+def reading(summary: Summary, key: str) -> Reading:
+    found = summary.readings[key]
+    assert isinstance(found, Reading), found
+    return found
+
+
+def value(summary: Summary, key: str) -> float:
+    return reading(summary, key).value
+
+
+def test_the_run_of_a_log_has_its_rates_by_time_and_its_losses(tmp_path: Path) -> None:
+    log = log_of(tmp_path, SEQ_LENGTH, *[megatron(n, 50 * n / 10) for n in range(10, 130, 10)])
+    imported = import_log(Request(log, tmp_path / "run"))
+    (run,) = imported.runs
+    assert (imported.format, run.steps, run.first_step, run.last_step) == ("megatron", 11, 20, 120)
+    summary = summary_of(run.path)
+    # 11 lines of 10 iterations in 50 s each, of 128 samples of 4096 tokens.
+    assert value(summary, "throughput.samples_per_s") == pytest.approx(25.6)
+    assert value(summary, "throughput.tokens_per_s") == pytest.approx(25.6 * 4096)
+    assert value(summary, "time.step_s") == pytest.approx(5)
+    assert value(summary, "time.run_s") == pytest.approx(550, abs=1)
+    for key in ("throughput.samples_per_s", "throughput.tokens_per_s", "time.step_s"):
+        assert reading(summary, key).basis == "derived"
+    assert summary.status == "imported"
+    steps = Run.open(run.path).steps("output")
+    assert set(steps["loss"]) == {1.825991}
+    energies = [found for key, found in summary.readings.items() if key.startswith("energy.")]
+    assert energies
+    assert all(isinstance(found, Missing) for found in energies)
+
+
+def test_a_trainers_output_without_times_is_timed_by_its_bar(tmp_path: Path) -> None:
+    lines = []
+    for n in range(1, 13):
+        bar = f" 10%|█         | {n}/12 [01:{2 * n:02d}<00:00, 9.0it/s]"
+        lines += [bar, printed(n / 4), bar]
+    (run,) = import_log(Request(log_of(tmp_path, *lines), tmp_path / "run")).runs
+    assert (run.steps, run.first_step, run.last_step) == (11, 2, 12)
+    assert value(summary_of(run.path), "time.step_s") == pytest.approx(2)
+    assert any("its progress bar's own, in whole seconds" in note for note in run.notes)
+
+
+def test_the_wall_clock_of_the_run_is_the_logs(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *[titan(n, 3600 + n) for n in range(1, 5)])
+    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    times = Run.open(run.path).table("steps")["time"].to_pylist()
+    assert times[0] == datetime(2025, 6, 16, 1, 0, 1, tzinfo=timezone.utc)
+
+
+def test_a_log_of_two_runs_makes_two_and_the_time_between_is_in_none(tmp_path: Path) -> None:
+    lines = [TITAN_STARTS, *(titan(n, n) for n in range(10, 60, 10))]
+    lines += [titan(n, 5000 + n) for n in range(30, 80, 10)]
+    imported = import_log(Request(log_of(tmp_path, *lines), tmp_path / "run"))
+    assert [run.path.name for run in imported.runs] == ["run", "run-2"]
+    assert [(run.first_step, run.last_step) for run in imported.runs] == [(20, 50), (40, 70)]
+    for run in imported.runs:
+        assert value(summary_of(run.path), "throughput.tokens_per_s") == pytest.approx(64 * 8192)
+
+
+def test_a_log_that_has_no_times_makes_a_run_that_says_so(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *[f"step={n} loss={n}.5 tok/s=1200" for n in range(5)])
+    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    summary = summary_of(run.path)
+    step = summary.readings["time.step_s"]
+    assert isinstance(step, Missing)
+    assert "nothing in the log says how long a step took" in step.reason
+    rate = reading(summary, "throughput.tokens_per_s")
+    assert (rate.value, rate.basis) == (1200, "reported")
+    losses = [r.value for r in Run.open(run.path).reported() if r.name == "loss"]
+    assert losses == [0.5, 1.5, 2.5, 3.5, 4.5]
+
+
+def test_nothing_is_left_behind_where_a_run_is_there_already(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *[nxdt(n, 20 * n) for n in range(1, 5)])
+    import_log(Request(log, tmp_path / "run"))
+    with pytest.raises(UsageError, match="exists and is not empty"):
+        import_log(Request(log, tmp_path / "run"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "train.log"]
+
+
+SAMPLES = {
+    "nki_llama_plain.log": ("nxdt", 1),
+    "nxdt_bars.log": ("nxdt", 1),
+    "nemo_lines.log": ("nxdt", 1),
+    "megatron.log": ("megatron", 1),
+    "torchtitan.log": ("torchtitan", 2),
+    "efficientllm.log": ("efficientllm", 1),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_command_says_what_it_found_and_what_it_made(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / f"{name}.gz"
+    log.write_bytes(gzip.compress((LOGS / name).read_bytes()))
+    with pytest.raises(SystemExit) as ended:
+        main(["import", str(log), "--out", str(tmp_path / "run"), "--json"])
+    assert not ended.value.code
+    said = json.loads(capsys.readouterr().out)
+    assert (said["format"], len(said["runs"])) == SAMPLES[name]
+    for run in said["runs"]:
+        assert run["step_lines"] > 3
+        assert isinstance(summary_of(Path(run["run"])).readings["time.step_s"], Reading)
+
+
+def test_the_command_tells_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = log_of(tmp_path, *[nxdt(n, 20 * n) for n in range(1, 5)])
+    with pytest.raises(SystemExit):
+        main(["import", str(log), "--out", str(tmp_path / "run"), "--warmup-steps", "1"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{log}: nxdt, by 'Epoch 0: 5%|")
+    assert said[1] == f"{tmp_path / 'run'}: 3 timed step lines, steps 2 to 4"
+    assert said[-1] == f"erg report {tmp_path / 'run'}"
+    assert value(summary_of(tmp_path / "run"), "time.warmup_steps") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["none.log"], 2, "none.log can't be read: No such file or directory"),
+        (["some.txt"], 1, "no training step recognised in 1 line;"),
+        (["some.txt", "--format", "what"], 2, "no format 'what'; there are efficientllm"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some.txt").write_text("hello\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["import", *arguments])
+    assert ended.value.code == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,172 @@
+"""A log as columns, and what it came to once it had settled. Figures worked out by hand."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ergmeter.importers.log import ParsedLog, read_log
+from ergmeter.records import Missing, Reading
+from tests.unit.importers.captured import capture
+from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan
+
+
+def read(tmp_path: Path, *texts: str, end: str = "\n") -> ParsedLog:
+    path = tmp_path / "train.log"
+    path.write_text(end.join(texts) + end, encoding="utf-8")
+    return read_log(path)
+
+
+def test_bars_give_columns(tmp_path: Path) -> None:
+    bars = [nxdt(n, 100 + 20 * n + k, loss=f"{7 - n / 10}") for n in range(1, 6) for k in range(3)]
+    parsed = read(tmp_path, *bars, end="\r")
+    (run,) = parsed.runs
+    assert parsed.format == "nxdt"
+    assert parsed.lines == 15
+    assert run.step.tolist() == [1, 2, 3, 4, 5]
+    assert run.loss.tolist() == [6.9, 6.8, 6.7, 6.6, 6.5]
+    assert run.learning_rate.tolist() == [2.73e-5] * 5
+    assert run.grad_norm.tolist() == [8.6] * 5
+    assert run.t_s.tolist() == [120, 140, 160, 180, 200]
+    assert run.clock == "bar"
+    assert run.samples[1:].tolist() == [32] * 4
+    assert np.isnan(run.samples[0])
+    assert run.rates["sequences/s"].tolist() == [0.108] * 5
+    assert np.isnan(run.step_time_s).all()
+
+
+def test_the_rate_is_samples_over_time_and_not_the_mean_of_the_printed_rates(
+    tmp_path: Path,
+) -> None:
+    # Four of 20 s and one of 100 s: 160 samples in 180 s. The bars say 0.108 each.
+    times = [600, 620, 640, 660, 680, 780]
+    run = read(tmp_path, *[nxdt(n, t) for n, t in enumerate(times, 1)]).last
+    found = run.steady()
+    assert (found.first, found.last) == (1, 6)
+    rate = found.sequences_per_s
+    assert isinstance(rate, Reading)
+    assert (rate.value, rate.unit, rate.basis) == (160 / 180, "sequences/s", "derived")
+    assert "160 sequences in 180 s by the progress bar" in rate.note
+    # Whole seconds: the window is 179 to 181 s.
+    assert (rate.low, rate.high) == pytest.approx((160 / 181, 160 / 179), rel=1e-4)
+    assert isinstance(found.step_s, Reading)
+    assert found.step_s.value == 36
+    assert "the first row left out" in found.rule
+    assert isinstance(found.tokens_per_s, Missing)
+
+
+def test_rows_are_left_out_until_the_step_time_settles(tmp_path: Path) -> None:
+    # Two slow steps, then 18 and 22 s in turn.
+    times = [1000, 1300, 1500, *(1500 + 20 * n - n % 2 * 2 for n in range(1, 21))]
+    run = read(tmp_path, *[nxdt(n, t) for n, t in enumerate(times, 1)]).last
+    found = run.steady()
+    assert found.first == 3
+    assert "until the step time settled (MSER)" in found.rule
+    assert isinstance(found.sequences_per_s, Reading)
+    assert found.sequences_per_s.value == 32 / 20
+    asked = run.steady(skip_rows=2)
+    assert asked.rule == "the first 2 rows left out, as asked for"
+    assert isinstance(asked.sequences_per_s, Reading)
+    assert asked.sequences_per_s.value == 32 * 21 / (200 + 20 * 20)
+
+
+def test_without_times_it_is_the_mean_of_what_was_printed_and_says_so(tmp_path: Path) -> None:
+    lines = [f"throughput: {rate}\nloss: 2.5" for rate in (0.5, *range(1, 16))]
+    found = read(tmp_path, *lines).last.steady()
+    rate = found.sequences_per_s
+    assert isinstance(rate, Reading)
+    assert (rate.value, rate.basis) == (sum(range(1, 16)) / 15, "reported")
+    assert "mean of 15 printed figures, not samples over time" in rate.note
+    assert isinstance(found.step_s, Missing)
+
+
+def test_printed_rates_count_from_where_their_average_has_no_compile_in_it(tmp_path: Path) -> None:
+    """NXDT's are means over ten steps: those of steps 1 to 10 hold the first."""
+    lines = [
+        f"step: {n}\nstep_time: 1.0\nthroughput: {1.0 if n <= 10 else 2.0}\nloss: 2"
+        for n in range(1, 31)
+    ]
+    rate = read(tmp_path, *lines).last.steady().sequences_per_s
+    assert isinstance(rate, Reading)
+    assert rate.value == 2
+    assert "as each is a mean over 10 steps" in rate.note
+
+
+def test_what_rests_on_printed_step_times_is_reported(tmp_path: Path) -> None:
+    lines = [megatron(n, 0, ms=500.0).partition("] ")[2] for n in range(10, 60, 10)]
+    run = read(tmp_path, *lines).last
+    found = run.steady()
+    assert run.clock == "step times"
+    assert isinstance(found.sequences_per_s, Reading)
+    assert (found.sequences_per_s.value, found.sequences_per_s.basis) == (256, "reported")
+    assert isinstance(found.step_s, Reading)
+    assert (found.step_s.value, found.step_s.basis) == (0.5, "reported")
+
+
+def test_each_run_of_a_log_has_its_own_columns(tmp_path: Path) -> None:
+    lines = [TITAN_STARTS, *(titan(n, n) for n in range(10, 60, 10))]
+    parsed = read(tmp_path, *lines, *(titan(n, 1000 + n) for n in range(30, 60, 10)))
+    assert [run.step.tolist() for run in parsed.runs] == [[10, 20, 30, 40, 50], [30, 40, 50]]
+    assert [len(run) for run in parsed.runs] == [5, 3]
+    for run in parsed.runs:
+        rate = run.steady().tokens_per_s
+        assert isinstance(rate, Reading)
+        assert rate.value == 64 * 8192
+    assert any("2 runs in one log" in note for note in parsed.notes)
+    assert parsed.first_stamp == datetime(2025, 6, 16, 0, 0, 10, tzinfo=timezone.utc)
+    assert parsed.last_stamp == datetime(2025, 6, 16, 0, 17, 30, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("lines", "lengths"),
+    [
+        ([f"epoch={e} step={n} loss=2" for e in (0, 1) for n in range(5)], [10]),
+        ([f"epoch=0 step={n} loss=2" for _ in (0, 1) for n in range(5)], [5, 5]),
+        ([f"step={n} loss=2" for _ in (0, 1) for n in range(5)], [5, 5]),
+        ([f"[10:00:{r * 5 + n:02d}] step={n} loss=2" for r in (0, 1) for n in range(5)], [10]),
+        ([f"[1{r}:00:{n:02d}] step={n} loss=2" for r in (0, 1) for n in range(5)], [5, 5]),
+    ],
+    ids=["epochs", "the same epoch", "nothing told", "at the usual pace", "an hour later"],
+)
+def test_a_loops_numbers_that_begin_again_are_an_epoch_or_another_run(
+    tmp_path: Path, lines: list[str], lengths: list[int]
+) -> None:
+    assert [len(run) for run in read(tmp_path, *lines).runs] == lengths
+
+
+@pytest.mark.parametrize(
+    ("texts", "done"),
+    [
+        (["step={0} loss=2 total_tokens={1}"], [64, 64, 64, 64]),
+        (["step={0} loss=2 tokens_per_step=64"], [64, 64, 64, 64]),
+        (["step={0} loss=2 tokens={1}"], [64, 64, 64, 64]),
+        (["step={0} loss=2", "step={0} tokens_per_step=64"], [64, 64, 64, 64]),
+    ],
+)
+def test_counts_are_what_was_done_since_the_row_before(
+    tmp_path: Path, texts: list[str], done: list[int]
+) -> None:
+    lines = [text.format(n, 64 * n) for n in range(1, 6) for text in texts]
+    run = read(tmp_path, *lines).last
+    assert run.loss.tolist() == [2.0] * 5
+    assert run.tokens[1:].tolist() == done
+
+
+def test_a_trainers_output_in_a_file_has_its_steps_losses_and_the_bars_time(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "tee.log"
+    path.write_text("".join(text for _, _, text in capture("hf_pipe_bar_no_5").chunks))
+    parsed = read_log(path)
+    assert parsed.format == "hf_trainer"
+    assert parsed.last.step.tolist() == [5, 10, 15, 20, 25, 30]
+    assert parsed.last.clock == "bar"
+    path.write_text("".join(text for _, _, text in capture("hf_pty_bar_all_1").chunks))
+    captured = capture("hf_pty_bar_all_1")
+    run = read_log(path).last
+    assert run.step.tolist() == list(range(1, 21))
+    assert run.tokens[1:].tolist() == [captured.computed(n, n) for n in range(2, 21)]
+    assert run.clock == "train_runtime"
