@@ -1,0 +1,172 @@
+"""What explains a surprising figure: no graphs, no NKI share, a low or an impossible MFU.
+
+The trap: advice that fits everybody ("use a larger batch"). Each sentence here is made from the
+inputs of this job: what was looked for and where, which of three reasons a ratio is zero for, what
+MFU would be if a figure was meant in another unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.neuron.cache import SHOWN_NAMES
+from ergmeter.neuron.figures import ORIGINAL
+from ergmeter.records import Reading
+from ergmeter.units import significant
+
+if TYPE_CHECKING:
+    from ergmeter.neuron.cache import Found
+    from ergmeter.neuron.figures import Figures
+    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.kernels import NkiSummary
+    from ergmeter.neuron.machine import Machine
+    from ergmeter.neuron.pace import Throughput
+
+# The guide calls 30 to 70 % typical for language models.
+_LOW_FRAC = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing worth knowing, and what it is about."""
+
+    about: str  # no_hlo, nki_ratio, low_mfu, mfu_above_peak
+    text: str
+
+
+def about_graphs(
+    found: Found | None, directory: str, *, named_in_yaml: str | None = None
+) -> list[Finding]:
+    """Why no graph was counted. No `found`: the default directory is not there."""
+    if found is None:
+        text = f"no HLO: {directory} (the default --compile-dir) does not exist; pass the"
+        text += " compile cache of this job"
+        if named_in_yaml and named_in_yaml != directory:
+            text += f" (the YAML's compiler_cache_url is {named_in_yaml})"
+        return [Finding("no_hlo", text)]
+    if found.chosen:
+        return []
+    if found.seen:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in found.left_out.items())
+        return [Finding("no_hlo", f"no HLO left in {directory}: {found.seen} found, {reasons}")]
+    text = (
+        f"no HLO found: looked in {directory} and all below it at {found.other_files} files for"
+        f" {SHOWN_NAMES}"
+    )
+    if found.near:
+        text += f"; what is there looks like {', '.join(found.near)}"
+    else:
+        text += "; a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
+    return [Finding("no_hlo", text)]
+
+
+def about_kernels(summary: NkiSummary) -> list[Finding]:
+    """Why a ratio is zero, or less than it is."""
+    if not summary.successful:
+        return []
+    calls = summary.calls
+    known, absent, unreadable = calls["known"], calls["absent"], calls["unreadable"]
+    if not known + absent + unreadable:
+        text = (
+            f"NKI ratio 0: none of the {summary.successful} graphs calls an NKI kernel; were they"
+            " compiled with the kernels switched on, and are they the graphs of this job?"
+        )
+        return [Finding("nki_ratio", text)]
+    found = []
+    if not summary.nki_macs and known and not absent + unreadable:
+        text = (
+            f"NKI ratio 0: {_calls(known)} with 0 multiply-adds stated, as norms and other kernels"
+            " without matrix products have"
+        )
+        found.append(Finding("nki_ratio", text))
+    bound = "NKI ratio 0" if not summary.nki_macs else "the NKI ratio is a lower bound"
+    if absent:
+        text = f"{bound}: {_calls(absent)} with no multiply-adds stated (no mac_count)"
+        found.append(Finding("nki_ratio", text))
+    if unreadable:
+        text = (
+            f"{bound}: {_calls(unreadable)} with a configuration that can't be read, in"
+            f" {len(summary.unreadable)} of the graphs"
+        )
+        found.append(Finding("nki_ratio", text))
+    return found
+
+
+def about_mfu(
+    figures: Figures, job: Job, machine: Machine, throughput: Throughput
+) -> list[Finding]:
+    """What in the inputs explains a low MFU, or one above the peak."""
+    if not isinstance(figures.mfu, Reading) or throughput.seq_per_s is None:
+        return []
+    mfu = figures.mfu.value
+    if mfu > 1:
+        return [Finding("mfu_above_peak", text) for text in _above(mfu, job, machine, throughput)]
+    if mfu >= _LOW_FRAC:
+        return []
+    return [Finding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
+
+
+def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> list[str]:
+    said = [f"MFU {_percent(mfu)} is above the peak, so an input is wrong"]
+    as_tokens = mfu / job.seq_len
+    if as_tokens < 1:
+        said.append(
+            f"if {significant(throughput.seq_per_s or 0)} are tokens/s, not sequences/s, it is"
+            f" {_percent(as_tokens)} (sequences of {job.seq_len})"
+        )
+    said.append(
+        f"the peak is that of {machine.cores} cores on {machine.nodes} node(s) of"
+        f" {machine.backend}: were there more (--num-nodes, --devices)?"
+    )
+    return said
+
+
+def _low(mfu: float, figures: Figures, job: Job, machine: Machine) -> list[str]:
+    said = [
+        f"peak: {machine.cores} cores of {machine.backend}"
+        f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
+        " reads too low by that factor (--devices, --num-nodes)"
+    ]
+    most = max(figures.mfu_by_convention.items(), key=lambda item: item[1])
+    if job.lora is None and most[1] > mfu:
+        said.append(
+            f"convention: this is under {figures.convention}; {most[0]} counts most and says"
+            f" {_percent(most[1])}"
+        )
+    if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
+        said.append(
+            "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
+            f" training it reads {_percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
+        )
+    if isinstance(figures.hfu, Reading) and figures.hfu.value > mfu:
+        said.append(
+            f"recomputation ({job.checkpointing}): the hardware computed"
+            f" {_percent(figures.hfu.value)} of its peak (HFU)"
+        )
+    if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
+        said.append(
+            f"throughput: if the figure is that of one of the {job.replicas} replicas, MFU is"
+            f" {_percent(mfu * job.replicas)}"
+        )
+    said += _bubble(job)
+    return said
+
+
+def _bubble(job: Job) -> list[str]:
+    """What a pipeline leaves idle: (p - 1) / (m + p - 1) of its time, m micro-batches, p stages."""
+    if job.pipeline_stages < 2 or job.micro_batches is None:
+        return []
+    idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)
+    return [
+        f"pipeline: {job.pipeline_stages} stages with {job.micro_batches} micro-batches are idle"
+        f" {_percent(idle)} of the time; a larger global batch shrinks that"
+    ]
+
+
+def _calls(count: int) -> str:
+    return f"{count} kernel call{'' if count == 1 else 's'}"
+
+
+def _percent(frac: float) -> str:
+    return f"{significant(100 * frac, 4)} %"

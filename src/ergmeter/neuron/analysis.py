@@ -1,0 +1,168 @@
+"""From a job's files to the document of its metrics, with right values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu
+from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
+from ergmeter.neuron.document import Parts, document
+from ergmeter.neuron.figures import figures
+from ergmeter.neuron.job import read_job
+from ergmeter.neuron.kernels import graph_result, summarize
+from ergmeter.neuron.logged import log_document
+from ergmeter.neuron.machine import machine
+from ergmeter.neuron.pace import throughput
+from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_request
+from ergmeter.neuron.runs import read_graph_runs, runs_of
+from ergmeter.neuron.score import Score, score
+from ergmeter.neuron.settings import read_training_file
+from ergmeter.neuron.watch import (
+    Counted,
+    FoundGraphs,
+    Inputs,
+    LogRead,
+    Progress,
+    Searching,
+    ThroughputChosen,
+)
+from ergmeter.records import Reading
+
+if TYPE_CHECKING:
+    from ergmeter.hlo import FileCount
+    from ergmeter.importers.log import ParsedLog
+    from ergmeter.neuron.cache import Found
+    from ergmeter.neuron.figures import Figures
+    from ergmeter.neuron.kernels import GraphResult, NkiSummary
+    from ergmeter.neuron.pace import Throughput
+    from ergmeter.neuron.request import Request
+    from ergmeter.neuron.watch import Watch
+
+
+def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The document of a job, and its graphs one by one."""
+    _check(request)
+    job = read_job(
+        read_training_file(request.config),
+        batch_size=request.batch_size,
+        seq_len=request.seq_len,
+        nodes=request.num_nodes,
+        devices=request.devices,
+        dtype=request.dtype,
+    )
+    hardware = machine(
+        request.hw_backend,
+        nodes=job.nodes,
+        devices=job.devices,
+        lnc=request.lnc,
+        dtype=job.dtype,
+        devices_from=job.devices_from,
+    )
+    log = _read_log(request, watch)
+    pace = throughput(request.throughput, log, seq_len=job.seq_len, batch_size=job.batch_size)
+    if log is not None:
+        watch(LogRead(log_document(log, pace)))
+    if pace.is_from_log and pace.seq_per_s is not None:
+        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True))
+    found_figures = figures(
+        request.model_config, job, hardware, pace, convention=request.convention
+    )
+    parts = Parts(request, job, hardware, pace, found_figures, log)
+    watch(Inputs(document(parts)))
+    found, results = _count(request, watch)
+    summary = summarize(results, weighted=request.graph_runs is not None)
+    directory = request.compile_dir or DEFAULT_COMPILE_DIR
+    findings = [
+        *about_graphs(found, directory, named_in_yaml=job.cache),
+        *about_kernels(summary),
+        *about_mfu(found_figures, job, hardware, pace),
+    ]
+    whole = replace(
+        parts,
+        found=found,
+        results=tuple(results),
+        summary=summary,
+        findings=tuple(findings),
+        score=_score(request, found_figures, pace, summary),
+    )
+    return document(whole), whole.files()
+
+
+def _check(request: Request) -> None:
+    check_request(request)
+    if request.modules_from_log and request.log_file is None:
+        raise UsageError("--modules-from-log needs --log-file")
+    if request.compile_dir is not None and not Path(request.compile_dir).exists():
+        raise UsageError(
+            f"--compile-dir {request.compile_dir} does not exist; it is the cache that holds"
+            " neuronxcc-<version>/MODULE_<hash> directories"
+        )
+
+
+def _read_log(request: Request, watch: Watch) -> ParsedLog | None:
+    if request.log_file is None:
+        return None
+    from ergmeter.importers.log import read_log  # noqa: PLC0415  numpy, for those with a log
+
+    path = Path(request.log_file)
+    size = path.stat().st_size if path.is_file() else 0
+    return read_log(path, progress=lambda done: watch(Progress("reading the log", done, size)))
+
+
+def _count(request: Request, watch: Watch) -> tuple[Found | None, list[GraphResult]]:
+    """Find the graphs and count them; no directory, no graphs."""
+    directory = request.compile_dir or DEFAULT_COMPILE_DIR
+    choice: Choice = request.choice
+    if request.modules_from_log and request.log_file is not None:
+        choice = replace(choice, named_in_log=modules_named_in(request.log_file))
+    runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
+    watch(Searching(directory))
+    if not Path(directory).exists():
+        watch(FoundGraphs(0))
+        return None, []
+    found = find_graphs(directory, choice)
+    watch(FoundGraphs(len(found.chosen)))
+    if not found.chosen:
+        return found, []
+    from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
+
+    done = 0
+
+    def progress(_: FileCount) -> None:
+        nonlocal done
+        done += 1
+        watch(Progress("counting graphs", done, len(found.chosen)))
+
+    results = []
+    paths = [file.path for file in found.chosen]
+    for file, counted in zip(
+        found.chosen,
+        count_files(paths, processes=request.processes, progress=progress),
+        strict=True,
+    ):
+        results.append(
+            graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
+        )
+        watch(Counted(file.path))
+    return found, results
+
+
+def _score(
+    request: Request, found: Figures, pace: Throughput, summary: NkiSummary
+) -> Score | str | None:
+    """The score, why there is none, or None if none was asked for."""
+    if not (request.calculate_score or request.per_file_scores):
+        return None
+    if pace.seq_per_s is None:
+        return pace.said
+    if not isinstance(found.mfu, Reading):
+        return found.mfu.reason
+    return score(
+        request.baseline,
+        mfu_percent=100 * found.mfu.value,
+        seq_per_s=pace.seq_per_s,
+        nki_ratio=summary.overall_ratio,
+    )

@@ -1,0 +1,202 @@
+"""The document of a job with the original's numbers, and the list of the quirks that were kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.neuron.cache import Choice, graph_file
+from ergmeter.neuron.document import FORMAT, file_score, model_version
+from ergmeter.neuron.original import (
+    DEFAULT_SEQ_PER_S,
+    QUIRKS,
+    VERSION,
+    original_figures,
+    original_files,
+    original_summary,
+)
+from ergmeter.neuron.original_hlo import original_count
+from ergmeter.neuron.original_log import read_original_log
+from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, DEFAULT_CONVENTION, check_request
+from ergmeter.neuron.score import Score, score
+from ergmeter.neuron.settings import read_training_file
+from ergmeter.neuron.watch import (
+    Counted,
+    FoundGraphs,
+    Inputs,
+    LogRead,
+    Progress,
+    Searching,
+    ThroughputChosen,
+)
+from ergmeter.version import __version__
+
+if TYPE_CHECKING:
+    from ergmeter.neuron.original import OriginalFigures
+    from ergmeter.neuron.original_log import OriginalLog
+    from ergmeter.neuron.request import Request
+    from ergmeter.neuron.watch import Watch
+
+
+def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The original's document, and its graphs one by one."""
+    check_request(request, zero_is_absent=True)
+    _check(request)
+    file = read_training_file(request.config)
+    batch = request.batch_size or file.required(
+        "data.global_batch_size", instead="pass --batch-size"
+    )
+    length = request.seq_len or file.required("data.seq_length", instead="pass --seq-len")
+    log = _read_log(request, watch)
+    rate = request.throughput or (log.throughput.average if log else None)
+    if log and not request.throughput and rate is not None:
+        watch(ThroughputChosen(rate, is_from_log=True))
+    if not rate:
+        rate = DEFAULT_SEQ_PER_S
+        watch(ThroughputChosen(rate, is_from_log=False))
+    found = original_figures(
+        request.model_config,
+        batch_size=batch,
+        seq_len=length,
+        seq_per_s=rate,
+        nodes=request.num_nodes or 1,
+        backend=request.hw_backend,
+    )
+    whole = _head(request, found, batch, length, rate)
+    watch(Inputs(whole))
+    files, unreadable = _files(request, watch, found, rate)
+    summary = original_summary(files)
+    whole["nki_analysis"] = {"summary": summary}
+    if log is not None:
+        whole["log_metrics"] = log.document()
+    if request.detailed:
+        whole["nki_analysis"]["per_file_metrics"] = files
+    if request.calculate_score:
+        whole |= _score(request, found, rate, summary["overall_nki_ratio"])
+    compilers = {one for file in files if (one := graph_file(file["file_path"]).compiler)}
+    return whole | {
+        "format": FORMAT,
+        "compat": {"version": VERSION, "quirks_kept": list(QUIRKS)},
+        "unreadable_kernel_configs": unreadable,
+        "versions": {
+            "ergmeter": __version__,
+            "model": model_version(request.model_config),
+            "neuronxcc": sorted(compilers),
+        },
+    }, files
+
+
+def _check(request: Request) -> None:
+    """Refuse what the original has no notion of, rather than leave it without effect."""
+    new = {
+        "--convention": request.convention != DEFAULT_CONVENTION,
+        "--devices": request.devices is not None,
+        "--lnc": request.lnc is not None,
+        "--dtype": request.dtype is not None,
+        "--compiler-version, --module, --since or --until": request.choice != Choice(),
+        "--modules-from-log": request.modules_from_log,
+        "--graph-runs": request.graph_runs is not None,
+    }
+    for option, is_given in new.items():
+        if is_given:
+            raise UsageError(f"--compat is as the original, which has no {option}; leave it out")
+
+
+def _read_log(request: Request, watch: Watch) -> OriginalLog | None:
+    if request.log_file is None:
+        return None
+    if not Path(request.log_file).is_file():
+        raise UsageError(f"--log-file {request.log_file}: no such file")
+    log = read_original_log(request.log_file)
+    watch(LogRead(log.document()))
+    return log
+
+
+def _head(
+    request: Request, found: OriginalFigures, batch: int, length: int, rate: float
+) -> dict[str, Any]:
+    return {
+        "model_config": request.model_config,
+        "batch_size": batch,
+        "sequence_length": length,
+        "num_nodes": request.num_nodes or 1,
+        "hardware_backend": request.hw_backend,
+        "throughput_seq_per_sec": rate,
+        "mfu_percent": found.mfu_percent,
+        "tflops_per_second": found.tflop_per_sequence,
+        "throughput_tflops_per_node": found.tflop_per_s_per_node,
+        "seq_per_second_per_node": found.seq_per_s_per_node,
+        "time_per_batch_seconds": found.batch_s,
+    }
+
+
+def _files(
+    request: Request, watch: Watch, found: OriginalFigures, rate: float
+) -> tuple[list[dict[str, Any]], int]:
+    """Every graph as the original sees it, and how many configurations it took for 0."""
+    directory = request.compile_dir or DEFAULT_COMPILE_DIR
+    watch(Searching(directory))
+    paths = original_files(directory)
+    watch(FoundGraphs(len(paths)))
+    files = []
+    unreadable = 0
+    for done, path in enumerate(paths, start=1):
+        one, not_read = _file(path)
+        unreadable += not_read
+        if request.per_file_scores and one["status"] == "success":
+            one["training_score"] = file_score(_factors(request, found, rate, one["nki_ratio"]))
+        files.append(one)
+        watch(Progress("counting graphs", done, len(paths)))
+        watch(Counted(path))
+    return files, unreadable
+
+
+def _file(path: str) -> tuple[dict[str, Any], int]:
+    place = graph_file(path)
+    name = Path(path).name
+    try:
+        count = original_count(path)
+    except (ValueError, OSError) as error:
+        return {
+            "status": "error",
+            "file_path": path,
+            "file_name": name,
+            "error": str(error),
+            "hlo_macs": 0,
+            "nki_macs": 0,
+            "nki_ratio": 0.0,
+        }, 0
+    return {
+        "status": "success",
+        "file_path": path,
+        "file_name": name,
+        "module_name": place.module,
+        "neuronxcc_version": place.compiler,
+        "hlo_macs": count.macs,
+        "nki_macs": count.nki_macs,
+        "nki_ratio": count.nki_macs / count.macs if count.macs > 0 else 0.0,
+    }, count.unreadable
+
+
+def _factors(request: Request, found: OriginalFigures, rate: float, ratio: float) -> Score:
+    return score(request.baseline, mfu_percent=found.mfu_percent, seq_per_s=rate, nki_ratio=ratio)
+
+
+def _score(request: Request, found: OriginalFigures, rate: float, ratio: float) -> dict[str, Any]:
+    factors, base = _factors(request, found, rate, ratio), request.baseline
+    return {
+        "training_score": factors.value,
+        "training_score_breakdown": {
+            "base_mfu": base.mfu_percent,
+            "base_throughput": base.throughput_seq_per_s,
+            "achieved_mfu": found.mfu_percent,
+            "achieved_throughput": rate,
+            "mfu_improvement": factors.mfu_improvement,
+            "throughput_improvement": factors.throughput_improvement,
+            "nki_flop_ratio": ratio,
+            "loss_improvement": factors.loss_improvement,
+            "convergence_rate": factors.convergence_rate,
+            "score_offset": factors.offset,
+        },
+    }

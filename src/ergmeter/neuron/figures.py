@@ -1,0 +1,160 @@
+"""FLOPs of a sequence, TFLOP/s and MFU of a job under a named convention, and by the original's.
+
+The trap: a label. The original prints the TFLOP of one sequence as "TFLOPs/second", counts the
+lookup in the embedding table as a matrix product, the softmax as six operations a pair, every pair
+of tokens although half of them never meet, and frozen weights as if they were trained. Here the
+engine counts, each difference has its own figure, and what is per second says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.flops.analytic import step_flops, total
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.conventions import sizes
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.source import read_model
+from ergmeter.flops.work import Training, step_work, trained_graph
+from ergmeter.metrics.compute import HFU, MFU, Peak, Rate, compute_results
+from ergmeter.records import Missing, Reading
+
+if TYPE_CHECKING:
+    from ergmeter.flops.graph import Graph
+    from ergmeter.flops.work import Work
+    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.machine import Machine
+    from ergmeter.neuron.pace import Throughput
+
+ORIGINAL = "neuron"  # the convention of the original's estimator
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the arithmetic of a job comes to. FLOPs are of one sequence."""
+
+    convention: str
+    model_flops: float
+    hardware_flops: float | None
+    by_convention: dict[str, float]
+    left_out: dict[str, str]
+    mfu: Reading | Missing
+    hfu: Reading | Missing
+    mfu_by_convention: dict[str, float]
+    flops_per_s: float | None
+    flops_per_s_per_node: float | None
+    params: int
+    params_trained: int
+    differences: tuple[tuple[str, float], ...]  # why the original counts another number of FLOPs
+    notes: tuple[str, ...]
+
+
+def figures(
+    model: str, job: Job, machine: Machine, throughput: Throughput, *, convention: str
+) -> Figures:
+    """The figures of a job. MFU is absent where throughput or cores are not known."""
+    graph, notes = _graph(model, job)
+    batch = Batch.of(1, job.seq_len, facts=graph.facts)
+    training = Training(lora=job.lora, checkpointing=job.checkpointing)
+    try:
+        work = step_work(graph, batch, training=training, chosen=convention)
+    except UsageError as error:
+        if job.lora is None:
+            raise
+        raise UsageError(f"model_alignment_strategy.peft.target_modules: {error}") from error
+    by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
+    mfu, hfu = _utilization(work, job, machine, throughput)
+    rate = throughput.seq_per_s
+    each = work.chosen.model_per_step
+    return Figures(
+        convention=work.chosen.convention,
+        model_flops=each,
+        hardware_flops=work.chosen.hardware_per_step,
+        by_convention=by_convention,
+        left_out=work.left_out,
+        mfu=mfu,
+        hfu=hfu,
+        mfu_by_convention=_scaled_mfu(mfu, by_convention, each),
+        flops_per_s=None if rate is None else each * rate,
+        flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
+        params=work.params,
+        params_trained=work.params_trained,
+        differences=_differences(graph, batch, training, work),
+        notes=(*notes, *work.assumptions),
+    )
+
+
+def _graph(model: str, job: Job) -> tuple[Graph, list[str]]:
+    config = read_model(model)
+    fields, notes = config.fields, []
+    for name, value in job.overrides.items():
+        if name in fields and fields[name] != value:
+            notes.append(
+                f"{name} is {value}, as the YAML sets it for the training; {config.where} says"
+                f" {fields[name]}"
+            )
+            fields[name] = value
+    if not config.model_type:
+        fields["model_type"] = "llama"
+        notes.append(f"{config.where} names no model_type: llama is assumed, as the original does")
+    return model_graph(Config(fields, where=config.where)), notes
+
+
+def _utilization(
+    work: Work, job: Job, machine: Machine, throughput: Throughput
+) -> tuple[Reading | Missing, Reading | Missing]:
+    if throughput.seq_per_s is None:
+        missing = Missing(throughput.said)
+        return missing, missing
+    if machine.cores is None:
+        missing = Missing(
+            f"how many cores a node of {machine.backend} has is not known: pass --devices"
+        )
+        return missing, missing
+    rate = Rate(
+        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.said
+    )
+    peak = Peak(
+        f"{machine.backend}-core", machine.dtype, machine.core_flops_per_s, machine.source,
+        "reported",
+    )  # fmt: skip
+    found = compute_results(list(work.flops.values()), rate, peak)
+    return found[MFU], found[HFU]
+
+
+def _scaled_mfu(
+    mfu: Reading | Missing, by_convention: dict[str, float], chosen: float
+) -> dict[str, float]:
+    if isinstance(mfu, Missing):
+        return {}
+    return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
+
+
+def _differences(
+    graph: Graph, batch: Batch, training: Training, work: Work
+) -> tuple[tuple[str, float], ...]:
+    """What the original's count of a sequence has over `exact`, piece by piece, in FLOPs."""
+    theirs, ours = work.flops.get(ORIGINAL), total(work.parts).model
+    if theirs is None:
+        return ()
+    try:
+        found = sizes(graph)
+    except NotMeasurable:
+        return ()
+    adapted, trainable = trained_graph(graph, training)
+    unmasked = total(step_flops(adapted, batch, trainable=trainable, pairs="computed")).model
+    pieces = {
+        "the embedding lookup counted as a matrix product": 6.0
+        * found.vocab * found.hidden * batch.tokens,
+        "the softmax counted as 6 operations a pair": 18.0
+        * found.heads * batch.seq_len * batch.tokens,
+        "pairs of tokens that the causal mask keeps apart": unmasked - ours,
+    }  # fmt: skip
+    rest = theirs.model_per_step - ours - sum(pieces.values())
+    name = "weights counted as trained that are frozen" if training.lora else "the rest"
+    if abs(rest) > 1e-9 * theirs.model_per_step:
+        pieces[name] = rest
+    return tuple(pieces.items())

@@ -1,0 +1,124 @@
+"""The original's numbers: `calculate_training_metrics.py` of nki-llama, 2025-06-12 (3c877c4).
+
+For whoever has to compare with figures it printed. The formulas are the original's, with their
+faults; the list of what was kept goes into the output. Nothing else in ergmeter uses this module.
+
+The FLOPs are those of neuronx-distributed-training's llama_perf_estimate.py, which it calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.config import read_config
+from ergmeter.neuron.score import score_statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+VERSION = "nki-llama calculate_training_metrics.py, 2025-06-12 (commit 3c877c4)"
+
+QUIRKS = (
+    "tflops_per_second is TFLOP of one sequence, not per second",
+    "FLOPs count the embedding lookup as a matrix product, the softmax as 6 operations a pair and"
+    " every pair of tokens, causal or not",
+    "query and output projections are hidden x hidden, whatever head_dim says; LoRA is counted as"
+    " full training",
+    "the peak is that of whole instances, 3040 TFLOP/s (trn1) or 10672 (trn2) a node, whatever"
+    " trainer.devices says; nodes are those of --num-nodes, else 1",
+    "without a throughput 100 sequences/s are taken",
+    "the log's throughput is the mean of all printed values that differ from the one before,"
+    " warm-up included; exponents are cut off (2.73e-5 reads as 2.73)",
+    "MACs are summed over every computation of every graph once: no loop counts, no convolutions,"
+    " both branches of a condition, unreadable and absent kernel MACs as 0",
+    "average, minimum and maximum NKI ratio leave out the graphs at 0",
+)
+
+_PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
+DEFAULT_SEQ_PER_S = 100.0
+
+# What transformers' LlamaConfig takes where config.json does not say.
+_LLAMA = {
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+}
+_PATTERNS = ("**/*.hlo_module.pb", "**/model.hlo_module.pb", "**/*.hlo", "**/graph.hlo")
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalFigures:
+    """What it prints about arithmetic, under its own names."""
+
+    mfu_percent: float
+    tflop_per_sequence: float
+    tflop_per_s_per_node: float
+    seq_per_s_per_node: float
+    batch_s: float
+
+
+def original_figures(
+    model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
+) -> OriginalFigures:
+    """MFU and what goes with it."""
+    peak = _PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+    if peak is None:
+        raise UsageError(
+            f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
+        )
+    tflop = sequence_flops(model, seq_len) / 1e12
+    per_node = seq_per_s * tflop / nodes
+    return OriginalFigures(
+        per_node * 100 / peak, tflop, per_node, seq_per_s / nodes, batch_size / seq_per_s
+    )
+
+
+def sequence_flops(model: str, seq_len: int) -> int:
+    """Forward and backward FLOPs of one sequence, by the original's formula."""
+    config = read_config(model)
+    fields = config.fields
+    sizes: dict[str, Any] = {n: fields.get(n, default) for n, default in _LLAMA.items()}
+    heads_of_keys = fields.get("num_key_value_heads")
+    sizes["kv"] = sizes["num_attention_heads"] if heads_of_keys is None else heads_of_keys
+    for name, value in sizes.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise FormatError(f"{config.where}: {name} must be a whole number; got {value!r}")
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    head_size, squared = hidden // heads, seq_len * seq_len
+    projections = 2 * hidden**2 * seq_len * 2 + 2 * (2 * sizes["kv"] * head_size * hidden * seq_len)
+    core = 2 * squared * hidden * 2 + 6 * heads * squared
+    feed_forward = 3 * (2 * hidden * sizes["intermediate_size"] * seq_len)
+    tables = 2 * (2 * sizes["vocab_size"] * hidden * seq_len)
+    forward: int = sizes["num_hidden_layers"] * (projections + core + feed_forward) + tables
+    return 3 * forward
+
+
+def original_files(directory: str) -> list[str]:
+    """The files it would open, in its order: pattern by pattern, each path once."""
+    base = Path(directory)
+    found = (str(path) for pattern in _PATTERNS for path in base.glob(pattern))
+    return list(dict.fromkeys(found))
+
+
+def original_summary(files: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Its summary: ratios over the files above 0 alone, 0 where there is none."""
+    good = [file for file in files if file["status"] == "success"]
+    macs, nki = (sum(file[name] for file in good) for name in ("hlo_macs", "nki_macs"))
+    ratios = [file["nki_ratio"] for file in good if file["nki_ratio"] > 0]
+    summary: dict[str, Any] = {
+        "total_files": len(files),
+        "successful_analyses": len(good),
+        "failed_analyses": len(files) - len(good),
+        "total_hlo_macs": macs,
+        "total_nki_macs": nki,
+        "overall_nki_ratio": nki / macs if macs > 0 else 0.0,
+        "average_nki_ratio": sum(ratios) / len(ratios) if ratios else 0.0,
+        "min_nki_ratio": min(ratios, default=0.0),
+        "max_nki_ratio": max(ratios, default=0.0),
+    }
+    return summary | score_statistics(file.get("training_score") for file in good)

@@ -1,0 +1,65 @@
+"""What is asked: the files of a job, what is known better than they say, what to put out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.conventions import EXACT
+from ergmeter.neuron.cache import Choice
+from ergmeter.neuron.score import Baseline
+
+DEFAULT_COMPILE_DIR = "/home/ubuntu/neuron_cache"
+DEFAULT_BACKEND = "trn1"
+DEFAULT_CONVENTION = EXACT
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One analysis. None: not given on the command line."""
+
+    config: str
+    model_config: str
+    compile_dir: str | None = None
+    log_file: str | None = None
+    batch_size: int | None = None
+    seq_len: int | None = None
+    throughput: float | None = None
+    num_nodes: int | None = None
+    devices: int | None = None
+    lnc: int | None = None
+    dtype: str | None = None
+    hw_backend: str = DEFAULT_BACKEND
+    convention: str = DEFAULT_CONVENTION
+    detailed: bool = False
+    calculate_score: bool = False
+    per_file_scores: bool = False
+    baseline: Baseline = field(default_factory=Baseline)
+    choice: Choice = field(default_factory=Choice)
+    modules_from_log: bool = False
+    graph_runs: str | None = None
+    processes: int | None = None
+
+
+def check_request(request: Request, *, zero_is_absent: bool = False) -> None:
+    """Refuse sizes that are none: 0, less, or not a number. The original takes a 0 as not given."""
+    base = request.baseline
+    sizes = {
+        "--batch-size": request.batch_size,
+        "--seq-len": request.seq_len,
+        "--throughput": request.throughput,
+        "--num-nodes": request.num_nodes,
+        "--devices": request.devices,
+        "--loss-improvement": base.loss_improvement,
+        "--convergence-rate": base.convergence_rate,
+    }
+    for option, value in sizes.items():
+        if value is None or (zero_is_absent and value == 0):
+            continue
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{option} must be a number above 0; got {value:g}")
+    baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
+    for option, value in baselines.items():
+        if not math.isfinite(value):
+            raise UsageError(f"{option} must be a number; got {value:g}")

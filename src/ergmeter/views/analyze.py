@@ -1,0 +1,280 @@
+"""The console of `erg analyze`: the sections of the original, in its order, with their reasons.
+
+Lines that scripts look for keep their beginning ("MFU: 13.65%", "Final Training Score: 2.7324");
+what is new stands behind it or on lines of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.neuron.watch import (
+    Counted,
+    FoundGraphs,
+    Inputs,
+    LogRead,
+    Searching,
+    ThroughputChosen,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ergmeter.neuron.watch import Event
+
+    Document = Mapping[str, Any]
+
+_WIDE, _NARROW, _TABLE = 60, 50, 120
+
+
+def event_lines(event: Event) -> Iterator[str]:
+    """What is said of an event."""
+    match event:
+        case LogRead(metrics):
+            yield from log_section(metrics)
+        case ThroughputChosen(seq_per_s, True):
+            yield f"\nUsing average throughput from log file: {seq_per_s:.2f} seq/s"
+        case ThroughputChosen():
+            yield "Warning: No throughput information provided, using default"
+        case Inputs(document):
+            yield from inputs_section(document)
+        case Searching(directory):
+            yield f"\nSearching for HLO files in {directory}..."
+        case FoundGraphs(count):
+            yield f"Found {count} HLO files"
+        case Counted(path):
+            yield f"Analyzing: {path}"
+
+
+def log_section(log: Document) -> Iterator[str]:
+    """What the log holds."""
+    yield ""
+    yield from _heading("LOG FILE METRICS SUMMARY", _WIDE)
+    yield f"Log file: {log['log_file']}"
+    stamps, steps = log["timestamps"], log["steps"]
+    if stamps["first"]:
+        yield "\nTraining Timeline:"
+        yield f"  First timestamp: {stamps['first']}"
+        yield f"  Last timestamp: {stamps['last']}"
+    elif stamps["file_modification"]:
+        yield f"\nFile modified: {stamps['file_modification']} (the lines have no time)"
+    if steps["count"]:
+        yield "\nTraining Steps:"
+        yield f"  Total steps recorded: {steps['count']}"
+        yield f"  First step: {steps['first']}"
+        yield f"  Last step: {steps['last']}"
+    yield from _statistics("Step Time Statistics", log["step_times"], "seconds", 3)
+    yield from _statistics("Throughput Statistics", log["throughput"], "seq/s", 3)
+    yield from _statistics("Loss Statistics", log["losses"], "", 4)
+    if "steady_state" in log:
+        if log["runs_in_log"] > 1:
+            yield f"\n{log['runs_in_log']} runs in this log: the last one is shown"
+        yield f"\nSteady state: {log['steady_state']['rule']}"
+        yield from (f"  {note}" for note in log["notes"])
+
+
+def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[str]:
+    if of["average"] is None:
+        return
+    yield f"\n{title}:"
+    names = {
+        "average": "Average", "min": "Min", "max": "Max",
+        "first": f"First {title.split()[0].lower()}", "last": f"Last {title.split()[0].lower()}",
+    }  # fmt: skip
+    for key, name in names.items():
+        if of.get(key) is not None:
+            yield f"  {name}: {of[key]:.{digits}f} {unit}".rstrip()
+    yield f"  Number of measurements: {of['count']}"
+
+
+def inputs_section(document: Document) -> Iterator[str]:
+    """What the figures are made from."""
+    rate = document["throughput_seq_per_sec"]
+    yield "\nCalculating metrics with:"
+    yield f"  Model config: {document['model_config']}"
+    yield f"  Batch size: {document['batch_size']}"
+    yield f"  Sequence length: {document['sequence_length']}"
+    yield f"  Throughput: {'-' if rate is None else rate} seq/s"
+    yield f"  Hardware: {document['hardware_backend']}"
+    yield f"  Nodes: {document['num_nodes']}"
+    if "peak" not in document:
+        return
+    peak = document["peak"]
+    yield (
+        f"  Devices per node: {_shown(document['devices_per_node'])}"
+        f" ({_shown(peak['cores_per_node'])} cores)"
+    )
+    yield (
+        f"  Peak: {peak['tflops_per_second_per_core']:g} TFLOP/s a core,"
+        f" {peak['tflops_per_second_per_chip']:g} a chip of {peak['cores_per_chip']},"
+        f" {_shown(peak['tflops_per_second_per_node'])} a node, dense {peak['dtype']}"
+    )
+    yield f"  Convention: {document['convention']} ({document['convention_formula']})"
+    lora = document["lora"]
+    if lora:
+        share = 100 * document["parameters_trained"] / document["parameters"]
+        yield f"  LoRA: r={lora['r']} on {', '.join(lora['targets'])} ({share:.3f} % trained)"
+
+
+def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]:
+    """The graphs, one a line."""
+    has_scores = any("training_score" in one for one in files)
+    wide = max([20, *(len(one.get("module_name") or "-") for one in files)])
+    long = max([40, *(len(one["file_name"]) for one in files)])
+    many = max([15, *(len(f"{one['hlo_macs']:,}") for one in files)])
+    head = f"{'File Name':<{long}} {'Module':<{wide}} {'HLO MACs':>{many}} {'NKI MACs':>{many}}"
+    yield "\nPer-file NKI analysis:"
+    yield "-" * _TABLE
+    yield f"{head} {'NKI Ratio':>10}" + (f" {'Score':>10}" if has_scores else "")
+    yield "-" * _TABLE
+    for one in files:
+        if one["status"] != "success":
+            yield f"{one['file_name']:<{long}} ERROR: {one['error']}"
+            continue
+        line = (
+            f"{one['file_name']:<{long}} {one['module_name'] or '-':<{wide}}"
+            f" {one['hlo_macs']:>{many},} {one['nki_macs']:>{many},}"
+            f" {_fixed(one['nki_ratio'], 4):>10}"
+        )
+        found = one.get("training_score")
+        yield line + (f" {_fixed(found['score'], 4):>10}" if found else "")
+    yield "-" * _TABLE
+    if "average_score" in summary:
+        yield "\nPer-file Score Statistics:"
+        yield f"  Average Score: {summary['average_score']:.4f}"
+        yield f"  Min Score: {summary['min_score']:.4f}"
+        yield f"  Max Score: {summary['max_score']:.4f}"
+
+
+def score_section(document: Document) -> Iterator[str]:
+    """The factors of the score, and their product."""
+    parts = document["training_score_breakdown"]
+    yield "\nTraining Score Breakdown:"
+    yield "=" * _NARROW
+    if parts is None:
+        yield f"Final Training Score: - ({document['missing']['training_score']})"
+        return
+    yield (
+        f"MFU improvement: {parts['mfu_improvement']:.4f}"
+        f" ({parts['base_mfu']:.2f}% → {parts['achieved_mfu']:.2f}%)"
+    )
+    yield (
+        f"Throughput improvement: {parts['throughput_improvement']:.4f}"
+        f" ({parts['base_throughput']:.2f} → {parts['achieved_throughput']:.2f} seq/s)"
+    )
+    yield f"Loss improvement: {parts['loss_improvement']:.4f}"
+    yield f"Convergence rate improvement: {parts['convergence_rate']:.4f}"
+    yield f"NKI flop ratio: {_fixed(parts['nki_flop_ratio'], 4)}"
+    if parts.get("nki_factor") is not None:
+        yield f"NKI factor: {parts['nki_factor']:.4f} ({parts['score_offset']:g} + NKI flop ratio)"
+    yield "=" * _NARROW
+    value = document["training_score"]
+    if value is None:
+        yield f"Final Training Score: - ({document['missing']['training_score']})"
+        yield f"Without the NKI factor: {parts['score_without_nki']:.4f}"
+    else:
+        yield f"Final Training Score: {value:.4f}"
+    if "remark" in parts:
+        yield f"({parts['remark']})"
+
+
+def summary_section(document: Document) -> Iterator[str]:
+    """The figures everybody looks for, then what they stand on."""
+    yield ""
+    yield from _heading("TRAINING METRICS SUMMARY", _NARROW)
+    missing = document.get("missing", {})
+    under = f" ({document['convention']})" if document["compat"] is None else ""
+    mfu = _or_why(document["mfu_percent"], ".2f", f"%{under}", missing.get("mfu_percent"))
+    yield f"MFU: {mfu}"
+    per_second = _or_why(document["tflops_per_second"], ".2f", "", missing.get("tflops_per_second"))
+    yield f"TFLOPs/second: {per_second}"
+    if document["compat"] is None:
+        yield from _by_convention(document)
+    yield from _nki_summary(document["nki_analysis"]["summary"])
+    rate, per_node = document["throughput_seq_per_sec"], document["throughput_tflops_per_node"]
+    why = missing.get("throughput_seq_per_sec")
+    yield f"\nThroughput: {_or_why(rate, '.2f', ' seq/s', why)}"
+    yield f"Throughput per node: {_or_why(per_node, '.2f', ' TFLOP/s', why)}"
+    yield from _reasons(document)
+
+
+def _by_convention(document: Document) -> Iterator[str]:
+    yield f"TFLOP per sequence: {document['tflop_per_sequence']:.2f} ({document['convention']})"
+    hfu, mfu = document["hfu_percent"], document["mfu_percent"]
+    if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
+        yield f"HFU: {hfu:.2f}% (with what is computed twice)"
+    theirs = document["original_count"]
+    if theirs is None or theirs["convention"] == document["convention"]:
+        return
+    figures = f"{theirs['tflop_per_sequence']:.2f} TFLOP per sequence"
+    if theirs["mfu_percent"] is not None:
+        rates = f"MFU {theirs['mfu_percent']:.3f}%, {theirs['tflops_per_second']:.1f} TFLOP/s"
+        figures = f"{rates}, {figures}"
+    yield f"\nBy the original's count: {figures}"
+    yield "  it differs from exact, in TFLOP per sequence, by"
+    for reason, extra in theirs["over_exact_tflop_per_sequence"].items():
+        yield f"  {extra:+10.3f}  {reason}"
+
+
+def _nki_summary(summary: Document) -> Iterator[str]:
+    yield "\nNKI Analysis Summary:"
+    yield f"  Files analyzed: {summary['successful_analyses']}/{summary['total_files']}"
+    for name in ("overall", "average", "min", "max"):
+        yield f"  {name.title()} NKI Ratio: {_fixed(summary[f'{name}_nki_ratio'], 4)}"
+    yield f"  Total HLO MACs: {_fixed(summary['total_hlo_macs'], 0)}"
+    yield f"  Total NKI MACs: {_fixed(summary['total_nki_macs'], 0)}"
+    if "weighting" in summary and summary["successful_analyses"]:
+        yield f"  Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
+        calls = summary["kernel_calls"]
+        if any(calls.values()):
+            yield (
+                f"  Kernel calls: {calls['known']} with MACs stated, {calls['absent']} without,"
+                f" {calls['unreadable']} unreadable"
+            )
+
+
+def _reasons(document: Document) -> Iterator[str]:
+    """What explains the figures, what was assumed, and what was kept of the original."""
+    groups = {
+        "Worth knowing": [one["text"] for one in document.get("findings", ())],
+        "Assumed and noted": document.get("notes", ()),
+        "Not known in the graphs": _doubts(document),
+    }
+    compat = document["compat"]
+    if compat is not None:
+        groups[f"Kept as in {compat['version']}"] = compat["quirks_kept"]
+        unread = document["unreadable_kernel_configs"]
+        if unread:
+            groups["Worth knowing"] = [f"{unread} kernel configurations can't be read: taken as 0"]
+    for title, texts in groups.items():
+        if texts:
+            yield f"\n{title}:"
+            yield from (f"  - {text}" for text in texts)
+
+
+def _doubts(document: Document) -> list[str]:
+    nki = document["nki_analysis"]
+    found = [f"{count} {what}" for what, count in nki.get("not_known", {}).items()]
+    return found + [
+        f"{count} graphs {why}: left out" for why, count in nki.get("left_out", {}).items()
+    ]
+
+
+def _heading(title: str, width: int) -> Iterator[str]:
+    yield "=" * width
+    yield title
+    yield "=" * width
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return (
+        "-" if value is None else f"{value:,.{digits}f}" if digits == 0 else f"{value:.{digits}f}"
+    )
+
+
+def _or_why(value: float | None, form: str, unit: str, why: str | None) -> str:
+    return f"- ({why})" if value is None else f"{value:{form}}{unit}"

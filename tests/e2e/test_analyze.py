@@ -1,0 +1,236 @@
+"""`erg analyze` on a whole example: a YAML, a config.json, a log and a small compile cache.
+
+Known answer: Llama-3.1-8B, sequences of 4096, one trn1.32xlarge: 197.63 TFLOP a sequence as counted
+by hand in docs/flops.md, 224.04 by the original. The cache holds two graphs: one with a product of
+105 multiply-adds and a kernel of 1000, one whose product of 48 runs twice beside one of 105.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import ERG, PYTHON, Lab
+from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
+
+DATA = Path(__file__).parents[1] / "data"
+MODEL = DATA / "configs" / "llama-3.1-8b.json"
+YAML = DATA / "neuron" / "llama3_8b_sft.yaml"
+COMPILER = "neuronxcc-2.18.121.0+9e31e41a"
+FIRST, SECOND = "MODULE_15329989265349737271+a65e371e", "MODULE_77+00000000"
+
+# As an installed script does; a test environment need not have it beside its Python.
+SCRIPT = (
+    "import sys; from importlib.metadata import entry_points;"
+    "(found,) = entry_points(group='console_scripts', name='calculate_training_metrics.py');"
+    "sys.argv[0] = found.name; sys.exit(found.load()())"
+)
+WAYS = [(ERG, "analyze"), (PYTHON, "-c", SCRIPT)]
+
+
+def bar(step: int, elapsed_s: int, rate: float) -> str:
+    minutes, seconds = divmod(elapsed_s, 60)
+    return (
+        f"Epoch 0:  {step}%|▍    | {step}/99 [{minutes:02d}:{seconds:02d}<58:44, v_num=8,"
+        f" reduced_train_loss={7 - step / 10:.3f}, lr=2.73e-5, gradient_norm=8.600,"
+        f" global_step={step}.000, consumed_samples={64 * step}.0, throughput={rate},"
+        " throughput_peak=2.0]"
+    )
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where counts are remembered, instead of the user's own cache."""
+    return str(tmp_path_factory.mktemp("caches"))
+
+
+@pytest.fixture
+def example(lab: Lab, caches: str, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The files of a job: a compile of 600 s, then 20 steps of 64 sequences in 32 s each."""
+    monkeypatch.setenv("XDG_CACHE_HOME", caches)
+    called = Computation(2, "body", 10)
+    called.dot(called.parameter(2, 4), called.parameter(4, 6), 2, 6)
+    main = Computation(1)
+    main.dot(main.parameter(3, 5), main.parameter(5, 7), 3, 7)
+    main.call(2)
+    main.call(2)
+    cache = lab.path / "cache" / COMPILER
+    write(cache / FIRST, one_dot(3, 5, 7, config(1000), config(0, name="rms_norm")))
+    write(cache / SECOND, module(main, called))
+    write(cache / SECOND, one_dot(9, 9, 9), name="wrapped_neff.hlo")
+    write(cache / "MODULE_99+00000000", b"no module at all")
+    lines = [f"Using a cached neff at {cache / FIRST}/model.neff"]
+    lines += [bar(step, 600 + 32 * step, 0.5 if step == 1 else 2.0) for step in range(1, 21)]
+    (lab.path / "train.log").write_text("\r".join(lines) + "\n")
+    return lab
+
+
+def analyze(lab: Lab, way: tuple[str, ...], *more: object, rc: int = 0) -> tuple[str, str]:
+    common = ("--config", YAML, "--model-config", MODEL)
+    done = lab.run(*way, *common, *more)
+    assert done.returncode == rc, done.stderr.decode()
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def written(lab: Lab, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((lab.path / name).read_text())
+    return found
+
+
+FULL = (
+    "--compile-dir", "cache", "--log-file", "train.log", "--hw-backend", "trn1",
+    "--calculate-score", "--per-file-scores", "--detailed", "--print-per-file",
+    "--base-mfu", "10", "--base-throughput", "1", "--output", "out.json",
+)  # fmt: skip
+ORIGINAL_KEYS = [
+    "model_config", "batch_size", "sequence_length", "num_nodes", "hardware_backend",
+    "throughput_seq_per_sec", "mfu_percent", "tflops_per_second", "throughput_tflops_per_node",
+    "seq_per_second_per_node", "time_per_batch_seconds", "nki_analysis", "log_metrics",
+    "training_score", "training_score_breakdown",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["erg", "script"])
+def test_the_example_comes_out_right(example: Lab, way: tuple[str, ...]) -> None:
+    out, _ = analyze(example, way, *FULL)
+    found = written(example, "out.json")
+    assert list(found)[: len(ORIGINAL_KEYS)] == ORIGINAL_KEYS
+    assert (found["batch_size"], found["sequence_length"]) == (64, 4096)
+    assert found["throughput_seq_per_sec"] == pytest.approx(2.0)  # 64 in 32 s, the compile left out
+    assert found["tflop_per_sequence"] == pytest.approx(197.63, abs=5e-3)
+    assert found["tflops_per_second"] == pytest.approx(2 * 197.63, abs=1e-2)
+    assert found["mfu_percent"] == pytest.approx(100 * 2 * 197.63 / 3040, rel=1e-4)
+    assert found["conventions"]["neuron"]["mfu_percent"] == pytest.approx(14.74, abs=5e-3)
+    nki = found["nki_analysis"]["summary"]
+    assert (nki["total_files"], nki["successful_analyses"], nki["failed_analyses"]) == (3, 2, 1)
+    assert nki["overall_nki_ratio"] == 1000 / (1105 + 201)
+    assert nki["average_nki_ratio"] == 1000 / 1105 / 2
+    assert (nki["min_nki_ratio"], nki["files_without_nki_macs"]) == (0.0, 1)
+    factor = (100 * 2 * 197.63 / 3040 / 10) * 2
+    assert found["training_score"] == pytest.approx(factor * (1 + 1000 / 1306), rel=1e-4)
+    assert found["training_score_breakdown"]["score_offset"] == 1.0
+    assert found["versions"]["neuronxcc"] == [COMPILER]
+    assert found["compat"] is None
+    assert found["missing"] == {}
+    assert "MFU: 13.00% (exact)" in out
+    assert "Final Training Score: " in out
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["erg", "script"])
+def test_compat_gives_the_original_s_numbers_and_names_its_quirks(
+    example: Lab, way: tuple[str, ...]
+) -> None:
+    out, _ = analyze(example, way, *FULL, "--compat")
+    found = written(example, "out.json")
+    assert list(found)[: len(ORIGINAL_KEYS)] == ORIGINAL_KEYS
+    assert found["throughput_seq_per_sec"] == 1.25  # the mean of 0.5 and, once, 2.0
+    assert found["tflops_per_second"] == pytest.approx(224.04, abs=5e-3)
+    assert found["mfu_percent"] == pytest.approx(100 * 1.25 * 224.04 / 3040, rel=1e-4)
+    nki = found["nki_analysis"]["summary"]
+    assert (nki["total_files"], nki["successful_analyses"]) == (4, 3)  # the stub is one of them
+    assert nki["overall_nki_ratio"] == 1000 / (1105 + 153 + 729)
+    assert (nki["average_nki_ratio"], nki["min_nki_ratio"]) == (1000 / 1105, 1000 / 1105)
+    assert found["log_metrics"]["throughput"] == {
+        "average": 1.25, "min": 0.5, "max": 2.0, "count": 2
+    }  # fmt: skip
+    assert "3c877c4" in found["compat"]["version"]
+    assert len(found["compat"]["quirks_kept"]) == 8
+    assert "TFLOPs/second: 224.04" in out
+    assert "tflops_per_second is TFLOP of one sequence" in out
+
+
+def test_the_known_answer_in_both_modes(lab: Lab) -> None:
+    out, _ = analyze(lab, WAYS[0], "--throughput", "2.1", "--json", "--compat")
+    found = json.loads(out)
+    assert found["mfu_percent"] == pytest.approx(15.477, abs=5e-4)
+    assert found["tflops_per_second"] == pytest.approx(224.04, abs=5e-3)
+    out, _ = analyze(lab, WAYS[0], "--throughput", "2.1", "--json")
+    found = json.loads(out)
+    assert found["mfu_percent"] == pytest.approx(13.652, abs=5e-4)
+    theirs = found["original_count"]
+    assert theirs["mfu_percent"] == pytest.approx(15.477, abs=5e-4)
+    assert theirs["tflops_per_second"] == pytest.approx(470.5, abs=5e-2)
+    why = theirs["over_exact_tflop_per_sequence"]
+    assert sum(why.values()) == pytest.approx(224.04 - 197.63, abs=1e-2)
+    assert not (lab.path / "training_metrics.json").exists()
+
+
+def test_the_sections_stand_in_the_original_s_order(example: Lab) -> None:
+    out, _ = analyze(example, WAYS[0], *FULL)
+    headings = (
+        "LOG FILE METRICS SUMMARY", "Using average throughput from log file: 2.00 seq/s",
+        "Calculating metrics with:", "Searching for HLO files in cache", "Found 3 HLO files",
+        "Analyzing: ", "Per-file NKI analysis:", "Per-file Score Statistics:",
+        "Training Score Breakdown:", "Final Training Score:", "TRAINING METRICS SUMMARY",
+        "NKI Analysis Summary:", "Metrics saved to: out.json",
+    )  # fmt: skip
+    places = [out.index(heading) for heading in headings]
+    assert places == sorted(places)
+    head = next(line for line in out.splitlines() if line.startswith("File Name"))
+    assert head.split("  ")[0] == "File Name"
+    assert head.split()[2:] == ["Module", "HLO", "MACs", "NKI", "MACs", "NKI", "Ratio", "Score"]
+    row = next(line for line in out.splitlines() if FIRST in line and "Analyzing" not in line)
+    assert row.split()[2:5] == ["1,105", "1,000", "0.9050"]
+    assert "ERROR: " in next(line for line in out.splitlines() if "ERROR" in line)
+
+
+def test_a_score_of_each_graph_needs_no_overall_one(example: Lab) -> None:
+    arguments = [word for word in FULL if word != "--calculate-score"]
+    analyze(example, WAYS[0], *arguments)
+    found = written(example, "out.json")
+    assert "training_score" not in found
+    files = found["nki_analysis"]["per_file_metrics"]
+    scores = [file["training_score"]["score"] for file in files if file["status"] == "success"]
+    assert scores[0] == pytest.approx(scores[1] * (1 + 1000 / 1105))
+    assert found["nki_analysis"]["summary"]["max_score"] == max(scores)
+
+
+def test_graphs_are_chosen_by_the_log_and_weighted_by_their_runs(example: Lab) -> None:
+    options = ("--compile-dir", "cache", "--throughput", "2", "--json")
+    log = ("--log-file", "train.log", "--modules-from-log")
+    found = json.loads(analyze(example, WAYS[0], *options, *log)[0])
+    assert found["nki_analysis"]["summary"]["overall_nki_ratio"] == 1000 / 1105
+    (example.path / "runs").write_text(f"{FIRST} 10\n{SECOND} 3\n")
+    found = json.loads(analyze(example, WAYS[0], *options, "--graph-runs", "runs")[0])
+    assert found["nki_analysis"]["summary"]["overall_nki_ratio"] == 10_000 / (11_050 + 603)
+    assert found["nki_analysis"]["summary"]["weighting"] == "each graph as often as it ran"
+
+
+def test_lora_of_the_yaml_is_counted_as_lora(lab: Lab) -> None:
+    lora = DATA / "neuron" / "llama3_8b_lora.yaml"
+    out, _ = analyze(lab, WAYS[0], "--config", lora, "--throughput", "2.1", "--json")
+    found = json.loads(out)
+    # Adapters of rank 16 on q (4096 to 4096), k and v (4096 to 1024), in 32 layers.
+    assert found["parameters_trained"] == 32 * 16 * (3 * 4096 + 4096 + 2 * 1024)
+    assert found["lora"] == {"r": 16, "targets": ["q_proj", "k_proj", "v_proj"]}
+    # A third less, but for the attention core, which is walked through both ways all the same.
+    assert 0.66 < found["tflop_per_sequence"] / 197.63 < 0.72
+
+
+def test_without_a_throughput_there_is_no_mfu_and_a_reason(lab: Lab) -> None:
+    out, _ = analyze(lab, WAYS[0], "--json", "--calculate-score")
+    found = json.loads(out)
+    for key in ("mfu_percent", "throughput_seq_per_sec", "tflops_per_second", "training_score"):
+        assert found[key] is None
+        assert "--throughput" in found["missing"][key]
+    assert found["tflop_per_sequence"] == pytest.approx(197.63, abs=5e-3)
+    out, _ = analyze(lab, WAYS[0], "--output", "a.json")
+    assert "MFU: - (no throughput: pass --throughput, or --log-file)" in out
+
+
+def test_outputs_of_both_kinds_are_compared(example: Lab) -> None:
+    for name, more in (("a.json", ()), ("b.json", ()), ("c.json", ("--compat",))):
+        analyze(example, WAYS[0], "--throughput", "2.1", *more, "--output", name)
+    done = example.run(ERG, "analyze", "--compare", "a.json", "b.json", "c.json", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["convention"] == "neuron"
+    means = [group["metrics"]["mfu_percent"]["mean"] for group in found["groups"]]
+    assert means == pytest.approx([15.477] * len(means), abs=5e-4)
+    assert [len(group["outputs"]) for group in found["groups"]] == [2, 1]
+    shown = example.run(ERG, "analyze", "--compare", "a.json", "b.json", "c.json").stdout.decode()
+    assert "mean of 2" in shown
+    assert example.run(ERG, "analyze", "--compare", "a.json").returncode == 2

@@ -1,0 +1,96 @@
+"""What is said of a surprising figure: made from the inputs, with figures that can be checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu
+from ergmeter.neuron.cache import Choice, find_graphs
+from ergmeter.neuron.figures import figures
+from ergmeter.neuron.job import Job
+from ergmeter.neuron.kernels import NkiSummary, summarize
+from ergmeter.neuron.machine import machine
+from ergmeter.neuron.pace import Throughput
+from tests.unit.neuron.graphs import write
+from tests.unit.neuron.test_figures import LLAMA_8B, job
+
+
+def mfu_texts(seq_per_s: float, what: Job) -> list[str]:
+    where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
+    pace = Throughput(seq_per_s, "as given")
+    found = figures(str(LLAMA_8B), what, where, pace, convention="exact")
+    return [finding.text for finding in about_mfu(found, what, where, pace)]
+
+
+def test_tokens_given_as_sequences_are_recognised() -> None:
+    texts = mfu_texts(8601.6, job(4096))  # 2.1 sequences/s of 4096 tokens
+    assert any("are tokens/s, not sequences/s, it is 13.65 %" in text for text in texts)
+    assert texts[0] == "MFU 55919 % is above the peak, so an input is wrong"  # 13.652 x 4096
+
+
+def test_a_good_mfu_needs_no_advice() -> None:
+    assert mfu_texts(2.1 * 3, job(4096)) == []  # 41 %
+
+
+def test_a_low_mfu_is_explained_by_peak_convention_replicas_and_pipeline() -> None:
+    what = replace(job(4096), replicas=4, pipeline_stages=4, micro_batches=12)
+    texts = mfu_texts(2.1, what)
+    assert any("32 cores of trn1 (1 x 32)" in text for text in texts)
+    assert any("neuron counts most and says 15.48 %" in text for text in texts)
+    assert any("one of the 4 replicas, MFU is 54.61 %" in text for text in texts)
+    assert any("idle 20 % of the time" in text for text in texts)  # 3 / (12 + 3)
+
+
+def test_recomputation_shows_as_hfu() -> None:
+    texts = mfu_texts(2.1, replace(job(4096), checkpointing="full"))
+    assert any("recomputation (full)" in text for text in texts)
+
+
+def summary(known: int, absent: int, unreadable: int, nki_macs: int) -> NkiSummary:
+    calls = {"known": known, "absent": absent, "unreadable": unreadable}
+    return replace(
+        summarize([], weighted=False), total=3, successful=3, macs=100, nki_macs=nki_macs,
+        calls=calls, unreadable=[{"file_path": "x"}] if unreadable else [],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("calls", "macs", "said"),
+    [
+        ((0, 0, 0), 0, ["none of the 3 graphs calls an NKI kernel"]),
+        ((7, 0, 0), 0, ["7 kernel calls with 0 multiply-adds stated"]),
+        ((0, 5, 0), 0, ["NKI ratio 0: 5 kernel calls with no multiply-adds stated"]),
+        ((0, 0, 4), 0, ["NKI ratio 0: 4 kernel calls with a configuration that can't be read"]),
+        (
+            (2, 5, 4),
+            50,
+            ["a lower bound: 5 kernel calls", "a lower bound: 4 kernel calls"],
+        ),
+        ((2, 0, 0), 50, []),
+    ],
+)
+def test_a_ratio_of_0_says_which_of_the_reasons_it_is(
+    calls: tuple[int, int, int], macs: int, said: list[str]
+) -> None:
+    texts = [finding.text for finding in about_kernels(summary(*calls, macs))]
+    assert len(texts) == len(said)
+    assert all(part in text for part, text in zip(said, texts, strict=True))
+
+
+def test_where_no_graph_was_found_it_says_where_and_what_would_match(tmp_path: Path) -> None:
+    write(tmp_path / "a", b"", name="model.neff")
+    found = find_graphs(str(tmp_path), Choice())
+    (finding,) = about_graphs(found, str(tmp_path))
+    assert f"looked in {tmp_path} and all below it at 1 files" in finding.text
+    assert "*.hlo_module.pb" in finding.text
+    assert "model.neff" in finding.text
+    write(tmp_path / "MODULE_1+00000000", b"")
+    found = find_graphs(str(tmp_path), Choice(modules=("MODULE_2",)))
+    (finding,) = about_graphs(found, str(tmp_path))
+    assert "1 found, 1 of another module than MODULE_2" in finding.text
+    (finding,) = about_graphs(None, "/none", named_in_yaml="/var/tmp/cache")
+    assert "/none (the default --compile-dir) does not exist" in finding.text
+    assert "compiler_cache_url is /var/tmp/cache" in finding.text

@@ -1,0 +1,119 @@
+"""Earlier outputs side by side: ours, the original's, repeats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.compare import Comparison, compare, read_outputs
+
+
+def original(mfu: float, *, offset: float = 1.0, ratio: float = 0.2, **more: Any) -> dict[str, Any]:
+    """As the original writes it, with a score of these factors."""
+    return {
+        "model_config": "config.json", "batch_size": 64, "sequence_length": 4096, "num_nodes": 1,
+        "hardware_backend": "trn1", "throughput_seq_per_sec": mfu / 7.37, "mfu_percent": mfu,
+        "tflops_per_second": 224.04, "nki_analysis": {"summary": {"overall_nki_ratio": ratio}},
+        "training_score": 2.0 * 0.5 * (offset + ratio),
+        "training_score_breakdown": {
+            "mfu_improvement": 2.0, "throughput_improvement": 0.5, "loss_improvement": 1.0,
+            "convergence_rate": 1.0, "nki_flop_ratio": ratio,
+        },
+    } | more  # fmt: skip
+
+
+def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
+    document = original(exact)
+    document["training_score_breakdown"]["score_offset"] = 1.0
+    return document | {
+        "format": "ergmeter analyze 1", "compat": None, "convention": "exact",
+        "conventions": {
+            "exact": {"mfu_percent": exact}, "neuron": {"mfu_percent": exact * 224.04 / 197.63}
+        },
+        "versions": {"neuronxcc": [compiler], "model": {"config_sha256": "abc"}},
+    } | more  # fmt: skip
+
+
+def compared(tmp_path: Path, *documents: dict[str, Any]) -> Comparison:
+    paths = []
+    for number, document in enumerate(documents):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps(document))
+        paths.append(str(path))
+    return compare(read_outputs(paths))
+
+
+def test_repeats_have_a_mean_and_a_spread(tmp_path: Path) -> None:
+    found = compared(tmp_path, *(ours(mfu, "2.18") for mfu in (13.0, 14.0, 15.0)))
+    (group,) = found.groups
+    spread = group.spreads["mfu_percent"]
+    assert (spread.count, spread.mean, spread.least, spread.most) == (3, 14.0, 13.0, 15.0)
+    assert spread.deviation == pytest.approx(1.0)  # sqrt((1 + 0 + 1) / 2)
+    assert found.convention == "exact"
+    assert found.notes == ()
+
+
+def test_another_compiler_is_another_group_and_says_what_changed(tmp_path: Path) -> None:
+    found = compared(tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"), ours(14.2, "2.18"))
+    first, second = found.groups
+    assert len(second.outputs) == 2
+    assert second.changed == {"neuronxcc": ("2.16", "2.18")}
+    assert first.spreads["mfu_percent"].deviation is None
+    other = ours(14.0, "2.18", versions={"neuronxcc": ["2.18"], "model": {"config_sha256": "d"}})
+    changed = compared(tmp_path, ours(14.0, "2.18"), other).groups[1].changed
+    assert changed == {"config_sha256": ("abc", "d")}
+
+
+def test_the_original_s_output_is_compared_under_its_own_count(tmp_path: Path) -> None:
+    found = compared(tmp_path, original(15.477), ours(15.477 * 197.63 / 224.04, "2.18"))
+    assert found.convention == "neuron"
+    values = [group.spreads["mfu_percent"].mean for group in found.groups]
+    assert values == pytest.approx([15.477, 15.477])
+    assert any("all are shown under neuron" in note for note in found.notes)
+    assert any("scores hold MFUs under exact and neuron" in note for note in found.notes)
+    assert found.groups[1].changed == {}  # what one of them does not say is no change
+
+
+def test_what_has_no_count_in_common_is_not_compared(tmp_path: Path) -> None:
+    alone = ours(13.0, "2.18", conventions={"exact": {"mfu_percent": 13.0}})
+    found = compared(tmp_path, original(15.0), alone)
+    assert found.convention is None
+    assert "mfu_percent" not in found.groups[0].spreads
+    assert "no convention in common" in found.notes[0]
+
+
+def test_an_offset_that_was_not_recorded_is_found_from_the_factors(tmp_path: Path) -> None:
+    found = compared(tmp_path, original(15.0, offset=1.0), original(15.0, offset=0.1))
+    assert [output.score_offset for group in found.groups for output in group.outputs] == [1.0, 0.1]
+    assert any("offsets 0.1 and 1" in note for note in found.notes)
+
+
+def test_the_compiler_of_an_original_s_output_is_in_its_files(tmp_path: Path) -> None:
+    files = [{"neuronxcc_version": "neuronxcc-2.18"}, {"status": "error"}]
+    nki = {"summary": {"overall_nki_ratio": 0.2}, "per_file_metrics": files}
+    found = compared(tmp_path, original(15.0, nki_analysis=nki), original(15.0))
+    assert found.groups[0].inputs["neuronxcc"] == "neuronxcc-2.18"
+    assert len(found.groups) == 2
+
+
+def test_a_value_that_is_null_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    found = compared(tmp_path, ours(13.0, "2.18"), ours(13.0, "2.18", training_score=None))
+    assert found.groups[0].spreads["training_score"].count == 1
+
+
+def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("{}")
+    with pytest.raises(UsageError, match="two or more earlier outputs; got 1"):
+        read_outputs([str(path)])
+    with pytest.raises(FormatError, match="no output of erg analyze"):
+        read_outputs([str(path), str(path)])
+    path.write_text("{")
+    with pytest.raises(FormatError, match="can't be read as JSON"):
+        read_outputs([str(path), str(path)])
+    with pytest.raises(UsageError, match="no such file"):
+        read_outputs([str(tmp_path / "b.json"), str(path)])

@@ -1,0 +1,180 @@
+"""The original's numbers: the known answer, hand calculations, and its quirks one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.original import (
+    original_figures,
+    original_files,
+    original_summary,
+    sequence_flops,
+)
+from ergmeter.neuron.original_hlo import OriginalCount, original_count
+from ergmeter.neuron.original_log import read_original_log
+from tests.unit.neuron.graphs import Computation, config, module, one_dot, packed, piece, write
+
+LLAMA_8B = str(Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json")
+
+
+def test_the_known_answer_is_met() -> None:
+    found = original_figures(
+        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=2.1, nodes=1, backend="trn1"
+    )
+    assert found.mfu_percent == pytest.approx(15.477, abs=5e-4)
+    assert found.tflop_per_sequence == pytest.approx(224.04, abs=5e-3)
+    assert found.tflop_per_s_per_node == pytest.approx(470.5, abs=5e-2)
+    assert found.batch_s == 64 / 2.1
+    half = original_figures(
+        LLAMA_8B, batch_size=1, seq_len=4096, seq_per_s=2.1, nodes=2, backend="trn2"
+    )
+    assert half.mfu_percent == pytest.approx(found.mfu_percent / 2 * 3040 / 10672)
+    assert half.seq_per_s_per_node == 1.05
+
+
+def test_its_default_throughput_reads_737_percent() -> None:
+    found = original_figures(
+        LLAMA_8B, batch_size=64, seq_len=4096, seq_per_s=100.0, nodes=1, backend="trn1"
+    )
+    assert found.mfu_percent == pytest.approx(737, abs=0.5)
+
+
+def test_its_flops_are_those_of_a_hand_calculation(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
+    sizes |= {"intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 10}
+    path.write_text(json.dumps(sizes))
+    layer = 512 + 512 + 512 + 256 + 256 + 192 + 3072  # q, o, k and v, both products, softmax, mlp
+    assert sequence_flops(str(path), 4) == 3 * (layer + 2 * 640)
+    path.write_text(json.dumps(sizes | {"head_dim": 64}))  # which it does not look at
+    assert sequence_flops(str(path), 4) == 3 * (layer + 2 * 640)
+
+
+def test_what_it_can_t_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--compat knows --hw-backend trn1 and trn2"):
+        original_figures(LLAMA_8B, batch_size=1, seq_len=1, seq_per_s=1, nodes=1, backend="inf2")
+    path = tmp_path / "config.json"
+    path.write_text('{"hidden_size": "wide"}')
+    with pytest.raises(FormatError, match="hidden_size must be a whole number"):
+        sequence_flops(str(path), 4)
+
+
+def test_it_opens_files_pattern_by_pattern_stubs_included(tmp_path: Path) -> None:
+    names = ("a/model.hlo_module.pb", "a/wrapped_neff.hlo", "b/graph.hlo", "b/model.hlo.pb")
+    for name in names:
+        write(tmp_path / Path(name).parent, b"", name=Path(name).name)
+    found = [str(Path(path).relative_to(tmp_path)) for path in original_files(str(tmp_path))]
+    assert found[0] == "a/model.hlo_module.pb"
+    assert sorted(found[1:]) == ["a/wrapped_neff.hlo", "b/graph.hlo"]
+    assert original_files(str(tmp_path / "none")) == []
+
+
+def test_ratios_at_0_are_in_no_average_and_errors_in_no_sum() -> None:
+    files = [
+        {"status": "success", "hlo_macs": 100, "nki_macs": 50, "nki_ratio": 0.5},
+        {"status": "success", "hlo_macs": 300, "nki_macs": 30, "nki_ratio": 0.1},
+        {"status": "success", "hlo_macs": 400, "nki_macs": 0, "nki_ratio": 0.0},
+        {"status": "error", "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0},
+    ]
+    found = original_summary(files)
+    assert (found["total_files"], found["successful_analyses"], found["failed_analyses"]) == (
+        4,
+        3,
+        1,
+    )
+    assert found["overall_nki_ratio"] == 0.1  # 80 / 800
+    assert found["average_nki_ratio"] == pytest.approx(0.3)
+    assert (found["min_nki_ratio"], found["max_nki_ratio"]) == (0.1, 0.5)
+    assert original_summary([])["overall_nki_ratio"] == 0.0
+
+
+def test_dots_of_every_computation_count_once_whoever_calls_them(tmp_path: Path) -> None:
+    main, called, unused = Computation(1), Computation(2, "body", 10), Computation(3, "never", 20)
+    main.dot(main.parameter(3, 5), main.parameter(5, 7), 3, 7)  # 105
+    main.call(2)
+    main.call(2)
+    called.dot(called.parameter(2, 4), called.parameter(4, 6), 2, 6)  # 48
+    unused.dot(unused.parameter(1, 11), unused.parameter(11, 1), 1, 1)  # 11
+    path = write(tmp_path, module(main, called, unused))
+    assert original_count(str(path)) == OriginalCount(105 + 48 + 11, 0, 0)
+
+
+def test_a_batched_dot_counts_its_batch_once(tmp_path: Path) -> None:
+    main = Computation(1)
+    left, right = main.parameter(2, 3, 5), main.parameter(2, 5, 7)
+    numbers = packed(1, (2,)) + packed(2, (1,)) + packed(3, (0,)) + packed(4, (0,))
+    main.add("dot", b"", piece(30, numbers), packed(36, (left, right)))
+    path = write(tmp_path, module(main))
+    assert original_count(str(path)).macs == 2 * 3 * 5 * 7
+
+
+def test_a_kernel_counts_what_it_states_else_0(tmp_path: Path) -> None:
+    kernels = (config(1000), config(None), config(0), b"not base64 of JSON", b"")
+    path = write(tmp_path, one_dot(3, 5, 7, *kernels))
+    assert original_count(str(path)) == OriginalCount(1105, 1000, 2)
+
+
+def test_a_file_it_can_t_parse_is_an_error_and_an_empty_one_is_empty(tmp_path: Path) -> None:
+    assert original_count(str(write(tmp_path, b""))) == OriginalCount(0, 0, 0)
+    for content in (one_dot(3, 5, 7)[:-3], piece(1, b"\xff\xfe"), b"\x1f\x8b\x08\x00"):
+        with pytest.raises(ValueError, match="not an HloModuleProto"):
+            original_count(str(write(tmp_path, content)))
+
+
+BAR = (
+    "Epoch 0:   5%|█▌  | {step}/62 [02:59<58:44, v_num=8, reduced_train_loss={loss},"
+    " lr=2.73e-5, parameter_norm=1.95e+3, global_step={step}.000, consumed_samples=32.00,"
+    " throughput={rate}, throughput_peak=0.0677, gradient_norm=8.600]"
+)
+
+
+def log_of(tmp_path: Path, *lines: str) -> str:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return str(path)
+
+
+def test_equal_neighbours_count_once_in_its_mean(tmp_path: Path) -> None:
+    rates = ("1.0", "2.0", "2.0", "2.0", "1.0")
+    lines = [BAR.format(step=i, loss="6.9e-1", rate=rate) for i, rate in enumerate(rates)]
+    log = read_original_log(log_of(tmp_path, *lines))
+    assert log.throughput.count == 3
+    assert log.throughput.average == pytest.approx(4 / 3)
+    assert log.document()["steps"] == {"count": 5, "first": 0, "last": 4}
+    losses = {"average": 6.9, "min": 6.9, "max": 6.9, "first": 6.9, "last": 6.9, "count": 1}
+    assert log.document()["losses"] == losses  # the exponent is lost
+
+
+def test_a_bar_it_does_not_know_is_read_name_by_name(tmp_path: Path) -> None:
+    line = (
+        "Epoch 3:   5%|▍         | 3/62 [02:59<58:44, reduced_train_loss=6.930, lr=1e-5,"
+        " gradient_norm=8.6, global_step=7.000, throughput=0.108]\rmore"
+    )
+    log = read_original_log(log_of(tmp_path, line))
+    assert (log.throughput.average, log.losses.average) == (0.108, 6.93)
+    assert log.steps == {7}
+
+
+def test_what_the_guide_documents_it_does_not_read_but_for_step_times(tmp_path: Path) -> None:
+    lines = ("step_time: 1.5", "throughput: 150.5", "seq/s: 150.5", "loss: 2.345", "step_time: 1.5")
+    found = read_original_log(log_of(tmp_path, *lines)).document()
+    assert found["throughput"]["average"] is None
+    assert found["losses"]["count"] == 0
+    assert found["step_times"] == {"average": 1.5, "min": 1.5, "max": 1.5, "count": 2}
+
+
+def test_the_last_time_is_the_last_new_one_and_without_any_it_is_the_file_s(tmp_path: Path) -> None:
+    lines = (
+        "[2025-06-10 09:37:36.116: x",
+        "[2025-06-10 09:37:40,288] y",
+        "[2025-06-10 09:37:36.2: z",
+    )
+    stamps = read_original_log(log_of(tmp_path, *lines)).document()["timestamps"]
+    assert (stamps["first"], stamps["last"]) == ("2025-06-10 09:37:36", "2025-06-10 09:37:40")
+    assert stamps["file_modification"] is None
+    stamps = read_original_log(log_of(tmp_path, "no time")).document()["timestamps"]
+    assert stamps["file_modification"] is not None

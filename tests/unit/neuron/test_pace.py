@@ -1,0 +1,53 @@
+"""The throughput of a job: as given, else of the log's steady state, else absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergmeter.importers.log import ParsedLog, read_log
+from ergmeter.neuron.pace import Throughput, throughput
+
+
+def log_of(tmp_path: Path, *lines: str) -> ParsedLog:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines) + "\n")
+    return read_log(path)
+
+
+def pace(log: ParsedLog | None, given: float | None = None) -> Throughput:
+    return throughput(given, log, seq_len=4096, batch_size=64)
+
+
+def test_what_is_given_wins(tmp_path: Path) -> None:
+    lines = [line for _ in range(5) for line in ("step_time: 32.0", "throughput: 9.0")]
+    found = pace(log_of(tmp_path, *lines), 2.1)
+    assert (found.seq_per_s, found.is_from_log) == (2.1, False)
+
+
+def test_nobody_s_word_is_no_throughput() -> None:
+    found = pace(None)
+    assert found.seq_per_s is None
+    assert "--throughput" in found.said
+
+
+def test_printed_sequences_per_second_are_taken_after_the_first(tmp_path: Path) -> None:
+    rates = ("0.1", "2.0", "2.2", "2.1", "2.1")
+    found = pace(log_of(tmp_path, *(f"loss: 2.3 throughput: {rate}" for rate in rates)))
+    assert found.seq_per_s == pytest.approx(2.1)
+    assert found.is_from_log
+    assert "train.log" in found.said
+
+
+def test_tokens_per_second_become_sequences(tmp_path: Path) -> None:
+    lines = (f"loss: 2.3 tokens/sec: {rate}" for rate in (100, 8192, 8192, 8192))
+    found = pace(log_of(tmp_path, *lines))
+    assert found.seq_per_s == pytest.approx(2.0)
+    assert "in sequences of 4096" in found.said
+
+
+def test_a_step_s_time_and_the_batch_give_sequences(tmp_path: Path) -> None:
+    found = pace(log_of(tmp_path, *(f"step_time: {s}" for s in (600, 32, 32, 32, 32))))
+    assert found.seq_per_s == pytest.approx(2.0)
+    assert "64 sequences a step" in found.said

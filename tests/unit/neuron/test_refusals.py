@@ -1,0 +1,85 @@
+"""Bad input to `erg analyze`: one line that names it, and the code that says whose fault it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ergmeter.cli.main import main
+
+DATA = Path(__file__).parents[2] / "data"
+Analyze = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def analyze(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Analyze:
+    """The command in an empty directory: its code, and what it says on the error stream."""
+    monkeypatch.chdir(tmp_path)
+    yaml, model = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
+    files = ("--config", str(yaml), "--model-config", str(model))
+
+    def call(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["analyze", *files, *arguments])
+        return int(ended.value.code or 0), capsys.readouterr().err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rc", "said"),
+    [
+        (("--config", "none.yaml"), 1, "none.yaml: no such file"),
+        (("--model-config", "none.json"), 1, "none.json: no such file"),
+        (("--log-file", "none.log"), 2, "none.log"),
+        (("--compile-dir", "none"), 2, "--compile-dir none does not exist"),
+        (("--batch-size", "0"), 2, "--batch-size must be a number above 0; got 0"),
+        (("--throughput", "nan"), 2, "--throughput must be a number above 0; got nan"),
+        (("--devices", "64"), 2, "64 devices of 1 core a node (--devices) are more than the 32"),
+        (("--convention", "mine"), 2, "no convention 'mine'"),
+        (("--hw-backend", "p5"), 2, "'p5' is not one of"),
+        (("--output", "none/out.json"), 2, "--output none/out.json can't be written"),
+        (("--modules-from-log",), 2, "--modules-from-log needs --log-file"),
+        (("--compat", "--hw-backend", "trn3"), 2, "--compat knows --hw-backend trn1 and trn2"),
+        (("--compat", "--convention", "palm"), 2, "the original, which has no --convention"),
+        (("--compat", "--module", "MODULE_1"), 2, "--module, --since or --until; leave it out"),
+        (("--compat", "--log-file", "none.log"), 2, "--log-file none.log: no such file"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(
+    analyze: Analyze, arguments: tuple[str, ...], rc: int, said: str
+) -> None:
+    code, err = analyze("--throughput", "2", *arguments)
+    assert code == rc
+    assert said in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["data.global_batch_size", "data.seq_length"])
+@pytest.mark.parametrize("mode", [(), ("--compat",)], ids=["right", "compat"])
+def test_a_missing_key_of_the_yaml_is_named(
+    analyze: Analyze, key: str, mode: tuple[str, ...]
+) -> None:
+    other = "seq_length" if key.endswith("size") else "global_batch_size"
+    Path("job.yaml").write_text(f"data: {{{other}: 4096}}\n")
+    code, err = analyze("--config", "job.yaml", *mode)
+    assert code == 1
+    assert f"job.yaml: the key {key} is missing" in err
+
+
+def test_the_files_of_a_job_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, option in (
+        (["--model-config", "a"], "--config"),
+        (["--config", "a"], "--model"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["analyze", *arguments])
+        assert ended.value.code == 2
+        assert option in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["analyze", "stray.json"])
+    assert "'stray.json' is no option; files are for --compare" in capsys.readouterr().err
