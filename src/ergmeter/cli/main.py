@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import keyword
 import os
 import sys
 from typing import Any
@@ -18,6 +19,7 @@ from ergmeter.version import __version__
 
 _COMMANDS = {
     "record": "Measure any command, without changing it.",
+    "import": "Make a run of a training log.",
     "report": "Show what a run came to, as a card or as JSON.",
     "list": "List the runs in a directory.",
     "export": "Write a run out as CSV, Parquet or JSON.",
@@ -25,6 +27,8 @@ _COMMANDS = {
     "flops": "Count the FLOPs of one step of a model, by part and by convention.",
     "mfu": "Say what share of the peak a training got, from printed figures.",
     "conventions": "Explain the ways of counting FLOPs, by name.",
+    "hlo": "Count the multiply-accumulates of compiled modules (XLA, Neuron).",
+    "analyze": "Calculate the metrics of a Trainium training: MFU, NKI share, score.",
     "estimate": "Estimate whether a training fits, and its time, energy, carbon and cost.",
     "peaks": "List devices with their peak FLOP/s, or show one with its source.",
     "metrics": "Explain the metrics: formula, unit, needs, other names.",
@@ -45,7 +49,9 @@ class _Commands(click.Group):
     ) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"ergmeter.cli.{cmd_name}")
+        # No module can be called `import`.
+        file = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        module = importlib.import_module(f"ergmeter.cli.{file}")
         found: click.Command = module.command
         return found
 

@@ -1,0 +1,241 @@
+"""What does counting the MACs of a compiler's cache take, beside parsing every file whole?
+
+The trap: a warm interpreter. A calculator is started, counts and ends, so a figure here is a whole
+process, imports included, and its memory is the sum of the peaks of all its processes.
+
+The plain way parses each file with XLA's full schema under upb and adds up the dots and the
+kernels' `mac_count` over all computations. It does less than ours: it knows no loops, calls,
+convolutions or branches. The cache and the single files are made by bench/hlo_cache.py, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import binascii
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+import tables
+
+ROUNDS = 3
+POLL_S = 0.05  # the kernel keeps the peaks; to ask it often would be a load of its own
+PURE = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
+UNCOMPILED = {"ERGMETER_COMPILED": "0"}
+# name -> way, processes, environment
+WAYS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "parsed whole, full schema": ("whole", 1, {}),
+    "parsed whole, 2 processes": ("whole", 2, {}),
+    "ergmeter, Python only": ("ours", 1, UNCOMPILED | PURE),
+    "ergmeter, Python only, 2 processes": ("ours", 2, UNCOMPILED | PURE),
+    "ergmeter, protobuf": ("ours", 1, UNCOMPILED),
+    "ergmeter, protobuf, 2 processes": ("ours", 2, UNCOMPILED),
+    "ergmeter, compiled": ("ours", 1, {}),
+    "ergmeter, compiled, 2 processes": ("ours", 2, {}),
+    "ergmeter, remembered": ("memo", 1, {}),
+}
+FILES = {
+    "14 MB": "large.pb",
+    "14 MB, compressed": "large.pb.gz",
+    "419 MB of literals": "literals.pb",
+}
+HEADER = ("way", "wall s", "range s", "CPU s", "MB/s", "times as fast", "by CPU", "peak MB")
+
+
+def plain_macs(data: bytes, module_class: Any) -> int:  # noqa: ANN401
+    """Dots and kernels of all computations, as a script does that knows no more."""
+    total = 0
+    for computation in module_class.FromString(data).computations:
+        rows = {row.id: row for row in computation.instructions}
+        for row in computation.instructions:
+            if row.opcode == "dot":
+                left = rows[row.operand_ids[0]].shape.dimensions
+                axes = row.dot_dimension_numbers.lhs_contracting_dimensions
+                total += math.prod(row.shape.dimensions) * math.prod(left[axis] for axis in axes)
+            elif row.custom_call_target == "AwsNeuronCustomNativeKernel":
+                total += _mac_count(row.backend_config)
+    return total
+
+
+def _mac_count(config: bytes) -> int:
+    try:
+        return int(json.loads(base64.b64decode(config))["mac_count"])
+    except (binascii.Error, ValueError, KeyError):
+        return 0
+
+
+def plain_file(path: Path) -> int:
+    """A file by the plain way."""
+    import gzip
+
+    import hlo_schema
+
+    module_class = plain_classes.setdefault("module", None) or hlo_schema.module_class()
+    plain_classes["module"] = module_class
+    data = path.read_bytes()
+    return plain_macs(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, module_class)
+
+
+plain_classes: dict[str, Any] = {}
+
+
+def worker(way: str, processes: int, memo: str, paths: Sequence[Path]) -> int:
+    """In a process of its own: count, once."""
+    if way == "whole":
+        if processes == 1:
+            return sum(map(plain_file, paths))
+        ordered = sorted(paths, key=lambda path: -path.stat().st_size)
+        with ProcessPoolExecutor(processes) as pool:
+            return sum(pool.map(plain_file, ordered, chunksize=4))
+    from ergmeter.hlo import count_files
+
+    total = 0
+    for found in count_files(paths, processes=processes, memo=Path(memo) if memo else None):
+        if found.count is None:
+            raise RuntimeError(f"{found.path}: {found.error}")
+        total += found.count.macs
+    return total
+
+
+class Took(NamedTuple):
+    """What one run of a way took and found."""
+
+    wall_s: float
+    cpu_s: float  # of its processes together
+    peak_mb: float  # likewise
+    macs: int
+
+
+def measured(way: str, paths: Path, memo: str = "") -> Took:
+    """One run of a way, in a process of its own."""
+    kind, processes, environment = WAYS[way]
+    command = [sys.executable, __file__, "--worker", kind, str(processes), memo, str(paths)]
+    before = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=said)
+        peaks: dict[int, int] = {}
+        done = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(process.pid, peaks, done))
+        watcher.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        took_s = time.perf_counter() - before
+        done.set()
+        watcher.join()
+        if processes == 1:  # of several, it would be the largest one's
+            peaks[process.pid] = usage.ru_maxrss * 1024
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise RuntimeError(f"{way} ended with {process.returncode}")
+        said.seek(0)
+        macs = int(said.read())
+    return Took(took_s, usage.ru_utime + usage.ru_stime, sum(peaks.values()) / 1e6, macs)
+
+
+def _watch(pid: int, peaks: dict[int, int], done: threading.Event) -> None:
+    """Keep the peak of each process of the tree, as the kernel tells it."""
+    while not done.wait(POLL_S):
+        try:
+            root = psutil.Process(pid)
+            tree = [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return
+        for each in tree:
+            try:
+                status = Path(f"/proc/{each.pid}/status").read_text()
+            except OSError:
+                continue
+            for line in status.splitlines():
+                if line.startswith("VmHWM:"):
+                    peaks[each.pid] = max(peaks.get(each.pid, 0), int(line.split()[1]) * 1024)
+
+
+def paths_in(root: Path) -> list[Path]:
+    """A file, or the modules below a folder."""
+    return [root] if root.is_file() else sorted(root.rglob("*.pb"))
+
+
+def bench(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The cache by every way in turns, then each single file."""
+    import hlo_cache
+
+    folder = hlo_cache.ready()
+    rounds = arguments.rounds or ROUNDS
+    numbers = {
+        "cache": compared("A cache in Neuron's layout", folder / "cache", list(WAYS), rounds)
+    }
+    single = [way for way, (kind, count, _) in WAYS.items() if count == 1 and kind != "memo"]
+    for title, name in FILES.items():
+        numbers[name] = compared(f"One module: {title}", folder / name, single, rounds)
+    return numbers
+
+
+def compared(title: str, root: Path, ways: list[str], rounds: int) -> dict[str, Any]:
+    """Count by these ways in turns; print the table; give the numbers."""
+    paths = paths_in(root)
+    size_mb = sum(path.stat().st_size for path in paths) / 1e6
+    seen: dict[str, list[Took]] = {way: [] for way in ways}
+    with tempfile.TemporaryDirectory(prefix="ergmeter-hlo-") as scratch:
+        memo = str(Path(scratch) / "memo")
+        if "ergmeter, remembered" in ways:
+            measured("ergmeter, remembered", root, memo)
+        for _ in range(rounds):
+            for way in ways:
+                seen[way].append(measured(way, root, memo if WAYS[way][0] == "memo" else ""))
+    tables.show(title, HEADER, [row(seen, way, size_mb) for way in ways], note=note(seen))
+    print(f"{len(paths)} files, {size_mb:.0f} MB.")
+    return {"runs": seen, "mb": size_mb}
+
+
+def row(seen: dict[str, list[Took]], way: str, size_mb: float) -> tuple[object, ...]:
+    """A way's row; the first way is what the others are compared with."""
+    base, own = next(iter(seen.values())), seen[way]
+    walls = [took.wall_s for took in own]
+    wall_s, base_s = statistics.median(walls), statistics.median(took.wall_s for took in base)
+    cpu_s, base_cpu_s = (statistics.median(took.cpu_s for took in runs) for runs in (own, base))
+    return (
+        way,
+        f"{wall_s:.2f}",
+        tables.spread(walls),
+        f"{cpu_s:.2f}",
+        f"{size_mb / wall_s:.0f}",
+        f"{base_s / wall_s:.1f}",
+        f"{base_cpu_s / cpu_s:.1f}",
+        f"{max(took.peak_mb for took in own):.0f}",
+    )
+
+
+def note(seen: dict[str, list[Took]]) -> str:
+    """The MACs; ours must agree. The plain way takes a shared function once, so it finds less."""
+    found = {kind: set[int]() for kind in ("whole", "ours")}
+    for way, runs in seen.items():
+        found["whole" if WAYS[way][0] == "whole" else "ours"] |= {took.macs for took in runs}
+    if any(len(totals) != 1 for totals in found.values()):
+        raise RuntimeError(f"runs do not agree: {found}")
+    (whole,), (ours,) = found.values()
+    return f"{ours:.6g} MACs by each of ours; parsed whole {whole / ours:.4%} of them."
+
+
+def main() -> None:
+    """Entry point."""
+    if sys.argv[1:2] == ["--worker"]:
+        kind, processes, memo, root = sys.argv[2:]
+        print(worker(kind, int(processes), memo, paths_in(Path(root))))
+        return
+    tables.run(bench, tables.parser(__doc__).parse_args())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""The compiled reader: a small C file, built with the system's compiler when it is first needed.
+
+It is a matter of speed only (ten times that of protobuf's parser): without a compiler, or with
+ERGMETER_COMPILED=0, the other readers give the same counts. The library lies in the user's cache
+directory under a name that holds a hash of its source and of the platform.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import lru_cache
+from importlib.util import source_hash
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.hlo.module import Computation, Computations, Module
+from ergmeter.hlo.wire import Unparsed
+
+if TYPE_CHECKING:
+    from ergmeter.hlo.wire import Buffer, Span
+
+_SOURCE = Path(__file__).with_name("scan.c")
+_FLAGS = ("-std=c11", "-O3", "-shared", "-fPIC")
+_COMPILE_LIMIT_S = 60
+_Int64s = ctypes.POINTER(ctypes.c_int64)
+# The columns of a row, as in scan.c.
+(
+    _ID, _ROOT, _NAME, _NAME_END, _COUNT, _DOT_MACS, _LITERALS, _WORK,
+    _INSTRUCTIONS_END, _SPECIAL_END, _CALLS_END, _APPLIED_END, _TABLE, _TABLE_SIZE, _ROW,
+) = range(15)  # fmt: skip
+
+
+class _List(ctypes.Structure):
+    _fields_ = (("items", _Int64s), ("count", ctypes.c_int64), ("room", ctypes.c_int64))
+
+    def numbers(self) -> list[int]:
+        return self.items[: self.count] if self.count else []
+
+
+class _Scan(ctypes.Structure):
+    """The head of the C structure."""
+
+    _fields_ = (
+        *((name, _List) for name in ("rows", "special", "calls", "applied", "places", "payloads")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("entry_id", "name", "name_end", "entry_name", "entry_name_end")
+        ),
+    )
+
+
+def cache_directory() -> Path:
+    """Where ergmeter keeps what it can make again."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "ergmeter"
+
+
+class Library:
+    """The loaded C code."""
+
+    def __init__(self, path: Path) -> None:
+        code = ctypes.CDLL(str(path))
+        self._scan, self._place, self.free = code.hlo_scan, code.hlo_place, code.hlo_free
+        self._scan.restype = ctypes.POINTER(_Scan)
+        self._scan.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._place.restype = ctypes.c_int
+        self._place.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, _Int64s]
+        self.free.restype = None
+        self.free.argtypes = [ctypes.c_void_p]
+
+    def module(self, data: Buffer) -> Module | None:
+        """Index a module, or None where there is something odd about it."""
+        if isinstance(data, bytes):
+            made = self._scan(data, len(data))
+        else:
+            view = ctypes.c_char.from_buffer(data)
+            made = self._scan(ctypes.byref(view), len(data))
+            del view  # while it lives, the file can't be closed
+        return _Index(self, data, made).module() if made else None
+
+    def place(self, made: ctypes._Pointer[_Scan], number: int, member: int) -> Span | None:
+        """Where a computation has the instruction of this id."""
+        found = (ctypes.c_int64 * 2)()
+        answer = self._place(made, number, member, found)
+        if answer < 0:
+            raise Unparsed
+        return (found[0], found[1]) if answer else None
+
+
+class _Index:
+    """A finished scan; its memory is given back when nothing refers to it any more."""
+
+    def __init__(self, library: Library, data: Buffer, made: ctypes._Pointer[_Scan]) -> None:
+        self.library, self.data, self.made = library, data, made
+        self.scan = made.contents
+        self.places = self.scan.places.items
+        self._rows = self.scan.rows.numbers()
+        self._special, self._calls, self._applied = (
+            part.numbers() for part in (self.scan.special, self.scan.calls, self.scan.applied)
+        )
+
+    def __del__(self) -> None:
+        self.library.free(self.made)
+
+    def module(self) -> Module:
+        """The module, as every reader hands it over."""
+        scan, rows = self.scan, self._rows
+        ids, work = rows[_ID::_ROW], rows[_WORK::_ROW]
+        payloads = scan.payloads.numbers()
+        return Module(
+            data=self.data,
+            name=self._text(scan.name, scan.name_end),
+            entry_id=scan.entry_id,
+            entry_name=self._text(scan.entry_name, scan.entry_name_end),
+            payloads=list(zip(payloads[::2], payloads[1::2], strict=True)),
+            computations=Computations.of(
+                ids,
+                self._computation,
+                idle={one for one, works in zip(ids, work, strict=True) if not works},
+                instructions=sum(rows[_COUNT::_ROW]),
+                literal_bytes=sum(rows[_LITERALS::_ROW]),
+            ),
+            reader="compiled",
+        )
+
+    def _text(self, start: int, end: int) -> str:
+        return self.data[start:end].decode(errors="replace")
+
+    def _computation(self, number: int) -> Computation:
+        row = self._rows[number * _ROW : (number + 1) * _ROW]
+        before = self._rows[(number - 1) * _ROW : number * _ROW] if number else [0] * _ROW
+        return Computation(
+            id=row[_ID],
+            name=self._text(row[_NAME], row[_NAME_END]),
+            root_id=row[_ROOT],
+            places=_Places(self, number, before[_INSTRUCTIONS_END]),
+            calls=self._calls[before[_CALLS_END] : row[_CALLS_END]],
+            applied=self._applied[before[_APPLIED_END] : row[_APPLIED_END]],
+            special=self._special[before[_SPECIAL_END] : row[_SPECIAL_END]],
+            dot_macs=row[_DOT_MACS],
+        )
+
+
+class _Places:
+    """Where the instructions of a computation lie, as the scan has noted it."""
+
+    __slots__ = ("_first", "_index", "_number")
+
+    def __init__(self, index: _Index, number: int, first: int) -> None:
+        self._index, self._number, self._first = index, number, first
+
+    def by_id(self, member: int) -> Span | None:
+        return self._index.library.place(self._index.made, self._number, member)
+
+    def by_index(self, index: int) -> Span:
+        at = 2 * (self._first + index)
+        return self._index.places[at], self._index.places[at + 1]
+
+
+@lru_cache(maxsize=1)
+def library() -> Library | None:
+    """The library, built if need be; None where that can't be done."""
+    try:
+        # This file too: it has the layout of what the C code returns.
+        sources = _SOURCE.read_bytes() + Path(__file__).read_bytes()
+        machine = f"{sys.platform}-{os.uname().machine}-{_FLAGS}"
+        key = source_hash(sources + machine.encode()).hex()
+        path = cache_directory() / f"hlo-{key}.so"
+        if not path.exists():
+            _build(path)
+        return Library(path)
+    except (OSError, RuntimeError, AttributeError):
+        return None
+
+
+def _build(path: Path) -> None:
+    import shutil  # noqa: PLC0415  once in the life of an installation; they take long to load
+    import subprocess  # noqa: PLC0415
+    import tempfile  # noqa: PLC0415
+
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if not compiler:
+        raise FileNotFoundError("no C compiler")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as place:
+        made = Path(place) / path.name
+        try:
+            subprocess.run(
+                [compiler, *_FLAGS, "-o", str(made), str(_SOURCE)],
+                check=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=_COMPILE_LIMIT_S,
+            )
+        except subprocess.SubprocessError as error:
+            raise RuntimeError("the compiler refused") from error
+        made.replace(path)

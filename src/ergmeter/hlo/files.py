@@ -1,0 +1,234 @@
+"""Many files at once: which of them are modules, and what does each come to?
+
+One damaged file must not cost the others: an error is a value here. Work is shared out to
+processes of our own (not forked, since the caller may have threads; not multiprocessing's, which
+runs the caller's script again), the largest file first. A process that is killed, say for want of
+memory, is that file's error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.hlo.count import count_file
+from ergmeter.hlo.memo import Memo, restored, seen
+from ergmeter.hlo.reading import reader_name
+from ergmeter.hlo.result import ModuleCount
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ergmeter.hlo.memo import Key
+
+# The names that Neuron's caches and XLA's dumps use: model.hlo_module.pb, model.hlo.pb, graph.hlo.
+PATTERNS = ("*.hlo_module.pb", "*.hlo.pb", "*.hlo", "*.pb.gz", "*.hlo.gz")
+WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapping: its work is in the module
+# Below this, starting a process takes longer than the work; the compiled reader is quick.
+_BYTES_PER_PROCESS = {"compiled": 200 << 20, "protobuf": 8 << 20, "python": 1 << 20}
+
+
+@dataclass(frozen=True, slots=True)
+class FileCount:
+    """What one file came to: a count, or the error that it ended in."""
+
+    path: Path
+    size_bytes: int
+    count: ModuleCount | None
+    error: str | None
+    from_memo: bool = False
+
+
+def module_files(path: Path) -> tuple[list[Path], int]:
+    """The modules in a directory and below, and how many wrapped binaries were left out."""
+    found = sorted({file for pattern in PATTERNS for file in path.rglob(pattern) if file.is_file()})
+    kept = [file for file in found if file.name != WRAPPED]
+    return kept, len(found) - len(kept)
+
+
+def count_files(
+    paths: Iterable[str | Path],
+    *,
+    processes: int | None = None,
+    memo: bool | Path | None = True,
+    progress: Callable[[FileCount], None] | None = None,
+) -> Iterator[FileCount]:
+    """Count files, in the order given; `memo` may be the directory to keep counts in.
+
+    `progress` is called with each file as it is done, in whichever order that is.
+    """
+    if processes is not None and processes < 1:
+        raise UsageError(f"{processes} processes can't count anything; pass 1 or more")
+    directory = memo if isinstance(memo, Path) else None
+    return _in_order(
+        [Path(path) for path in paths], processes, Memo(directory) if memo else None, progress
+    )
+
+
+def _in_order(
+    files: list[Path],
+    processes: int | None,
+    memo: Memo | None,
+    progress: Callable[[FileCount], None] | None,
+) -> Iterator[FileCount]:
+    early: dict[int, FileCount] = {}
+    position = 0
+    for number, found in _finished(files, processes, memo):
+        if progress:
+            progress(found)
+        early[number] = found
+        while position in early:
+            yield early.pop(position)
+            position += 1
+
+
+def _finished(
+    files: list[Path], processes: int | None, memo: Memo | None
+) -> Iterator[tuple[int, FileCount]]:
+    """Each file's number with what it came to, as soon as that is known."""
+    left: dict[int, int] = {}
+    for number, path in enumerate(files):
+        size_bytes = _size_bytes(path)
+        count = memo.recall(path) if memo else None
+        if count is None:
+            left[number] = size_bytes
+        else:
+            yield number, FileCount(path, size_bytes, count, None, from_memo=True)
+    workers = _workers(processes, left)
+    results = _shared(files, left, workers) if workers > 1 else _alone(files, left)
+    for number, key, found in results:
+        path = files[number]
+        if isinstance(found, str):
+            yield number, FileCount(path, left[number], None, found)
+        else:
+            if memo:
+                memo.keep(path, key, found)
+            yield number, FileCount(path, left[number], found, None)
+
+
+_Result: TypeAlias = "tuple[int, Key, ModuleCount | str]"
+
+
+def _alone(files: list[Path], left: dict[int, int]) -> Iterator[_Result]:
+    for number in left:
+        key = seen(files[number])
+        yield number, key, _tried(files[number])
+
+
+def _shared(files: list[Path], left: dict[int, int], workers: int) -> Iterator[_Result]:
+    # Loaded here: most counts are done before these modules are.
+    from concurrent.futures import ThreadPoolExecutor, as_completed  # noqa: PLC0415
+    from queue import SimpleQueue  # noqa: PLC0415
+
+    idle: SimpleQueue[_Worker] = SimpleQueue()
+    team = [_Worker() for _ in range(workers)]
+    for worker in team:
+        idle.put(worker)
+
+    def count(number: int) -> _Result:
+        worker = idle.get()
+        try:
+            return number, seen(files[number]), worker.count(files[number])
+        finally:
+            idle.put(worker)
+
+    threads = ThreadPoolExecutor(workers)
+    try:
+        largest_first = sorted(left, key=left.__getitem__, reverse=True)
+        for done in as_completed([threads.submit(count, number) for number in largest_first]):
+            yield done.result()
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+        for worker in team:
+            worker.stop()
+
+
+def _workers(processes: int | None, left: dict[int, int]) -> int:
+    if processes is None:
+        share_bytes = _BYTES_PER_PROCESS[reader_name()]
+        known = hasattr(os, "sched_getaffinity")  # on Linux; it heeds a container's share
+        cores = len(os.sched_getaffinity(0)) if known else os.cpu_count() or 1
+        processes = min(cores, 1 + sum(left.values()) // share_bytes)
+    return min(processes, len(left))
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _tried(path: Path) -> ModuleCount | str:
+    """The count, or why there is none, without the path."""
+    try:
+        return count_file(path)
+    except ErgmeterError as error:
+        return str(error).removeprefix(f"{path}: ")
+    except OSError as error:
+        return f"can't be read: {error.strerror or error}"
+    except MemoryError:
+        return "needs more memory than there is"
+
+
+class _Worker:
+    """A process that counts one file at a time, and is started again if it dies."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+        self._process = self._started()
+
+    def _started(self) -> subprocess.Popen[str]:
+        import subprocess  # noqa: PLC0415
+
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; from ergmeter.hlo.files import serve; serve()"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def count(self, path: Path) -> ModuleCount | str:
+        """Have a file counted."""
+        reply = ""
+        if self._process.stdin and self._process.stdout:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(os.fsdecode(path)) + "\n")
+                self._process.stdin.flush()
+                reply = self._process.stdout.readline()
+        if not reply.endswith("\n"):
+            self._end()
+            code = self._process.returncode
+            if not self._stopped:
+                self._process = self._started()
+            return f"the process that read it ended with code {code}"
+        found = json.loads(reply)
+        return found if isinstance(found, str) else restored(found)
+
+    def stop(self) -> None:
+        """End the process for good."""
+        self._stopped = True
+        self._end()
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def serve() -> None:
+    """Count the files whose paths come in, a line each, until there are no more."""
+    for line in sys.stdin:
+        found = _tried(Path(json.loads(line)))
+        sys.stdout.write(json.dumps(found if isinstance(found, str) else asdict(found)) + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,296 @@
+"""How often does a while loop run?
+
+The compiler writes it down in optimised modules only. Else it follows from the condition, the
+initial value and the body: both sides of the comparison must move by a constant each time round.
+What depends on data has no answer, and none is guessed.
+
+Values are followed through tuples, copies, conversions, calls and fusions, and from a computation
+to the places that call it if these agree. A budget ends what is no loop but a labyrinth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ergmeter.hlo.config import backend_config, known_trip_count
+from ergmeter.hlo.module import (
+    COMPARISON_DIRECTION,
+    LITERAL,
+    PARAMETER_NUMBER,
+    TUPLE_INDEX,
+)
+from ergmeter.hlo.wire import integers, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.hlo.module import Computation, Instruction, Module
+    from ergmeter.hlo.wire import Span
+
+_BUDGET = 20_000  # instructions looked at for all loops of a module,
+_BUDGET_PER_LOOP = 200  # and for each one besides; a scan's takes about 20
+_MAX_DEPTH = 60
+_INTEGER_TYPES = range(2, 10)  # S8 to U64 in XLA's PrimitiveType
+_PASSING = frozenset(["copy", "bitcast", "reshape", "opt-barrier", "optimization-barrier"])
+_CALLING = frozenset(["call", "fusion", "async-start"])
+_MAX_LITERAL_BYTES = 256
+_MIRRORED = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE", "NE": "NE", "EQ": "EQ"}
+
+Path = tuple[int, ...]
+
+
+class Lost(Exception):  # noqa: N818  not an error: the loop's count is unknown
+    """The value depends on data, or on more than is followed."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A computation and, if it was entered by a call, the call and the caller's frame."""
+
+    computation: Computation
+    call: Instruction | None = None
+    caller: Frame | None = None
+
+
+class Linear(NamedTuple):
+    """A constant, or a part of a parameter plus a constant."""
+
+    parameter: int | None
+    path: Path
+    constant: int
+
+
+class CallSite(NamedTuple):
+    """Where a computation is called from, and as which of the call's computations."""
+
+    caller: Computation
+    place: Span
+    position: int
+
+
+@dataclass(slots=True)
+class Loops:
+    """Answers for the loops of one module, given who calls what."""
+
+    module: Module
+    sites: Callable[[int], list[CallSite]]
+    _budget: int = _BUDGET
+    _open: set[tuple[int, int, Path]] = field(default_factory=set)
+    _known: dict[tuple[int, int, Path], Linear | None] = field(default_factory=dict)
+
+    def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
+        """How often the loop's body runs; None where that depends on data."""
+        known = known_trip_count(backend_config(self.module, loop))
+        if known is not None:
+            return known
+        self._budget = max(self._budget, 0) + _BUDGET_PER_LOOP
+        self._open.clear()
+        try:
+            return self._inferred(computation, loop)
+        except Lost:
+            return None
+
+    def _inferred(self, computation: Computation, loop: Instruction) -> int:
+        body, condition = (self._callee(loop, number) for number in (0, 1))
+        frame, compare, path = self._traced(Frame(condition), condition.root_id, ())
+        if compare.opcode != "compare" or path:
+            raise Lost
+        sides = []
+        for operand in compare.operand_ids[:2]:
+            value = self._linear(frame, operand, ())
+            start = step = 0
+            if value.parameter is not None and loop.operand_ids:
+                step = self._step(body, value.path)
+                start = self._outside(computation, loop.operand_ids[0], value.path)
+            sides.append((start + value.constant, step))
+        if len(sides) != 2:
+            raise Lost
+        (left, left_step), (right, right_step) = sides
+        count = rounds(compare.text(COMPARISON_DIRECTION), left - right, left_step - right_step)
+        kept = _values(self._member(frame, compare.operand_ids[0]).shape.type)
+        if any(start + count * step not in kept for start, step in sides):
+            raise Lost  # it would have wrapped round
+        return count
+
+    def _step(self, body: Computation, path: Path) -> int:
+        """What a part of the loop's state grows by each time round."""
+        after = self._linear(Frame(body), body.root_id, path)
+        if after.parameter is None or after.path != path:
+            raise Lost
+        return after.constant
+
+    def _outside(self, computation: Computation, member: int, path: Path) -> int:
+        """The value that a loop starts with, or a parameter is called with."""
+        value = self._linear(Frame(computation), member, path)
+        if value.parameter is None:
+            return value.constant
+        return value.constant + self._argument(computation, value.parameter, value.path)
+
+    def _argument(self, computation: Computation, number: int, path: Path) -> int:
+        """What every caller passes for a part of a parameter, if they all pass the same."""
+        key = (computation.id, number, path)
+        sites = self.sites(computation.id)
+        if key in self._open or len(self._open) > _MAX_DEPTH or not sites:
+            raise Lost
+        self._open.add(key)
+        values = {self._passed(site, number, path) for site in sites}
+        self._open.discard(key)
+        if len(values) != 1:
+            raise Lost
+        return values.pop()
+
+    def _passed(self, site: CallSite, number: int, path: Path) -> int:
+        self._spend()
+        call = self.module.instruction(site.place)
+        opcode, operands = call.opcode, call.operand_ids
+        if opcode == "while":
+            if self._step(self._callee(call, 0), path):
+                raise Lost
+        elif opcode == "conditional":
+            number = site.position + 1
+        elif opcode not in _CALLING:
+            raise Lost
+        if not 0 <= number < len(operands):
+            raise Lost
+        return self._outside(site.caller, operands[number], path)
+
+    def _linear(self, frame: Frame, member: int, path: Path, depth: int = 0) -> Linear:
+        """A value as a constant or as a part of the outermost frame's parameter plus a constant."""
+        if depth > _MAX_DEPTH:
+            raise Lost
+        if frame.caller:
+            return self._worked_out(frame, member, path, depth)
+        key = (frame.computation.id, member, path)
+        if key not in self._known:
+            self._known[key] = None  # what asks for itself on the way has no answer
+            self._known[key] = self._worked_out(frame, member, path, depth)
+        known = self._known[key]
+        if known is None:
+            raise Lost
+        return known
+
+    def _worked_out(self, frame: Frame, member: int, path: Path, depth: int) -> Linear:
+        frame, found, path = self._traced(frame, member, path)
+        opcode, operands = found.opcode, found.operand_ids
+        if opcode == "parameter":
+            return Linear(found.integer(PARAMETER_NUMBER), path, 0)
+        if opcode == "while" and operands:
+            if self._step(self._callee(found, 0), path):
+                raise Lost
+            return self._linear(frame, operands[0], path, depth + 1)
+        if opcode == "constant" and not path:
+            return Linear(None, (), _scalar(found))
+        if opcode not in ("add", "subtract") or len(operands) != 2 or path:
+            raise Lost
+        left, right = (self._linear(frame, one, (), depth + 1) for one in operands)
+        return _sum(left, right if opcode == "add" else _negative(right))
+
+    def _traced(self, frame: Frame, member: int, path: Path) -> tuple[Frame, Instruction, Path]:
+        """Go back to the instruction that makes a value, through what just passes it on."""
+        while True:
+            found = self._member(frame, member)
+            opcode = found.opcode
+            operands = found.operand_ids
+            if opcode == "parameter" and frame.call and frame.caller:
+                passed, number = frame.call.operand_ids, found.integer(PARAMETER_NUMBER)
+                if not 0 <= number < len(passed):
+                    raise Lost
+                frame, member = frame.caller, passed[number]
+            elif opcode in _CALLING:
+                callee = self._callee(found, 0)
+                frame, member = Frame(callee, found, frame), callee.root_id
+            elif opcode == "get-tuple-element" and operands:
+                member, path = operands[0], (found.integer(TUPLE_INDEX), *path)
+            elif opcode == "tuple" and path and 0 <= path[0] < len(operands):
+                member, path = operands[path[0]], path[1:]
+            elif operands and _passes(found):
+                member = operands[0]
+            else:
+                return frame, found, path
+
+    def _callee(self, call: Instruction, number: int) -> Computation:
+        ids = call.called_ids
+        found = self.module.computations.find(ids[number]) if number < len(ids) else None
+        if found is None:
+            raise Lost
+        return found
+
+    def _member(self, frame: Frame, member: int) -> Instruction:
+        self._spend()
+        place = frame.computation.places.by_id(member)
+        if place is None:
+            raise Lost
+        return self.module.instruction(place)
+
+    def _spend(self) -> None:
+        self._budget -= 1
+        if self._budget < 0:
+            raise Lost
+
+
+def _passes(found: Instruction) -> bool:
+    """Whether the value is that of its first operand."""
+    converts = found.opcode == "convert" and found.shape.type in _INTEGER_TYPES
+    return converts or found.opcode in _PASSING
+
+
+def _negative(value: Linear) -> Linear:
+    if value.parameter is not None:
+        raise Lost
+    return value._replace(constant=-value.constant)
+
+
+def _sum(left: Linear, right: Linear) -> Linear:
+    if left.parameter is not None and right.parameter is not None:
+        raise Lost
+    moving, still = (left, right) if left.parameter is not None else (right, left)
+    return moving._replace(constant=moving.constant + still.constant)
+
+
+def rounds(direction: str, gap: int, step: int) -> int:
+    """How often left `direction` right holds in a row, if left - right is gap, gap + step, ...
+
+    >>> rounds("LT", -10, 3), rounds("GE", 10, -5), rounds("NE", -6, 2)
+    (4, 3, 3)
+    """
+    if direction in ("GT", "GE"):
+        direction, gap, step = _MIRRORED[direction], -gap, -step
+    if direction == "LE":
+        direction, gap = "LT", gap - 1
+    if direction == "EQ":
+        if gap == 0 == step:
+            raise Lost
+        return int(gap == 0)
+    if direction == "NE":
+        if gap and (step == 0 or gap % step or gap // step > 0):
+            raise Lost
+        return -gap // step if gap else 0
+    if direction != "LT" or (gap < 0 and step <= 0):
+        raise Lost
+    return max(0, -(gap // step)) if gap < 0 else 0
+
+
+def _values(type_number: int) -> range:
+    """What an integer type can hold; XLA numbers S8, S16, S32, S64 and then U8 to U64."""
+    if type_number not in _INTEGER_TYPES:
+        raise Lost
+    bits = 8 << (type_number - 2) % 4
+    return range(1 << bits) if type_number >= 6 else range(-1 << bits - 1, 1 << bits - 1)
+
+
+def _scalar(constant: Instruction) -> int:
+    """The value of an integer constant, from whichever field its type is stored in."""
+    place = span(constant.fields, LITERAL)
+    if place is None or place[1] - place[0] > _MAX_LITERAL_BYTES or constant.shape.dimensions:
+        raise Lost
+    literal = constant.part(LITERAL)
+    for number in (4, 5, 6, 7):  # s32s, s64s, u32s, u64s
+        values = integers(constant.data, literal, number)
+        if len(values) == 1:
+            return values[0] % (1 << 64) if number == 7 else values[0]
+    for number, is_signed in ((3, False), (15, True), (16, False), (17, True)):
+        stored = span(literal, number)  # u8s, s8s, u16s and s16s are bytes
+        if stored and stored[1] > stored[0]:
+            return int.from_bytes(constant.data[stored[0] : stored[1]], "little", signed=is_signed)
+    raise Lost

@@ -1,0 +1,253 @@
+"""What is in a module: its computations, what each calls, and where each instruction lies.
+
+The trap: a module of a hundred thousand instructions has a few thousand that multiply or call. A
+reader hands over those; every other instruction is a place in the file, read if somebody asks
+for its shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from ergmeter.hlo.wire import (
+    Buffer,
+    Fields,
+    Malformed,
+    Span,
+    integer,
+    integers,
+    message,
+    span,
+    text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODULE_NAME, MODULE_ENTRY_NAME, MODULE_COMPUTATION, MODULE_ENTRY_ID, MODULE_PAYLOAD = 1, 2, 3, 6, 22
+COMPUTATION_NAME, COMPUTATION_INSTRUCTION, COMPUTATION_ID, COMPUTATION_ROOT_ID = 1, 2, 5, 6
+NAME, OPCODE, SHAPE, LITERAL, PARAMETER_NUMBER, TUPLE_INDEX = 1, 2, 3, 8, 9, 13
+WINDOW, CONVOLUTION_DIMENSIONS, CUSTOM_CALL_TARGET, DOT_DIMENSIONS = 15, 16, 28, 30
+ID, OPERAND_IDS, CALLED_IDS, BACKEND_CONFIG = 35, 36, 38, 43
+FEATURE_GROUPS, BATCH_GROUPS, COMPARISON_DIRECTION = 50, 58, 63
+RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
+SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
+
+# What is to be done with an instruction, by its opcode; the same lists are in scan.c.
+DOT, SPECIAL, CONSTANT, APPLYING, QUIET, OTHER = range(6)
+KINDS = {
+    b"dot": DOT,
+    b"constant": CONSTANT,
+    # Those that take more than a list of what they call.
+    **dict.fromkeys(
+        b"scaled-dot convolution ragged-dot custom-call while conditional".split(), SPECIAL
+    ),
+    # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
+    **dict.fromkeys(
+        b"map reduce reduce-window scatter select-and-scatter sort all-reduce all-reduce-start "
+        b"reduce-scatter".split(),
+        APPLYING,
+    ),
+    # Those that call nothing; the last two name what their async-start has begun. It would be
+    # enough to see that they name no computation, but looking takes a third of the time.
+    **dict.fromkeys(
+        b"parameter add multiply subtract divide negate broadcast reshape transpose convert select "
+        b"compare exponential log rsqrt sqrt power tanh maximum minimum and or not slice "
+        b"concatenate pad iota tuple get-tuple-element copy bitcast dynamic-slice "
+        b"dynamic-update-slice gather reverse async-update async-done".split(),
+        QUIET,
+    ),
+}
+
+
+class Places(Protocol):
+    """Where the instructions of a computation lie."""
+
+    def by_id(self, member: int) -> Span | None:
+        """The instruction of this id, if there is one."""
+
+    def by_index(self, index: int) -> Span:
+        """The instruction that stands at this place in the computation."""
+
+
+@dataclass(slots=True)
+class Computation:
+    """One computation, as a reader hands it over. Instructions are named by their index."""
+
+    id: int
+    name: str
+    root_id: int
+    places: Places
+    calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
+    applied: list[int] = field(default_factory=list)  # computations applied to elements
+    special: list[int] = field(default_factory=list)
+    # Dots that the reader has met, as (result, left operand, dimension numbers) in their encoding,
+    # since layers repeat: how often, and where first. And those it has multiplied out itself.
+    dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
+    dot_macs: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether it neither multiplies nor calls: most are a sum or a comparison."""
+        return not (self.calls or self.applied or self.special or self.dots or self.dot_macs)
+
+
+@dataclass(slots=True)
+class Computations:
+    """A module's computations by id, each made when it is first asked for."""
+
+    numbers: dict[int, int]
+    make: Callable[[int], Computation]
+    idle: set[int]  # ids of those that neither multiply nor call
+    instructions: int
+    literal_bytes: int  # of constants, which nobody has read
+    _made: dict[int, Computation] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        ids: list[int],
+        make: Callable[[int], Computation],
+        *,
+        idle: set[int],
+        instructions: int,
+        literal_bytes: int,
+    ) -> Computations:
+        """From the ids in order; Malformed where one occurs twice."""
+        numbers = {one: number for number, one in enumerate(ids)}
+        if len(numbers) != len(ids):
+            raise Malformed("two computations of one id", 0)
+        return cls(numbers, make, idle, instructions, literal_bytes)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def find(self, member: int) -> Computation | None:
+        """The computation of this id, if there is one."""
+        found = self._made.get(member)
+        if found is None and member in self.numbers:
+            found = self._made[member] = self.make(self.numbers[member])
+        return found
+
+    def named(self, name: str) -> Computation | None:
+        """The first computation of this name, if there is one."""
+        every = (self.make(number) for number in range(len(self.numbers)))
+        return next((one for one in every if one.name == name), None)
+
+
+@dataclass(slots=True)
+class Module:
+    """A module and the bytes it was read from."""
+
+    data: Buffer
+    name: str
+    entry_id: int
+    entry_name: str
+    payloads: list[Span]
+    computations: Computations
+    reader: str
+
+    def instruction(self, place: Span) -> Instruction:
+        """Read the instruction that lies there."""
+        return Instruction(self.data, message(self.data, *place), place)
+
+    def operand(self, computation: Computation, user: Instruction, number: int) -> Instruction:
+        """An operand of an instruction; Malformed where there is no such thing."""
+        ids = user.operand_ids
+        if number >= len(ids):
+            raise Malformed(f"{user.name} has no operand {number}", user.offset)
+        return self.member(computation, ids[number], user)
+
+    def member(self, computation: Computation, member: int, user: Instruction) -> Instruction:
+        """The instruction of this id, which another one of its computation names."""
+        place = computation.places.by_id(member)
+        if place is None:
+            raise Malformed(
+                f"{user.name} names the instruction {member}, which {computation.name} lacks",
+                user.offset,
+            )
+        return self.instruction(place)
+
+    def root(self, computation: Computation) -> Instruction | None:
+        """The instruction whose value is the computation's."""
+        place = computation.places.by_id(computation.root_id)
+        return self.instruction(place) if place else None
+
+
+class Instruction:
+    """One instruction; its parts are read when they are asked for."""
+
+    __slots__ = ("data", "fields", "place")
+
+    def __init__(self, data: Buffer, fields: Fields, place: Span) -> None:
+        self.data, self.fields, self.place = data, fields, place
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the data."""
+        return self.place[0]
+
+    @property
+    def name(self) -> str:
+        """As printed in a dump, without the %."""
+        return text(self.data, self.fields, NAME)
+
+    @property
+    def opcode(self) -> str:
+        """As in HLO text: "dot", "custom-call", ..."""
+        return text(self.data, self.fields, OPCODE)
+
+    @property
+    def operand_ids(self) -> list[int]:
+        """Ids within the same computation."""
+        return integers(self.data, self.fields, OPERAND_IDS)
+
+    @property
+    def called_ids(self) -> list[int]:
+        """Computations; of a while, the body and then the condition."""
+        return integers(self.data, self.fields, CALLED_IDS)
+
+    @property
+    def shape(self) -> Shape:
+        """Of the result."""
+        return Shape.parse(self.data, span(self.fields, SHAPE))
+
+    def integer(self, number: int) -> int:
+        """A number among the fields."""
+        return integer(self.fields, number)
+
+    def text(self, number: int) -> str:
+        """A string among the fields."""
+        return text(self.data, self.fields, number)
+
+    def encoded(self, number: int) -> bytes:
+        """A message among the fields, unread."""
+        place = span(self.fields, number)
+        return self.data[place[0] : place[1]] if place else b""
+
+    def part(self, number: int) -> Fields:
+        """A message among the fields; empty where there is none."""
+        place = span(self.fields, number)
+        return message(self.data, *place) if place else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Dimensions of an array, or the shapes of a tuple's parts."""
+
+    type: int
+    dimensions: tuple[int, ...]
+    parts: tuple[Span, ...]
+
+    @classmethod
+    def parse(cls, data: Buffer, place: Span | None) -> Shape:
+        """Read a ShapeProto."""
+        fields = message(data, *place) if place else {}
+        parts = tuple(value for value in fields.get(SHAPE_PARTS, ()) if isinstance(value, tuple))
+        dimensions = tuple(integers(data, fields, SHAPE_DIMENSIONS))
+        return cls(integer(fields, SHAPE_TYPE), dimensions, parts)
+
+    def first(self, data: Buffer) -> Shape:
+        """Of a tuple its first part: libraries return their scratch space beside the result."""
+        return Shape.parse(data, self.parts[0]) if self.parts else self

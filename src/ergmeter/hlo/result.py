@@ -1,0 +1,72 @@
+"""What counting a module comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ergmeter.hlo.config import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCount:
+    """The work of one execution of a module, in multiply-accumulates of its matrix products.
+
+    Elementwise work is no part of it. What could not be counted is listed: kernels whose MACs are
+    not stated, loops whose trip count is data, calls that may hold products.
+    """
+
+    name: str
+    macs: int
+    macs_loop_once: int  # with every loop's body counted once, as XLA's cost analysis does
+    by_op: dict[
+        str, int
+    ]  # "dot", "convolution", "ragged-dot", "custom-call:TARGET"; none that is 0
+    by_computation: dict[str, int]  # of its own instructions, times its executions; none that is 0
+    instructions: int  # of the whole module, as are computations
+    computations: int
+    unreachable: int  # computations that nothing calls, left out
+    kernels: tuple[Kernel, ...]
+    unknown_loops: tuple[str, ...]  # loops with work in them that run as often as data says
+    uneven_branches: tuple[str, ...]  # conditionals of which the costliest branch was taken
+    unknown_calls: dict[str, int]  # custom-call targets that may hold products, and their calls
+    literal_bytes: int  # of constants, which were skipped
+    reader: str = field(default="", compare=False)
+
+    @property
+    def flops(self) -> int:
+        """Two for each multiply-accumulate."""
+        return 2 * self.macs
+
+    @property
+    def nki_macs(self) -> int:
+        """MACs of the NKI kernels that state them."""
+        return sum(one.calls * one.macs_per_call for one in self.kernels if one.macs_per_call)
+
+    @property
+    def nki_calls(self) -> int:
+        """Calls of NKI kernels."""
+        return sum(one.calls for one in self.kernels)
+
+    @property
+    def nki_calls_known(self) -> int:
+        """Calls of NKI kernels that state their MACs, a true 0 among them."""
+        return sum(one.calls for one in self.kernels if one.state == "known")
+
+    @property
+    def nki_share_missing(self) -> str | None:
+        """Why the share of NKI kernels can't be said; None where it can."""
+        if self.nki_calls_known < self.nki_calls:
+            unknown = self.nki_calls - self.nki_calls_known
+            return f"{unknown} of {self.nki_calls} kernel calls do not state their MACs"
+        if self.unknown_calls:
+            return f"calls that may hold products: {', '.join(sorted(self.unknown_calls))}"
+        if self.unknown_loops:
+            return f"loops whose trip count is data: {', '.join(self.unknown_loops)}"
+        return None if self.macs else "the module has no matrix products"
+
+    @property
+    def nki_share_frac(self) -> float | None:
+        """The part of all MACs that NKI kernels do; None where something of it is unknown."""
+        return None if self.nki_share_missing else self.nki_macs / self.macs

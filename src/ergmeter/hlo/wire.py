@@ -1,0 +1,203 @@
+"""How is a protobuf message read without its schema, and without touching what is not asked for?
+
+The trap: a parser that loads a module copies its weights. A length prefix says how far to jump, so
+a literal of hundreds of megabytes costs one addition, and its pages are never read.
+
+What counts as damage is what protobuf's own parser refuses, so that every reader of ours agrees.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | mmap.mmap
+Span: TypeAlias = tuple[int, int]
+Fields: TypeAlias = dict[int, list[int | Span]]
+
+_VARINT, _FIXED64, _BYTES, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_MAX_GROUPS = 100  # protobuf's limit on nesting
+_TAG_BITS, SIZE_BITS = 32, 31
+
+
+class Malformed(Exception):  # noqa: N818  becomes a FormatError where the file's name is known
+    """The bytes are not what the format allows; `offset` says where."""
+
+    def __init__(self, what: str, offset: int) -> None:
+        super().__init__(what)
+        self.what, self.offset = what, offset
+
+
+class Unparsed(Exception):  # noqa: N818  not an error: our own reader is asked
+    """Another reader than our own found something that it can't read."""
+
+
+def varint(data: Buffer, at: int) -> tuple[int, int]:
+    """An unsigned number of at most 64 bits, and where it ends."""
+    value = data[at]
+    start = at
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at
+        shift += 7
+        if shift == 70:
+            raise Malformed("a number of more than ten bytes", start)
+
+
+def short(data: Buffer, at: int, *, bits: int) -> tuple[int, int]:
+    """A tag or a length: five bytes at most."""
+    value, after = data[at], at + 1
+    if value > 0x7F:
+        byte = data[after]
+        if byte < 0x80:
+            return value & 0x7F | byte << 7, after + 1
+        value, after = varint(data, at)
+    if after - at > 5 or value >> bits:
+        raise Malformed("a tag or a length out of range", at)
+    return value, after
+
+
+def signed(value: int) -> int:
+    """A varint as the int64 that it stands for."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def field(data: Buffer, at: int) -> tuple[int, int | Span | None, int]:
+    """The number of the field that begins here, its value, and where the next one begins.
+
+    The value is a number or, of what has a length, a span; None for kinds that HLO does not use.
+    """
+    start = at
+    tag = data[at]
+    at += 1
+    if tag > 0x7F:
+        tag, at = short(data, start, bits=_TAG_BITS)
+    if tag < 8:
+        raise Malformed("a field numbered 0", start)
+    wire = tag & 7
+    if wire == _BYTES:
+        size = data[at]
+        at += 1
+        if size > 0x7F:
+            size, at = short(data, at - 1, bits=SIZE_BITS)
+        return tag >> 3, (at, at + size), at + size
+    if wire == _VARINT:
+        value, at = varint(data, at)
+        return tag >> 3, value, at
+    return tag >> 3, None, _skipped(data, at, tag)
+
+
+def message(data: Buffer, start: int, end: int) -> Fields:
+    """Every field between two offsets.
+
+    Reads a few bytes past `end` at worst: what runs over is seen at the end, since offsets only
+    grow.
+    """
+    found: Fields = {}
+    at = last = start
+    try:
+        while at < end:
+            last = at
+            number, value, at = field(data, at)
+            if value is None:
+                continue
+            if number in found:
+                found[number].append(value)
+            else:
+                found[number] = [value]
+    except IndexError:
+        raise Malformed("cut short", last) from None
+    if at != end:
+        raise Malformed("a field longer than what holds it", last)
+    return found
+
+
+def _skipped(data: Buffer, at: int, tag: int) -> int:
+    """Where a field of a kind that HLO does not use ends; groups hold fields of every kind."""
+    open_groups: list[int] = []
+    start = at
+    while True:
+        wire, number = tag & 7, tag >> 3
+        if number == 0 or wire > _FIXED32:
+            raise Malformed("no field of a message", start)
+        if wire == _GROUP:
+            open_groups.append(number)
+        elif wire == _END_GROUP:
+            if not open_groups or open_groups.pop() != number:
+                raise Malformed("the end of a group that was not begun", start)
+        else:
+            at = _past(data, at, wire)
+        if len(open_groups) > _MAX_GROUPS:
+            raise Malformed("groups nested too deeply", start)
+        if not open_groups:
+            return at
+        tag, at = short(data, at, bits=_TAG_BITS)
+
+
+def _past(data: Buffer, at: int, wire: int) -> int:
+    if wire == _VARINT:
+        return varint(data, at)[1]
+    if wire == _BYTES:
+        size, at = short(data, at, bits=SIZE_BITS)
+        return at + size
+    return at + (8 if wire == _FIXED64 else 4)
+
+
+def spans(fields: Fields, number: int) -> list[Span]:
+    """All that has a length under this number; other kinds are foreign to the schema."""
+    return [value for value in fields.get(number, ()) if isinstance(value, tuple)]
+
+
+def span(fields: Fields, number: int) -> Span | None:
+    """The last one of them, as protobuf rules."""
+    found = spans(fields, number)
+    return found[-1] if found else None
+
+
+def integer(fields: Fields, number: int) -> int:
+    """An int64, the last one given; 0 where there is none."""
+    found = [value for value in fields.get(number, ()) if isinstance(value, int)]
+    return signed(found[-1]) if found else 0
+
+
+def integers(data: Buffer, fields: Fields, number: int) -> list[int]:
+    """A repeated int64, packed or not."""
+    values: list[int] = []
+    for value in fields.get(number, ()):
+        if isinstance(value, int):
+            values.append(signed(value))
+        else:
+            values += packed(data, value)
+    return values
+
+
+def packed(data: Buffer, place: Span) -> list[int]:
+    """The int64s that stand one after another in a span."""
+    at, end = place
+    values = []
+    try:
+        while at < end:
+            value = data[at]
+            at += 1
+            if value > 0x7F:
+                value, at = varint(data, at - 1)
+            values.append(signed(value))
+    except IndexError:
+        raise Malformed("cut short", place[0]) from None
+    if at != end:
+        raise Malformed("a number longer than what holds it", place[0])
+    return values
+
+
+def text(data: Buffer, fields: Fields, number: int) -> str:
+    """A string; what is not UTF-8 in it is replaced."""
+    place = span(fields, number)
+    return data[place[0] : place[1]].decode(errors="replace") if place else ""

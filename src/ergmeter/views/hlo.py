@@ -1,0 +1,184 @@
+"""Counted HLO modules on the terminal and as JSON.
+
+The trap: a total that looks complete. Whatever a count leaves open (loops that depend on data,
+kernels that do not state their MACs, calls that may hold products) stands right below it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.hlo.reading import reader_name
+from ergmeter.units import scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import RenderableType
+
+    from ergmeter.hlo import FileCount, ModuleCount
+
+_MOST_NAMES = 5
+
+
+def shown(
+    counted: Sequence[FileCount], *, by: str, left_out: int, verbose: bool
+) -> Iterator[RenderableType]:
+    """The table that was asked for, the total, what it leaves open, and what failed."""
+    counts = [one.count for one in counted if one.count]
+    if counts:
+        yield _table(counted, by)
+        yield from _total(counts)
+        yield from (Text(line, "yellow") for line in _open(counts))
+    if left_out:
+        yield Text(f"left out: {left_out} wrapped_neff.hlo, whose work is in their modules", "dim")
+    yield from (Text(line, "red") for line in _failures(counted))
+    if verbose:
+        remembered = sum(one.from_memo for one in counted)
+        yield Text(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory", "dim")
+
+
+def document(counted: Sequence[FileCount], *, left_out: int) -> dict[str, Any]:
+    """All of it, for programs."""
+    counts = [one.count for one in counted if one.count]
+    return {
+        "files": [_file(one) for one in counted],
+        "counted": len(counts),
+        "failed": len(counted) - len(counts),
+        "left_out": left_out,
+        "macs": sum(count.macs for count in counts),
+        "macs_loop_once": sum(count.macs_loop_once for count in counts),
+        "nki_macs": sum(count.nki_macs for count in counts),
+        "reader": reader_name(),
+    }
+
+
+def _file(one: FileCount) -> dict[str, Any]:
+    head: dict[str, Any] = {
+        "path": str(one.path),
+        "size_bytes": one.size_bytes,
+        "from_memo": one.from_memo,
+        "error": one.error,
+    }
+    if one.count is None:
+        return head
+    count = one.count
+    derived = ("flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac")
+    return {
+        **head,
+        **asdict(count),
+        **{name: getattr(count, name) for name in derived},
+        "nki_share_missing": count.nki_share_missing,
+    }
+
+
+def _table(counted: Sequence[FileCount], by: str) -> Table:
+    if by == "module":
+        return _modules(counted)
+    counts = [one.count for one in counted if one.count]
+    if by == "kernel":
+        return _kernels(counts)
+    sums: Counter[str] = Counter()
+    for count in counts:
+        sums.update(count.by_op if by == "op" else count.by_computation)
+    table = _grid(by, "MACs", "share")
+    whole = sum(sums.values())
+    for name, macs in sums.most_common():
+        table.add_row(name, f"{macs:,}", f"{significant(100 * macs / whole)} %")
+    return table
+
+
+def _modules(counted: Sequence[FileCount]) -> Table:
+    table = _grid("module", "MACs", "NKI", "instructions")
+    shared = os.path.commonpath([one.path.absolute().parent for one in counted])
+    table.title, table.title_justify, table.title_style = shared, "left", "dim"
+    for one in counted:
+        if one.count:
+            share = one.count.nki_share_frac
+            nki = f"{significant(100 * share)} %" if share is not None else "-"
+            mark = " *" if next(_open([one.count]), None) else ""
+            table.add_row(
+                str(one.path.absolute().relative_to(shared)),
+                f"{one.count.macs:,}{mark}",
+                nki,
+                f"{one.count.instructions:,}",
+            )
+    return table
+
+
+def _kernels(counts: Sequence[ModuleCount]) -> Table:
+    table = _grid("kernel", "calls", "MACs a call", "MACs")
+    calls: Counter[tuple[str, str, int | None]] = Counter()
+    for count in counts:
+        for kernel in count.kernels:
+            name = kernel.function or kernel.target
+            calls[name, kernel.state, kernel.macs_per_call] += kernel.calls
+    for (name, state, macs), times in calls.most_common():
+        each = f"{macs:,}" if macs is not None else f"- ({state})"
+        table.add_row(name, f"{times:,}", each, f"{macs * times:,}" if macs is not None else "-")
+    return table
+
+
+def _grid(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(columns[0], overflow="fold")
+    for name in columns[1:]:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
+    macs = sum(count.macs for count in counts)
+    once = sum(count.macs_loop_once for count in counts)
+    of = "" if len(counts) == 1 else f" in {len(counts)} modules, each executed once"
+    yield Text(f"{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}", "bold")
+    if once != macs:
+        yield Text(f"{once:,} if every loop is counted once, as XLA's cost analysis does", "dim")
+    known = sum(count.nki_calls_known for count in counts)
+    calls = sum(count.nki_calls for count in counts)
+    if calls:
+        nki = sum(count.nki_macs for count in counts)
+        yield Text(f"{nki:,} of them in NKI kernels ({known} of {calls} calls state their MACs)")
+
+
+def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
+    """What the total leaves open."""
+    silent = sum(count.nki_calls - count.nki_calls_known for count in counts)
+    if silent:
+        yield f"not counted: {silent} calls of NKI kernels that do not state their MACs"
+    unknown: Counter[str] = Counter()
+    for count in counts:
+        unknown.update(count.unknown_calls)
+    if unknown:
+        names = [f"{target} ({calls:,} calls)" for target, calls in unknown.most_common()]
+        yield f"not counted: custom calls that may hold products: {_some(names)}"
+    loops = [name for count in counts for name in count.unknown_loops]
+    if loops:
+        yield f"counted once, since data says how often they run: {_some(loops)}"
+    branches = [name for count in counts for name in count.uneven_branches]
+    if branches:
+        yield f"the costliest branch was taken of: {_some(branches)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _failures(counted: Sequence[FileCount]) -> Iterator[str]:
+    """Each kind of error once, with how many files it struck and one of them."""
+    kinds: dict[str, list[FileCount]] = {}
+    for one in counted:
+        if one.error:
+            kinds.setdefault(re.sub(r"\d+", "N", one.error), []).append(one)
+    for struck in kinds.values():
+        more = f" (and {len(struck) - 1} more like it)" if len(struck) > 1 else ""
+        yield f"{struck[0].path}: {struck[0].error}{more}"
