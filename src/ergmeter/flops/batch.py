@@ -106,13 +106,15 @@ class Batch:
         past: int = 0,
         source_len: int | None = None,
         images: int = 0,
+        last_logits: bool = False,
         facts: Mapping[str, int] | None = None,
     ) -> Batch:
         """A batch of `sequences` rows of `seq_len`; `lengths` are the documents in them, if known.
 
         `past` positions are in the cache already; `source_len` is what an encoder reads: where
         there is a past, it has read it. `images` are those of all sequences together; their tokens
-        are part of `seq_len`. `facts` are the model's (`Graph.facts`): how many patches an image
+        are part of `seq_len`. With `last_logits` the head is applied to the last position of each
+        document alone, as whoever reads a prompt to go on from it does. `facts` are the model's (`Graph.facts`): how many patches an image
         is, how long a source always is.
         """
         _positive("batch size", sequences)
@@ -138,6 +140,8 @@ class Batch:
                     f"{images} images of {facts['tokens_per_image']} tokens do not fit"
                     f" {sequences} sequences of {seq_len}: an image's tokens are part of them"
                 )
+        if last_logits:
+            others["logits"] = (Sequences(1, sum(document.count for document in documents)),)
         return cls(sequences, seq_len, documents, others)
 
     @property
@@ -167,6 +171,8 @@ class Batch:
         """The sequences of a stream. One the batch does not have is empty: no image, no cost."""
         if name == "logits":  # every position has them, unless somebody asked for the last alone
             name = "logits" if "logits" in self.others else "tokens"
+        if name == "pooled":  # one row a document
+            return (Sequences(1, sum(document.count for document in self.documents)),)
         return self.documents if name == "tokens" else self.others.get(name, ())
 
     def source_length(self, name: str) -> float:

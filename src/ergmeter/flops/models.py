@@ -10,6 +10,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.decoder import decoder_graph
 from ergmeter.flops.encoders import ENCODERS, encoder_graph
 from ergmeter.flops.families import DECODERS
+from ergmeter.flops.heads import with_head
 from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
 from ergmeter.flops.vision import VISION, seeing_graph
 
@@ -19,8 +20,13 @@ if TYPE_CHECKING:
     from ergmeter.flops.towers import ImageSize
 
 
-def model_graph(config: Config, *, image_size: ImageSize | None = None) -> Graph:
+def model_graph(
+    config: Config, *, image_size: ImageSize | None = None, architecture: str | None = None
+) -> Graph:
     """The graph of the model that a configuration describes. FormatError for an unknown family.
+
+    `architecture` is the model's class, which says what head it has: the first of the
+    configuration's own `architectures`, if not given.
 
     `image_size`, height and width in pixels, is for vision towers that take an image as it is; one
     that resizes every image to the same size knows it itself.
@@ -38,6 +44,8 @@ def model_graph(config: Config, *, image_size: ImageSize | None = None) -> Graph
         graph = seeing_graph(VISION[kind](config, image_size))
     else:
         raise FormatError(_unknown(config))
+    listed = config.names("architectures") or [None]
+    graph = with_head(graph, config, architecture or listed[0])
     return replace(graph, assumptions=(*graph.assumptions, *config.assumed))
 
 

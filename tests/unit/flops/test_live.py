@@ -86,6 +86,35 @@ def test_a_compiled_or_wrapped_model_is_the_model_inside() -> None:
     assert model_work(held, SEQ)[0].chosen.model_per_step == declared()
 
 
+def test_a_model_inside_somebodys_module_is_counted_and_said() -> None:
+    class Task(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model()
+
+    chosen = model_work(Task(), SEQ)[0].chosen
+    assert chosen.model_per_step == declared()
+    assert "one pass through the LlamaForCausalLM inside the Task" in " ".join(chosen.assumptions)
+
+
+def test_a_module_with_more_than_the_model_inside_is_not_the_model() -> None:
+    class Task(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model()
+            self.classifier = torch.nn.Linear(64, 3)
+
+    with pytest.raises(NotMeasurable, match="a Task has no configuration"):
+        model_work(Task(), SEQ)
+
+
+def test_a_model_changed_after_it_was_made_is_not_its_configuration() -> None:
+    held = model()
+    held.model.layers = held.model.layers[:1]
+    with pytest.raises(NotMeasurable, match="parameters and its configuration describes"):
+        model_work(held, SEQ)
+
+
 def test_what_is_no_model_says_what_to_pass() -> None:
     with pytest.raises(NotMeasurable, match="Linear has no configuration"):
         model_work(torch.nn.Linear(2, 2), SEQ)
