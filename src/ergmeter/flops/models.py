@@ -7,12 +7,14 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.berts import ENCODERS
 from ergmeter.flops.decoder import decoder_graph
-from ergmeter.flops.encoders import ENCODERS, encoder_graph
+from ergmeter.flops.encoders import encoder_graph
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.heads import with_head
+from ergmeter.flops.seeing import VISION
 from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
-from ergmeter.flops.vision import VISION, seeing_graph
+from ergmeter.flops.vision import seeing_graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import Config
@@ -44,8 +46,8 @@ def model_graph(
         graph = seeing_graph(VISION[kind](config, image_size))
     else:
         raise FormatError(_unknown(config))
-    listed = config.names("architectures") or [None]
-    graph = with_head(graph, config, architecture or listed[0])
+    listed = config.names("architectures")
+    graph = with_head(graph, config, architecture or (listed[0] if listed else None))
     return replace(graph, assumptions=(*graph.assumptions, *config.assumed))
 
 
