@@ -95,6 +95,7 @@ class Batch:
     seq_len: int
     documents: tuple[Sequences, ...]
     others: dict[str, tuple[Sequences, ...]] = field(default_factory=dict)
+    images: int = 0
 
     @classmethod
     def of(
@@ -114,8 +115,8 @@ class Batch:
         `past` positions are in the cache already; `source_len` is what an encoder reads: where
         there is a past, it has read it. `images` are those of all sequences together; their tokens
         are part of `seq_len`. With `last_logits` the head is applied to the last position of each
-        document alone, as whoever reads a prompt to go on from it does. `facts` are the model's (`Graph.facts`): how many patches an image
-        is, how long a source always is.
+        document alone, as is done to go on from a prompt. `facts` are the model's (`Graph.facts`):
+        how many patches an image is, how long a source always is.
         """
         _positive("batch size", sequences)
         _positive("sequence length", seq_len)
@@ -142,7 +143,7 @@ class Batch:
                 )
         if last_logits:
             others["logits"] = (Sequences(1, sum(document.count for document in documents)),)
-        return cls(sequences, seq_len, documents, others)
+        return cls(sequences, seq_len, documents, others, images)
 
     @property
     def tokens(self) -> int:
@@ -165,7 +166,7 @@ class Batch:
         """The same rows, every one of them computed and attended to as if it were real."""
         past = max(document.past for document in self.documents)
         whole = (Sequences(self.seq_len, self.sequences, past),)
-        return Batch(self.sequences, self.seq_len, whole, self.others)
+        return Batch(self.sequences, self.seq_len, whole, self.others, self.images)
 
     def stream(self, name: str) -> tuple[Sequences, ...]:
         """The sequences of a stream. One the batch does not have is empty: no image, no cost."""

@@ -15,6 +15,7 @@ from ergmeter.flops.heads import with_head
 from ergmeter.flops.seeing import VISION
 from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
 from ergmeter.flops.vision import seeing_graph
+from ergmeter.flops.written import traits
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import Config
@@ -48,7 +49,8 @@ def model_graph(
         raise FormatError(_unknown(config))
     listed = config.names("architectures")
     graph = with_head(graph, config, architecture or (listed[0] if listed else None))
-    return replace(graph, assumptions=(*graph.assumptions, *config.assumed))
+    assumptions = (*graph.assumptions, *config.assumed)
+    return replace(graph, assumptions=assumptions, traits=traits(config))
 
 
 def known_families() -> list[str]:

@@ -17,7 +17,8 @@ from ergmeter.flops.work import step_work
 
 SEQ = 48
 SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 160,
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 160,
     "vocab_size": 3000, "pad_token_id": 0, "num_labels": 5,
 }  # fmt: skip
 DISTIL: dict[str, Any] = {
