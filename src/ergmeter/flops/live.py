@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _SIZES_ALIKE_FRAC = 0.01
 _TRANSPARENT = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+_SEEN = (
+    "pairs that a causal mask keeps apart are left out where attention is a kernel and is told of"
+    " it; written out as products it counts whole"
+)
 _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
@@ -60,15 +64,18 @@ def _by_running(
         return (), settings, reason
     try:
         counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
+    except UsageError:
+        return (), settings, f"{reason}; to run it, its forward must take one batch of tokens"
     except ErgmeterError as error:
         return (), settings, f"{reason} ({error})"
+    why = reason.partition("; pass ")[0]
     flops = Flops(
-        model_per_step=counted.model,
+        model_per_step=counted.needed.model,
         convention="counted",
         engine="counted",
-        hardware_per_step=counted.hardware,
+        hardware_per_step=counted.needed.hardware,
         tokens_per_step=seq_len,
-        assumptions=(f"attention over the whole rectangle ({reason})",),
+        assumptions=(f"run without memory, as {why}", _SEEN, *counted.not_counted),
     )
     parameters = [(name, one) for name, one in model.named_parameters()]
     filled = replace(
@@ -90,7 +97,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     inner, assumed = _inside(model)
     if not hasattr(inner, "config"):
         raise NotMeasurable(
-            f"a {type(inner).__name__} has no configuration to count its FLOPs from;"
+            f"a {type(model).__name__} has no configuration to count its FLOPs from;"
             " pass model= the path of a config.json, or flops="
         )
     config = _config(inner.config)
