@@ -264,10 +264,11 @@ def _taking_tokens(model: nn.Module) -> str:
         for name, one in accepted.items()
         if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
-    if len(needed) != 1:
+    reads = any("Embedding" in kind.__name__ for m in model.modules() for kind in type(m).__mro__)
+    if len(needed) != 1 or not reads:
         raise UsageError(
-            f"{type(model).__name__} takes no input_ids, and not one argument alone"
-            f" ({', '.join(needed) or 'none'}); pass inputs= it accepts"
+            f"{type(model).__name__} takes no input_ids, nor one batch of tokens alone"
+            f" ({', '.join(needed) or 'nothing'}); pass inputs= it accepts"
         )
     return needed[0]
 
