@@ -104,6 +104,12 @@ class Terminal:
         return bool(data)
 
 
+def _default_signals() -> None:
+    """As a shell starts a program, also where the tests run under nohup or in the background."""
+    for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(one, signal.SIG_DFL)
+
+
 class Lab:
     """A directory, and the processes that were started in it."""
 
@@ -118,6 +124,7 @@ class Lab:
             [str(argument) for argument in arguments],
             cwd=self.path,
             start_new_session=True,
+            preexec_fn=_default_signals,
             **{"env": environment(), "stdin": subprocess.DEVNULL, **options},
         )
         self._processes.append(process)

@@ -35,7 +35,7 @@ AT_ONCE = 5
 STEPS = 300  # of 10 ms
 LOST_S = 1.0  # what a kill may cost
 EARLY_S = 0.1
-TELLING = 5  # kills, at the least, before which there was something that must not be lost
+TELLING = 1  # kills, at the least, before which there was something that must not be lost
 
 
 @dataclass

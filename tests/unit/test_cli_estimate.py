@@ -81,16 +81,90 @@ def test_what_was_not_stated_is_missing_with_the_option_it_waits_for(erg: Erg) -
     assert "--device" in readings["estimate.memory_spare_bytes"]["missing"]
 
 
-def test_the_table_shows_moments_verdict_and_modes(erg: Erg) -> None:
+def test_the_table_shows_moments_verdict_and_what_to_change(erg: Erg) -> None:
     code, out, _ = erg(MODEL, *BATCH, "--device", "a100-sxm4-40gb")
     assert code == 0
     assert "through the loss" in out
     assert "optimizer step" in out
     assert "does not fit: needs 45.7 GB, has 38.65 GB, 90 % of 42.95 GB" in out
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
-    assert rows["none"][1:] == ["45.7", "GB", "6"]
-    assert rows["full"][1] == "15.75"
-    assert "assumed: no dropout" in out
+    rows = {line.strip(): line.split() for line in out.splitlines() if line.strip()}
+    asked = next(row for line, row in rows.items() if line.startswith("as asked"))
+    assert asked[2:] == ["45.7", "GB", "too", "much", "6"]
+    full = next(row for line, row in rows.items() if line.startswith("--checkpointing full"))
+    assert full[2:5] == ["15.75", "GB", "fits"]
+    assert "assumed: bf16: weights 2 B, products in 2 B, no master copy" in out
+    assert "optimizer adamw: torch: two moments, as the parameter is" in out
+
+
+def test_what_waits_for_one_option_is_one_line(erg: Erg) -> None:
+    _, out, _ = erg(MODEL, *BATCH, "--device", "h200-sxm5")
+    said = "step_s, tokens_per_s, duration_h, energy_kwh, co2e_g, cost: - (no utilisation was given"
+    assert out.count("no utilisation was given") == 1
+    assert said in " ".join(out.split())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        LORA,
+        (*LORA, "--quantize", "nf4"),
+        ("--inference",),
+        ("--num-devices", "2", "--tensor-parallel", "2"),
+    ],
+    ids=" ".join,
+)
+def test_a_terminal_of_80_columns_is_wide_enough(
+    erg: Erg, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = erg(MODEL, *BATCH, "--device", "NVIDIA H200", *options)
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "that fits" in out  # the last column, whole
+    assert " GB   fits " in out
+
+
+def test_the_changes_are_in_the_document(erg: Erg) -> None:
+    found = document(erg, "--device", "a100-sxm4-40gb")
+    assert found["fits"] is False
+    changes = {each["with"]: each for each in found["ways"]}
+    assert changes["as asked"]["micro_batch_max"] == 6
+    assert changes["--checkpointing full"]["fits"] is True
+    assert changes["--checkpointing full"]["peak_bytes"] == pytest.approx(15_754_049_536, rel=0.01)
+    readings = found["readings"]
+    assert readings["estimate.micro_batch_max"]["value"] == 6
+    assert (found["params"], found["params_trained"]) == (1_100_048_384, 1_100_048_384)
+
+
+def test_serving_has_weights_and_caches(erg: Erg) -> None:
+    found = document(erg, "--inference", "--device", "h200-sxm5", "--weights-dtype", "fp8")
+    held = found["serving"]
+    assert held["cache_bytes_per_sequence"] == 22 * 2 * 4 * 64 * 2 * 2048
+    tables = 2 * 32000 * 2048 + 45 * 2048  # which stay in 16 bits
+    assert held["weights_bytes"] == 1_100_048_384 + tables
+    peak = found["readings"]["estimate.memory_peak_bytes"]["value"]
+    assert peak == held["weights_bytes"] + 8 * held["cache_bytes_per_sequence"]
+    assert found["fits"] is True
+    most = found["readings"]["estimate.sequences_max"]["value"]
+    assert most == (0.9 * 141 * 2**30 - held["weights_bytes"]) // held["cache_bytes_per_sequence"]
+    code, out, _ = erg(MODEL, *BATCH, "--inference", "--memory-gib", "2")
+    assert code == 0
+    assert "cache of 8 x 2048 tokens" in out
+    assert "the weights alone, 2.2 GB, are more than" in out
+    assert "--weights-dtype int4" in out
+
+
+def test_experts_may_have_adapters_and_what_is_done_is_said(erg: Erg) -> None:
+    config = str(Path(__file__).parents[1] / "data" / "configs" / "qwen3-30b-a3b.json")
+    options = ("--seq-len", "512", "--lora", "r=8,targets=all-linear", "--json")
+    code, out, err = erg(config, *options)
+    assert (code, err) == (0, "")
+    assert any("adapters on experts" in line for line in json.loads(out)["assumptions"])
+    code, _, err = erg(config, "--seq-len", "512", "--lora", "r=8,targets=gate_proj")
+    assert code == 2
+    assert "target both, or experts.gate_up_proj" in err
 
 
 def test_devices_follow_from_the_sizes_or_must_agree_with_them(erg: Erg) -> None:
@@ -205,6 +279,12 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         (("--batch-size", "9" * 400), "at most 1e+15 tokens"),
         (("--num-devices", "9" * 400), "not in the range"),
         (("--phase", "decode"), "No such option"),
+        (("--weights-dtype", "fp8"), "--weights-dtype is for --inference"),
+        (("--inference", "--quantize", "nf4"), "are of a training"),
+        (("--inference", "--checkpointing", "full"), "are of a training"),
+        (("--inference", "--weights-dtype", "fp7"), "nothing is kept as 'fp7'"),
+        (("--inference", "--num-devices", "3"), "no multiple of 3 copies"),
+        (("--inference", "--tensor-parallel", "64"), "can't be split evenly over 64"),
     ],
 )
 def test_misuse_is_one_line_and_code_2(erg: Erg, options: tuple[str, ...], said: str) -> None:

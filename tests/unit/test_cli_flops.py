@@ -9,41 +9,10 @@ from typing import Any
 
 import pytest
 
-from ergmeter.cli.main import main
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "tie_word_embeddings": False,
-}
 TYPED = "hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256"
+SMALL = "hidden=64,layers=2,heads=4,kv_heads=2,ffn=160,vocab=256"
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
-
-
-@pytest.fixture
-def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Erg:
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*arguments: object) -> Answer:
-        with pytest.raises(SystemExit) as ended:
-            main([str(argument) for argument in arguments])
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return call
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(LLAMA_8B))
-    return path
 
 
 def whole(answer: Answer) -> dict[str, Any]:
@@ -96,78 +65,6 @@ def test_a_decoding_step_has_bytes_to_move(erg: Erg, config: Path) -> None:
     )
 
 
-def test_mfu_of_a_published_row(erg: Erg, config: Path) -> None:
-    # torchtitan: Llama 3.1 8B on 8 H100, 6667 tokens/s each, 39 %.
-    found = whole(
-        erg(
-            "mfu",
-            config,
-            "--seq-len",
-            8192,
-            "--tokens-per-s",
-            8 * 6667,
-            "--num-devices",
-            8,
-            "--device",
-            "NVIDIA H100 80GB HBM3",
-            "--dtype",
-            "bf16",
-            "--convention",
-            "torchtitan",
-            "--json",
-        )
-    )
-    mfu = found["readings"]["utilization.mfu_frac"]
-    assert mfu["value"] == pytest.approx(0.3902, abs=0.0001)
-    assert mfu["basis"] == "reported"
-    assert set(mfu) == {"value", "unit", "basis", "low", "high", "note"}
-
-
-def test_three_ways_to_say_how_quick_agree(erg: Erg, config: Path) -> None:
-    common = ("mfu", config, "--seq-len", 1024, "--batch-size", 4, "--num-devices", 2,
-              "--device", "h200-sxm", "--dtype", "bf16", "--json")  # fmt: skip
-    values = [
-        whole(erg(*common, *way))["readings"]["utilization.mfu_frac"]["value"]
-        for way in (
-            ("--tokens-per-s", 8192),
-            ("--tokens-per-s-per-device", 4096),
-            ("--step-time", 0.5),
-        )
-    ]
-    assert values[0] == pytest.approx(values[1]) == pytest.approx(values[2])
-
-
-def test_padding_is_neither_sped_up_nor_counted_as_work(erg: Erg, config: Path) -> None:
-    common = ("mfu", config, "--seq-len", 2048, "--batch-size", 2, "--lengths", "1000,1000",
-              "--device", "h100-sxm", "--dtype", "bf16", "--json")  # fmt: skip
-    by_time, by_speed = (
-        whole(erg(*common, *way))["readings"]
-        for way in (("--step-time", 1), ("--tokens-per-s", 2000))
-    )
-    mfu, hfu = (by_time[f"utilization.{name}_frac"]["value"] for name in ("mfu", "hfu"))
-    assert mfu == pytest.approx(by_speed["utilization.mfu_frac"]["value"])
-    # Half the positions are padding, which is computed: 2 x 1000 of 2 x 2048, attention more.
-    assert 2.04 < hfu / mfu < 2.1
-
-
-def test_an_unknown_device_has_no_mfu_and_says_what_to_pass(erg: Erg, config: Path) -> None:
-    common = ("mfu", config, "--seq-len", 1024, "--tokens-per-s", 9999, "--json")
-    found = whole(erg(*common, "--device", "NVIDIA H299"))["readings"]["utilization.mfu_frac"]
-    assert set(found) == {"missing"}
-    assert "unknown peak: pass --peak" in found["missing"]
-    given = whole(erg(*common, "--peak", "500T", "--peak-source", "its maker"))
-    assert "its maker" in given["readings"]["utilization.mfu_frac"]["note"]
-
-
-def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
-    common = ("mfu", config, "--seq-len", 64, "--tokens-per-s", 9, "--device", "h200-sxm")
-    found = whole(erg(*common, "--json"))["readings"]["utilization.mfu_frac"]
-    assert found["basis"] == "assumed"
-    code, out, _ = erg(*common)
-    assert code == 0
-    assert "utilization.mfu_frac" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -175,9 +72,12 @@ def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
         (("flops", "{config}", "--seq-len", "0"), 2, "0 is not in the range"),
         (("flops", "nowhere.json", "--seq-len", "8"), 1, "nowhere.json: no such file"),
         (("flops", "hidden=64,lairs=2", "--seq-len", "8"), 2, "did you mean layers?"),
-        (("flops", "hidden=64,layers=2", "--seq-len", "8"), 1, "num_attention_heads"),
-        (("flops", TYPED + ",type=lama", "--seq-len", "8"), 1, "'lama' is not known"),
-        (("flops", TYPED.replace("4096", "-1"), "--seq-len", "8"), 1, "hidden_size"),
+        (("flops", "hidden=64,layers=2", "--seq-len", "8"), 2, "heads, ffn, vocab are missing"),
+        (("flops", TYPED + ",type=lama", "--seq-len", "8"), 2, "'lama' is not known"),
+        (("flops", TYPED.replace("4096", "-1"), "--seq-len", "8"), 2, "hidden must be at least 1"),
+        (("flops", "acme/Llama-9B", "--seq-len", "8"), 1, "hf download acme/Llama-9B config.json"),
+        (("flops", "{config}", "--seq-len", "8", "--weights-dtype", "nf4"), 2, "out of training"),
+        (("report", "x", "--lengths", "8"), 2, "pass --model-config"),
         (("flops", "{config}", "--seq-len", "8", "--convention", "plam"), 2, "no convention"),
         (("flops", "{config}", "--seq-len", "8", "--lora", "r=4,targets=xx"), 2, "called 'xx'"),
         (("flops", "{config}", "--seq-len", "8", "--freeze", "towers"), 2, "can't be frozen"),
@@ -209,35 +109,7 @@ def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
             2,
             "for training",
         ),
-        (
-            ("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "inf", "--device", "l4"),
-            2,
-            "got inf",
-        ),
-        (
-            (
-                "mfu",
-                "{config}",
-                "--seq-len",
-                "8",
-                "--tokens-per-s",
-                "1",
-                "--peak",
-                "9T",
-                "--dtype",
-                "foo",
-            ),
-            2,
-            "no type 'foo'",
-        ),
         (("flops", "{config}", "--seq-len", "8", "--lengths", "a,b"), 2, "whole numbers"),
-        (("mfu", "{config}", "--seq-len", "8", "--device", "h200-sxm"), 2, "give one of"),
-        (("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "1"), 2, "which device?"),
-        (
-            ("mfu", "{config}", "--seq-len", "8", "--tokens-per-s", "-1", "--device", "l4"),
-            2,
-            "above 0",
-        ),
         (("conventions", "palmm"), 2, "no convention 'palmm'"),
     ],
 )
@@ -254,33 +126,190 @@ def test_bad_input_is_one_line_that_names_it(
 def test_a_convention_is_explained_by_name(erg: Erg) -> None:
     code, out, _ = erg("conventions", "palm")
     assert code == 0
-    assert "6 N + 12 L H Q T" in out
+    assert "6 N + 12 LHQT" in out
     assert "2204.02311" in out
     assert erg("conventions")[1].count("source:") >= 15
 
 
-def test_the_counted_engine_runs_the_model_and_agrees(erg: Erg) -> None:
-    small = "hidden=64,layers=2,heads=4,kv_heads=2,ffn=160,vocab=256"
-    found = whole(erg("flops", small, "--seq-len", 32, "--engine", "counted", "--json"))
-    # 6 a weight that is multiplied, and attention over the whole rectangle of 32 x 32.
-    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160) + 64 * 256
-    assert found["model_flops"] == 32 * 6 * weights + 2 * 12 * 64 * 32 * 32
-    assert "agree" in found["analytic"]
-    code, out, _ = erg("flops", small, "--seq-len", 32, "--engine", "counted")
-    assert code == 0
-    assert "model.layers.0" in out
-    assert "aten::mm" in out
-    code, _, err = erg("flops", small, "--seq-len", 32, "--engine", "counted", "--freeze", "mlp")
-    assert code == 2
-    assert "--freeze" in err
+def test_conventions_as_json(erg: Erg) -> None:
+    found = json.loads(erg("conventions", "--json")[1])
+    assert len(found) >= 15
+    (one,) = json.loads(erg("conventions", "palm", "--json")[1])
+    assert one["formula_per_token"] == "6 N + 12 LHQT"
+    assert one["letters"]["T"] == "tokens of a sequence"
 
 
-def test_types_have_the_names_torch_has_for_them(erg: Erg, config: Path) -> None:
+def test_what_a_formula_says_nothing_of_is_listed_and_not_compared(erg: Erg, config: Path) -> None:
+    common = ("flops", config, "--seq-len", 64)
+    found = whole(erg(*common, "--json"))
+    assert "megatron-2021" not in found["conventions"]
+    assert "13 h^2" in found["not_defined"]["megatron-2021"]
+    out = erg(*common)[1]
+    assert "not defined here: megatron-2021: it is of layers of 12 h^2 weights" in out
+    assert "N parameters, M weights that are multiplied, L layers" in out
+    lora = erg(*common, "--lora", "r=16,targets=q_proj")[1]
+    assert "not defined here: palm, megatron, " in lora
+    assert "some are frozen" in lora
+
+
+def test_weights_and_products_have_types_of_their_own(erg: Erg, config: Path) -> None:
     common = ("flops", config, "--phase", "decode", "--seq-len", 64, "--json")
-    short, longer = (
-        whole(erg(*common, "--dtype", name))["bytes_moved"] for name in ("bf16", "bfloat16")
+    plain, short, longer, packed = (
+        whole(erg(*common, *more))
+        for more in (
+            (),
+            ("--weights-dtype", "bf16"),
+            ("--weights-dtype", "bfloat16"),
+            ("--weights-dtype", "nf4", "--cache-dtype", "fp8"),
+        )
     )
-    assert short == longer
-    code, _, err = erg(*common, "--dtype", "banana")
-    assert code == 2
-    assert "no type 'banana'" in err
+    assert plain["bytes_moved"] == short["bytes_moved"] == longer["bytes_moved"]
+    assert "assumed, the config names no type" in plain["kept"]["as"][0]
+    layers = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    rest = 128256 * 4096 + 65 * 4096
+    assert packed["bytes_moved"]["weights"] == layers * 4.5 / 8 + 2 * rest
+    assert packed["bytes_moved"]["cache_read"] == plain["bytes_moved"]["cache_read"] / 2
+    assert packed["model_flops"] == plain["model_flops"]
+    for option in ("--weights-dtype", "--cache-dtype"):
+        code, _, err = erg(*common, option, "banana")
+        assert code == 2
+        assert "nothing is kept as 'banana'" in err
+
+
+def test_a_prompt_takes_the_head_once(erg: Erg, config: Path) -> None:
+    common = ("flops", config, "--seq-len", 512, "--batch-size", 3, "--json")
+    train, prefill = whole(erg(*common)), whole(erg(*common, "--phase", "prefill"))
+    assert prefill["parts"]["head"]["forward"] == 2 * 4096 * 128256 * 3
+    for part in ("mlp", "attention scores"):
+        assert prefill["parts"][part]["forward"] == train["parts"][part]["forward"]
+    assert any("last token of each prompt" in line for line in prefill["assumptions"])
+    # One that reads and does not write has its head everywhere.
+    bert = "type=bert,hidden=64,layers=2,heads=4,ffn=256,vocab=100,max_position_embeddings=64"
+    found = whole(
+        erg("flops", f"{bert},type_vocab_size=2", "--seq-len", 32, "--phase", "prefill", "--json")
+    )
+    assert found["parts"]["head"]["forward"] == 32 * 2 * (64 * 64 + 64 * 100)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--batch-size", 2), "a training step (forward and backward): 2 sequences of 64 tokens"),
+        (("--checkpointing", "full"), "(forward and backward, full checkpointing): 1 sequence of"),
+        (("--lengths", "10,20"), "2 documents, 30 tokens in all, in 1 sequence of 64 tokens"),
+        (("--phase", "prefill", "--context", 9), "of 64 tokens, after 9 cached"),
+        (("--phase", "decode"), "a decoding step: 1 sequence, one new token after 64 cached"),
+    ],
+)
+def test_the_first_line_says_what_the_step_is(
+    erg: Erg, options: tuple[object, ...], said: str
+) -> None:
+    assert said in erg("flops", SMALL, "--seq-len", 64, *options)[1].splitlines()[0]
+
+
+def test_images_are_counted_where_there_are_some_and_missed_where_there_are_none(
+    erg: Erg, tmp_path: Path
+) -> None:
+    text = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 160,
+        "vocab_size": 256,
+    }
+    tower = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 28,
+        "patch_size": 7,
+        "projection_dim": 48,
+    }
+    path = tmp_path / "llava.json"
+    path.write_text(
+        json.dumps({"model_type": "llava", "text_config": text, "vision_config": tower})
+    )
+    common = ("flops", path, "--seq-len", 64, "--batch-size", 2)
+    assert "no images, so none of what sees them is counted; pass --images" in erg(*common)[1]
+    out = erg(*common, "--images", 3)[1]
+    assert "128 in all, 3 images in them" in out.splitlines()[0]
+    assert "no images" not in out
+
+
+def test_eighty_columns_are_enough(erg: Erg, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = erg("flops", config, "--seq-len", 8192, "--checkpointing", "full")[1]
+    assert max(map(len, out.splitlines())) <= 80
+    assert "6 (M + Vh) + 12 LHQT + 18 LHT" in out  # in one piece
+
+
+# -- counted ---------------------------------------------------------------------------------------
+
+COUNTED = ("flops", SMALL, "--seq-len", 32, "--engine", "counted")
+# 6 a weight that is multiplied, and attention over the whole rectangle of 32 x 32.
+QKV, OUTPUT, MLP, HEAD = 64 * 64 + 2 * 64 * 32, 64 * 64, 3 * 64 * 160, 64 * 256
+CORE = 4 * 64 * 32 * 32  # forward, of a layer
+
+
+def test_the_counted_engine_runs_the_model_and_agrees(erg: Erg) -> None:
+    found = whole(erg(*COUNTED, "--json"))
+    weights = 2 * (QKV + OUTPUT + MLP) + HEAD
+    assert found["model_flops"] == 32 * 6 * weights + 2 * 3 * CORE
+    assert "agree" in found["analytic"]
+    code, out, _ = erg(*COUNTED)
+    assert code == 0
+    assert "model.layers.0 to 1, each" in out  # which cost the same
+    assert "aten::mm" in out
+
+
+def test_the_counted_engine_freezes_what_it_is_told_to(erg: Erg) -> None:
+    found = whole(erg(*COUNTED, "--freeze", "mlp", "--json"))
+    weights = 6 * (2 * (QKV + OUTPUT) + HEAD) + 4 * 2 * MLP
+    assert found["model_flops"] == 32 * weights + 2 * 3 * CORE
+    assert "agree" in found["analytic"]
+    out = erg(*COUNTED, "--freeze", "layers.0.mlp")[1]
+    assert "each" not in out
+    # By role: the head has a name of its own in transformers.
+    found = whole(erg(*COUNTED, "--freeze", "head", "--json"))
+    assert found["model_flops"] == 32 * (6 * 2 * (QKV + OUTPUT + MLP) + 4 * HEAD) + 6 * CORE
+
+
+def test_the_counted_engine_has_pefts_adapters(erg: Erg) -> None:
+    pytest.importorskip("peft")
+    found = whole(erg(*COUNTED, "--lora", "r=4,targets=q_proj,v_proj", "--json"))
+    assert found["parameters"] - whole(erg(*COUNTED, "--json"))["parameters"] == 2 * 4 * (
+        64 + 64 + 64 + 32
+    )
+    assert "agree" in found["analytic"]
+
+
+def test_the_counted_engine_runs_documents_one_by_one(erg: Erg) -> None:
+    found = whole(erg(*COUNTED, "--batch-size", 2, "--lengths", "8,8,30", "--json"))
+    weights = 2 * (QKV + OUTPUT + MLP) + HEAD
+    pairs = 2 * 8**2 + 30**2
+    assert found["model_flops"] == 46 * 6 * weights + 2 * 12 * 64 * pairs
+    assert "agree" in found["analytic"]
+    assert any("one by one" in line for line in found["assumptions"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--phase", "decode"), "goes on from a cache that it does not have"),
+        (("--checkpointing", "selective"), "checkpoints whole layers"),
+        (("--images", 1), "--images is not for the counted engine: it runs text"),
+        (("--params", 7), "--params is not for the counted engine"),
+        (("--convention", "palm"), "--convention is of formulas"),
+        (("--lora", "r=4,targets=banana"), "'banana'"),
+        (("--freeze", "banana"), "'banana'"),
+    ],
+)
+def test_what_the_counted_engine_can_not_do_it_says(
+    erg: Erg, options: tuple[object, ...], said: str
+) -> None:
+    code, out, err = erg(*COUNTED, *options)
+    assert (code, out) == (2, "")
+    assert said in err

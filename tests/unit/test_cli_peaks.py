@@ -35,7 +35,17 @@ def test_the_list_fits_eighty_columns_and_cuts_no_number(erg: Erg) -> None:
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= 80
     row = next(line for line in out.splitlines() if line.startswith("h100-pcie"))
-    assert row.split() == ["h100-pcie", "51", "378", "756.5", "756.5", "1513", "-", "1513", "2000"]
+    assert row.split() == [
+        "h100-pcie",
+        "51",
+        "378",
+        "756.5",
+        "756.5",
+        "1513",
+        "none",
+        "1513",
+        "2000",
+    ]
 
 
 def test_the_list_can_be_narrowed(erg: Erg) -> None:
@@ -51,6 +61,9 @@ def test_one_device_is_shown_with_its_source_and_names(erg: Erg) -> None:
     assert "bf16 756.5" in out
     assert "source       NVIDIA H100 datasheet" in out
     assert "driver says  NVIDIA H100 PCIe" in out
+    assert "lacks        fp4" in out
+    assert "confirmed    second document agrees on fp32" in out
+    assert "confirmed    as commonly quoted, not checked" in erg("NVIDIA A10G")[1]
 
 
 def test_json_is_in_base_units(erg: Erg) -> None:
@@ -69,6 +82,9 @@ def test_an_unknown_device_is_one_line_and_exit_1(erg: Erg) -> None:
     assert err.startswith("erg: unknown peak: pass --peak (no row of the hardware table")
     assert "Did you mean" in err
     assert err.count("\n") == 1
+    code, out, err = erg("4090")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert err.endswith("Did you mean rtx-4090 or rtx-4090-d?\n")
 
 
 def test_a_name_of_several_is_answered_with_them(erg: Erg) -> None:
@@ -78,7 +94,13 @@ def test_a_name_of_several_is_answered_with_them(erg: Erg) -> None:
 
 
 def test_a_type_that_a_device_lacks_is_exit_1_and_one_there_is_not_is_misuse(erg: Erg) -> None:
-    assert erg("Tesla T4", "--dtype", "bf16")[0] == 1
+    code, _, err = erg("Tesla T4", "--dtype", "bf16")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith(
+        "erg: no bf16 peak: NVIDIA T4 has no bf16 units; pass the type it computes"
+    )
+    code, _, err = erg("NVIDIA B300 SXM6 AC", "--dtype", "int8")
+    assert (code, err.startswith("erg: unknown peak: pass --peak (NVIDIA B300")) == (1, True)
     assert erg("Tesla T4", "--dtype", "half")[0] == 2
     assert erg("--dtype", "half")[0] == 2
     code, _, err = erg("--vendor", "acme")

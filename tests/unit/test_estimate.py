@@ -14,20 +14,24 @@ from ergmeter.flops.estimate import (
     COST,
     DURATION,
     ENERGY,
-    MOST_SEQUENCES,
+    MICRO_BATCH_MAX,
     PEAK,
+    SEQUENCES_MAX,
     SPARE,
     STEP,
     TOKENS_PER_S,
     Plan,
     Room,
-    largest_batch,
     memory_results,
     plan_results,
+    serving_results,
     verdict,
 )
+from ergmeter.flops.fitting import AS_ASKED, MOST_SEQUENCES, Job, micro_batch_max, ways
 from ergmeter.flops.memory import Parallel, Setup, step_memory
+from ergmeter.flops.serving import serving
 from ergmeter.flops.source import read_graph
+from ergmeter.flops.storage import plain
 from ergmeter.flops.work import Training
 from ergmeter.metrics.compute import Peak
 from ergmeter.records import Flops, Missing, Reading
@@ -135,11 +139,11 @@ def test_the_verdict_says_what_is_needed_and_what_is_there() -> None:
     memory = step_memory(read_graph(SMALL), Batch.of(4, 128))
     needs = memory.peak.total_bytes
     roomy = Room("a card", 2 * needs, "its datasheet")
-    assert verdict(memory, roomy).startswith("fits with ")
-    assert "90 % of" in verdict(memory, roomy)
+    assert verdict(needs, roomy).startswith("fits with ")
+    assert "90 % of" in verdict(needs, roomy)
     tight = Room("a card", needs, "its datasheet")
-    assert verdict(memory, tight).startswith("does not fit: needs ")
-    assert "not known: no device" in verdict(memory, Missing("no device"))
+    assert verdict(needs, tight).startswith("does not fit: needs ")
+    assert "not known: no device" in verdict(needs, Missing("no device"))
     found = memory_results(memory, tight, None)
     assert value(found[PEAK]) == needs
     assert value(found[SPARE]) == pytest.approx(-0.1 * needs)
@@ -170,35 +174,78 @@ def test_the_ends_of_a_range_may_be_stated(options: dict[str, float]) -> None:
     assert all(getattr(plan, name) == value for name, value in options.items())
 
 
+def job(sequences: int = 1, *, training: Training | None = None, **setup: object) -> Job:
+    made = Setup(**setup)  # type: ignore[arg-type]
+    return Job(read_graph(SMALL), Batch.of(sequences, 128), training or Training(), made)
+
+
 def test_the_search_for_the_largest_batch_ends() -> None:
-    found = largest_batch(
-        read_graph(SMALL),
-        Batch.of(1, 128),
-        training=Training(),
-        setup=Setup(),
-        usable_bytes=float("inf"),
-    )
+    found = micro_batch_max(job(), float("inf"))
     assert found == MOST_SEQUENCES
     memory = step_memory(read_graph(SMALL), Batch.of(1, 128))
-    said = memory_results(memory, Room("a card", 1e12, "as given"), found)[BATCH_MAX]
-    assert isinstance(said, Reading)
-    assert said.note is not None
-    assert "or more" in said.note
+    said = memory_results(memory, Room("a card", 1e12, "as given"), found, spread=4)
+    assert value(said[BATCH_MAX]) == 4 * value(said[MICRO_BATCH_MAX])
+    assert "or more" in str(said[BATCH_MAX].note)  # type: ignore[union-attr]
 
 
 @given(room=st.floats(1e6, 1e10), data=st.integers(1, 4), parts=st.integers(1, 3))
 def test_the_largest_batch_fits_and_the_next_does_not(room: float, data: int, parts: int) -> None:
-    graph, training = read_graph(SMALL), Training()
-    setup = Setup(micro_batches=parts, parallel=Parallel(data))
-
-    def peak(sequences: int) -> float:
-        whole = Batch.of(sequences, 128)
-        return step_memory(graph, whole, training=training, setup=setup).peak.total_bytes
-
-    batch = Batch.of(data * parts, 128)
-    found = largest_batch(graph, batch, training=training, setup=setup, usable_bytes=room)
+    each = job(data * parts, micro_batches=parts, parallel=Parallel(data))
+    found = micro_batch_max(each, room)
     if found is None:
-        assert peak(data * parts) > room
+        assert each.peak_bytes() > room
     else:
-        assert found % (data * parts) == 0
-        assert peak(found) <= room < peak(found + data * parts)
+        assert each.of(found * each.spread).peak_bytes() <= room
+        assert room < each.of((found + 1) * each.spread).peak_bytes()
+
+
+def test_each_change_has_the_peak_that_it_leads_to() -> None:
+    found = {way.name: way for way in ways(job(8), None)}
+    assert found[AS_ASKED].peak_bytes == job(8).peak_bytes()
+    full = job(8, training=Training(checkpointing="full"))
+    assert found["--checkpointing full"].peak_bytes == full.peak_bytes()
+    parts = job(8, micro_batches=8)
+    assert found["--micro-batches 8"].peak_bytes == parts.peak_bytes()
+    assert all(way.fits is None for way in found.values())
+    assert all(way.peak_bytes <= found[AS_ASKED].peak_bytes for way in found.values())
+
+
+def test_where_no_single_change_is_enough_several_are_tried_and_more_devices() -> None:
+    each = job(8, parallel=Parallel(data=8))
+    asked = each.peak_bytes()
+    enough = ways(each, 0.9 * asked)
+    assert any(way.fits for way in enough)
+    assert not any("--num-devices" in way.name for way in enough)
+    alone = min(way.peak_bytes for way in ways(each, None))
+    tight = ways(each, 0.9 * alone)
+    together = [way for way in tight if way.fits]
+    assert together
+    assert all(way.name.count("--") > 1 for way in together)
+    assert together[-1].name.startswith("--num-devices 16 --zero 3")
+    assert together[0].name.startswith("--zero 3 --checkpointing full")
+
+
+def test_a_cache_by_hand() -> None:
+    """Llama 3.1 8B: 32 layers, 8 heads of 128 for keys and as many for values, 2 B each."""
+    graph = read_graph("hidden=4096,layers=32,ffn=14336,heads=32,kv_heads=8,vocab=128256")
+    each = serving(graph, Batch.of(4, 8192), plain("bf16", said="the test"), Parallel())
+    assert each.cache_bytes == 32 * 2 * 8 * 128 * 2 * 8192
+    assert each.weights_bytes == 2 * 8_030_261_248
+    found = serving_results(each, Room("a card", 80e9, "its datasheet"))
+    assert value(found[PEAK]) == each.weights_bytes + 4 * each.cache_bytes
+    assert value(found[SEQUENCES_MAX]) == (72e9 - each.weights_bytes) // each.cache_bytes
+    split = serving(graph, Batch.of(4, 8192), plain("bf16", said="the test"), Parallel(tensor=16))
+    assert split.cache_bytes == each.cache_bytes / 8  # no further than there are heads
+    assert "weights alone" in reason(
+        serving_results(each, Room("a card", 16e9, "its datasheet"))[SEQUENCES_MAX]
+    )
+
+
+def test_copies_of_a_model_share_the_sequences() -> None:
+    graph = read_graph(SMALL)
+    each = serving(graph, Batch.of(4, 128), plain("bf16", said="the test"), Parallel(data=2))
+    assert each.sequences == 2
+    room = each.weights_bytes + 10 * each.cache_bytes
+    assert each.sequences_max(room) == 20
+    with pytest.raises(UsageError, match="no multiple of 3 copies"):
+        serving(graph, Batch.of(4, 128), plain("bf16", said="the test"), Parallel(data=3))

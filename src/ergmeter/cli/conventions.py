@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+
 import click
 
 
 @click.command()
 @click.argument("name", required=False)
 @click.option("--markdown", is_flag=True, help="The whole page, as in docs/conventions.md.")
-def command(name: str | None, markdown: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(name: str | None, markdown: bool, as_json: bool) -> None:
     """Explain how FLOPs are counted under a convention; without NAME, list them all."""
     from ergmeter.flops.conventions import CONVENTIONS, convention
     from ergmeter.views import conventions as view
 
     if markdown:
         click.echo(view.page(), nl=False)
-    elif name:
-        click.echo("\n".join(view.entry(convention(name))))
-    else:
-        for each in CONVENTIONS.values():
-            click.echo("\n".join(view.entry(each)) + "\n")
+        return
+    found = [convention(name)] if name else list(CONVENTIONS.values())
+    if as_json:
+        click.echo(json.dumps([view.document(each) for each in found], indent=1))
+        return
+    click.echo("\n\n".join("\n".join(view.entry(each)) for each in found))

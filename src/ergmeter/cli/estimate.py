@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.estimate_options import with_options
 from ergmeter.cli.work_options import batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
@@ -16,109 +17,21 @@ if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.estimate import Room
     from ergmeter.flops.graph import Graph
+    from ergmeter.flops.serving import Serving
     from ergmeter.flops.work import Training
     from ergmeter.hardware import DeviceSpec
     from ergmeter.metrics.compute import Peak
     from ergmeter.records import Missing
 
-_ONE = click.IntRange(min=1, max=10**7)  # of devices and of parts of a step
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
-_DTYPES = ("bf16", "fp16", "fp32", "mixed", "bf16-master")
 # The type whose peak a precision is held against.
 _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
-
-_MEMORY = [
-    click.option(
-        "--dtype",
-        type=click.Choice(_DTYPES),
-        default="bf16",
-        show_default=True,
-        help="Of weights; mixed: 32-bit weights under autocast; bf16-master: a 32-bit copy beside.",
-    ),
-    click.option("--optimizer", default="adamw", show_default=True, help="adamw, adamw-8bit, ..."),
-    click.option(
-        "--quantize",
-        type=click.Choice(["nf4", "nf4-double", "int8"]),
-        help="The frozen matrices, with --lora.",
-    ),
-    click.option(
-        "--micro-batches",
-        type=_ONE,
-        default=1,
-        show_default=True,
-        help="Parts that a device's share of a step is computed in (gradient accumulation).",
-    ),
-    click.option(
-        "--attention",
-        type=click.Choice(["flash", "eager"]),
-        default="flash",
-        show_default=True,
-        help="One kernel, or written out with its probabilities kept.",
-    ),
-    click.option(
-        "--loss",
-        type=click.Choice(["logits", "fused"]),
-        default="logits",
-        show_default=True,
-        help="From whole logits, or fused with the head.",
-    ),
-    click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
-    click.option(
-        "--adapter-dtype",
-        type=click.Choice(["fp32", "bf16"]),
-        default="fp32",
-        show_default=True,
-        help="Of LoRA's matrices; PEFT makes them fp32.",
-    ),
-    click.option("--lora-dropout", is_flag=True, help="Adapters have dropout."),
-]
-_DEVICES = [
-    click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them."),
-    click.option("--num-devices", type=_ONE, help="How many. [default: what the sizes below need]"),
-    click.option("--data-parallel", type=_ONE, help="[default: the devices that are left]"),
-    click.option("--tensor-parallel", type=_ONE, default=1, show_default=True),
-    click.option("--pipeline-parallel", type=_ONE, default=1, show_default=True),
-    click.option("--context-parallel", type=_ONE, default=1, show_default=True),
-    click.option("--sequence-parallel", is_flag=True, help="Norms split over tensor parallel too."),
-    click.option(
-        "--zero",
-        type=click.IntRange(0, 3),
-        default=0,
-        show_default=True,
-        help="ZeRO's stage: optimizer, gradients, weights sharded. FSDP is 3.",
-    ),
-    click.option("--memory-gib", type=float, help="Of one device, instead of the table's."),
-    click.option(
-        "--usable", type=float, default=0.9, show_default=True, help="Share of it to plan with."
-    ),
-]
-_PLAN = [
-    click.option("--tokens", type=float, help="To train on, as in 1e9."),
-    click.option("--mfu", type=float, help="The utilisation to expect, as in 0.4."),
-    click.option("--mfu-from", metavar="RUN", help="The utilisation of an earlier run, instead."),
-    click.option("--peak", help="Dense peak of one device, instead of the table's: 989.5T."),
-    click.option("--peak-source", help="Where that peak is from."),
-    click.option("--watts", type=float, help="Average power of one device."),
-    click.option("--power-frac", type=float, help="The same, as a share of its TDP: 0.8."),
-    click.option("--grid-g-per-kwh", type=float, help="Of the electricity."),
-    click.option("--grid-source", help="Where that intensity is from."),
-    click.option("--pue", type=float, help="Of the building."),
-    click.option("--pue-source", help="Where that PUE is from."),
-    click.option("--price-per-hour", type=float, help="Of one device."),
-    click.option("--currency", default="price units", help="What that price is in."),
-]
-
-
-def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed([*_MEMORY, *_DEVICES, *_PLAN]):
-        function = option(function)
-    return function
 
 
 @click.command()
 @click.argument("model", metavar="MODEL_CONFIG")
 @with_batch
-@_with_options
+@with_options
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in base units.")
 def command(
     model: str,
@@ -131,41 +44,100 @@ def command(
 
     MODEL_CONFIG as for `erg flops`; --batch-size is of a whole step, all devices. Memory follows
     from what autograd keeps; time needs --mfu, energy --watts or --power-frac, and so on: nothing
-    is assumed in silence.
+    is assumed in silence. With --inference: whether weights and caches fit, and how many sequences.
 
     erg estimate config.json --seq-len 4096 --batch-size 64 --device h100-sxm --num-devices 8
     --zero 3 --checkpointing full --tokens 1e9 --mfu 0.4
     """
-    from ergmeter.flops.estimate import memory_results, plan_results, verdict
+    from ergmeter.views import estimate as view
+
+    spec = _spec(given["device"])
+    room = _room(given, spec)
+    parallel = _parallel(given)
+    if given["inference"]:
+        shown = view.served(_served(model, shape, training(), given, parallel), room)
+    else:
+        shown = _trained(model, shape, training(), given, parallel, spec, room)
+    _show(shown, as_json=as_json)
+
+
+def _show(shown: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its class would load the view
+    from ergmeter.views import estimate as view
+
+    if as_json:
+        click.echo(json.dumps(view.document(shown), indent=1, allow_nan=False))
+        return
+    _print(shown)
+
+
+def _served(
+    model: str, shape: dict[str, Any], how: Training, given: dict[str, Any], parallel: Parallel
+) -> dict[str, Serving]:
+    """What is held to serve, as asked and with other types; what is of a training is refused."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.arrangement import check_model_split
+    from ergmeter.flops.checkpoint import storage_of
+    from ergmeter.flops.fitting import AS_ASKED
+    from ergmeter.flops.serving import serving
+    from ergmeter.flops.source import read_model
+
+    if how.lora or how.frozen or how.checkpointing != "none" or given["quantize"]:
+        raise UsageError(
+            "--lora, --freeze, --checkpointing and --quantize are of a training; with --inference"
+            " say --weights-dtype"
+        )
+    graph = graph_of(model, shape)
+    check_model_split(graph, parallel)
+    batch, config = _batch(graph, shape), read_model(model)
+    weights, cache = given["weights_dtype"], given["cache_dtype"]
+    types = {
+        AS_ASKED: (weights, cache),
+        "--weights-dtype fp8": ("fp8", cache),
+        "--weights-dtype int4": ("int4", cache),
+        "--cache-dtype fp8": (weights, "fp8"),
+    }
+    return {
+        name: serving(graph, batch, storage_of(config, weights=one, cache=other), parallel)
+        for name, (one, other) in types.items()
+    }
+
+
+def _check_training(given: dict[str, Any]) -> None:
+    from ergmeter.errors import UsageError
+
+    for name in ("weights_dtype", "cache_dtype"):
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} is for --inference; a training has --dtype and --quantize")
+
+
+def _trained(
+    model: str,
+    shape: dict[str, Any],
+    how: Training,
+    given: dict[str, Any],
+    parallel: Parallel,
+    spec: DeviceSpec | Missing,
+    room: Room | Missing,
+) -> Any:  # noqa: ANN401  loading its class would load the view
+    from ergmeter.flops.estimate import memory_results, plan_results
+    from ergmeter.flops.fitting import Job, ways
     from ergmeter.flops.memory import step_memory
     from ergmeter.flops.work import step_work
     from ergmeter.records import Missing
     from ergmeter.views import estimate as view
 
-    how = training()
+    _check_training(given)
     graph = _graph(model, shape, given, has_adapters=how.lora is not None)
     batch = _batch(graph, shape)
-    parallel = _parallel(given)
-    spec = _spec(given["device"])
     setup = _setup(given, parallel)
-    room = _room(given, spec)
-    usable = None if isinstance(room, Missing) else room.usable_bytes
-    modes = _modes(graph, batch, how, setup, usable)
     memory = step_memory(graph, batch, training=how, setup=setup)
+    job = Job(graph, batch, how, setup)
+    changes = ways(job, None if isinstance(room, Missing) else room.usable_bytes)
     work = step_work(graph, batch, training=how)
-    shown = view.Shown(
-        memory,
-        verdict(memory, room),
-        memory_results(memory, room, modes[how.checkpointing][1])
-        | plan_results(work.chosen, _plan(given, parallel, spec), _peak(given, spec)),
-        modes,
-        how.checkpointing,
-        has_room=usable is not None,
-    )
-    if as_json:
-        click.echo(json.dumps(view.document(shown), indent=1, allow_nan=False))
-        return
-    _print(shown)
+    results = memory_results(memory, room, changes[0].most, spread=job.spread)
+    results |= plan_results(work.chosen, _plan(given, parallel, spec), _peak(given, spec))
+    return view.trained(memory, room, results, changes, work)
 
 
 def _print(shown: Any) -> None:  # noqa: ANN401  loading its class would load the view
@@ -174,11 +146,8 @@ def _print(shown: Any) -> None:  # noqa: ANN401  loading its class would load th
     from ergmeter.views import estimate as view
 
     console = Console(highlight=False)
-    console.print(view.moments_table(shown.memory))
-    console.print(shown.verdict, style="bold", markup=False)
-    console.print(view.checkpointing_table(shown))
-    for line in view.lines(shown):
-        console.print(line)
+    for part in view.parts(shown):
+        console.print(part)
 
 
 def _graph(
@@ -365,23 +334,3 @@ def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
         found.value,
         f"of the run {run.name}, there of {of}: another device may get another share",
     )
-
-
-def _modes(
-    graph: Graph, batch: Batch, how: Training, setup: Setup, usable: float | None
-) -> dict[str, tuple[float, int | None]]:
-    """With each kind of checkpointing: the peak, and the largest batch where a device is known."""
-    from dataclasses import replace
-
-    from ergmeter.flops.estimate import largest_batch
-    from ergmeter.flops.memory import step_memory
-
-    found: dict[str, tuple[float, int | None]] = {}
-    for mode in ("none", "selective", "full"):
-        each = replace(how, checkpointing=mode)
-        memory = step_memory(graph, batch, training=each, setup=setup)
-        largest = None
-        if usable is not None:
-            largest = largest_batch(graph, batch, training=each, setup=setup, usable_bytes=usable)
-        found[mode] = (memory.peak.total_bytes, largest)
-    return found

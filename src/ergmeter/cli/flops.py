@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.work_options import (
+    CACHE_DTYPE,
     CONTEXT,
     CONVENTION,
     PHASE,
-    batch_of,
-    graph_of,
+    WEIGHTS_DTYPE,
+    lengths_of,
     positive,
     with_batch,
+    work_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.nn import Module
+
+    from ergmeter.flops.config import Config
     from ergmeter.flops.work import Training
 
 
@@ -28,9 +33,8 @@ if TYPE_CHECKING:
 @with_batch
 @PHASE
 @CONTEXT
-@click.option(
-    "--dtype", help="Of weights and cache, for the bytes inference moves. Not given: 2 B."
-)
+@WEIGHTS_DTYPE
+@CACHE_DTYPE
 @CONVENTION
 @click.option(
     "--engine",
@@ -45,13 +49,10 @@ def command(
     model: str,
     shape: dict[str, Any],
     training: Callable[[], Training],
-    phase: str,
-    context: int | None,
-    dtype: str | None,
-    convention: str,
     engine: str,
     params: float | None,
     as_json: bool,
+    **rest: Any,  # noqa: ANN401  phase, context, convention, types
 ) -> None:
     """Count the FLOPs of one step of a model.
 
@@ -60,75 +61,56 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.errors import UsageError
-    from ergmeter.flops.traffic import bytes_of
-    from ergmeter.flops.work import step_work
-    from ergmeter.records import dtype_named
     from ergmeter.views import flops as view
 
     if engine == "counted":
-        _count(model, shape, training(), phase=phase, as_json=as_json)
+        _count(model, shape, training(), {**rest, "params": params}, as_json=as_json)
         return
-    if phase != "train" and training().checkpointing != "none":
-        raise UsageError("checkpointing is for training; leave it out of inference")
-    graph = graph_of(model, shape)
-    batch = batch_of(graph, shape, phase=phase, context=context)
-    work = step_work(
-        graph,
-        batch,
-        phase=phase,
-        training=training(),
-        chosen=convention,
-        params=int(params) if params else None,
-        bytes_per_weight=bytes_of(dtype_named(dtype)),
-    )
+    work = work_of(model, shape, training(), rest, params=params)
     if as_json:
         click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
         return
     console = Console()
     for line in view.lines(work):
         console.print(line)
-    console.print(view.parts_table(work, tokens=batch.tokens_real))
-    console.print(view.conventions_table(work))
+    console.print(view.parts_table(work))
+    table = view.conventions_table(work)
+    if table is not None:
+        console.print(table)
+    for line in view.convention_lines(work):
+        console.print(line)
 
 
 def _count(
-    model: str, shape: dict[str, Any], training: Training, *, phase: str, as_json: bool
+    model: str, shape: dict[str, Any], training: Training, rest: dict[str, Any], *, as_json: bool
 ) -> None:
     """Count by running the model, and say where the analytic engine differs."""
     from rich.console import Console
 
-    from ergmeter.errors import FormatError, PluginError, UsageError
+    from ergmeter.errors import PluginError, UsageError
+    from ergmeter.flops.batch import Batch
     from ergmeter.flops.source import read_model
     from ergmeter.views import counted as view
 
-    if training.lora or training.frozen or phase == "decode" or shape["lengths"]:
-        raise UsageError(
-            "the counted engine runs whole sequences of the whole model: leave out --lora,"
-            " --freeze, --lengths and decode, or use the analytic engine"
-        )
+    _check_counted(shape, training, rest)
     if shape["seq_len"] is None:
         raise UsageError("how long is a sequence? pass --seq-len")
+    batch = Batch.of(shape["batch_size"], shape["seq_len"], lengths=lengths_of(shape))
     try:
-        from ergmeter.flops.architectures import count_config
+        from ergmeter.flops.built import count_step
     except ImportError as error:
         raise PluginError(
             f"the counted engine needs torch and transformers ({error}): pip install torch"
             " transformers"
         ) from error
     config = read_model(model)
-    counted = count_config(
-        config.fields,
-        batch_size=shape["batch_size"],
-        seq_len=shape["seq_len"],
-        source_len=shape["source_len"],
-        train=phase == "train",
-        checkpointing=training.checkpointing == "full",
+    train = rest["phase"] == "train"
+    source_len = shape["source_len"]
+    adapted = _adapted(config, training) if training.lora else None
+    counted = count_step(
+        config, batch, training, train=train, source_len=source_len, adapted=adapted
     )
-    try:
-        agreed = view.agreed(config, counted, shape, training, phase=phase)
-    except FormatError as error:
-        agreed = str(error)
+    agreed = view.agreed(config, counted, batch, training, train=train, source_len=source_len)
     if as_json:
         click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
         return
@@ -137,3 +119,54 @@ def _count(
         console.print(table)
     for line in view.lines(counted, agreed):
         console.print(line)
+
+
+def _adapted(config: Config, training: Training) -> Module:
+    from ergmeter.errors import PluginError
+
+    try:
+        from ergmeter.flops.adapted import adapted_model
+    except ImportError as error:
+        raise PluginError(
+            f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
+            " analytic engine"
+        ) from error
+    assert training.lora is not None
+    full = training.checkpointing == "full"
+    return adapted_model(config, training.lora, is_checkpointed=full)
+
+
+# What the counted engine can't be told, and why.
+_NOT_COUNTED = {
+    "images": "it runs text through the model",
+    "image_size": "it runs text through the model",
+    "mtp": "transformers builds no layers that predict further tokens",
+    "context": "it has no cache",
+    "weights_dtype": "it counts FLOPs, no bytes",
+    "cache_dtype": "it counts FLOPs, no bytes",
+    "params": "it has its own count of parameters",
+}
+
+
+def _check_counted(shape: dict[str, Any], training: Training, rest: dict[str, Any]) -> None:
+    """Refuse what would be left out of the count."""
+    from ergmeter.errors import UsageError
+
+    other = "; leave it out, or use the analytic engine"
+    for name, reason in _NOT_COUNTED.items():
+        if shape.get(name) or rest.get(name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is not for the counted engine: {reason}{other}")
+    if rest["phase"] == "decode":
+        raise UsageError(
+            "the counted engine runs whole sequences, and decoding goes on from a cache that it"
+            f" does not have{other}"
+        )
+    if rest["convention"] != "exact":
+        raise UsageError(f"--convention is of formulas, and the counted engine has none{other}")
+    if training.checkpointing == "selective":
+        raise UsageError(
+            f"the counted engine checkpoints whole layers, as transformers does{other}"
+        )
+    if shape["source_len"] and shape["lengths"]:
+        raise UsageError("the counted engine takes --source-len or --lengths, not both")

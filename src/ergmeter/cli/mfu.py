@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.work_options import (
+    CACHE_DTYPE,
     CONTEXT,
     CONVENTION,
     PHASE,
-    batch_of,
-    graph_of,
+    WEIGHTS_DTYPE,
     positive,
     with_batch,
+    work_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.work import Training
-    from ergmeter.metrics.compute import Peak
+    from ergmeter.flops.work import Training, Work
+    from ergmeter.metrics.peaks import Peak
     from ergmeter.records import Missing
 
 
@@ -43,12 +44,14 @@ if TYPE_CHECKING:
     "--num-devices", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
 )
 @click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
-@click.option("--peak", help="Dense peak of one device, instead of --device: 989.5T.")
+@click.option("--peak", help="Dense peak of one device, if not the table's: 989.5T.")
 @click.option("--peak-source", help="Where that peak is from.")
 @CONVENTION
 @click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
 @PHASE
 @CONTEXT
+@WEIGHTS_DTYPE
+@CACHE_DTYPE
 @click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
 def command(
     model: str,
@@ -62,36 +65,22 @@ def command(
     dtype: str | None,
     peak: str | None,
     peak_source: str | None,
-    convention: str,
     params: float | None,
-    phase: str,
-    context: int | None,
     as_json: bool,
+    **rest: Any,  # noqa: ANN401  phase, context, convention, types
 ) -> None:
     """Say what share of the hardware's peak a job got, from figures somebody printed.
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
-    from ergmeter.flops.traffic import bytes_of
-    from ergmeter.flops.work import step_work
     from ergmeter.metrics.compute import Rate, compute_results
     from ergmeter.records import dtype_named
     from ergmeter.views import flops as view
 
     dtype = dtype_named(dtype)
-    graph = graph_of(model, shape)
-    batch = batch_of(graph, shape, phase=phase, context=context)
+    work = work_of(model, shape, training(), rest, params=params)
     speed, said = _speed(
-        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, batch.tokens_real
-    )
-    work = step_work(
-        graph,
-        batch,
-        phase=phase,
-        training=training(),
-        chosen=convention,
-        params=int(params) if params else None,
-        bytes_per_weight=bytes_of(dtype),
+        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, work.batch.tokens_real
     )
     found = compute_results(
         list(work.flops.values()),
@@ -102,7 +91,7 @@ def command(
         whole = {**view.readings(found), **view.document(work)}
         click.echo(json.dumps(whole, indent=1, allow_nan=False))
         return
-    _print(found)
+    _print(work, found)
 
 
 def _speed(
@@ -126,26 +115,22 @@ def _speed(
 def _peak(
     device: str | None, peak: str | None, source: str | None, dtype: str | None
 ) -> Peak | Missing:
-    from ergmeter.errors import NotMeasurable, UsageError
+    from ergmeter.errors import UsageError
     from ergmeter.hardware import parse_peak
-    from ergmeter.metrics.compute import declared_peak, table_peak
-    from ergmeter.records import Missing
+    from ergmeter.metrics.peaks import declared_peak, device_peak
 
     if peak is not None:
-        return declared_peak(parse_peak(peak), dtype or "declared", source)
+        return declared_peak(parse_peak(peak), dtype, source, device=device)
     if device is None:
         raise UsageError("which device? pass --device (`erg peaks` lists them) or --peak")
-    try:
-        return table_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
-    except NotMeasurable as error:
-        return Missing(str(error))
+    return device_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
 
 
-def _print(found: dict[str, Any]) -> None:
+def _print(work: Work, found: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from ergmeter.views.flops import reading_lines
+    from ergmeter.views.flops import lines, reading_lines
 
     console = Console()
-    for line in reading_lines(found):
+    for line in [*lines(work), *reading_lines(found)]:
         console.print(line)

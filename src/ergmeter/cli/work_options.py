@@ -12,26 +12,23 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph import Graph
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import Training, Work
     from ergmeter.records import Flops
 
-_SEQ_LEN = click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence.")
-_BATCH_SIZE = click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Sequences of a step.",
-)
-_LENGTHS = click.option(
-    "--lengths",
-    metavar="N,N,...",
-    help="Lengths of the documents packed or padded into those sequences.",
-)
 _BATCH = [
-    _SEQ_LEN,
-    _BATCH_SIZE,
-    _LENGTHS,
+    click.option("--seq-len", type=click.IntRange(min=1), help="Tokens of a sequence."),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        default=1,
+        show_default=True,
+        help="Sequences of a step.",
+    ),
+    click.option(
+        "--lengths",
+        metavar="N,N,...",
+        help="Lengths of the documents packed or padded into those sequences.",
+    ),
     click.option(
         "--source-len", type=click.IntRange(min=1), help="Tokens an encoder reads, per sequence."
     ),
@@ -92,14 +89,27 @@ CONVENTION = click.option(
 )
 
 
+WEIGHTS_DTYPE = click.option(
+    "--weights-dtype",
+    help="What weights are kept in, for the bytes inference moves: bf16, fp8, int8, nf4, int4,"
+    " mxfp4, ... [default: as the config says]",
+)
+CACHE_DTYPE = click.option(
+    "--cache-dtype",
+    help="What keys and values are kept in: bf16, fp8, int8, ... [default: as the model]",
+)
+_SHAPE = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
+_HOW = ("lora", "freeze", "checkpointing")
+_REST = ("phase", "context", "convention", "weights_dtype", "cache_dtype")
+
+
 def with_batch(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options; the command gets `batch` (a function of the context) and `training`."""
+    """Add the options; the command gets `shape` and `training`, which makes what it says."""
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        own = ("seq_len", "batch_size", "lengths", "source_len", "images", "image_size", "mtp")
-        shape = {name: given.pop(name) for name in own}
-        how = {name: given.pop(name) for name in ("lora", "freeze", "checkpointing")}
+        shape = {name: given.pop(name) for name in _SHAPE}
+        how = {name: given.pop(name) for name in _HOW}
         return function(shape=shape, training=functools.partial(_training, **how), **given)
 
     for option in reversed([*_BATCH, *_TRAINING]):
@@ -112,53 +122,80 @@ def with_model(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
-        shape = ("model_config", "seq_len", "batch_size", "phase")
-        names = (*shape, "lora", "freeze", "checkpointing", "convention")
-        said = {name: given.pop(name) for name in names}
-        return function(flops=_flops(**said), **given)
+        model = given.pop("model_config")
+        said = {name: given.pop(name) for name in (*_SHAPE, *_HOW, *_REST)}
+        if model is None:
+            _check_unused(said)
+        return function(flops=() if model is None else _flops(model, said), **given)
 
     model = click.option(
         "--model-config",
         metavar="PATH",
         help="The model's config.json, for MFU; with --seq-len.",
     )
-    for option in reversed([model, _SEQ_LEN, _BATCH_SIZE, *_TRAINING, PHASE, CONVENTION]):
+    options = [PHASE, CONTEXT, CONVENTION, WEIGHTS_DTYPE, CACHE_DTYPE]
+    for option in reversed([model, *_BATCH, *_TRAINING, *options]):
         wrapped = option(wrapped)
     return wrapped
 
 
-def _flops(
-    *,
-    model_config: str | None,
-    seq_len: int | None,
-    batch_size: int,
-    convention: str,
-    phase: str,
-    **how: Any,  # noqa: ANN401  what `_training` takes
-) -> tuple[Flops, ...]:
+def _check_unused(said: dict[str, Any]) -> None:
+    """Refuse what describes a step of a model that nobody named."""
     from ergmeter.errors import UsageError
 
-    if model_config is None:
-        return ()
-    if seq_len is None:
+    usual = {"batch_size": 1, "checkpointing": "none", "phase": "train", "convention": "exact"}
+    for name, value in said.items():
+        if value and value != usual.get(name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} says how a model's step is counted, and no model is"
+                " named: pass --model-config"
+            )
+
+
+def _flops(model: str, said: dict[str, Any]) -> tuple[Flops, ...]:
+    from ergmeter.errors import UsageError
+
+    if said["seq_len"] is None and not said["context"]:
         raise UsageError("--model-config needs --seq-len: attention costs by the pair of tokens")
-    from ergmeter.flops.batch import Batch
-    from ergmeter.flops.source import read_graph
+    work = work_of(model, said, _training(**{name: said[name] for name in _HOW}), said)
+    return tuple(work.flops.values())
+
+
+def work_of(
+    model: str,
+    shape: dict[str, Any],
+    training: Training,
+    rest: dict[str, Any],
+    *,
+    params: float | None = None,
+) -> Work:
+    """The step that the options describe, counted; `rest`: phase, context, convention, types."""
+    from ergmeter.errors import UsageError
+    from ergmeter.flops.checkpoint import storage_of
+    from ergmeter.flops.source import read_model
+    from ergmeter.flops.storage import ASSUMED
     from ergmeter.flops.work import step_work
 
-    graph = read_graph(model_config)
-    if phase == "decode":  # one position for each sequence, after that many
-        batch = Batch.of(batch_size, 1, past=seq_len, facts=graph.facts)
-    else:
-        batch = Batch.of(batch_size, seq_len, facts=graph.facts)
-    work = step_work(
+    phase = rest["phase"]
+    weights, cache = rest["weights_dtype"], rest["cache_dtype"]
+    if phase != "train" and training.checkpointing != "none":
+        raise UsageError("checkpointing is for training; leave it out of inference")
+    if phase == "train" and (weights or cache):
+        name = "--weights-dtype" if weights else "--cache-dtype"
+        raise UsageError(f"{name} is for the bytes that inference moves; leave it out of training")
+    graph = graph_of(model, shape)
+    storage = ASSUMED
+    if phase != "train":
+        storage = storage_of(read_model(model), weights=weights, cache=cache)
+    return step_work(
         graph,
-        batch,
+        batch_of(graph, shape, phase=phase, context=rest["context"]),
         phase=phase,
-        training=_training(**how),
-        chosen=convention,
+        training=training,
+        chosen=rest["convention"],
+        params=int(params) if params else None,
+        storage=storage,
     )
-    return tuple(work.flops.values())
 
 
 def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) -> Training:
@@ -189,22 +226,41 @@ def batch_of(
     _check_streams(graph, shape)
     if phase == "decode":
         context, seq_len = context if context is not None else seq_len, 1
-    lengths = None
-    if shape["lengths"] is not None:
-        try:
-            lengths = [int(word) for word in shape["lengths"].split(",")]
-        except ValueError:
-            raise UsageError(
-                f"--lengths takes whole numbers with commas between; got {shape['lengths']!r}"
-            ) from None
     return Batch.of(
         shape["batch_size"],
         seq_len,
-        lengths=lengths,
+        lengths=lengths_of(shape),
         past=context or 0,
         source_len=shape["source_len"],
         images=shape["images"],
+        last_logits=phase == "prefill" and _writes(graph),
         facts=graph.facts,
+    )
+
+
+def lengths_of(shape: dict[str, Any]) -> list[int] | None:
+    """The lengths of the documents, where they are given."""
+    from ergmeter.errors import UsageError
+
+    said = shape["lengths"]
+    if said is None:
+        return None
+    try:
+        return [int(word) for word in said.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"--lengths takes whole numbers with commas between; got {said!r}"
+        ) from None
+
+
+def _writes(graph: Graph) -> bool:
+    """Whether the model goes on from what it reads, token by token."""
+    from ergmeter.flops.graph import Attention, Scan
+
+    return any(
+        isinstance(node.work, Scan)
+        or (isinstance(node.work, Attention) and node.work.mask == "causal")
+        for node in graph
     )
 
 

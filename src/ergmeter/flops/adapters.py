@@ -5,6 +5,12 @@ attention core has no weights to freeze; the adapters are trained in full). Put 
 right count follows from the rule for gradients alone, down to the layer below which nothing is
 walked back through. QLoRA is the same graph: unpacking 4-bit weights is no model FLOPs.
 
+The other trap: experts. transformers 5 holds them as one tensor, which is no module, so PEFT adapts
+the tensor (`targets.py` says when). It adds the update to the weight and multiplies rows with the
+sum, where a module's adapter multiplies rows with two small matrices. The model's FLOPs are those
+of the small matrices in either case, so that an MFU does not depend on who wrote the adapter; what
+PEFT's way costs beyond is in the hardware's.
+
 LoRA: arXiv 2106.09685. DoRA, which adds a trained length to each output: arXiv 2402.09353.
 """
 
@@ -14,12 +20,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.graph import Linear
+from ergmeter.flops.graph import Fold, Linear
+from ergmeter.flops.targets import chosen
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph, Node, Trainable
 
-ALL_LINEAR = "all-linear"
 # What PEFT puts adapters on where nothing is asked for depends on the family; we ask.
 _NO_TARGETS = "say which modules get adapters, as in r=16,targets=q_proj,v_proj"
 
@@ -51,7 +57,7 @@ class Lora:
                 if not value.isdigit():
                     raise UsageError(f"the LoRA rank in {text!r} must be a number; got {value!r}")
                 r = int(value)
-            elif equals and name in ("targets", "target_modules"):
+            elif equals and name in ("targets", "target_modules", "target_parameters"):
                 in_targets = True
                 targets.append(value)
             elif word in ("dora", "use_dora=true"):
@@ -67,55 +73,37 @@ class Lora:
 
 def with_adapters(graph: Graph, lora: Lora) -> tuple[Graph, Trainable]:
     """The graph with its adapters, and which of its nodes are trained: the adapters."""
+    found = chosen(graph, lora.targets)
     nodes: list[Node] = []
-    missed = set(lora.targets)
     for node in graph:
-        target = _target(node, lora)
-        if target is None or not isinstance(node.work, Linear):
+        times = found.ranks.get(node.name)
+        if times is None or not isinstance(node.work, Linear):
             nodes.append(node)
         else:
-            missed.discard(target)
-            nodes.extend(_adapted(node, node.work, lora))
-    if missed:
+            nodes.extend(_adapted(node, node.work, lora, rank=times * lora.r))
+    folded = [node.name for node in nodes if isinstance(node.work, Fold)]
+    if folded and lora.is_dora:
         raise UsageError(
-            f"no module of this model is called {', '.join(sorted(missed))!r};"
-            f" it has {', '.join(module_names(graph))}"
+            f"PEFT has no DoRA for weights that are no module, such as {folded[0]};"
+            " leave out dora, or target modules alone"
         )
     adapters = {node.name for node in nodes if node.part == "lora" and node.params}
-    return graph.with_nodes(tuple(nodes)), lambda node: node.name in adapters
+    said = (*graph.assumptions, *found.said)
+    changed = replace(graph, nodes=tuple(nodes), assumptions=said)
+    return changed, lambda node: node.name in adapters
 
 
-def module_names(graph: Graph) -> list[str]:
-    """The last names of the modules that can have an adapter, in the order of the model."""
-    names = (node.name.rpartition(".")[2] for node in graph if _can_have_adapter(node))
-    return list(dict.fromkeys(names))
-
-
-def _can_have_adapter(node: Node) -> bool:
-    return isinstance(node.work, Linear) and node.work.is_module
-
-
-def _target(node: Node, lora: Lora) -> str | None:
-    """Which of the targets means this node; PEFT's rule: the name, or its end after a dot."""
-    if not _can_have_adapter(node):
-        return None
-    for target in lora.targets:
-        if target == ALL_LINEAR:
-            if node.part != "head":
-                return target
-        elif node.name == target or node.name.endswith(f".{target}"):
-            return target
-    return None
-
-
-def _adapted(node: Node, work: Linear, lora: Lora) -> list[Node]:
+def _adapted(node: Node, work: Linear, lora: Lora, *, rank: int) -> list[Node]:
     """The node frozen, its two small matrices, and under its old name the sum of both."""
     base = replace(node, name=f"{node.name}.base_layer")
-    down = Linear(work.inputs, lora.r, copies=work.copies, used=work.used)
-    up = Linear(lora.r, work.outputs, copies=work.copies, used=work.used)
+    down = Linear(work.inputs, rank, copies=work.copies, used=work.used)
+    up = Linear(rank, work.outputs, copies=work.copies, used=work.used)
     like = replace(node, part="lora", role="", tied_to=None, work=None)
     first = replace(like, name=f"{node.name}.lora_A", params=down.held, work=down)
     second = replace(like, name=f"{node.name}.lora_B", of=(first.name,), params=up.held, work=up)
     length = work.outputs * work.copies if lora.is_dora else 0
-    both = replace(like, of=(base.name, second.name), params=length)
+    fold = None
+    if not work.is_module:
+        fold = Fold(work.inputs, work.outputs, rank, work.copies, work.used)
+    both = replace(like, of=(base.name, second.name), params=length, work=fold)
     return [base, first, second, both]

@@ -19,6 +19,7 @@ from ergmeter.flops.batch import IMAGE_STREAMS
 from ergmeter.flops.graph import (
     Attention,
     Convolution,
+    Fold,
     Linear,
     Scan,
     gradients,
@@ -48,7 +49,7 @@ class PartFlops:
 
     @property
     def hardware(self) -> float:
-        """What is computed: with what was thrown away and computed again."""
+        """What is computed: with what was thrown away and computed again, or done the long way."""
         return self.model + self.recomputed
 
     def __add__(self, other: PartFlops) -> PartFlops:
@@ -82,11 +83,31 @@ def step_flops(
     trained = trained_nodes(graph, trainable) if trainable else {}
     again = _recomputed(graph, needs, checkpointing) if trainable else frozenset()
     parts: Parts = {}
+    small: dict[str, PartFlops] = {}  # of each adapter's matrices
     for node in graph:
         for part, forward, backward in _node_flops(node, batch, needs, trained, pairs, scans=scans):
             cost = PartFlops(forward, backward, forward if node.name in again else 0)
             parts[part] = parts.get(part, PartFlops()) + cost
+            if node.part == "lora":
+                site = node.name.rpartition(".")[0]
+                small[site] = small.get(site, PartFlops()) + cost
+        if isinstance(node.work, Fold) and trainable:
+            spent = _folded(node.work, batch.rows(node.stream), is_again=node.name in again)
+            over = PartFlops(recomputed=spent - small[node.name].hardware)
+            parts[node.part] = parts[node.part] + over
     return parts
+
+
+def _folded(work: Fold, rows: float, *, is_again: bool) -> float:
+    """What an update costs that is added to the weight, in place of two small products a row.
+
+    It is made forward (that of experts twice: torch looks at a parametrisation's shape by computing
+    it) and walked back through once for each factor; and as rows meet the sum, the whole weight's
+    gradient is computed. So PEFT 0.21.
+    """
+    made = work.flops * (2 if work.copies > 1 else 1)
+    whole = 2 * work.inputs * work.outputs * work.used * rows
+    return made * (2 if is_again else 1) + 2 * work.flops + whole
 
 
 def _check_streams(graph: Graph, batch: Batch) -> None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Literal
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import IMAGE_STREAMS
 from ergmeter.flops.graph import Attention
+from ergmeter.flops.states import optimizer
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph import Graph
     from ergmeter.flops.work import Training
+    from ergmeter.flops.written import Written
 
 FP32 = 4  # bytes
 
@@ -61,7 +63,7 @@ def precision(name: str) -> Precision:
 class Kernels:
     """How operations are written, where it changes what they keep. The defaults: transformers'."""
 
-    attention: Literal["flash", "eager"] = "flash"
+    attention: Literal["sdpa", "flash", "eager"] = "sdpa"
     norm: Literal["eager", "fused"] = "eager"
     feed: Literal["eager", "fused"] = "eager"
     loss: Literal["logits", "fused"] = "logits"
@@ -110,18 +112,29 @@ class Setup:
     workspace_bytes: float = 0
 
 
-def check_sizes(graph: Graph, batch: Batch, setup: Setup, *, layers: int) -> None:
+def check_sizes(graph: Graph, batch: Batch, setup: Setup) -> None:
     """UsageError where something would be split finer than it has pieces."""
     parallel, parts = setup.parallel, setup.micro_batches
-    if parallel.pipeline > max(1, layers):
-        raise UsageError(
-            f"{layers} layers can't be {parallel.pipeline} stages of a pipeline;"
-            f" --pipeline-parallel is at most {max(1, layers)}"
-        )
+    check_model_split(graph, parallel)
     if parallel.context > batch.seq_len:
         raise UsageError(
             f"sequences of {batch.seq_len} tokens can't be split over {parallel.context} devices;"
             f" --context-parallel is at most {batch.seq_len}"
+        )
+    if batch.sequences % (parallel.data * parts):
+        raise UsageError(
+            f"--batch-size {batch.sequences} is no multiple of {parallel.data}"
+            f" data-parallel devices x {parts} micro-batches"
+        )
+
+
+def check_model_split(graph: Graph, parallel: Parallel) -> None:
+    """UsageError where a model's layers or heads are fewer than their parts."""
+    layers = len({node.layer for node in graph if node.layer is not None})
+    if parallel.pipeline > max(1, layers):
+        raise UsageError(
+            f"{layers} layers can't be {parallel.pipeline} stages of a pipeline;"
+            f" --pipeline-parallel is at most {max(1, layers)}"
         )
     heads = [attention.heads for attention in _attention_of_text(graph)]
     for count in heads or [graph.hidden]:  # without attention, channels are split
@@ -130,11 +143,6 @@ def check_sizes(graph: Graph, batch: Batch, setup: Setup, *, layers: int) -> Non
                 f"{count} {'attention heads' if heads else 'channels'} can't be split evenly"
                 f" over {parallel.tensor} devices; --tensor-parallel must divide {count}"
             )
-    if batch.sequences % (parallel.data * parts):
-        raise UsageError(
-            f"--batch-size {batch.sequences} is no multiple of {parallel.data}"
-            f" data-parallel devices x {parts} micro-batches"
-        )
 
 
 def _attention_of_text(graph: Graph) -> list[Attention]:
@@ -146,13 +154,51 @@ def _attention_of_text(graph: Graph) -> list[Attention]:
     ]
 
 
-def is_written_out(work: Attention, numbers: Precision, kernels: Kernels) -> bool:
+def is_written_out(work: Attention, numbers: Precision, kernels: Kernels, code: Written) -> bool:
     """Whether the probabilities are kept.
 
     torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
-    asked for: on an H200 that made 99 GB of 46.
+    asked for: on an H200 that made 99 GB of 46. For capped scores and sinks transformers has no
+    sdpa, and takes the code that writes them out.
     """
-    return kernels.attention == "eager" or (numbers.compute == FP32 and work.kv_heads != work.heads)
+    if kernels.attention != "sdpa":
+        return kernels.attention == "eager"
+    grouped = numbers.compute == FP32 and work.kv_heads != work.heads
+    return grouped or code.has_no_fused_attention
+
+
+def is_masked(work: Attention, keys: int, kernels: Kernels) -> bool:
+    """Whether torch's sdpa is handed a mask of every pair, for a window that it does not know.
+
+    transformers leaves it out for sequences shorter than the window.
+    """
+    window = work.window or work.chunk
+    return kernels.attention == "sdpa" and window is not None and keys >= window
+
+
+def _spread(parallel: Parallel) -> str:
+    """Over which devices, and what each of them holds."""
+    held = {
+        0: "each data-parallel device holds all states",
+        1: "the optimizer's states are sharded",
+        2: "the optimizer's states and gradients are sharded",
+        3: "states, gradients and weights are sharded (FSDP)",
+    }
+    if parallel.devices == 1:
+        return "one device"
+    sizes = ", ".join(
+        f"{name} {count}"
+        for name, count in (
+            ("data", parallel.data),
+            ("tensor", parallel.tensor),
+            ("pipeline", parallel.pipeline),
+            ("context", parallel.context),
+        )
+        if count > 1
+    )
+    return (
+        f"{parallel.devices} devices ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
+    )
 
 
 def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
@@ -160,16 +206,19 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
     attention = {
-        "flash": "attention in one kernel that keeps no probabilities (sdpa, flash)",
+        "sdpa": "torch's sdpa for attention: no probabilities kept; a window's mask is",
+        "flash": "flash attention: no probabilities kept, windows and caps in the kernel",
         "eager": "attention written out, its probabilities kept in 32 bits and as cast",
     }
     loss = {
         "logits": "the loss from whole logits, in 32 bits, with the model's output held beside",
         "fused": "a loss fused with the head, which never has the logits whole",
     }
+    master = "a master copy of 4 B" if numbers.master else "no master copy"
     lines = [
-        f"{setup.dtype}: weights {numbers.weight} B, products in {numbers.compute} B"
-        f"{', a master copy of 4 B' if numbers.master else ''}",
+        f"{setup.dtype}: weights {numbers.weight} B, products in {numbers.compute} B, {master}",
+        f"optimizer {setup.optimizer}: {optimizer(setup.optimizer).says}",
+        _spread(parallel),
         attention[kernels.attention],
         "norms that keep their input in 32 bits, as transformers writes RMSNorm"
         if kernels.norm == "eager"

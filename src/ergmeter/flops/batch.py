@@ -95,6 +95,7 @@ class Batch:
     seq_len: int
     documents: tuple[Sequences, ...]
     others: dict[str, tuple[Sequences, ...]] = field(default_factory=dict)
+    images: int = 0
 
     @classmethod
     def of(
@@ -106,14 +107,16 @@ class Batch:
         past: int = 0,
         source_len: int | None = None,
         images: int = 0,
+        last_logits: bool = False,
         facts: Mapping[str, int] | None = None,
     ) -> Batch:
         """A batch of `sequences` rows of `seq_len`; `lengths` are the documents in them, if known.
 
         `past` positions are in the cache already; `source_len` is what an encoder reads: where
         there is a past, it has read it. `images` are those of all sequences together; their tokens
-        are part of `seq_len`. `facts` are the model's (`Graph.facts`): how many patches an image
-        is, how long a source always is.
+        are part of `seq_len`. With `last_logits` the head is applied to the last position of each
+        document alone, as is done to go on from a prompt. `facts` are the model's (`Graph.facts`):
+        how many patches an image is, how long a source always is.
         """
         _positive("batch size", sequences)
         _positive("sequence length", seq_len)
@@ -138,7 +141,9 @@ class Batch:
                     f"{images} images of {facts['tokens_per_image']} tokens do not fit"
                     f" {sequences} sequences of {seq_len}: an image's tokens are part of them"
                 )
-        return cls(sequences, seq_len, documents, others)
+        if last_logits:
+            others["logits"] = (Sequences(1, sum(document.count for document in documents)),)
+        return cls(sequences, seq_len, documents, others, images)
 
     @property
     def tokens(self) -> int:
@@ -161,12 +166,14 @@ class Batch:
         """The same rows, every one of them computed and attended to as if it were real."""
         past = max(document.past for document in self.documents)
         whole = (Sequences(self.seq_len, self.sequences, past),)
-        return Batch(self.sequences, self.seq_len, whole, self.others)
+        return Batch(self.sequences, self.seq_len, whole, self.others, self.images)
 
     def stream(self, name: str) -> tuple[Sequences, ...]:
         """The sequences of a stream. One the batch does not have is empty: no image, no cost."""
         if name == "logits":  # every position has them, unless somebody asked for the last alone
             name = "logits" if "logits" in self.others else "tokens"
+        if name == "pooled":  # one row a document
+            return (Sequences(1, sum(document.count for document in self.documents)),)
         return self.documents if name == "tokens" else self.others.get(name, ())
 
     def source_length(self, name: str) -> float:

@@ -32,6 +32,15 @@ _MOST_EXPERTS = 1_000_000
 _MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(_EXPERTS, _MOST_EXPERTS)}
 
 
+class MissingFieldError(FormatError):
+    """A field that nothing can take the place of, by the names it may have."""
+
+    def __init__(self, where: str, names: tuple[str, ...]) -> None:
+        self.names = names
+        said = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
+        super().__init__(f"{where}: the field {said} is missing; add it")
+
+
 def shown(value: object) -> str:
     """A wrong value as an error quotes it."""
     text = repr(value)
@@ -184,8 +193,7 @@ class Config:
                     self.assumed.append(said)
                 return name, value
         if default is None:
-            said = names[0] if len(names) == 1 else f"{names[0]} (or {', '.join(names[1:])})"
-            raise FormatError(f"{self.where}: the field {said} is missing; add it")
+            raise MissingFieldError(self.where, names)
         return names[0], default
 
 
@@ -203,12 +211,13 @@ def _family(fields: dict[str, Any], where: str) -> str:
 def read_config(path: str | Path) -> Config:
     """The configuration in a file, or in the directory of a model."""
     file = Path(path)
+    what = "no such file"
     if file.is_dir():
-        file = file / "config.json"
+        file, what = file / "config.json", "no config.json in this directory"
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise FormatError(f"{path}: no such file; pass a model's config.json") from error
+        raise FormatError(f"{path}: {what}; pass a model's config.json") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:

@@ -1,96 +1,71 @@
 """The ways in which people count a training step, by name: each with its definition and source.
 
 The trap: "our MFU is 45 %". Under which count? For Llama-3-8B at 8192 tokens the conventions in use
-are 20 % apart, for LoRA twice that, and none of them is written beside the number. Here each is a
-function with a name; a report shows the one that was chosen and how far the others are from it.
+are 20 % apart, and none of them is written beside the number. Here each is a function with a name;
+a report shows the one that was chosen and how far the others are from it.
 
 All but `exact` are other people's formulas, kept as they are, with their faults: they are for
-comparing with their figures. They know a grid of sequences, not documents, and count a frozen
-weight as if it were trained unless they say otherwise.
+comparing with their figures. They know a grid of sequences, not documents. A formula is kept out of
+what it was not made for (a 4 h feed-forward, a causal mask, every weight trained), with the reason:
+there it says something of another model, and a spread that holds it is wider than the disagreement.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.graph import Attention, Linear
+from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.graph import Graph
+    from ergmeter.flops.sizes import Sizes
 
 EXACT = "exact"
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What the formulas take, summed over a model: per token unless it says otherwise."""
-
-    params: int  # N: held, but of the experts only those a token meets
-    params_held: int
-    embedding: int  # the input table, where nothing else uses it
-    embedding_held: int  # the input table, tied or not
-    positions: int
-    weights: int  # multiplied with each token: projections, feed-forward, head, router
-    router: int
-    head: int
-    heads: int  # query heads, over all layers
-    core: int  # heads x (query size + value size), over all layers: 2 L H Q where all are alike
-    core_full: int  # of it, in layers without a window
-    windows: tuple[tuple[int, int], ...]  # (window, heads x both sizes) of the others
-    layers: int
-    hidden: int
-    vocab: int
-
-    def reach(self, seq_len: int, *, per_window: Callable[[int, int], float]) -> float:
-        """Sum over layers of heads x both sizes x the keys a query is counted to see."""
-        return self.core_full * seq_len + sum(
-            per_window(window, seq_len) * size for window, size in self.windows
-        )
-
-
-def sizes(graph: Graph) -> Sizes:
-    """The sums of a model. NotMeasurable where its parameters do not all meet every token."""
-    streams = {node.stream for node in graph if node.params} - {"tokens", "logits"}
-    if streams:
-        raise NotMeasurable(
-            "this formula takes every parameter for every token, and part of this model works on"
-            f" something else ({', '.join(sorted(streams))}); use exact"
-        )
-    linears = [(node, node.work) for node in graph if isinstance(node.work, Linear)]
-    cores = [node.work for node in graph if isinstance(node.work, Attention)]
-    tied = {node.tied_to for node in graph if node.tied_to}
-    per_head = [(core, core.heads * (core.qk_dim + core.v_dim)) for core in cores]
-    windowed = tuple(
-        (core.window or core.chunk or 0, size)
-        for core, size in per_head
-        if core.window or core.chunk
-    )
-    return Sizes(
-        params=graph.params_active,
-        params_held=graph.params,
-        embedding=sum(
-            node.params for node in graph if node.role == "embedding" and node.name not in tied
-        ),
-        embedding_held=graph.params_of("embedding"),
-        positions=graph.params_of("positions"),
-        weights=sum(work.weights for _, work in linears),
-        router=sum(work.weights for node, work in linears if node.part == "router"),
-        head=sum(work.weights for node, work in linears if node.role == "head"),
-        heads=sum(core.heads for core in cores),
-        core=sum(size for _, size in per_head),
-        core_full=sum(size for core, size in per_head if not (core.window or core.chunk)),
-        windows=windowed,
-        layers=graph.layers,
-        hidden=graph.hidden,
-        vocab=graph.vocab,
-    )
+LETTERS = {
+    "N": "parameters",
+    "M": "weights that are multiplied",
+    "L": "layers",
+    "H": "query heads",
+    "Q": "their size",
+    "h": "hidden size",
+    "V": "vocabulary",
+    "E": "numbers of the input table",
+    "P": "learned positions",
+    "T": "tokens of a sequence",
+}
+"""What the letters of the formulas stand for."""
 
 
 PerToken: TypeAlias = "Callable[[Sizes, int], float]"
+
+
+def _any(_found: Sizes) -> str | None:
+    return None
+
+
+def _gpt(found: Sizes) -> str | None:
+    """The GPT of 2021: 12 h^2 weights a layer, keys of every head, a feed-forward of 4 h."""
+    each = (found.weights - found.head) / (found.layers * found.hidden**2)
+    if each == _GPT_WEIGHTS and found.core == 2 * found.layers * found.hidden:
+        return None
+    return (
+        "it is of layers of 12 h^2 weights (as many key-value heads as heads, a feed-forward of"
+        f" 4 h without a gate); these have {each:.3g} h^2"
+    )
+
+
+def _heads_are_hidden(found: Sizes) -> str | None:
+    """H Q = h in every layer."""
+    if found.core == 2 * found.layers * found.hidden:
+        return None
+    return "it takes heads as wide together as the hidden size, and here they are not"
+
+
+_GPT_WEIGHTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +79,21 @@ class Convention:
     per_token: PerToken | None  # None: counted from the graph
     recomputed: float | PerToken = 4 / 3  # hardware FLOPs over model FLOPs, all recomputed
     is_for_lora: bool = False
+    halves: bool = False  # attention, because its mask is causal
+    made_for: Callable[[Sizes], str | None] = _any  # why it says nothing of a model, if so
+    only_for: str = ""  # the same in words
+
+    @property
+    def letters(self) -> dict[str, str]:
+        """What the letters of its formula stand for."""
+        found = re.findall(r"[A-Za-z]", self.formula) if self.per_token else []
+        return {letter: LETTERS[letter] for letter in LETTERS if letter in found}
+
+    def undefined(self, found: Sizes) -> str | None:
+        """Why it has nothing to say of a model, or None."""
+        if self.halves and not found.is_causal:
+            return "it halves attention for a causal mask, and here every token sees every other"
+        return self.made_for(found)
 
     def model(self, found: Sizes, batch: Batch) -> float:
         """Model FLOPs of a training step."""
@@ -221,7 +211,7 @@ _ALL = (
     ),
     Convention(
         "palm",
-        "6 N + 12 L H Q T",
+        "6 N + 12 LHQT",
         "N is every parameter, a tied one once, of the experts those a token meets; attention not"
         " halved for its causal mask, a window counted as the keys it shows.",
         "PaLM, arXiv 2204.02311, appendix B",
@@ -229,38 +219,42 @@ _ALL = (
     ),
     Convention(
         "megatron",
-        "6 M + 6 L H Q T",
+        "6 M + 6 LHQT",
         "M is every weight that is multiplied, the head once, the input table and the router not;"
         " attention halved; windows not looked at. (Megatron pads the vocabulary; give it padded.)",
         "Megatron-LM training.py since March 2025",
         _megatron,
+        halves=True,
     ),
     Convention(
         "megatron-2024",
-        "6 M + 12 L H Q T",
+        "6 M + 12 LHQT",
         "The same before the halving.",
         "Megatron-LM training.py, end of 2023 to March 2025",
         _megatron_2024,
     ),
     Convention(
         "megatron-2021",
-        "72 L h^2 (1 + T/6h + V/12Lh)",
+        "72 Lh^2 (1 + T/6h + V/12Lh)",
         "A GPT with a feed-forward of 4 h, attention not halved. The paper prints it with every"
-        " layer recomputed, 96 L h^2 (1 + T/6h + V/16Lh): hardware FLOPs, and its 52 % an HFU.",
+        " layer recomputed, 96 Lh^2 (1 + T/6h + V/16Lh): hardware FLOPs, and its 52 % an HFU.",
         "Narayanan et al. 2021, arXiv 2104.04473, equation 3",
         _megatron_2021,
         _megatron_2021_recomputed,
+        made_for=_gpt,
+        only_for="layers of 12 h^2 weights: an ungated feed-forward of 4 h, keys of each head",
     ),
     Convention(
         "bridge",
-        "6 M + 6 L H Q T",
+        "6 M + 6 LHQT",
         "As megatron, with a window's pairs counted exactly.",
         "Megatron-Bridge flop_utils.py since 2026; AutoModel for most families",
         _bridge,
+        halves=True,
     ),
     Convention(
         "torchtitan",
-        "6 (N - E) + 12 L H Q T",
+        "6 (N - E) + 12 LHQT",
         "N without the input table, unless the head is tied to it; attention not halved, a window"
         " counted as the keys it shows. (Before 2026 a tied head was left out as well.)",
         "torchtitan models/utils.py, 2026",
@@ -268,39 +262,43 @@ _ALL = (
     ),
     Convention(
         "mosaicml",
-        "6 N + 12 L h T",
+        "6 N + 12 LhT",
         "N is every parameter, tied and learned positions included; h is the hidden size. Its HFU"
         " is 4/3 of it where activations are recomputed.",
         "LLM-Foundry scripts/train/benchmarking/collect_results.py; fms-fsdp uses the same",
         _mosaicml,
+        made_for=_heads_are_hidden,
+        only_for="heads that are together as wide as the hidden size",
     ),
     Convention(
         "nanogpt",
-        "6 (N - P) + 12 L H Q T",
+        "6 (N - P) + 12 LHQT",
         "N without the learned positions; attention not halved.",
         "nanoGPT model.py, estimate_mfu",
         _nanogpt,
     ),
     Convention(
         "maxtext",
-        "6 M + 6 L H Q T",
+        "6 M + 6 LHQT",
         "M with the router; attention halved, a window as well.",
         "MaxText maxtext_utils.py since July 2025",
         _maxtext,
+        halves=True,
     ),
     Convention(
         "maxtext-2024",
-        "6 M + 12 L H Q T",
+        "6 M + 12 LHQT",
         "M with the router; attention not halved.",
         "MaxText maxtext_utils.py, May 2024 to July 2025",
         _maxtext_2024,
     ),
     Convention(
         "verl",
-        "6 (M + V h) + 6 L H Q T",
+        "6 (M + Vh) + 6 LHQT",
         "The input table counted as a product; attention halved.",
         "verl utils/flops_counter.py since January 2026",
         _verl,
+        halves=True,
     ),
     Convention(
         "hf-6nd",
@@ -319,7 +317,7 @@ _ALL = (
     ),
     Convention(
         "neuron",
-        "6 (M + V h) + 12 L H Q T + 18 L H T",
+        "6 (M + Vh) + 12 LHQT + 18 LHT",
         "The input table counted as a product and the softmax as 6 operations a pair; attention not"
         " halved.",
         "neuronx-distributed-training llama_perf_estimate.py",
@@ -327,7 +325,7 @@ _ALL = (
     ),
     Convention(
         "chinchilla",
-        "6 (M + V h) + 12 L H Q T + 9 L H T",
+        "6 (M + Vh) + 12 LHQT + 9 LHT",
         "The input table counted as a product and the softmax as 3 operations a pair; attention not"
         " halved.",
         "Hoffmann et al. 2022, arXiv 2203.15556, appendix F",
@@ -344,11 +342,12 @@ _ALL = (
     ),
     Convention(
         "automodel-lora",
-        "2/3 (6 M + 6 L H Q T)",
+        "2/3 (6 M + 6 LHQT)",
         "For LoRA: two thirds of everything, the attention core included.",
         "NeMo AutoModel recipes/llm/benchmark.py since November 2025",
         _automodel_lora,
         is_for_lora=True,
+        halves=True,
     ),
 )
 

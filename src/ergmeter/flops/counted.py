@@ -242,18 +242,35 @@ def _why(error: BaseException) -> str:
 def _text(
     model: nn.Module, *, batch_size: int | None, seq_len: int | None, source_len: int | None
 ) -> dict[str, Any]:
-    accepted = inspect.signature(model.forward).parameters
-    passes_on = any(kind.kind is kind.VAR_KEYWORD for kind in accepted.values())
-    if "input_ids" not in accepted and not (passes_on and hasattr(model, "config")):
-        raise UsageError(f"{type(model).__name__} takes no input_ids; pass inputs= it accepts")
+    name = _taking_tokens(model)
     rows, length = _whole("batch_size", batch_size), _whole("seq_len", seq_len)
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return {"input_ids": torch.zeros(rows, length, dtype=torch.long)}
+        return {name: torch.zeros(rows, length, dtype=torch.long)}
     source = length if source_len is None else _whole("source_len", source_len)
     return {
         "input_ids": torch.zeros(rows, source, dtype=torch.long),
         "decoder_input_ids": torch.zeros(rows, length, dtype=torch.long),
     }
+
+
+def _taking_tokens(model: nn.Module) -> str:
+    """The name of the argument that takes a batch of tokens: input_ids, or the only one needed."""
+    accepted = inspect.signature(model.forward).parameters
+    passes_on = any(kind.kind is kind.VAR_KEYWORD for kind in accepted.values())
+    if "input_ids" in accepted or (passes_on and hasattr(model, "config")):
+        return "input_ids"
+    needed = [
+        name
+        for name, one in accepted.items()
+        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    reads = any("Embedding" in kind.__name__ for m in model.modules() for kind in type(m).__mro__)
+    if len(needed) != 1 or not reads:
+        raise UsageError(
+            f"{type(model).__name__} takes no input_ids, nor one batch of tokens alone"
+            f" ({', '.join(needed) or 'nothing'}); pass inputs= it accepts"
+        )
+    return needed[0]
 
 
 def _whole(name: str, value: int | None) -> int:

@@ -23,11 +23,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ergmeter.flops.analytic import PartFlops
+from ergmeter.flops.batch import Sequences
+from ergmeter.flops.graph import Attention
 from ergmeter.flops.rules import POSITIONS, RULES, Call, looks_like_a_product
 from ergmeter.flops.tally import Counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ergmeter.flops.rules import Meeting
 
 # What tensors say about themselves: asked of the tensor, never of a mode.
 _ABOUT = frozenset(
@@ -52,6 +56,8 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stack: list[str] = [""]
         self._from: list[int] = []  # the autograd number from which on ...
         self._owner: list[str] = []  # ... what is recorded belongs to this module
+        self._masks: dict[str, Attention] = {}  # of modules that say they are causal
+        self._spared = [0, 0, 0]
 
     def __enter__(self) -> Counter:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -62,13 +68,19 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Counted:
         """What was counted so far."""
         rows = {key: PartFlops(*costs) for key, costs in self._rows.items()}
-        return Counted(rows, params, params_trained, dict(self._unknown), assumptions)
+        spared = PartFlops(*self._spared)
+        return Counted(rows, params, params_trained, dict(self._unknown), assumptions, spared)
 
     def follow(self, model: torch.nn.Module) -> None:
         """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
         for name, module in model.named_modules():
             module.register_forward_pre_hook(self._entering(name))
             module.register_forward_hook(self._leaving, always_call=True)
+            if getattr(module, "is_causal", False) is True:
+                # As transformers has it: layers that differ say so themselves.
+                whole = getattr(getattr(module, "config", None), "sliding_window", None)
+                window = getattr(module, "sliding_window", whole)
+                self._masks[name] = _mask(window if isinstance(window, int) else None)
 
     def _entering(self, name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:
@@ -134,10 +146,26 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         costs = self._rows.setdefault((module, name), [0, 0, 0])
         costs[direction] += int(work.needed)
         costs[2] += int(work.again)
+        self._spared[2] += int(work.again)
+        if work.meeting is not None and work.needed:
+            self._spared[direction] += self._masked(work.needed, work.meeting, module)
+
+    def _masked(self, needed: int, met: Meeting, module: str) -> int:
+        """Of the rectangle's FLOPs those of pairs that a causal mask keeps apart."""
+        mask = self._masks.get(module, _mask() if met.is_causal else None)
+        if mask is None or met.queries != met.keys:
+            return 0
+        whole = met.sequences * met.queries * met.keys
+        kept = Sequences(met.queries, met.sequences).pairs(mask, "needed")
+        return needed // whole * (whole - int(kept))
 
     def _owner_of(self, node: Any) -> str:  # noqa: ANN401
         place = bisect_right(self._from, node._sequence_nr()) - 1
         return self._owner[place] if place >= 0 else ""
+
+
+def _mask(window: int | None = None) -> Attention:
+    return Attention(1, 1, 1, 1, "causal", window=window)
 
 
 @lru_cache(maxsize=4096)

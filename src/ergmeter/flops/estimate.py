@@ -7,20 +7,18 @@ was not stated has no default, and what depends on it is absent and says which o
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.batch import Batch, Sequences
-from ergmeter.flops.memory import KINDS, step_memory
+from ergmeter.flops.fitting import MOST_SEQUENCES
+from ergmeter.flops.memory import KINDS
 from ergmeter.records import Missing, Reading
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Graph
-    from ergmeter.flops.memory import Memory, Setup
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.memory import Memory
+    from ergmeter.flops.serving import Serving
     from ergmeter.metrics.compute import Peak
     from ergmeter.records import Flops, Result
 
@@ -31,8 +29,6 @@ USABLE_FRAC = 0.9
 # 32 MiB on Hopper and later, 8 MiB before.
 CUBLAS_BYTES = 2 * 32 * 2**20
 AS_GIVEN = "as given"
-# Where what a device holds does not grow with the batch, the search for the largest ends.
-MOST_SEQUENCES = 2**40
 
 # What each figure that somebody states is, as in what, and between which values it makes sense.
 # nan is between none. Bounds that nobody meets keep what is worked out from them finite.
@@ -66,7 +62,9 @@ def check_stated(name: str, value: float | None, where: str = "") -> None:
 
 PEAK = "estimate.memory_peak_bytes"
 SPARE = "estimate.memory_spare_bytes"
+MICRO_BATCH_MAX = "estimate.micro_batch_max"
 BATCH_MAX = "estimate.batch_size_max"
+SEQUENCES_MAX = "estimate.sequences_max"
 STEP = "estimate.step_s"
 TOKENS_PER_S = "estimate.tokens_per_s"
 DURATION = "estimate.duration_h"
@@ -128,8 +126,13 @@ class Plan:
             check_stated(name, getattr(self, name))
 
 
-def memory_results(memory: Memory, room: Room | Missing, largest: int | None) -> dict[str, Result]:
-    """The peak by kind, and whether there is room. `largest`: sequences of a step that fit."""
+def memory_results(
+    memory: Memory, room: Room | Missing, most: int | None, *, spread: int = 1
+) -> dict[str, Result]:
+    """The peak by kind, and whether there is room.
+
+    `most`: sequences at a time that a device has room for; `spread`: such micro-batches in a step.
+    """
     peak = memory.peak
     per = f"one device, {memory.sequences} sequences at a time, at the {peak.name}"
     found: dict[str, Result] = {
@@ -140,21 +143,22 @@ def memory_results(memory: Memory, room: Room | Missing, largest: int | None) ->
             key = f"estimate.memory_{kind.replace(' ', '_')}_bytes"
             found[key] = Reading(peak.bytes[kind], "B", "assumed", note=f"{per}")
     if isinstance(room, Missing):
-        return found | {SPARE: room, BATCH_MAX: room}
+        return found | dict.fromkeys((SPARE, MICRO_BATCH_MAX, BATCH_MAX), room)
     spare = room.usable_bytes - peak.total_bytes
     found[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.said}")
-    ended = ", or more: not looked further" if (largest or 0) >= MOST_SEQUENCES else ""
-    found[BATCH_MAX] = (
-        Missing(f"not even one sequence a device fits {room.said}")
-        if largest is None
-        else Reading(largest, "sequences", "assumed", note=f"of a step, in {room.said}{ended}")
-    )
-    return found
+    if most is None:
+        none = Missing(f"not even one sequence a device fits {room.said}")
+        return found | {MICRO_BATCH_MAX: none, BATCH_MAX: none}
+    ended = ", or more: not looked further" if most >= MOST_SEQUENCES else ""
+    note = f"in {room.said}{ended}"
+    return found | {
+        MICRO_BATCH_MAX: Reading(most, "sequences", "assumed", note=f"on one device, {note}"),
+        BATCH_MAX: Reading(most * spread, "sequences", "assumed", note=f"of a step, {note}"),
+    }
 
 
-def verdict(memory: Memory, room: Room | Missing) -> str:
-    """One line: whether it fits."""
-    needs = memory.peak.total_bytes
+def verdict(needs: float, room: Room | Missing) -> str:
+    """One line: whether so many bytes fit."""
     if isinstance(room, Missing):
         return f"needs {scaled(needs, 'B')} a device; whether it fits is not known: {room.reason}"
     spare = room.usable_bytes - needs
@@ -163,42 +167,32 @@ def verdict(memory: Memory, room: Room | Missing) -> str:
     return f"does not fit: needs {scaled(needs, 'B')}, has {room.said}"
 
 
-def largest_batch(
-    graph: Graph, batch: Batch, *, training: Training, setup: Setup, usable_bytes: float
-) -> int | None:
-    """Sequences of the largest step that fits, devices and micro-batches as they are.
-
-    What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES a device.
-    """
-    spread = setup.parallel.data * setup.micro_batches
-
-    def fits(each: int) -> bool:
-        whole = _resized(batch, each * spread)
-        memory = step_memory(graph, whole, training=training, setup=setup)
-        return memory.peak.total_bytes <= usable_bytes
-
-    if not fits(1):
-        return None
-    low, high = 1, 2
-    while fits(high):
-        low, high = high, 2 * high
-        if low >= MOST_SEQUENCES:
-            return low * spread
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * spread
-
-
-def _resized(batch: Batch, sequences: int) -> Batch:
-    """The same rows, more or fewer of them."""
-
-    def scaled_count(each: Sequences) -> Sequences:
-        return replace(each, count=math.ceil(each.count * sequences / batch.sequences))
-
-    others = {name: tuple(map(scaled_count, held)) for name, held in batch.others.items()}
-    whole = (Sequences(batch.seq_len, sequences),)
-    return Batch(sequences, batch.seq_len, whole, others)
+def serving_results(held: Serving, room: Room | Missing) -> dict[str, Result]:
+    """What serving holds by kind, and how many sequences at a time there is room for."""
+    per = f"one device, {held.sequences} sequences of {held.context} tokens"
+    found: dict[str, Result] = {
+        PEAK: Reading(
+            held.total_bytes, "B", "assumed", note=f"{per}; activations and fragmentation not in it"
+        ),
+        "estimate.memory_weights_bytes": Reading(held.weights_bytes, "B", "assumed", note=per),
+        "estimate.memory_cache_bytes": Reading(
+            held.sequences * held.cache_bytes, "B", "assumed", note=per
+        ),
+    }
+    if isinstance(room, Missing):
+        return found | {SPARE: room, SEQUENCES_MAX: room}
+    spare = room.usable_bytes - held.total_bytes
+    found[SPARE] = Reading(spare, "B", "assumed", note=f"of {room.said}")
+    most = held.sequences_max(room.usable_bytes)
+    if most is None:
+        why = (
+            f"the weights alone, {scaled(held.weights_bytes, 'B')}, are more than {room.said}"
+            if held.weights_bytes > room.usable_bytes
+            else "nothing is cached for a sequence, so memory sets no limit"
+        )
+        return found | {SEQUENCES_MAX: Missing(why)}
+    note = f"of {held.context} tokens each, on all devices, in {room.said} a device"
+    return found | {SEQUENCES_MAX: Reading(most, "sequences", "assumed", note=note)}
 
 
 def plan_results(flops: Flops, plan: Plan, peak: Peak | Missing) -> dict[str, Result]:

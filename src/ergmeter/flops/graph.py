@@ -84,7 +84,32 @@ class Scan:
     state: int = 0  # numbers carried from one position to the next
 
 
-Work: TypeAlias = "Linear | Attention | Convolution | Scan"
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A low-rank update that is added to a weight before rows meet it: hardware's work alone.
+
+    PEFT adapts so what is no module of its own, such as experts held as one tensor. The model's
+    work, two small matrices times each row, is on the nodes before it.
+    """
+
+    inputs: int
+    outputs: int
+    rank: int
+    copies: int = 1
+    used: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Of making the update once, however many rows there are."""
+        return 2 * self.inputs * self.outputs * self.rank * self.copies
+
+    @property
+    def held(self) -> int:
+        """Numbers of the weight it is added to."""
+        return self.inputs * self.outputs * self.copies
+
+
+Work: TypeAlias = "Linear | Attention | Convolution | Scan | Fold"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +145,7 @@ class Graph:
     vocab: int
     assumptions: tuple[str, ...] = ()
     facts: dict[str, int] = field(default_factory=dict)  # what a batch needs to know of the model
+    traits: frozenset[str] = frozenset()  # what its code does that no size says: written.py
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)

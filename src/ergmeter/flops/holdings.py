@@ -34,7 +34,7 @@ class Holdings:
             return params * self._adapter_bytes()
         quantised = quantisation(self.setup.quantize)
         if quantised and isinstance(node.work, Linear) and node.work.is_module and not node.role:
-            return quantised.bytes(node.work, self.numbers.compute) / self.split(node)
+            return quantised.matrix_bytes(node.work, self.numbers.compute) / self.split(node)
         return params * self.numbers.weight
 
     def _adapter_bytes(self) -> int:

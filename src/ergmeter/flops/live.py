@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+_SIZES_ALIKE_FRAC = 0.01
+_TRANSPARENT = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+_SEEN = (
+    "pairs that a causal mask keeps apart are left out where attention is a kernel and is told of"
+    " it; written out as products it counts whole"
+)
 _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
@@ -58,15 +64,18 @@ def _by_running(
         return (), settings, reason
     try:
         counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
+    except UsageError:
+        return (), settings, f"{reason}; to run it, its forward must take one batch of tokens"
     except ErgmeterError as error:
         return (), settings, f"{reason} ({error})"
+    why = reason.partition("; pass ")[0]
     flops = Flops(
-        model_per_step=counted.model,
+        model_per_step=counted.needed.model,
         convention="counted",
         engine="counted",
-        hardware_per_step=counted.hardware,
+        hardware_per_step=counted.needed.hardware,
         tokens_per_step=seq_len,
-        assumptions=(f"attention over the whole rectangle ({reason})",),
+        assumptions=(f"run without memory, as {why}", _SEEN, *counted.not_counted),
     )
     parameters = [(name, one) for name, one in model.named_parameters()]
     filled = replace(
@@ -85,19 +94,63 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
         config = _config(model)
         graph = model_graph(config)
         return step_work(graph, _sequence(graph, seq_len)), _declared_dtype(config)
-    if not hasattr(model, "config"):
+    inner, assumed = _inside(model)
+    if not hasattr(inner, "config"):
         raise NotMeasurable(
             f"a {type(model).__name__} has no configuration to count its FLOPs from;"
             " pass model= the path of a config.json, or flops="
         )
-    config = _config(model.config)
-    parameters = [(_plain(name), parameter) for name, parameter in model.named_parameters()]
+    config = _config(inner.config)
+    parameters = [(_plain(name), parameter) for name, parameter in inner.named_parameters()]
     training = _training(parameters)
-    if getattr(model, "is_gradient_checkpointing", False):
+    if getattr(inner, "is_gradient_checkpointing", False):
         training = replace(training, checkpointing="full")
-    graph = model_graph(config)
+    graph = model_graph(config, architecture=type(inner).__name__)
+    _check_size(graph, parameters, type(inner).__name__)
+    graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
     work = step_work(graph, _sequence(graph, seq_len), training=training)
     return work, _dtype(parameters)
+
+
+def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model, whoever's
+    """The model itself inside what compiles, spreads, adapts or trains it, and what that assumes.
+
+    A part that holds every parameter there is computes every product there is.
+    """
+    said: tuple[str, ...] = ()
+    while not hasattr(model, "config") or hasattr(model, "get_base_model"):
+        if hasattr(model, "get_base_model"):  # PEFT's, which passes its base's configuration on
+            model = model.get_base_model()
+            continue
+        held = len(list(model.parameters()))
+        parts = model.children() if held else ()
+        inner = next((one for one in parts if len(list(one.parameters())) == held), None)
+        if inner is None:
+            break
+        if type(model).__name__ not in _TRANSPARENT and hasattr(inner, "config"):
+            names = type(inner).__name__, type(model).__name__
+            said = ("a step is one pass through the {} inside the {}".format(*names),)
+        model = inner
+    return model, said
+
+
+def _check_size(graph: Graph, parameters: list[tuple[str, Any]], kind: str) -> None:
+    """A model that was changed after it was made has other parameters than its configuration.
+
+    Adapters are not the configuration's; of packed weights the true number can't be seen.
+    """
+    if not all(parameter.is_floating_point() for _, parameter in parameters):
+        return
+    held = sum(
+        getattr(parameter, "ds_numel", parameter.numel())
+        for name, parameter in parameters
+        if ".lora_" not in name and "modules_to_save" not in name
+    )
+    if abs(held - graph.params) > _SIZES_ALIKE_FRAC * graph.params:
+        raise NotMeasurable(
+            f"the {kind} has {held:,} parameters and its configuration describes"
+            f" {graph.params:,}; pass flops=, or model= the path of a config.json that fits"
+        )
 
 
 def _sequence(graph: Graph, seq_len: int) -> Batch:

@@ -31,10 +31,11 @@ from ergmeter.flops.arrangement import (
     precision,
     said,
 )
-from ergmeter.flops.graph import Attention, Linear
+from ergmeter.flops.graph import Attention, Fold, Linear
 from ergmeter.flops.holdings import Holdings
 from ergmeter.flops.saved import saved_tensors
 from ergmeter.flops.work import Training, trained_graph
+from ergmeter.flops.written import written
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
@@ -112,14 +113,18 @@ class _Layout:
     def __init__(self, graph: Graph, batch: Batch, how: Training, setup: Setup) -> None:
         self.graph, self.trainable = trained_graph(graph, how)
         self.batch, self.how, self.setup = batch, how, setup
-        self.numbers = precision(setup.dtype)
+        self.numbers, self.code = precision(setup.dtype), written(graph)
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
-        check_sizes(graph, batch, setup, layers=len(self.layers))
+        check_sizes(graph, batch, setup)
         parallel = setup.parallel
         spread = parallel.data * setup.micro_batches
         self.sequences = batch.sequences // spread
         # Everything kept grows with the rows alone, the length of a sequence being what it is.
         self.rows_share = 1 / (spread * parallel.context)
+        if setup.kernels.has_adapter_dropout and any(isinstance(n.work, Fold) for n in self.graph):
+            raise UsageError(
+                "PEFT has no dropout for adapters on experts: leave out --lora-dropout"
+            )
         self.parameters = Holdings(self.graph, self.trainable, setup)
         self.trained, self.needs = self.parameters.trained, self.parameters.needs
         if not any(self.trained.values()):
@@ -146,13 +151,13 @@ class _Layout:
         )
         parallel = self.setup.parallel
         between = parallel.tensor if parallel.is_sequence_parallel else 1
-        return [
-            replace(
-                one,
-                bytes=one.bytes * self.rows_share / (parallel.tensor if one.is_split else between),
-            )
-            for one in found
-        ]
+
+        def here(one: Saved) -> Saved:
+            rows = 1 if one.is_weight else self.rows_share
+            share = parallel.tensor if one.is_split else between
+            return replace(one, bytes=one.bytes * rows / share)
+
+        return list(map(here, found))
 
     def _stages(self) -> dict[str, int]:
         """Which stage of the pipeline each node is on: layers evenly, the rest beside them."""
@@ -285,7 +290,10 @@ class _Layout:
             return _Loss(given + inputs * (size + FP32), given, given)
         logits = rows * work.outputs / self.setup.parallel.tensor
         first = FP32 if size == FP32 else 2 * FP32  # what is in 32 bits already is not copied
-        return _Loss(logits * (size + first), logits * (size + 3 * FP32), logits * size)
+        capped = size if self.code.caps_logits else 0  # the tanh, kept until it is walked back
+        return _Loss(
+            logits * (size + capped + first), logits * (size + capped + 3 * FP32), logits * size
+        )
 
     def _working_bytes(self, nodes: list[Node]) -> float:
         """Gradients under way in a layer, and a weight unpacked.
@@ -303,8 +311,11 @@ class _Layout:
                 widest = max(widest, count * work.inputs * work.used / share)
                 if self.setup.quantize and work.is_module and node.part != "lora":
                     unpacked = max(unpacked, work.held / share * self.numbers.compute)
+            elif isinstance(work, Fold):  # the gradient of the sum, which is of the whole weight
+                share = self.setup.parallel.tensor
+                unpacked = max(unpacked, work.held / share * self.numbers.compute)
             elif isinstance(work, Attention) and is_written_out(
-                work, self.numbers, self.setup.kernels
+                work, self.numbers, self.setup.kernels, self.code
             ):
                 keys = self.batch.seq_len
                 eager = max(eager, work.heads * keys / self.setup.parallel.tensor * 2 * FP32)

@@ -7,11 +7,15 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.berts import ENCODERS
 from ergmeter.flops.decoder import decoder_graph
-from ergmeter.flops.encoders import ENCODERS, encoder_graph
+from ergmeter.flops.encoders import encoder_graph
 from ergmeter.flops.families import DECODERS
+from ergmeter.flops.heads import with_head
+from ergmeter.flops.seeing import VISION
 from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
-from ergmeter.flops.vision import VISION, seeing_graph
+from ergmeter.flops.vision import seeing_graph
+from ergmeter.flops.written import traits
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import Config
@@ -19,8 +23,13 @@ if TYPE_CHECKING:
     from ergmeter.flops.towers import ImageSize
 
 
-def model_graph(config: Config, *, image_size: ImageSize | None = None) -> Graph:
+def model_graph(
+    config: Config, *, image_size: ImageSize | None = None, architecture: str | None = None
+) -> Graph:
     """The graph of the model that a configuration describes. FormatError for an unknown family.
+
+    `architecture` is the model's class, which says what head it has: the first of the
+    configuration's own `architectures`, if not given.
 
     `image_size`, height and width in pixels, is for vision towers that take an image as it is; one
     that resizes every image to the same size knows it itself.
@@ -38,7 +47,10 @@ def model_graph(config: Config, *, image_size: ImageSize | None = None) -> Graph
         graph = seeing_graph(VISION[kind](config, image_size))
     else:
         raise FormatError(_unknown(config))
-    return replace(graph, assumptions=(*graph.assumptions, *config.assumed))
+    listed = config.names("architectures")
+    graph = with_head(graph, config, architecture or (listed[0] if listed else None))
+    assumptions = (*graph.assumptions, *config.assumed)
+    return replace(graph, assumptions=assumptions, traits=traits(config))
 
 
 def known_families() -> list[str]:

@@ -8,7 +8,7 @@ own, and an operator that looks like a product and has none is reported by name.
 
 An operator is known by its name, so that a torch without it is no worse off. A product of m x k
 and k x n is 2 m k n, as in `analytic`; masks are ignored: the whole rectangle of scores counts,
-whether or not a kernel skips some of it. To halve it is a convention, and not for this table.
+whether or not a kernel skips some of it. What a mask spares is told beside it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,24 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 
+class Meeting(NamedTuple):
+    """Queries and keys of one call of attention: so many sequences of so many positions each."""
+
+    sequences: int
+    queries: int
+    keys: int
+    is_causal: bool = False  # as the kernel was told
+
+
 class Work(NamedTuple):
-    """FLOPs of a call: those the mathematics needs, and those done over again beside them."""
+    """FLOPs of a call: those the mathematics needs, and those done over again beside them.
+
+    Of attention `needed` is the whole rectangle; who met whom stands beside it, if it is known.
+    """
 
     needed: int
     again: int = 0
+    meeting: Meeting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +138,7 @@ Shape: TypeAlias = "tuple[int, int, int]"  # heads, query-key dimension, value d
 def _attention(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
     def rule(call: Call) -> Work:
         met, (heads, qk_dim, v_dim) = pairs_of(call)
-        return Work(2 * heads * (qk_dim + v_dim) * met)
+        return Work(2 * heads * (qk_dim + v_dim) * met, meeting=_meeting(call, met))
 
     return rule
 
@@ -142,9 +155,22 @@ def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
         scores, values = 2 * heads * qk_dim * met, 2 * heads * v_dim * met
         query, key, value = (call.wants(position) for position in range(3))
         needed = scores * (query + key) + values * (value + (query or key))
-        return Work(needed, 3 * scores + 2 * values - needed)
+        return Work(needed, 3 * scores + 2 * values - needed, _meeting(call, met))
 
     return rule
+
+
+def _meeting(call: Call, met: int) -> Meeting | None:
+    """Who meets whom, of sequences alike; None of those of many lengths."""
+    query, key = (call.get(name, name[0]) for name in ("query", "key"))
+    if call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q") is not None or query.dim() != 4:
+        return None
+    for place in (-2, 1):  # heads first, positions first
+        queries, keys = query.shape[place], key.shape[place]
+        if met == query.shape[0] * queries * keys:
+            is_causal = bool(call.get("is_causal", "causal"))
+            return Meeting(query.shape[0], queries, keys, is_causal)
+    return None
 
 
 def _heads_first(call: Call) -> tuple[int, Shape]:

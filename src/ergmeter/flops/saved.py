@@ -9,11 +9,16 @@ it reads. So each operation keeps what its own derivative needs, and no more:
   RMSNorm         its input in 32 bits; what it scales, if the scale is trained
   LayerNorm       its input, two numbers a row
   attention       queries, keys and values as they met, its result, one number a row and head;
-                  written out, the probabilities besides: in 32 bits, and as cast for the product
+                  for a window under sdpa the mask, and keys and values repeated for each head;
+                  written out, the probabilities: in 32 bits, and as cast for the product
+  cap             the tanh of what it caps
   act(gate) x up  gate, up and act(gate)
   act(up)         up
   sum             nothing
-  experts         the same on the rows sent to each, and their results, which the router weighs
+  experts         the same on the rows sent to each, and their results, which the router weighs;
+                  the order that the rows were sent in
+  experts with    the weight with its update in it, whole: PEFT adds the two and multiplies with
+  adapters        the sum
 
 Two operations that keep the same tensor keep it once, so everything is listed by its storage.
 """
@@ -23,8 +28,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.arrangement import FP32, is_written_out
-from ergmeter.flops.graph import Attention, Convolution, Linear, Scan, gradients, trained_nodes
+from ergmeter.flops.arrangement import FP32, is_masked, is_written_out
+from ergmeter.flops.graph import (
+    Attention,
+    Convolution,
+    Fold,
+    Linear,
+    Scan,
+    gradients,
+    trained_nodes,
+)
+from ergmeter.flops.written import written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,12 +48,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph, Node, Trainable
 
 _FEED = frozenset({"mlp", "experts", "shared expert"})
-# They multiply by the scale before they round to 16 bits, so what is scaled is kept in 32.
-_SCALED_IN_32_BITS = ("gemma", "olmo2", "cohere")
-# They turn a part of each head and join it with the rest, so attention's result is laid out anew.
-_TURNED_IN_PART = ("gpt_neox", "phi", "phi3", "stablelm")
-# Elsewhere a norm without parameters stands for none at all.
-_NORMS_WITHOUT_PARAMETERS = ("olmo",)
+_INDEX = 8  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,7 @@ class Saved:
     layer: str | None
     is_split: bool  # tensor parallelism gives each device a share
     is_core: bool = False  # inside attention: what selective checkpointing computes again
+    is_weight: bool = False  # as large as a weight, however many rows there are
 
 
 def saved_tensors(
@@ -85,16 +95,24 @@ class _Keeper:
         self.numbers, self.kernels = numbers, kernels
         self.widths = widths(graph)
         self.is_rotary = not any(node.role == "positions" for node in graph)
-        self.joins_heads = graph.family in _TURNED_IN_PART
-        self.norms_bare = graph.family in _NORMS_WITHOUT_PARAMETERS
-        scales_wide = graph.family.startswith(_SCALED_IN_32_BITS)
-        self.scaled_bytes = FP32 if scales_wide else numbers.stream
+        self.code = written(graph)
+        self.scaled_bytes = FP32 if self.code.scales_in_32_bits else numbers.stream
+        self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
+        self.used = {  # experts that a row is sent to, by the module that holds them
+            node.name.partition(".experts.")[0]: node.work.used
+            for node in graph
+            if isinstance(node.work, Linear) and node.work.copies > 1
+        }
 
     def of(self, node: Node) -> Iterator[Saved]:
         """What one node keeps."""
         work = node.work
         if isinstance(work, Linear):
+            if node.part == "lora" and self._site(node) in self.folds:
+                return
             yield from self._matrix(node, work)
+        elif isinstance(work, Fold):
+            yield from self._fold(node, work)
         elif isinstance(work, Attention):
             yield from self._attention(node, work)
         elif isinstance(work, Convolution | Scan):
@@ -113,7 +131,7 @@ class _Keeper:
     def _storage(self, name: str) -> str:
         """Where a node's result is: one that does nothing hands on what it was given."""
         node = self.nodes[name]
-        is_bare = node.part == "norm" and not node.params and not self.norms_bare
+        is_bare = node.part == "norm" and not node.params and not self.code.norms_bare
         return self._storage(node.of[0]) if is_bare and len(node.of) == 1 else name
 
     def _bytes_out(self, name: str) -> int:
@@ -126,7 +144,7 @@ class _Keeper:
     def _is_split(self, name: str) -> bool:
         """Whether a node's result is inside attention or feed-forward, not between layers."""
         node = self.nodes[name]
-        if node.part == "lora" and node.work is None:
+        if node.part == "lora" and not isinstance(node.work, Linear):
             return self._is_split(node.of[0])
         closes = node.part == "attention output" or node.name.endswith(("down_proj", "out_proj"))
         return node.layer is not None and node.part not in ("norm", "residual") and not closes
@@ -134,7 +152,7 @@ class _Keeper:
     def _part(self, name: str) -> str:
         """The part a result belongs to; the sum of a matrix and its adapter is the matrix's."""
         node = self.nodes[name]
-        is_sum = node.part == "lora" and node.work is None
+        is_sum = node.part == "lora" and not isinstance(node.work, Linear)
         return self.nodes[node.of[0]].part if is_sum else node.part
 
     def _matrix(self, node: Node, work: Linear) -> Iterator[Saved]:
@@ -150,9 +168,13 @@ class _Keeper:
             split = self._is_split(source)
         else:
             source, held, split = f"{node.name}:input", size, False
-        if not self.trained[node.name]:
+        if node.part == "router" and self.needs[node.name]:
+            yield from self._choice(node, work)
+        if not (self.trained[node.name] or self._site(node) in self.folds):
             return
         wanted = self.kernels.adapter_bytes if is_adapter and not self.numbers.is_autocast else size
+        if node.part == "router" and self.code.routes_in_32_bits:
+            wanted = FP32
         dropped = is_adapter and self.kernels.has_adapter_dropout and node.name.endswith("lora_A")
         gathered = work.copies > 1 and not is_product  # the rows of each expert, copied out
         if wanted != held or dropped or gathered:
@@ -160,8 +182,20 @@ class _Keeper:
         yield self._keep(node, source, work.inputs * copies * wanted, split=split)
         if dropped and any(self.needs[name] for name in node.of):
             yield self._keep(node, f"{node.name}:mask", work.inputs * copies, split=split)
-        if node.part == "router":  # probabilities over the experts, in 32 bits
-            yield self._keep(node, f"{node.name}:weights", work.outputs * FP32, split=False)
+
+    def _choice(self, node: Node, work: Linear) -> Iterator[Saved]:
+        """Probabilities over the experts, in 32 bits; where each row is sent to, and comes back."""
+        yield self._keep(node, f"{node.name}:weights", work.outputs * FP32, split=False)
+        used = self.used.get(node.name.rpartition(".")[0], 0)
+        yield self._keep(node, f"{node.name}:order", 4 * used * _INDEX, split=False)
+
+    def _fold(self, node: Node, work: Fold) -> Iterator[Saved]:
+        """A weight with its update in it, for the gradient of what it is multiplied with."""
+        small = work.rank * (work.inputs + work.outputs) * work.copies
+        base = self.nodes[node.of[0]]
+        whole = work.held if any(self.needs[name] for name in base.of) else 0
+        size = (small + whole) * self.numbers.compute
+        yield Saved(f"{node.name}:folded", size, node.layer, is_split=True, is_weight=True)
 
     def _base_part(self, node: Node) -> str:
         """The part of the matrix an adapter is for."""
@@ -195,9 +229,12 @@ class _Keeper:
         wide = {name: self.widths[name] * copies for name in node.of}
         for name, each in wide.items():
             yield self._keep(node, name, each * size, split=True)
+        if self.kernels.feed == "fused":
+            return
         is_gated = sum(wide.values()) == 2 * width
-        if is_gated and self.kernels.feed == "eager":
-            yield self._keep(node, f"{self._site(node)}:activated", width * size, split=True)
+        for step in range(is_gated + self.code.steps):
+            name = f"{self._site(node)}:activated {step}"
+            yield self._keep(node, name, width * size, split=True)
 
     def _norm(self, node: Node) -> Iterator[Saved]:
         if self._storage(node.name) != node.name:
@@ -217,7 +254,9 @@ class _Keeper:
             yield self._keep(node, source, width * held, split=split)
             yield self._keep(node, f"{node.name}:scale", 2 * FP32, split=False)
             return
-        if carries:
+        if carries and self.code.centres_twice:
+            yield self._keep(node, f"{node.name}:centred", 2 * width * FP32, split=split)
+        elif carries:
             name = source if held == FP32 and len(node.of) == 1 else f"{node.name}:wide"
             yield self._keep(node, name, width * FP32, split=split)
         yield self._keep(node, f"{node.name}:scale", FP32, split=False)
@@ -241,38 +280,52 @@ class _Keeper:
         if not any(self.needs[name] for name in node.of):
             return
         size = self.numbers.compute
-        is_eager = is_written_out(work, self.numbers, self.kernels)
+        is_eager = is_written_out(work, self.numbers, self.kernels, self.code)
+        keys = max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
+        masked = not is_eager and is_masked(work, keys, self.kernels)
+        yield from self._met(node, work, is_eager=is_eager, masked=masked)
+        out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
+        if not is_eager:
+            yield out
+            if self.code.joins_heads:
+                yield replace(out, storage=f"{node.name}:joined")
+            yield self._keep(node, f"{node.name}:sums", work.heads * FP32, split=True, core=True)
+            if masked:
+                yield self._keep(node, f"{node.name}:mask", keys * size, split=False, core=True)
+            return
+        each = work.heads * keys
+        if self.code.caps_scores:
+            yield self._keep(node, f"{node.name}:tanh", each * size, split=True, core=True)
+        softmax = size if self.code.softmax_as_it_comes else FP32
+        yield self._keep(node, f"{node.name}:softmax", each * softmax, split=True, core=True)
+        if size != softmax:
+            yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
+
+    def _met(self, node: Node, work: Attention, *, is_eager: bool, masked: bool) -> Iterator[Saved]:
+        """Queries, keys and values as they met."""
+        size = self.numbers.compute
         query, key, value = node.of
-        repeated = is_eager and work.kv_heads != work.heads
+        repeated = (is_eager or masked) and work.kv_heads != work.heads
         kv_heads = work.heads if repeated else work.kv_heads
         moved = {
             query: work.heads * work.qk_dim,
             key: kv_heads * work.qk_dim,
             value: kv_heads * work.v_dim,
         }
-        if len(moved) == 1:  # one matrix makes all three, and a view of it keeps it whole
+        is_whole = len(moved) == 1  # one matrix makes all three, and a view of it keeps it whole
+        if is_whole:
             moved = {query: work.heads * work.qk_dim + kv_heads * (work.qk_dim + work.v_dim)}
-            if not self.is_rotary:  # the cache, on unless it is turned off, copies keys and values
+            # The cache, on unless it is turned off, copies keys and values.
+            if not self.is_rotary and not is_eager:
                 copied = kv_heads * (work.qk_dim + work.v_dim) * size
                 yield self._keep(node, f"{node.name}:cached", copied, split=True)
-        elif key == value:
-            moved[key] = kv_heads * (work.qk_dim + work.v_dim)
+        elif key == value:  # latent: keys are joined with their turned part, values a view
+            values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
+            moved[key] = kv_heads * (work.qk_dim + values)
         for name, width in moved.items():
             is_new = repeated or self.is_rotary or self.nodes[name].part == "norm"
             storage = f"{node.name}:{name}" if is_new else name
             yield self._keep(node, storage, width * size, split=True)
-        out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
-        if not is_eager:
-            yield out
-            if self.joins_heads:
-                yield replace(out, storage=f"{node.name}:joined")
-            yield self._keep(node, f"{node.name}:sums", work.heads * FP32, split=True, core=True)
-            return
-        keys = max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
-        each = work.heads * keys
-        yield self._keep(node, f"{node.name}:softmax", each * FP32, split=True, core=True)
-        if size != FP32:
-            yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
 
     def _recurrence(self, node: Node) -> Iterator[Saved]:
         """A convolution or a scan as a fused kernel has it: what goes in, and what comes out."""
@@ -293,7 +346,7 @@ class _Keeper:
             work = self.nodes[name].work
             if name in weighs or (weighs and not self.needs[weighs[0]]):
                 continue
-            used = work.used if isinstance(work, Linear) and work.copies > 1 else 1
+            used = work.used if isinstance(work, Linear | Fold) and work.copies > 1 else 1
             per_row = self.widths[name] * used * self.numbers.compute
             yield self._keep(node, name, per_row, split=False)
 

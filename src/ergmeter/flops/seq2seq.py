@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.encoders import Block, add_block, biased_attention, renamed
+from ergmeter.flops.blocks import Block, add_block, biased_attention, renamed
 from ergmeter.flops.graph import Builder, Graph
 from ergmeter.flops.layers import Mlp, SelfAttention
 

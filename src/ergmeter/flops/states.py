@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph import Linear
+from ergmeter.flops.storage import KEPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.flops.graph import Node
+    from ergmeter.flops.storage import Kept
 
 _FP32 = 4
 _BLOCK_8BIT = 256  # bitsandbytes' block of an 8-bit state, each with a scale in 32 bits
@@ -105,34 +107,7 @@ def scratch_bytes(name: str, node: Node, number: int, master: int) -> float:
     return float(node.params * max(number, master))
 
 
-@dataclass(frozen=True, slots=True)
-class Quantisation:
-    """A type that weights are kept in: bits of a number, and what scales cost beside them."""
-
-    name: str
-    bytes_per_weight: float
-    bytes_per_output: float
-    says: str
-
-    def bytes(self, work: Linear, number: int) -> float:
-        """Of a whole matrix; its bias is not quantised."""
-        weights = work.inputs * work.outputs * work.copies
-        bias = work.outputs * work.copies * work.bias * number
-        return weights * self.bytes_per_weight + work.outputs * self.bytes_per_output + bias
-
-
-# Blocks of 64 weights share a scale in 32 bits; doubly quantised the scale has 8 bits, and each 256
-# of them one in 32 (QLoRA, arXiv 2305.14314). int8 (arXiv 2208.07339) has a scale for each output.
-QUANTISATIONS = {
-    each.name: each
-    for each in (
-        Quantisation("nf4", 1 / 2 + 4 / 64, 0, "4 bits, a scale for each 64"),
-        Quantisation(
-            "nf4-double", 1 / 2 + 1 / 64 + 4 / (64 * 256), 0, "4 bits, the scales in 8 bits"
-        ),
-        Quantisation("int8", 1, 4, "8 bits, a scale for each output"),
-    )
-}
+QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base
 
 
 def stored_as(quantised: object) -> str | None:
@@ -147,10 +122,8 @@ def stored_as(quantised: object) -> str | None:
     return f"{method}, {width} bits" if isinstance(width, int) else method
 
 
-def quantisation(name: str | None) -> Quantisation | None:
+def quantisation(name: str | None) -> Kept | None:
     """By name."""
-    if name is None:
-        return None
-    if name not in QUANTISATIONS:
-        raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISATIONS)}")
-    return QUANTISATIONS[name]
+    if name is not None and name not in QUANTISED:
+        raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISED)}")
+    return KEPT[name] if name else None

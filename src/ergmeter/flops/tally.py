@@ -17,6 +17,8 @@ class Counted:
     params_trained: int = 0
     calls_not_counted: dict[str, int] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
+    # Of pairs that a mask keeps apart, and of scores that are made again.
+    spared: PartFlops = field(default_factory=PartFlops)
 
     @cached_property
     def total(self) -> PartFlops:
@@ -47,6 +49,20 @@ class Counted:
     def hardware(self) -> float:
         """What is computed."""
         return self.total.hardware
+
+    @property
+    def needed(self) -> PartFlops:
+        """Without pairs that a causal mask keeps apart and what fused attention makes again.
+
+        Where a kernel was told of the mask, or its module says that it is causal; attention that
+        is written out as products counts whole.
+        """
+        whole, less = self.total, self.spared
+        return PartFlops(
+            whole.forward - less.forward,
+            whole.backward - less.backward,
+            whole.recomputed - less.recomputed,
+        )
 
     @property
     def operators(self) -> dict[str, PartFlops]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.blocks import Block, add_block
 from ergmeter.flops.config import Config, shown
-from ergmeter.flops.encoders import Block, add_block
 from ergmeter.flops.graph import Attention, Builder
 from ergmeter.flops.layers import Mlp, SelfAttention
 

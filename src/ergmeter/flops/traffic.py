@@ -17,6 +17,7 @@ from ergmeter.flops.graph import Attention, Convolution, Linear, Scan
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch, Sequences
     from ergmeter.flops.graph import Graph, Node
+    from ergmeter.flops.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +34,21 @@ class Traffic:
         return self.weights_bytes + self.cache_read_bytes + self.cache_written_bytes
 
 
-def forward_traffic(
-    graph: Graph, batch: Batch, *, bytes_per_weight: float, bytes_per_cached: float
-) -> Traffic:
+def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> Traffic:
     """Bytes one forward pass over a batch has to move.
 
     Of the experts those that at least one row is sent to are read; how many is an expectation, over
     rows sent at random. A lookup reads its rows of the table and no more.
     """
-    weights = sum(_touched(node, batch) for node in graph) * bytes_per_weight
+    weights = sum(_share_read(node, batch) * storage.held_bytes(node) for node in graph)
     read = written = 0.0
     for node in graph:
         for sequence in batch.stream(node.stream):
             kept_read, kept_written = _cached(node, sequence, batch)
             read += kept_read
             written += kept_written
-    return Traffic(weights, read * bytes_per_cached, written * bytes_per_cached)
+    each = storage.cache.bits / 8
+    return Traffic(weights, read * each, written * each)
 
 
 def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float]:
@@ -58,9 +58,9 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
         whole = work.cached * batch.source_length(work.keys) * sequence.count
         return (whole, 0) if sequence.past else (0, whole)
     if isinstance(work, Attention) and work.mask == "causal":
-        seen = sequence.past % work.chunk if work.chunk else sequence.past
-        seen = min(seen, work.window or seen)
-        return work.cached * seen * sequence.count, work.cached * sequence.rows
+        before = _kept(work, sequence.past)
+        new = min(sequence.new, _kept(work, sequence.past + sequence.new))
+        return work.cached * before * sequence.count, work.cached * new * sequence.count
     state = 0
     if isinstance(work, Scan):
         state = work.state
@@ -69,23 +69,21 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
     return (state * sequence.count if sequence.past else 0), state * sequence.count
 
 
-def bytes_of(dtype: str | None) -> float:
-    """Bytes of a number of this type; 2 where it is not said, as of bf16 and fp16."""
-    return {"fp32": 4.0, "tf32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5}.get(dtype or "", 2.0)
+def _kept(work: Attention, length: int) -> int:
+    """Of so many positions those that the next one sees."""
+    if work.chunk is not None:
+        return length % work.chunk
+    if work.window is not None:  # which has the next one in it
+        return min(length, work.window - 1)
+    return length
 
 
-def _touched(node: Node, batch: Batch) -> float:
-    """Parameters of a node that are read."""
+def _share_read(node: Node, batch: Batch) -> float:
+    """Of what a node holds, the share read; a tied matrix is read where it is multiplied."""
     rows = batch.rows(node.stream)
-    if not rows:
+    if not rows or node.role in ("embedding", "positions"):
         return 0
     work = node.work
-    if isinstance(work, Linear):
-        held = work.held  # a tied matrix is read where it is multiplied
-        if work.copies > 1:
-            missed = (1 - work.used / work.copies) ** rows
-            return held * (1 - missed)
-        return held
-    if node.role in ("embedding", "positions"):
-        return 0.0
-    return node.params
+    if isinstance(work, Linear) and work.copies > 1:
+        return 1 - (1 - work.used / work.copies) ** rows
+    return 1

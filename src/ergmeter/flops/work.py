@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import with_adapters
-from ergmeter.flops.analytic import PartFlops, step_flops, total
-from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention, sizes
+from ergmeter.flops.analytic import PartFlops, node_pairs, step_flops, total
+from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention
 from ergmeter.flops.graph import Attention, Linear, trains_all
+from ergmeter.flops.sizes import sizes
+from ergmeter.flops.storage import ASSUMED
 from ergmeter.flops.traffic import forward_traffic
 from ergmeter.records import Flops
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.adapters import Lora
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.conventions import Convention, Sizes
+    from ergmeter.flops.conventions import Convention
     from ergmeter.flops.graph import Graph, Node, Trainable
+    from ergmeter.flops.sizes import Sizes
+    from ergmeter.flops.storage import Storage
     from ergmeter.flops.traffic import Traffic
 
 Phase = Literal["train", "prefill", "decode"]
@@ -39,14 +44,19 @@ class Training:
 class Work:
     """One step of a model: what it costs, and under which names."""
 
+    phase: str
+    batch: Batch
+    training: Training
     parts: Parts  # by `exact`, as documents; hardware as the grid
     flops: dict[str, Flops]  # by convention, the chosen one first
-    left_out: dict[str, str]  # conventions that have nothing to say here, and why
+    not_defined: dict[str, str]  # conventions that have nothing to say here, and why
     params: int
     params_active: int
     params_trained: int
     assumptions: tuple[str, ...] = field(default=())
     traffic: Traffic | None = None  # of inference
+    kept: tuple[str, ...] = ()  # how weights and cache are kept, and who says so
+    kept_bytes: float | None = None  # of all weights
 
     @property
     def chosen(self) -> Flops:
@@ -62,11 +72,11 @@ def step_work(
     training: Training | None = None,
     chosen: str = EXACT,
     params: int | None = None,
-    bytes_per_weight: float = 2,
+    storage: Storage = ASSUMED,
 ) -> Work:
     """Count one step. `params`: the N of whoever's figure is to be met, where it is not ours.
 
-    `bytes_per_weight`, also those of a cached number, is for the bytes that inference moves.
+    `storage`, how weights and cache are kept, is for the bytes that inference moves.
     """
     if phase not in PHASES:
         raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
@@ -81,15 +91,18 @@ def step_work(
         raise UsageError(
             "everything is frozen, so nothing is trained: freeze less, or count prefill"
         )
-    moved = None if phase == "train" else _moved(graph, batch, bytes_per_weight)
-    job = _Job(adapted, batch, judge, how, parts, found, reason)
+    moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
+    frozen = judge is not None and trained != adapted.params
+    job = _Job(adapted, batch, judge, how, parts, found, reason, frozen)
+    assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase))
+    kept = () if moved is None else storage.said
     flops: dict[str, Flops] = {}
-    left_out: dict[str, str] = {}
+    not_defined: dict[str, str] = {}
     for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
         try:
             model, hardware = job.under(each)
         except NotMeasurable as error:
-            left_out[each.name] = str(error)
+            not_defined[each.name] = str(error)
             continue
         flops[each.name] = Flops(
             model_per_step=model,
@@ -98,19 +111,24 @@ def step_work(
             hardware_per_step=hardware,
             tokens_per_step=batch.tokens_real,
             bytes_per_step=moved.total_bytes if moved else None,
-            assumptions=graph.assumptions,
+            assumptions=(*assumed, *(f"kept: {line}" for line in kept)),
         )
-    if first.name in left_out:
-        raise NotMeasurable(f"{first.name}: {left_out[first.name]}")
+    if first.name in not_defined:
+        raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
     return Work(
-        parts,
-        flops,
-        left_out,
-        adapted.params,
-        adapted.params_active,
-        trained,
-        (*graph.assumptions, *_inference_assumptions(graph, phase, bytes_per_weight)),
-        moved,
+        phase=phase,
+        batch=batch,
+        training=how,
+        parts=parts,
+        flops=flops,
+        not_defined=not_defined,
+        params=adapted.params,
+        params_active=adapted.params_active,
+        params_trained=trained,
+        assumptions=assumed,
+        traffic=moved,
+        kept=kept,
+        kept_bytes=None if moved is None else storage.total_bytes(adapted),
     )
 
 
@@ -125,6 +143,7 @@ class _Job:
     parts: Parts
     sizes: Sizes | None
     no_sizes: str  # why formulas have nothing to say
+    is_partly_frozen: bool
 
     def under(self, each: Convention) -> tuple[float, float]:
         """Model and hardware FLOPs, or NotMeasurable where it is not for a step like this."""
@@ -133,8 +152,13 @@ class _Job:
             return sums.model, sums.hardware
         if self.sizes is None:
             raise NotMeasurable(self.no_sizes)
-        if each.is_for_lora and self.how.lora is None:
-            raise NotMeasurable("it is for LoRA, and nothing here is")
+        if each.is_for_lora and (self.how.lora is None or self.trainable is None):
+            raise NotMeasurable("it is for training with LoRA, and this is not")
+        if not each.is_for_lora and self.is_partly_frozen:
+            raise NotMeasurable("it counts every weight as trained, and here some are frozen")
+        reason = each.undefined(self.sizes)
+        if reason:
+            raise NotMeasurable(reason)
         model = each.model(self.sizes, self.batch)
         if self.trainable is None:
             return model / 3, model / 3
@@ -152,21 +176,45 @@ class _Job:
         return total(grid).recomputed
 
 
-def _moved(graph: Graph, batch: Batch, bytes_each: float) -> Traffic:
-    return forward_traffic(graph, batch, bytes_per_weight=bytes_each, bytes_per_cached=bytes_each)
-
-
-def _inference_assumptions(graph: Graph, phase: str, bytes_per_weight: float) -> list[str]:
+def _assumptions(graph: Graph, batch: Batch, phase: str) -> list[str]:
+    """What a step takes for granted, beside the model's own."""
+    said = []
+    if "tokens_per_image" in graph.facts and not batch.images and phase != "decode":
+        said.append("no images, so none of what sees them is counted; pass --images")
     if phase == "train":
-        return []
-    said = [f"{bytes_per_weight:g} B a weight and a cached number"]
+        return said
+    if batch.rows("logits") < batch.rows("tokens"):
+        said.append("the head is applied to the last token of each prompt, and to no other")
     if any(isinstance(node.work, Linear) and node.work.copies > 1 for node in graph):
         said.append("of the experts, as many are read as rows sent at random would meet")
-    if any(isinstance(node.work, Attention) and node.work.latent for node in graph):
-        said.append(
-            "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked first"
+    more = _absorbed(graph, batch)
+    if more is None:
+        return said
+    line = "latent attention: bytes of the compressed cache, FLOPs as if it were unpacked"
+    if phase == "decode":
+        line += (
+            "; with its projection absorbed by the query's and the output's, as servers decode,"
+            f" {scaled(more, 'FLOP')} more"
         )
-    return said
+    return [*said, line]
+
+
+def _absorbed(graph: Graph, batch: Batch) -> float | None:
+    """What absorbed projections add to latent attention; None where there is none.
+
+    Queries then meet what is cached as it is, longer than keys and values are, and the projection
+    costs as much as before: of each head's query up to the rank, and of its result down again.
+    """
+    latent = [node for node in graph if isinstance(node.work, Attention) and node.work.latent]
+    linears = {node.name: node.work for node in graph if isinstance(node.work, Linear)}
+    more = 0.0
+    for node in latent:
+        core = node.work
+        assert isinstance(core, Attention)
+        assert core.latent is not None
+        longer = core.latent - core.qk_dim + linears[node.of[1]].inputs - core.v_dim
+        more += 2 * core.heads * longer * node_pairs(core, batch, node.stream, "needed")
+    return more if latent else None
 
 
 def trained_graph(graph: Graph, how: Training) -> tuple[Graph, Trainable]:

@@ -8,6 +8,7 @@ field and value.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ergmeter.errors import FormatError
@@ -46,7 +47,7 @@ def read_rows(document: dict[str, Any], path: str) -> tuple[dict[str, DeviceSpec
 _FIELDS: dict[str, type] = {
     "name": str, "vendor": str, "driver_names": list, "aliases": list, "peak_tflop_per_s": dict,
     "bandwidth_gb_per_s": float, "memory_gib": float, "tdp_w": float, "source": str,
-    "checked": str, "confirmed": str, "note": str,
+    "checked": str, "confirmed": str, "note": str, "lacks": list,
 }  # fmt: skip
 _SPOKEN: dict[type, str] = {str: "a text", list: "a list of texts", dict: "a table of numbers"}
 _REQUIRED = ("name", "peak_tflop_per_s", "source")
@@ -60,6 +61,7 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
     for field in _REQUIRED:
         if field not in fields:
             raise FormatError(f"{where} {field} is missing; a row needs {', '.join(_REQUIRED)}")
+    peaks = _peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s")
     memory = _scaled(fields.get("memory_gib"), _BYTES_PER_GIB)
     return DeviceSpec(
         key=key,
@@ -67,7 +69,7 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         vendor=fields.get("vendor", "other"),
         driver_names=tuple(fields.get("driver_names", ())),
         aliases=tuple(fields.get("aliases", ())),
-        peak_flops_per_s=_peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s"),
+        peak_flops_per_s=peaks,
         bandwidth_bytes_per_s=_scaled(fields.get("bandwidth_gb_per_s"), _BYTES_PER_GB),
         memory_bytes=None if memory is None else round(memory),
         tdp_w=_scaled(fields.get("tdp_w"), 1.0),
@@ -75,6 +77,7 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         checked=fields.get("checked", ""),
         confirmed=fields.get("confirmed", ""),
         note=fields.get("note", ""),
+        lacks=_lacks(fields.get("lacks", ()), peaks, f"{where} lacks"),
     )
 
 
@@ -107,6 +110,15 @@ def _peaks(given: dict[str, Any], where: str) -> dict[str, float]:
             raise FormatError(f"{where}.{dtype} is {value!r}; that many TFLOP/s is no device's")
         peaks[dtype] = peak
     return peaks
+
+
+def _lacks(given: Sequence[str], peaks: Mapping[str, float], where: str) -> tuple[str, ...]:
+    for dtype in given:
+        if dtype not in DTYPES:
+            raise FormatError(f"{where} has no type {dtype!r}; it may have {', '.join(DTYPES)}")
+        if dtype in peaks:
+            raise FormatError(f"{where} names {dtype!r}, which has a peak in the same row")
+    return tuple(given)
 
 
 def _scaled(value: float | None, factor: float) -> float | None:

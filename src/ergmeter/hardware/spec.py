@@ -1,7 +1,9 @@
 """One device and its peaks, and a peak as a user writes it.
 
 The trap: a number without its type or its unit. "The peak" of an H100 is 67, 494.5, 989.5 or 1979
-TFLOP/s; 989.5 typed where FLOP/s are meant gives an MFU of ten to the fourteen percent.
+TFLOP/s; 989.5 typed where FLOP/s are meant gives an MFU of ten to the fourteen percent. A type
+without a number is one of two things: the device has no units for it, or nobody says how fast they
+are. Only the second is unknown.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class DeviceSpec:
     checked: str  # the day the row was entered or last revised
     confirmed: str = ""  # what its peak was held against that day
     note: str = ""
+    lacks: tuple[
+        str, ...
+    ] = ()  # types that it has no units for; the rest of the absent are unknown
     origin: str = BUILT_IN  # or the user's file, or "derived"
     basis: Basis = "reported"
 
@@ -50,8 +55,13 @@ class DeviceSpec:
         if dtype not in DTYPES:
             raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
         found = self.peak_flops_per_s.get(dtype)
+        has = ", ".join(self.peak_flops_per_s) or "none at all"
+        if dtype in self.lacks:
+            raise NotMeasurable(
+                f"no {dtype} peak: {self.name} has no {dtype} units; pass the type it computes in"
+                f" (its table row has {has})"
+            )
         if found is None:
-            has = ", ".join(self.peak_flops_per_s) or "none at all"
             raise NotMeasurable(
                 f"unknown peak: pass --peak ({self.name} has no {dtype} rate in the hardware"
                 f" table; it has {has})"

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import os
+import re
 import sys
 from importlib import resources
 from pathlib import Path
@@ -49,7 +50,7 @@ def lookup(name: str, *, extra: Path | None = None) -> DeviceSpec:
         )
     raise NotMeasurable(
         f"unknown peak: pass --peak (no row of the hardware table is named {name!r};"
-        f" `erg peaks` lists them){_nearest(wanted, users, built_in)}"
+        f" `erg peaks` lists them){_question(_like(wanted, {**built_in.rows, **users.rows}))}"
     )
 
 
@@ -92,18 +93,44 @@ class _Table:
 _NO_ROWS = _Table({}, {}, {})
 
 
-def _nearest(wanted: str, *tables: _Table) -> str:
-    """A question about names like it. Nothing is ever computed from them."""
+_MOST_SUGGESTED = 5
+_LEAST_LETTERS = 2  # of a part of a name; "a" is in most of them
+
+
+def _like(wanted: str, rows: dict[str, DeviceSpec]) -> list[str]:
+    """Keys of rows to ask about, nearest first: names with this text in them, else similar ones.
+
+    Nothing is ever computed from them.
+    """
     spelled = {
-        folded(name): name
-        for table in tables
-        for row in table.rows.values()
-        for name in (*row.driver_names, *row.aliases, row.key)
+        key: [folded(n) for n in (key, row.name, *row.driver_names, *row.aliases)]
+        for key, row in rows.items()
     }
-    near = difflib.get_close_matches(wanted, spelled, n=2, cutoff=0.75)
-    if not near:
+    part = _letters(wanted)
+    # A row is as near as its shortest name with the text in it: "4090" is the RTX 4090, then the D.
+    around = {
+        key: min((len(n) for n in map(_letters, names) if part in n), default=None)
+        for key, names in spelled.items()
+        if len(part) >= _LEAST_LETTERS
+    }
+    holding = {key: length for key, length in around.items() if length is not None}
+    if holding:
+        return sorted(holding, key=lambda key: holding[key])[:_MOST_SUGGESTED]
+    of = {name: key for key, names in spelled.items() for name in names}
+    near = difflib.get_close_matches(wanted, of, n=_MOST_SUGGESTED, cutoff=0.75)
+    return list(dict.fromkeys(of[name] for name in near))[:2]
+
+
+def _letters(name: str) -> str:
+    """A name without what people leave out or put in: "rtx4090", "RTX-4090", "RTX 4090"."""
+    return re.sub(r"[^a-z0-9]+", "", name.casefold())
+
+
+def _question(keys: list[str]) -> str:
+    if not keys:
         return ""
-    return f". Did you mean {' or '.join(repr(spelled[name]) for name in near)}?"
+    *others, last = keys
+    return f". Did you mean {', '.join(others)} or {last}?" if others else f". Did you mean {last}?"
 
 
 @functools.cache

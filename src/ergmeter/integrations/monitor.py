@@ -28,14 +28,22 @@ if TYPE_CHECKING:
 
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: set[str] = set()
+_SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # fp32 says nothing of the products
 
 
 def calculate_mfu_with_profiler(
-    model: nn.Module, batch_size: int, seq_length: int, step_time: float
+    model: nn.Module,
+    batch_size: int,
+    seq_length: int,
+    step_time: float,
+    *,
+    dtype: str | None = None,
 ) -> float:
     """MFU of a training step of `batch_size` sequences on one device, in `step_time` seconds.
 
-    nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong.
+    nan where the FLOPs or the device's peak are not known; above 1 if an input is wrong. `dtype` is
+    what products are computed in (bf16, fp16, tf32, fp32, ...): that of the weights if not given;
+    of fp32 weights it can't be seen, so bf16 as under autocast is assumed, with one warning.
     """
     if not math.isfinite(step_time) or step_time <= 0:
         raise UsageError(f"step_time must be seconds above 0; got {step_time!r}")
@@ -43,11 +51,17 @@ def calculate_mfu_with_profiler(
         raise UsageError(
             f"batch_size and seq_length must be 1 or more; got {batch_size!r} and {seq_length!r}"
         )
+    known = _knowledge(model)
     try:
-        flops = batch_size * _sequence_flops(model, seq_length)
+        flops = batch_size * known.sequence_flops(model, seq_length)
     except ErgmeterError as error:
         return _unknown(f"no MFU: {error}")
-    return flops / step_time / get_gpu_peak_flops(dtype=_dtype(model))
+    peak = get_gpu_peak_flops(dtype=dtype or known.dtype or "bf16")
+    if dtype is None and known.dtype is None and not math.isnan(peak):
+        _warn_once(
+            "weights in fp32: products are taken to be in bf16, as under autocast; pass dtype="
+        )
+    return flops / step_time / peak
 
 
 def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") -> float:
@@ -72,7 +86,15 @@ class _Known:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
         self._trained = self._now_trained()
-        self.flops: dict[int, float] = {}
+        self._flops: dict[int, float] = {}
+        kept = {parameter.dtype for parameter in self._parameters}
+        self.dtype = next((_SHORT[one] for one in _SHORT if one in kept), None)
+
+    def sequence_flops(self, model: nn.Module, seq_length: int) -> float:
+        """Counted at the first call for a length."""
+        if seq_length not in self._flops:
+            self._flops[seq_length] = _counted(model, seq_length)
+        return self._flops[seq_length]
 
     def is_current(self) -> bool:
         """Whether nothing was frozen or thawed since."""
@@ -82,30 +104,26 @@ class _Known:
         return sum([parameter.requires_grad for parameter in self._parameters])
 
 
-def _sequence_flops(model: nn.Module, seq_length: int) -> float:
+def _knowledge(model: nn.Module) -> _Known:
     known = _known.get(model)
     if known is None or not known.is_current():
         known = _known[model] = _Known(model)
-    if seq_length not in known.flops:
-        known.flops[seq_length] = _counted(model, seq_length)
-    return known.flops[seq_length]
+    return known
 
 
 def _counted(model: nn.Module, seq_length: int) -> float:
     try:
         return model_work(model, seq_length)[0].chosen.model_per_step
     except ErgmeterError:  # no configuration, or a family that is not known: run it
-        return count(model, batch_size=1, seq_len=seq_length).model
-
-
-def _dtype(model: nn.Module) -> str:
-    """What the products are in: the weights' type; of fp32 weights, as under autocast, bf16."""
-    first = next(model.parameters(), None)
-    return "fp16" if first is not None and first.dtype == torch.float16 else "bf16"
+        return count(model, batch_size=1, seq_len=seq_length).needed.model
 
 
 def _unknown(why: str) -> float:
-    if why not in _warned:
-        _warned.add(why)
-        warnings.warn(why, stacklevel=3)
+    _warn_once(why)
     return math.nan
+
+
+def _warn_once(said: str) -> None:
+    if said not in _warned:
+        _warned.add(said)
+        warnings.warn(said, stacklevel=4)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import ambiguous_names, lookup
+from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.throughput import tokens_per_s
-from ergmeter.records import DTYPES, Missing, Reading, weakest
+from ergmeter.records import Missing, Reading, weakest
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -28,15 +28,14 @@ if TYPE_CHECKING:
 
     _Share = Callable[..., Reading]
 
+__all__ = ["Peak", "Rate", "compute_results", "declared_peak", "run_results", "table_peak"]
+
 MFU = "utilization.mfu_frac"
 MFU_BF16 = "utilization.mfu_bf16_peak_frac"
 HFU = "utilization.hfu_frac"
 FLOPS_PER_S = "compute.model_flops_per_s_per_device"
 FLOPS_PER_TOKEN = "compute.model_flops_per_token"
 BANDWIDTH = "utilization.bandwidth_frac"
-
-# Types whose products are computed at one rate and everything around them at another.
-_NARROW = ("fp8", "fp4", "int8")
 
 _CAUSES = (
     "tokens per second of all devices against the peak of one; a peak of another type;"
@@ -46,51 +45,8 @@ _CAUSES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
-    """What a ratio is taken against: one device's dense peak, and who says so."""
-
-    device: str
-    dtype: str
-    flops_per_s: float
-    source: str
-    basis: Basis
-    bf16_flops_per_s: float | None = None
-    bandwidth_bytes_per_s: float | None = None
-
-    @property
-    def said(self) -> str:
-        """In words."""
-        return f"{scaled(self.flops_per_s, 'FLOP/s')} dense {self.dtype} ({self.source})"
-
-
-def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak:
-    """The peak of a device by name. NotMeasurable where the table does not know it.
-
-    A name that several devices share has a peak if they all have the same one.
-    """
-    if dtype not in DTYPES:
-        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
-    specs = [lookup(key) for key in ambiguous_names().get(device.strip().lower(), ())]
-    peaks = {spec.peak_flops_per_s.get(dtype) for spec in specs}
-    if len(peaks) != 1 or None in peaks:
-        specs = [lookup(device)]
-    spec = specs[0]
-    return Peak(
-        spec.name if len(specs) == 1 else device,
-        dtype,
-        spec.peak(dtype),
-        (f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source)
-        + (f"; {dtype} is assumed, no type was given" if is_dtype_assumed else ""),
-        "assumed" if is_dtype_assumed else spec.basis,
-        spec.peak_flops_per_s.get("bf16"),
-        spec.bandwidth_bytes_per_s,
-    )
-
-
-def declared_peak(flops_per_s: float, dtype: str, source: str | None) -> Peak:
-    """A peak that the user gave."""
-    said = source or "given, source not stated"
-    return Peak("the device", dtype, flops_per_s, said, "assumed" if not source else "reported")
+class NotApplicable(Missing):
+    """Why a job has no such number: it is not about jobs like it, and nothing is wanting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,43 +79,84 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     basis = weakest("derived", rate.basis)
     over = f"{_devices(rate.devices)}; {rate.note}"
     found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
+    share = _shares(each, low, high, basis)
     if isinstance(peak, Missing):
-        return found | dict.fromkeys((MFU, HFU, MFU_BF16, BANDWIDTH), peak)
-    basis = weakest(basis, peak.basis)
-
-    def share(value: float, against: float, note: str, *, may_exceed: bool = False) -> Reading:
-        edges = (None if edge is None else edge * value / each / against for edge in (low, high))
-        low_frac, high_frac = edges
-        ratio = value / against
-        if ratio > 1 and not may_exceed:
-            note = f"above 1, so an input is wrong; likely {_CAUSES}. {note}"
-        return Reading(ratio, "frac", basis, low_frac, high_frac, note)
-
+        return found | _without_peak(peak, chosen, rate, each, share)
     found[MFU] = share(
+        peak,
         each,
         peak.flops_per_s,
         f"{chosen.convention}{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
     )
     found[HFU] = _hfu(chosen, each, share, peak)
-    found[MFU_BF16] = _against_bf16(each, share, peak)
+    found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype)
     found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
     return found
+
+
+def _shares(each: float, low: float | None, high: float | None, basis: Basis) -> _Share:
+    """A rate as a share of a peak, with the edges that the rate has."""
+
+    def share(
+        peak: Peak, value: float, against: float, note: str, *, may_exceed: bool = False
+    ) -> Reading:
+        edges = (None if edge is None else edge * value / each / against for edge in (low, high))
+        low_frac, high_frac = edges
+        ratio = value / against
+        if ratio > 1 and not may_exceed:
+            note = f"above 1, so an input is wrong; likely {_CAUSES}. {note}"
+        return Reading(ratio, "frac", weakest(basis, peak.basis), low_frac, high_frac, note)
+
+    return share
+
+
+def _without_peak(
+    peak: Missing, chosen: Flops, rate: Rate, each: float, share: _Share
+) -> dict[str, Result]:
+    """What is left where the peak of the type is not known."""
+    wide = peak.bf16 if isinstance(peak, NoPeak) else None
+    dtype = peak.dtype if isinstance(peak, NoPeak) else ""
+    found: dict[str, Result] = {MFU: peak, HFU: peak, MFU_BF16: peak, BANDWIDTH: peak}
+    if wide is not None:
+        found[MFU_BF16] = _against_bf16(each, share, wide, dtype=dtype)
+        found[BANDWIDTH] = _bandwidth(chosen, rate, wide)
+    elif dtype not in NARROW:
+        found[MFU_BF16] = _one_peak(dtype)
+    if chosen.bytes_per_step is None:
+        found[BANDWIDTH] = _NO_BYTES
+    return found
+
+
+_KEPT_AS = "kept: "
+_NO_BYTES = NotApplicable("bytes are counted for inference, which is bound by them: --phase decode")
+
+
+def _one_peak(dtype: str) -> NotApplicable:
+    which = f"the products are in {dtype}" if dtype else "the type of the products was not said"
+    return NotApplicable(f"{which}: {MFU} has the one peak there is")
 
 
 def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
     """Bytes that had to be moved, over time, of what the memory can do."""
     if chosen.bytes_per_step is None or not chosen.tokens_per_step:
-        return Missing("bytes are counted for inference, which is bound by them: --phase decode")
+        return _NO_BYTES
     if peak.bandwidth_bytes_per_s is None:
-        return Missing(f"the memory bandwidth of {peak.device} is not known")
+        return Missing(
+            f"the memory bandwidth of {peak.device} is not known: name the device exactly, as"
+            " `erg peaks` does"
+        )
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
+    # What the bytes were counted at is among what was assumed, as `flops.work` writes it.
+    kept = [one.removeprefix(_KEPT_AS) for one in chosen.assumptions if one.startswith(_KEPT_AS)]
     note = (
-        f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token; of"
-        f" {scaled(peak.bandwidth_bytes_per_s, 'B/s')} ({peak.source}); {rate.note}"
+        f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
+        f"{''.join(f'; {one}' for one in kept)}; of {scaled(peak.bandwidth_bytes_per_s, 'B/s')}"
+        f" ({peak.bandwidth_source or peak.source}); {rate.note}"
     )
-    basis = weakest("derived", rate.basis, peak.basis)
+    is_assumed = any("assumed" in one for one in kept)
+    basis = weakest("derived", rate.basis, "assumed" if is_assumed else "reported")
     ratio = rate.tokens_per_s * factor
     if ratio > 1:
         note = f"above 1, so an input is wrong; likely another batch size or type than said. {note}"
@@ -184,19 +181,19 @@ def _hfu(chosen: Flops, each: float, share: _Share, peak: Peak) -> Result:
         if ratio != 1
         else f"nothing is computed twice, as declared, so it equals MFU; of {peak.said}"
     )
-    return share(each * ratio, peak.flops_per_s, note)
+    return share(peak, each * ratio, peak.flops_per_s, note)
 
 
-def _against_bf16(each: float, share: _Share, peak: Peak) -> Result:
-    if peak.dtype not in _NARROW:
-        return Missing(f"the products are in {peak.dtype}: {MFU} has the one peak there is")
+def _against_bf16(each: float, share: _Share, peak: Peak, *, dtype: str) -> Result:
+    if dtype not in NARROW:
+        return _one_peak(dtype)
     if peak.bf16_flops_per_s is None:
         return Missing("the bf16 peak of the device is not known")
     note = (
-        f"products in {peak.dtype}, held against the bf16 peak of"
+        f"products in {dtype}, held against the bf16 peak of"
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
     )
-    return share(each, peak.bf16_flops_per_s, note, may_exceed=True)
+    return share(peak, each, peak.bf16_flops_per_s, note, may_exceed=True)
 
 
 def _devices(count: int) -> str:
@@ -260,8 +257,13 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
     nodes = evidence.devices("node")
     devices = settings.num_devices or len(gpus) or len(nodes) or 1
     if settings.peak_flops_per_s is not None:
-        dtype = settings.dtype or "as declared"
-        return devices, declared_peak(settings.peak_flops_per_s, dtype, settings.peak_source)
+        names = {gpu.name for gpu in gpus}
+        return devices, declared_peak(
+            settings.peak_flops_per_s,
+            settings.dtype,
+            settings.peak_source,
+            device=names.pop() if len(names) == 1 else None,
+        )
     try:
         if gpus:
             return devices, _gpu_peak(gpus, settings.dtype)
@@ -270,7 +272,7 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
         return devices, Missing(str(error))
 
 
-def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak:
+def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
         raise NotMeasurable(f"the devices differ ({', '.join(names)}): which peak? pass --peak")
@@ -279,7 +281,7 @@ def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak:
             "what the products are computed in is not known, and peaks differ by type: pass --dtype"
             " (bf16, fp16, fp8, tf32, ...)"
         )
-    return table_peak(names[0], dtype)
+    return device_peak(names[0], dtype)
 
 
 def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.conventions import CONVENTIONS
+from ergmeter.flops.conventions import CONVENTIONS, LETTERS
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import step_work
 
@@ -29,11 +29,40 @@ _LENGTHS = (2048, 8192, 131072)
 
 def entry(one: Convention) -> list[str]:
     """One convention for a terminal."""
+    letters = ", ".join(f"{letter} {word}" for letter, word in one.letters.items())
     return [
         f"{one.name}: {one.formula}",
         f"  {one.definition}",
+        *([f"  letters: {letters}; per token"] if letters else []),
+        *(f"  {line}" for line in _limits(one)),
         f"  source: {one.source}",
     ]
+
+
+def _limits(one: Convention) -> list[str]:
+    """What it is not for, in words."""
+    if one.per_token is None:
+        return []
+    said = ["training with LoRA"] if one.is_for_lora else ["whole sequences, every weight trained"]
+    said += ["a causal mask"] if one.halves else []
+    said += [one.only_for] if one.only_for else []
+    return [f"for: {', '.join(said)}"]
+
+
+def document(one: Convention) -> dict[str, Any]:
+    """One convention as JSON."""
+    return {
+        "name": one.name,
+        "formula_per_token": one.formula,
+        "letters": one.letters,
+        "definition": one.definition,
+        "limits": _limits(one),
+        "source": one.source,
+    }
+
+
+def _more(one: Convention) -> str:
+    return f" Only for {one.only_for}." if one.only_for else ""
 
 
 def page() -> str:
@@ -43,18 +72,17 @@ def page() -> str:
         "",
         "<!-- Made by `erg conventions --markdown`; do not edit. -->",
         "",
-        "Per token. N: parameters. M: weights that are multiplied. L layers, H query heads of",
-        "size Q, h hidden size, V vocabulary, E the input table, P learned positions, T tokens",
-        "of a sequence.",
+        f"Per token. {', '.join(f'{letter}: {word}' for letter, word in LETTERS.items())}.",
         "[flops.md](flops.md) derives `exact`; all others are other people's formulas as they are,",
-        "for comparing with their figures. `--convention NAME` chooses one; every report shows the",
-        "spread over the rest.",
+        "for comparing with their figures, and for whole sequences. But for those of LoRA they are",
+        "for training every weight. `--convention NAME` chooses one; every report shows the spread",
+        "over the rest that are defined for the model, and says which are not and why.",
         "",
         "| name | per token | what it counts | source |",
         "| --- | --- | --- | --- |",
     ]
     said += [
-        f"| `{one.name}` | {one.formula} | {one.definition} | {one.source} |"
+        f"| `{one.name}` | {one.formula} | {one.definition}{_more(one)} | {one.source} |"
         for one in CONVENTIONS.values()
     ]
     said += [

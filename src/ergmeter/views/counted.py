@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.errors import FormatError
 from ergmeter.flops.agreement import agreement
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.graph import trains_all
 from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import trained_graph
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -26,19 +29,28 @@ _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 
 
 def agreed(
-    config: Config, counted: Counted, shape: dict[str, Any], training: Training, *, phase: str
+    config: Config,
+    counted: Counted,
+    batch: Batch,
+    training: Training,
+    *,
+    train: bool,
+    source_len: int | None,
 ) -> str:
-    """What the analytic engine says of the same step, in a sentence."""
-    graph = model_graph(config)
-    batch = Batch.of(
-        shape["batch_size"], shape["seq_len"], source_len=shape["source_len"], facts=graph.facts
-    )
+    """What the analytic engine says of the same step, in a sentence; or why it says nothing."""
+    try:
+        plain = model_graph(config)
+    except FormatError as error:
+        return str(error)
+    graph, trained = trained_graph(plain, training)
+    if source_len or graph.facts:
+        batch = Batch.of(batch.sequences, batch.seq_len, source_len=source_len, facts=graph.facts)
 
     def analytic(pairs: Pairs) -> Parts:
         return step_flops(
             graph,
             batch,
-            trainable=trains_all if phase == "train" else None,
+            trainable=trained if train else None,
             checkpointing=training.checkpointing,
             pairs=pairs,
             scans=pairs == "needed",
@@ -62,13 +74,28 @@ def tables(counted: Counted) -> list[Table]:
 
 def _table(title: str, rows: dict[str, PartFlops]) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
-    table.add_column(title)
+    table.add_column(title, overflow="fold")
     for name in ("forward", "backward", "again"):
-        table.add_column(name, justify="right")
-    for name, flops in rows.items():
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, flops in _alike(rows):
         values = (flops.forward, flops.backward, flops.recomputed)
         table.add_row(name or "all", *(scaled(v, "FLOP") if v else "-" for v in values))
     return table
+
+
+def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
+    """The rows, of layers that follow each other and cost the same one for all."""
+    found: list[tuple[str, PartFlops]] = []
+    for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
+        names = [name for name, _ in group]
+        last = re.findall(r"\d+", names[-1])
+        many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
+        found.append((many, flops))
+    return found
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def lines(counted: Counted, agreed_on: str) -> list[Text]:

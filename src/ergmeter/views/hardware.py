@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from ergmeter.hardware import DeviceSpec
 
-_UNREAD = "as the document is commonly quoted; not read against it again"
+_UNREAD = "as commonly quoted, not checked"
+# A type without a number: no units for it, or a rate that nobody publishes.
+_NO_UNITS, _UNKNOWN = "none", "-"
 
 _HEAD = """\
 # Hardware
@@ -40,8 +42,9 @@ and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows
 - A name that several devices share is answered with their keys ("h100": h100-sxm, h100-pcie,
   h100-nvl). Some drivers do that too: "AMD Instinct MI250X / MI250", the two RTX 3080, Apple's
   chips with more or fewer GPU cores. Pass the key that is yours as the device.
-- An unknown name is answered with "unknown peak: pass --peak", and MFU is absent. A similar name
-  is asked about; its peak is never used.
+- An unknown name is answered with "unknown peak: pass --peak", and MFU is absent. Up to five rows
+  with that text in a name are asked about, nearest first ("4090": rtx-4090 or rtx-4090-d); none of
+  their peaks is used.
 
 ## What the figures are
 
@@ -55,10 +58,16 @@ and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows
   7x, a chip of the other TPUs. Trainium and Inferentia have a row for the core and one for the
   chip.
 - **Nominal.** A card capped below its TDP can't reach its peak; its MFU is still against it.
-- **Absent** where the device lacks the type, or where its maker does not publish the rate.
+- **"none" or "-".** "none": the device has no units for the type, and asking for it says so ("has
+  no fp8 units"). "-": nobody publishes the rate, or what is published does not agree: unknown.
 
-`checked` is the day a row was entered or last revised; `confirmed` says what its peak was held
-against that day. A row without it has the figures as its document is commonly quoted.
+A row ends with its source, what its peak was held against, and the day of that:
+
+- *datasheet*: the maker's own document was read, in part or in a copy.
+- *second document agrees*: one that is not the source has the same figures; which ones, and which
+  document, stands with it. The other types follow by the ratios that the source gives.
+- *as commonly quoted, not checked*: nothing was found to hold it against. Read its source before
+  much rests on it.
 
 ## CPUs
 
@@ -78,6 +87,7 @@ driver_names = ["ACME Accelerator 9000"]  # as the driver reports it
 aliases = ["acme"]
 peak_tflop_per_s = { bf16 = 400, fp8 = 800 }  # needed; dense
 bandwidth_gb_per_s = 2000                 # decimal GB
+lacks = ["fp4"]                           # no units for these; the other types are unknown
 memory_gib = 64
 tdp_w = 350
 source = "ACME 9000 datasheet, revision 3"  # needed
@@ -104,8 +114,8 @@ def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Rendera
             table.add_column(title, justify="right", no_wrap=True)
         for spec in specs:
             if spec.vendor == vendor:
-                numbers = _numbers(spec)
-                table.add_row(spec.key, *(_number(numbers[title], 4) for title in columns))
+                said = _said(spec, digits=4)
+                table.add_row(spec.key, *(said[title] for title in columns))
         parts.append(table)
     parts.append(Text("\nerg peaks NAME   one with its source, note and other names", "dim"))
     return Group(*parts)
@@ -113,11 +123,12 @@ def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Rendera
 
 def entry(spec: DeviceSpec) -> list[str]:
     """One device in words."""
-    numbers = {title: _number(number) for title, number in _numbers(spec).items()}
+    numbers = _said(spec)
     peaks = ", ".join(f"{dtype} {numbers[dtype]}" for dtype in spec.peak_flops_per_s)
     unread = _UNREAD if spec.origin == BUILT_IN else "-"
     lines = {
         "dense peak": f"{peaks} TFLOP/s (int8: 1e12 op/s)" if peaks else "none published",
+        "lacks": ", ".join(spec.lacks) or "-",
         "bandwidth": f"{numbers['GB/s']} GB/s",
         "memory": f"{numbers['GiB']} GiB",
         "TDP": f"{numbers['W']} W",
@@ -138,12 +149,11 @@ def document(spec: DeviceSpec) -> dict[str, Any]:
 
 def page() -> str:
     """The page docs/hardware.md, of the built-in rows alone."""
-    titles = ("device", "name", *DTYPES, "GB/s", "GiB", "W", "source", "note")
+    titles = ("device", "name", *DTYPES, "GB/s", "GiB", "W", "note", "source")
     lines = [_HEAD, _markdown(titles), _markdown(["---"] * len(titles))]
     for spec in built_in_devices():
-        source = f"{spec.source} ({spec.confirmed})" if spec.confirmed else spec.source
-        numbers = (_number(number) for number in _numbers(spec).values())
-        cells = (f"`{spec.key}`", spec.name, *numbers, source, spec.note or "-")
+        source = f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}"
+        cells = (f"`{spec.key}`", spec.name, *_said(spec).values(), spec.note or "-", source)
         lines.append(_markdown(cells))
     lines += ["", "## Driver names", "", _markdown(("device", "names")), _markdown(("---", "---"))]
     for spec in built_in_devices():
@@ -159,16 +169,16 @@ def _markdown(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _numbers(spec: DeviceSpec) -> dict[str, float | None]:
-    """By the title of its column, in the unit that the title says."""
+def _said(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
+    """The cells of a row by the title of their column, in the unit that the title says."""
     scales: dict[str, tuple[float | None, float]] = {
         **{dtype: (spec.peak_flops_per_s.get(dtype), 1e12) for dtype in DTYPES},
         "GB/s": (spec.bandwidth_bytes_per_s, 1e9),
         "GiB": (spec.memory_bytes, 2**30),
         "W": (spec.tdp_w, 1),
     }
-    return {k: None if value is None else value / unit for k, (value, unit) in scales.items()}
-
-
-def _number(value: float | None, digits: int = 6) -> str:
-    return "-" if value is None else significant(value, digits)
+    absent = dict.fromkeys(spec.lacks, _NO_UNITS)
+    return {
+        title: absent.get(title, _UNKNOWN) if value is None else significant(value / unit, digits)
+        for title, (value, unit) in scales.items()
+    }

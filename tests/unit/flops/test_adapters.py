@@ -95,3 +95,54 @@ def test_what_can_not_be_read_says_so(text: str, said: str) -> None:
 def test_a_target_that_is_not_there_is_an_error_with_those_that_are() -> None:
     with pytest.raises(UsageError, match=r"called 'c_attn'.*q_proj, k_proj, v_proj, o_proj"):
         with_adapters(tiny(), Lora(R, ("q_proj", "c_attn")))
+
+
+def mixture(family: str = "qwen3_moe", **more: object) -> Graph:
+    own = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    return tiny(model_type=family, shared_expert_intermediate_size=80, **own, **more)
+
+
+def test_model_flops_of_experts_are_those_of_two_small_matrices_by_hand() -> None:
+    plain = total(step_flops(mixture(), Batch.of(1, S), trainable=None))
+    adapted, trainable = with_adapters(mixture(), Lora(R, ("experts.down_proj",)))
+    found = total(step_flops(adapted, Batch.of(1, S), trainable=trainable))
+    assert found.forward - plain.forward == L * 2 * S * 2 * R * (96 + H)  # two experts a row
+    # What PEFT does in its place: makes the update of 8 experts twice, walks back through both
+    # factors, and has the gradient of the whole weight on the rows sent to it.
+    spent = L * (4 * 2 * 8 * 96 * H * R + 2 * S * 2 * 96 * H)
+    # Small matrices: forward, their own gradients, that between them; what goes in has none in the
+    # lowest layer.
+    small = L * 2 * S * 2 * R * (2 * 96 + 3 * H) + (L - 1) * 2 * S * 2 * R * 96
+    assert found.hardware - found.model == spent - small
+
+
+def test_what_all_linear_passes_by_is_said() -> None:
+    said = with_adapters(mixture("qwen2_moe"), Lora(R, ("all-linear",)))[0].assumptions
+    held = L * 8 * 3 * H * 96
+    assert any(f"passes the experts by ({held:.3g} parameters" in line for line in said)
+    doubled = with_adapters(mixture(), Lora(R, ("all-linear",)))[0].assumptions
+    assert any("of twice the rank on gate_up_proj" in line for line in doubled)
+    dense = mixture(mlp_only_layers=[0])
+    left = with_adapters(dense, Lora(R, ("all-linear",)))[0].assumptions
+    assert any("down_proj, gate_proj, up_proj of dense and shared" in line for line in left)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "said"),
+    [
+        ("qwen3_moe", ("gate_proj",), "'gate_proj' of the experts is one tensor with up_proj"),
+        ("qwen3_moe", ("w1",), "held as one tensor each .* target experts, or some of q_proj"),
+        ("qwen3_moe", ("nothing",), "it has q_proj, .*experts.gate_up_proj, experts.down_proj"),
+        ("llama", ("experts",), "called 'experts'"),
+    ],
+)
+def test_a_target_among_experts_that_means_nothing_says_what_would(
+    family: str, targets: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        with_adapters(mixture(family), Lora(R, targets))
+
+
+def test_dora_is_for_modules() -> None:
+    with pytest.raises(UsageError, match=r"no DoRA for weights that are no module, such as .*down"):
+        with_adapters(mixture(), Lora(R, ("experts.down_proj",), is_dora=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.conventions import CONVENTIONS, convention, sizes
+from ergmeter.flops.conventions import CONVENTIONS, convention
 from ergmeter.flops.graph import Graph
 from ergmeter.flops.models import model_graph
+from ergmeter.flops.sizes import sizes
 from ergmeter.flops.work import Training, step_work
 from ergmeter.views import conventions as view
 
@@ -106,15 +108,71 @@ def test_latent_attention_and_experts_as_bridge_counts_them() -> None:
     assert per_token("megatron", further, 4096) / 1e9 == pytest.approx(259.99, abs=0.05)
 
 
-def test_lora_is_billed_as_full_by_most_and_at_less_by_two() -> None:
+FULL = {name for name, one in CONVENTIONS.items() if not one.is_for_lora} - {"exact"}
+
+
+def test_formulas_of_full_training_say_nothing_of_frozen_weights() -> None:
     model = graph(LLAMA_8B)
-    how = Training(lora=Lora(16, ("q_proj", "v_proj")))
-    work = step_work(model, Batch.of(1, 8192), training=how)
+    work = step_work(
+        model, Batch.of(1, 8192), training=Training(lora=Lora(16, ("q_proj", "v_proj")))
+    )
     exact = work.chosen.model_per_step
-    assert work.flops["palm"].model_per_step / exact == pytest.approx(1.677, abs=0.001)
+    assert list(work.flops) == ["exact", "bridge-lora", "automodel-lora"]
+    assert set(work.not_defined) == FULL
+    assert work.not_defined["palm"] == (
+        "it counts every weight as trained, and here some are frozen"
+    )
+    # 4 a weight that is multiplied: 7.5047 B of them.
+    assert work.flops["bridge-lora"].model_per_step == 4 * 7_504_658_432 * 8192
+    assert work.flops["bridge-lora"].model_per_step < exact
     assert work.flops["automodel-lora"].model_per_step < exact
-    assert work.flops["bridge-lora"].model_per_step < work.flops["automodel-lora"].model_per_step
-    assert "bridge-lora" in step_work(model, Batch.of(1, 8192)).left_out
+    frozen = step_work(model, Batch.of(1, 64), training=Training(frozen=("mlp",)))
+    assert list(frozen.flops) == ["exact"]
+    with pytest.raises(NotMeasurable, match="palm: it counts every weight as trained"):
+        step_work(model, Batch.of(1, 64), training=Training(frozen=("mlp",)), chosen="palm")
+    # Reading a prompt trains nothing, with adapters or without.
+    prefill = step_work(
+        model, Batch.of(1, 64), phase="prefill", training=Training(lora=Lora(16, ("q_proj",)))
+    )
+    assert "palm" in prefill.flops
+    assert prefill.not_defined.keys() >= {"bridge-lora", "automodel-lora"}
+
+
+def test_a_formula_of_one_kind_of_layer_says_nothing_of_others() -> None:
+    llama = step_work(graph(LLAMA_8B), Batch.of(1, 64))
+    # (2 x 4096^2 + 2 x 4096 x 1024 + 3 x 4096 x 14336) / 4096^2 = 13 of h^2.
+    assert "these have 13 h^2" in llama.not_defined["megatron-2021"]
+    assert "mosaicml" in llama.flops
+    gpt = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256}
+    assert "megatron-2021" in step_work(graph(gpt, n_positions=64), Batch.of(1, 64)).flops
+    oss = step_work(graph(GPT_OSS), Batch.of(1, 64))  # 64 heads of 64, a hidden size of 2880
+    assert {"megatron-2021", "mosaicml"} <= oss.not_defined.keys()
+
+
+def test_what_halves_for_a_causal_mask_says_nothing_where_there_is_none() -> None:
+    bert = {
+        "model_type": "bert",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "vocab_size": 100,
+        "max_position_embeddings": 64,
+        "type_vocab_size": 2,
+    }
+    work = step_work(graph(bert), Batch.of(1, 32))
+    halving = {"megatron", "bridge", "maxtext", "verl"}
+    assert halving <= work.not_defined.keys()
+    assert "palm" in work.flops
+
+
+def test_the_letters_of_every_formula_are_explained() -> None:
+    for one in CONVENTIONS.values():
+        if one.per_token is not None:
+            assert set(re.findall("[A-Za-z]", one.formula)) == set(one.letters)
+    assert CONVENTIONS["megatron-2021"].letters == {
+        "L": "layers", "h": "hidden size", "V": "vocabulary", "T": "tokens of a sequence",
+    }  # fmt: skip
 
 
 def test_a_given_n_takes_the_place_of_ours_in_formulas_of_n_alone() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ergmeter import Meter
@@ -16,10 +17,11 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.live import model_work
+from ergmeter.flops.live import described, model_work
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work
 from ergmeter.records import Missing, Reading
+from ergmeter.runlog.settings import Settings
 
 CONFIG = LlamaConfig(
     hidden_size=64,
@@ -86,6 +88,35 @@ def test_a_compiled_or_wrapped_model_is_the_model_inside() -> None:
     assert model_work(held, SEQ)[0].chosen.model_per_step == declared()
 
 
+def test_a_model_inside_somebodys_module_is_counted_and_said() -> None:
+    class Task(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model()
+
+    chosen = model_work(Task(), SEQ)[0].chosen
+    assert chosen.model_per_step == declared()
+    assert "one pass through the LlamaForCausalLM inside the Task" in " ".join(chosen.assumptions)
+
+
+def test_a_module_with_more_than_the_model_inside_is_not_the_model() -> None:
+    class Task(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model()
+            self.classifier = torch.nn.Linear(64, 3)
+
+    with pytest.raises(NotMeasurable, match="a Task has no configuration"):
+        model_work(Task(), SEQ)
+
+
+def test_a_model_changed_after_it_was_made_is_not_its_configuration() -> None:
+    held = model()
+    held.model.layers = held.model.layers[:1]
+    with pytest.raises(NotMeasurable, match="parameters and its configuration describes"):
+        model_work(held, SEQ)
+
+
 def test_what_is_no_model_says_what_to_pass() -> None:
     with pytest.raises(NotMeasurable, match="Linear has no configuration"):
         model_work(torch.nn.Linear(2, 2), SEQ)
@@ -120,6 +151,51 @@ def test_a_training_goes_on_where_its_model_can_not_be_counted(tmp_path: Path) -
     found = meter.summary().readings["utilization.mfu_frac"]
     assert isinstance(found, Missing)
     assert "has no configuration" in found.reason
+
+
+class Valued(torch.nn.Module):
+    """A model with something of one's own beside it, as reinforcement learning has it."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.value = torch.nn.Linear(inner.config.hidden_size, 1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        found = self.inner(input_ids=tokens, output_hidden_states=True)
+        total: torch.Tensor = found.logits.sum() + self.value(found.hidden_states[-1]).sum()
+        return total
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen3", "GPTNeoX", "Gemma3Text"])
+def test_a_head_beside_a_model_adds_its_own_flops_and_nothing_else(kind: str) -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 256,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 160,
+    }  # fmt: skip
+    if kind in ("Mistral", "Gemma3Text"):
+        sizes["sliding_window"] = 12
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    with torch.device("meta"):
+        make: Any = transformers.AutoModelForCausalLM
+        inner = make.from_config(config)
+    alone = model_work(inner, SEQ)[0].chosen
+    (flops,), _, reason = described(Valued(inner), SEQ, Settings())
+    assert reason == ""
+    assert flops.model_per_step == alone.model_per_step + 6 * 64 * SEQ
+    assert flops.hardware_per_step == flops.model_per_step  # nothing is computed again
+    assert "causal mask" in " ".join(flops.assumptions)
+
+
+def test_a_forward_of_several_batches_says_what_to_pass() -> None:
+    class Pairs(torch.nn.Linear):
+        def forward(self, chosen: torch.Tensor, rejected: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return chosen + rejected
+
+    found, _, reason = described(Pairs(2, 2), SEQ, Settings())
+    assert found == ()
+    assert "a Pairs has no configuration" in reason
+    assert "must take one batch of tokens" in reason
 
 
 def test_a_model_without_a_configuration_is_run_without_memory(tmp_path: Path) -> None:

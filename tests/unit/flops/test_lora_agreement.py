@@ -7,6 +7,8 @@ from typing import Any
 import peft
 import pytest
 from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -15,6 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from ergmeter.errors import UsageError
 from ergmeter.flops.adapters import Lora, with_adapters
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
@@ -75,3 +78,61 @@ def test_lora_costs_what_peft_computes(
     if not checkpointing and not dora:
         assert analytic.backward == counted.total.backward
     assert sum(n.params for n in graph if trainable(n)) == counted.params_trained
+
+
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 256, "intermediate_size": 160, "num_experts_per_tok": 2, "pad_token_id": 0,
+}  # fmt: skip
+FINE = {"moe_intermediate_size": 96, "num_experts": 8}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {**FINE, "head_dim": 16},
+    "mixtral": {"num_local_experts": 8},
+    "qwen2_moe": {**FINE, "shared_expert_intermediate_size": 80},
+    "gpt_oss": {"num_local_experts": 8, "head_dim": 16},
+    "deepseek_v3": {
+        "moe_intermediate_size": 96, "n_routed_experts": 8, "q_lora_rank": 24, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
+        "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1,
+    },
+}  # fmt: skip
+TENSORS = ["experts.gate_up_proj", "experts.down_proj"]
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize(
+    ("modules", "tensors", "targets"),
+    [
+        ("all-linear", None, ("all-linear",)),
+        (None, TENSORS, ("experts",)),
+        (["o_proj"], TENSORS[1:], ("o_proj", "experts.down_proj")),
+        (["gate_proj", "up_proj"], None, ("gate_proj", "up_proj")),
+        (["down_proj"], None, ("down_proj",)),
+        (["gate"], None, ("gate",)),
+        (["w1", "w3", "w2"], None, ("w1", "w3", "w2")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys:RuntimeWarning")  # PEFT's own
+def test_experts_get_the_adapters_that_peft_gives_them(
+    family: str, modules: Any, tensors: Any, targets: tuple[str, ...]
+) -> None:
+    """Parameters one by one; FLOPs of the hardware, for PEFT adds the update to the weight."""
+    config = AutoConfig.for_model(family, **{**SIZES, **MIXTURES[family]})
+    config._attn_implementation = "eager"
+    adapters = peft.LoraConfig(r=4, target_modules=modules, target_parameters=tensors)
+    graph = model_graph(Config(config.to_dict(), where=family))
+    try:
+        made: Any = AutoModelForCausalLM
+        model = peft.get_peft_model(made.from_config(config), adapters)
+    except ValueError:  # PEFT finds nothing of that name, or what it finds is no module
+        if "down_proj" not in targets:  # the one name of a tensor that is taken without asking
+            with pytest.raises(UsageError, match="called"):
+                with_adapters(graph, Lora(4, targets))
+        return
+    counted = count(model, batch_size=BATCH, seq_len=SEQ)
+    adapted, trainable = with_adapters(graph, Lora(4, targets))
+    analytic = total(
+        step_flops(adapted, Batch.of(BATCH, SEQ), trainable=trainable, pairs="computed")
+    )
+    assert sum(node.params for node in adapted if trainable(node)) == counted.params_trained
+    assert analytic.hardware == counted.total.hardware

@@ -168,17 +168,6 @@ def test_the_parts_of_the_full_run_by_hand() -> None:
     assert step["activations"] == 0
 
 
-def test_zero_shards_as_its_paper_says() -> None:
-    """Rajbhandari et al., arXiv 1910.02054, figure 1: 2 + 2 + 12 bytes over 64 devices."""
-    graph = read_graph(TINY)
-    for stage, expected in enumerate(
-        [2 + 2 + 12, 2 + 2 + 12 / 64, 2 + (2 + 12) / 64, (2 + 2 + 12) / 64]
-    ):
-        setup = Setup("bf16-master", "adamw-fused", parallel=Parallel(data=64, zero=stage))
-        found = step_memory(graph, Batch.of(64, 16), setup=setup).moments[-1]
-        assert found.total_bytes / graph.params == pytest.approx(expected)
-
-
 def test_stage_3_gathers_two_layers_and_what_is_in_none() -> None:
     found = memory(optimizer="sgd", parallel=Parallel(data=2, zero=3))
     layer = 4 * 256 * 256 + 3 * 256 * 688 + 2 * 256
@@ -339,6 +328,14 @@ def test_an_unknown_quantisation_and_stage_are_refused() -> None:
         Parallel(zero=4)
     with pytest.raises(UsageError, match="1 device or more"):
         Parallel(tensor=0)
+
+
+def test_adapters_on_experts_have_no_dropout() -> None:
+    mixture = str(Path(__file__).parents[2] / "data" / "configs" / "mixtral-8x7b.json")
+    dropping = Kernels(has_adapter_dropout=True)
+    with pytest.raises(UsageError, match="no dropout for adapters on experts"):
+        memory(mixture, training=Training(Lora(8, ("experts",))), kernels=dropping)
+    assert memory(mixture, training=ADAPTERS, kernels=dropping).peak.total_bytes > 0
 
 
 def test_fewer_heads_of_keys_than_devices_are_said() -> None:

@@ -11,7 +11,8 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.graph import Attention, Graph
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.traffic import Traffic, bytes_of, forward_traffic
+from ergmeter.flops.storage import ASSUMED
+from ergmeter.flops.traffic import Traffic, forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 T5 = {
@@ -33,7 +34,7 @@ def graph(name: str) -> Graph:
 
 
 def decoding(model: Graph, batch: Batch) -> Traffic:
-    return forward_traffic(model, batch, bytes_per_weight=2, bytes_per_cached=2)
+    return forward_traffic(model, batch, ASSUMED)  # 2 B a weight and a cached number
 
 
 def test_the_cache_of_grouped_keys_and_values() -> None:
@@ -45,8 +46,21 @@ def test_the_cache_of_grouped_keys_and_values() -> None:
 
 
 def test_a_window_is_all_that_is_read() -> None:
+    # The window of 4096 has the new position in it, so 4095 are read, as transformers keeps them.
     moved = decoding(graph("mistral-7b-v0.1"), Batch.of(1, 1, past=32768))
-    assert moved.cache_read_bytes == 2 * 4096 * 32 * 2 * 8 * 128
+    assert moved.cache_read_bytes == 2 * 4095 * 32 * 2 * 8 * 128
+
+
+def test_of_a_prompt_just_what_the_next_token_sees_is_kept() -> None:
+    position = 2 * 2 * 8 * 128  # bytes, of a layer with 8 heads of keys and values
+    moved = decoding(graph("mistral-7b-v0.1"), Batch.of(2, 9000))
+    assert (moved.cache_read_bytes, moved.cache_written_bytes) == (0, 2 * 4095 * 32 * position)
+    # Half of gpt-oss-20b's 24 layers see 128 positions, of heads half as wide.
+    moved = decoding(graph("gpt-oss-20b"), Batch.of(1, 1000))
+    assert moved.cache_written_bytes == 12 * (127 + 1000) * position / 2
+    # Of Llama 4's 48 layers 36 see their chunk of 8192 alone: 9000 - 8192 positions.
+    moved = decoding(graph("llama-4-scout-text"), Batch.of(1, 9000))
+    assert moved.cache_written_bytes == (36 * 808 + 12 * 9000) * position
 
 
 def test_a_chunk_is_read_as_far_as_it_goes() -> None:
@@ -84,10 +98,3 @@ def test_of_the_experts_those_are_read_that_somebody_meets() -> None:
     rest = 2 * (model.params_active - 32000 * 4096)
     assert one == pytest.approx(rest)
     assert many == pytest.approx(2 * (model.params - 32000 * 4096), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size"), [("bf16", 2), (None, 2), ("fp8", 1), ("fp4", 0.5), ("fp32", 4)]
-)
-def test_bytes_of_a_number(dtype: str | None, size: float) -> None:
-    assert bytes_of(dtype) == size

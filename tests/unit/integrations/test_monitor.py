@@ -31,7 +31,7 @@ CONFIG = LlamaConfig(
 @pytest.fixture
 def model() -> Any:
     made: Any = LlamaForCausalLM
-    return made(CONFIG).train()
+    return made(CONFIG).to(torch.bfloat16).train()
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_model_without_a_configuration_is_counted_by_running_its_shapes() -> N
             hidden: torch.Tensor = self.two(torch.relu(self.one(self.embedding(input_ids))))
             return hidden
 
-    found = calculate_mfu_with_profiler(Words(), 2, 16, 1.0)
+    found = calculate_mfu_with_profiler(Words(), 2, 16, 1.0, dtype="bf16")
     by_hand = 6 * 2 * 16 * (32 * 64 + 64 * 100)
     assert found == pytest.approx(by_hand / 989.5e12)
 
@@ -93,6 +93,22 @@ def test_freezing_counts_anew(model: Any) -> None:
     for parameter in model.model.parameters():
         parameter.requires_grad_(requires_grad=False)
     assert calculate_mfu_with_profiler(model, 4, 32, 0.1) < whole
+
+
+@pytest.mark.usefixtures("h100")
+def test_weights_in_fp32_do_not_say_what_products_are_in(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor, "_warned", set())
+    held = model.to(torch.float32)
+    with pytest.warns(UserWarning, match="pass dtype=") as said:
+        assumed = calculate_mfu_with_profiler(held, 4, 32, 0.1)
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calculate_mfu_with_profiler(held, 4, 32, 0.1) == assumed
+        told = calculate_mfu_with_profiler(held, 4, 32, 0.1, dtype="tf32")
+    assert told == pytest.approx(2 * assumed, rel=1e-3)  # 494.7 against 989.5 TFLOP/s
 
 
 def test_an_unknown_peak_is_nan_and_one_warning(

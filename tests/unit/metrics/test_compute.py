@@ -15,12 +15,11 @@ from ergmeter.metrics.compute import (
     HFU,
     MFU,
     MFU_BF16,
-    Peak,
+    NotApplicable,
     Rate,
     compute_results,
-    declared_peak,
-    table_peak,
 )
+from ergmeter.metrics.peaks import Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -117,7 +116,40 @@ def test_products_in_fp8_are_held_against_both_peaks() -> None:
     assert reading(quick, MFU_BF16).value == pytest.approx(2)
     assert "an input is wrong" not in reading(quick, MFU_BF16).note
     assert "products in fp8, held against the bf16 peak" in both.note
-    assert isinstance(compute_results([EXACT], RATE, PEAK)[MFU_BF16], Missing)
+    assert isinstance(compute_results([EXACT], RATE, PEAK)[MFU_BF16], NotApplicable)
+
+
+def test_a_type_a_device_has_no_unit_for_is_held_against_bf16_and_against_nothing_else() -> None:
+    # An A100 multiplies no fp8: 10 TFLOP/s are 10 / 312 of what it can do in bf16.
+    decode = replace(EXACT, bytes_per_step=100 * 3e9)
+    found = compute_results([decode], RATE, device_peak("a100-sxm-80gb", "fp8"))
+    assert reading(found, MFU_BF16).value == pytest.approx(10 / 312)
+    # 3 GB a token x 1000 tokens/s / 2 devices, of 2.039 TB/s.
+    assert reading(found, BANDWIDTH).value == pytest.approx(1.5 / 2.039)
+    absent = found[MFU]
+    assert isinstance(absent, Missing)
+    assert "--weights-dtype fp8" in absent.reason
+    assert found[HFU] == absent
+    unknown = compute_results([EXACT], RATE, device_peak("NVIDIA H299", "fp8"))
+    assert unknown[MFU_BF16] == unknown[MFU]
+    wide = compute_results([EXACT], RATE, device_peak("NVIDIA H299", "bf16"))
+    assert isinstance(wide[MFU_BF16], NotApplicable)
+
+
+def test_what_devices_of_one_name_differ_in_is_not_taken_from_the_first_of_them() -> None:
+    # Every A100 has 312 TFLOP/s; the memory of 40 GB has 1.555 TB/s, that of 80 GB up to 2.039.
+    peak = table_peak("a100", "bf16")
+    assert peak.flops_per_s == peak.bf16_flops_per_s == 312e12
+    assert peak.bandwidth_bytes_per_s is None
+    assert table_peak("a100-sxm-40gb", "bf16").bandwidth_bytes_per_s == 1.555e12
+
+
+def test_a_declared_peak_is_of_no_type_unless_one_is_said() -> None:
+    found = compute_results([EXACT], RATE, declared_peak(100e12, None, "its maker"))
+    assert "of 100 TFLOP/s (its maker)" in reading(found, MFU).note
+    assert found[MFU_BF16] == NotApplicable(
+        f"the type of the products was not said: {MFU} has the one peak there is"
+    )
 
 
 def test_without_a_peak_there_are_flops_per_second_and_no_mfu() -> None:
@@ -141,7 +173,7 @@ def test_a_run_gets_its_peak_from_the_name_its_driver_says(tmp_path: Path) -> No
         ([replace(H200, name="NVIDIA H299")], {"dtype": "bf16"}, "unknown peak: pass --peak"),
         ([H200], {}, "pass --dtype"),
         ([H200, replace(H200, id="GPU-2", name="NVIDIA L4")], {"dtype": "bf16"}, "devices differ"),
-        ([H200], {"dtype": "fp4"}, "has no fp4 rate"),
+        ([H200], {"dtype": "fp4"}, "NVIDIA H200 SXM5 141GB has no fp4"),
         ([], {"dtype": "bf16"}, "no device was sampled"),
     ],
 )

@@ -1,0 +1,118 @@
+"""What stands on top of a model's layers: the head of a language model, a classifier, or nothing.
+
+The trap: one configuration, many classes. `LlamaForCausalLM` and `LlamaForSequenceClassification`
+share every field that has a size, and on a small model with a large vocabulary the head that only
+one of them has is more than half of the work. The class tells: of a live model its own name, of a
+config.json its field `architectures`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.graph import Builder
+
+if TYPE_CHECKING:
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.graph import Graph
+
+_LANGUAGE = (
+    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "ForPreTraining"),
+    *("ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
+)
+_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_CHATS = ("ChatModel", "ChatGLMModel")  # whose name ends like a bare model's, and which are not
+
+# Layers between an encoder's last one and its classifier, as transformers builds them: the
+# matrices that a whole sequence goes through as one row.
+_POOLED = {
+    "bert": "bert.pooler.dense",
+    "roberta": "classifier.dense",
+    "xlm-roberta": "classifier.dense",
+    "camembert": "classifier.dense",
+    "electra": "classifier.dense",
+    "distilbert": "pre_classifier",
+    "modernbert": "head.dense",
+    "deberta-v2": "pooler.dense",
+}
+_BARE_POOLERS = {  # bare encoders that pool all the same
+    "bert": "bert.pooler.dense",
+    "roberta": "roberta.pooler.dense",
+    "xlm-roberta": "roberta.pooler.dense",
+    "camembert": "roberta.pooler.dense",
+}
+
+
+def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
+    """The graph of a language model, its head exchanged for what this class has."""
+    name = architecture or ""
+    if not name or name.endswith(_LANGUAGE):
+        return graph
+    if name.endswith("EncoderModel"):
+        return _reader_alone(graph)
+    if name.endswith("Model") and not name.endswith(_CHATS):
+        return _bare(graph)
+    if name.endswith(_CLASSIFIERS) and "source" not in {node.stream for node in graph}:
+        return _classifying(graph, config, name)
+    said = f"the class {name} is not known: counted with the head of a language model"
+    return replace(graph, assumptions=(*graph.assumptions, said))
+
+
+def _headless(graph: Graph) -> Graph:
+    return graph.with_nodes(tuple(node for node in graph if node.stream != "logits"))
+
+
+def _reader_alone(graph: Graph) -> Graph:
+    """The encoder of an encoder-decoder, with the embedding it shares."""
+    read = tuple(node for node in graph if node.part.startswith("encoder "))
+    shared = {node.tied_to for node in read}
+    held = tuple(node for node in graph if node.name in shared)
+    return graph.with_nodes((*held, *read))
+
+
+def _bare(graph: Graph) -> Graph:
+    bare = _headless(graph)
+    pooler = _BARE_POOLERS.get(graph.family)
+    if pooler is None:
+        return bare
+    b = Builder()
+    b.linear(
+        pooler, "head", bare.nodes[-1].name, graph.hidden, graph.hidden, bias=True, stream="pooled"
+    )
+    return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def _classifying(graph: Graph, config: Config, name: str) -> Graph:
+    bare, hidden = _headless(graph), graph.hidden
+    b = Builder()
+    out = bare.nodes[-1].name
+    is_encoder = graph.family in _POOLED
+    stream = "tokens"
+    if is_encoder and name.endswith("ForSequenceClassification"):
+        stream = "pooled"
+    if stream == "pooled" or graph.family == "modernbert":
+        bias = graph.family != "modernbert" or config.flag("classifier_bias", default=False)
+        out = b.linear(_POOLED[graph.family], "head", out, hidden, hidden, bias=bias, stream=stream)
+        if graph.family == "modernbert":
+            params = hidden * (1 + config.flag("norm_bias", default=False))
+            out = b.add("head.norm", "norm", out, params=params, stream=stream)
+    b.linear(
+        "classifier" if is_encoder else "score",
+        "head",
+        out,
+        hidden,
+        2 if name.endswith("ForQuestionAnswering") else _labels(config),  # of an answer, both ends
+        bias=is_encoder or not name.endswith("ForSequenceClassification"),
+        stream=stream,
+        role="head",
+    )
+    return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def _labels(config: Config) -> int:
+    """Classes told apart: two, as transformers has it, where nothing is said."""
+    named = config.raw("id2label")
+    if isinstance(named, dict) and named:
+        return len(named)
+    return config.whole("num_labels", default=2)

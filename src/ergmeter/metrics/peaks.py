@@ -1,0 +1,123 @@
+"""What a job is held against: the dense peak of one device in one type, and who says so.
+
+The trap: a figure of another device or another type. A name that several devices share has a peak
+only where they agree on it; a type that a device has no units for has none, and what it can do in
+bf16 is kept beside it under its own name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.hardware import ambiguous_names, lookup
+from ergmeter.records import DTYPES, Missing
+from ergmeter.units import scaled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ergmeter.hardware import DeviceSpec
+    from ergmeter.records import Basis
+
+NARROW = ("fp8", "fp4", "int8")
+"""Types whose products are computed at one rate and everything around them at another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What a ratio is taken against: one device's dense peak, and who says so."""
+
+    device: str
+    dtype: str  # empty where nobody said which type a declared peak is of
+    flops_per_s: float
+    source: str
+    basis: Basis
+    bf16_flops_per_s: float | None = None
+    bandwidth_bytes_per_s: float | None = None
+    bandwidth_source: str = ""
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        kind = f" dense {self.dtype}" if self.dtype else ""
+        return f"{scaled(self.flops_per_s, 'FLOP/s')}{kind} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class NoPeak(Missing):
+    """A device that has no rate for a type: products are in another one there, so there is no MFU.
+
+    The bf16 peak, which such a job can be held against as well, may be known all the same.
+    """
+
+    bf16: Peak | None = None
+    dtype: str = ""
+
+
+def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak:
+    """The peak of a device by name. NotMeasurable where the table does not know it.
+
+    A name that several devices share has a peak if they all have the same one.
+    """
+    if dtype not in DTYPES:
+        raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
+    specs = [lookup(key) for key in ambiguous_names().get(device.strip().lower(), ())]
+    if len({spec.peak_flops_per_s.get(dtype) for spec in specs}) != 1:
+        specs = [lookup(device)]
+    spec = specs[0]
+    return Peak(
+        spec.name if len(specs) == 1 else device,
+        dtype,
+        spec.peak(dtype),
+        _source(spec) + (f"; {dtype} is assumed, no type was given" if is_dtype_assumed else ""),
+        "assumed" if is_dtype_assumed else spec.basis,
+        _agreed(spec.peak_flops_per_s.get("bf16") for spec in specs),
+        _agreed(spec.bandwidth_bytes_per_s for spec in specs),
+        _source(spec),
+    )
+
+
+def _source(spec: DeviceSpec) -> str:
+    return f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source
+
+
+def _agreed(figures: Iterable[float | None]) -> float | None:
+    """The figure that all have, or None: devices of one name may differ in the rest."""
+    found = set(figures)
+    return found.pop() if len(found) == 1 else None
+
+
+def device_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak | NoPeak:
+    """The same, with the reason where there is none, and the bf16 peak beside it if that is."""
+    try:
+        return table_peak(device, dtype, is_dtype_assumed=is_dtype_assumed)
+    except NotMeasurable as error:
+        reason = str(error)
+    try:
+        wide = table_peak(device, "bf16") if dtype in NARROW else None
+    except NotMeasurable:
+        wide = None
+    if wide is not None:
+        reason += f"; if just weights are kept in {dtype}: --dtype bf16 --weights-dtype {dtype}"
+    return NoPeak(reason, wide, dtype)
+
+
+def declared_peak(
+    flops_per_s: float, dtype: str | None, source: str | None, *, device: str | None = None
+) -> Peak:
+    """A peak that the user gave; the memory's bandwidth is the device's, where that is known."""
+    try:
+        spec = lookup(device) if device else None
+    except NotMeasurable:
+        spec = None
+    return Peak(
+        spec.name if spec else device or "the device",
+        dtype or "",
+        flops_per_s,
+        source or "given, source not stated",
+        "reported" if source else "assumed",
+        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s if spec else None,
+        bandwidth_source=_source(spec) if spec else "",
+    )

@@ -1,0 +1,93 @@
+"""What stands on top of the layers is the class's, not the configuration's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.config import Config
+from ergmeter.flops.counted import count
+from ergmeter.flops.live import model_work
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import step_work
+
+SEQ = 48
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 160,
+    "vocab_size": 3000, "pad_token_id": 0, "num_labels": 5,
+}  # fmt: skip
+DISTIL: dict[str, Any] = {
+    "dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 160, "vocab_size": 3000, "num_labels": 5,
+}  # fmt: skip
+DECODERS = ["Llama", "Qwen3", "Mistral"]
+ENCODERS = ["Bert", "Roberta", "XLMRoberta", "Electra", "DistilBert", "ModernBert", "DebertaV2"]
+TOPS = ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
+
+
+def made(family: str, top: str) -> Any:
+    sizes = DISTIL if family == "DistilBert" else SIZES
+    if top == "ForQuestionAnswering":
+        sizes = {**sizes, "num_labels": 2}
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    with torch.device("meta"):
+        return getattr(transformers, family + top)(config)
+
+
+def products(held: Any) -> float:
+    """By running it; the tops differ by no attention, so the bare model's is taken away."""
+    return count(held, batch_size=1, seq_len=SEQ).model
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # DeBERTa's own
+@pytest.mark.parametrize("top", TOPS)
+@pytest.mark.parametrize("family", DECODERS + ENCODERS)
+def test_a_classifier_costs_what_running_it_counts(family: str, top: str) -> None:
+    held = made(family, top)
+    work, _ = model_work(held, SEQ)
+    assert work.params == sum(p.numel() for p in held.parameters())
+    bare = made(family, "Model")
+    extra = work.chosen.model_per_step - model_work(bare, SEQ)[0].chosen.model_per_step
+    pooler = 0.0  # which a bare encoder computes, and no loss is made of
+    if family in ("Bert", "Roberta", "XLMRoberta"):
+        pooler = 2 * 2 * 64 * 64
+    assert extra == products(held) - products(bare) - pooler
+
+
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS, "T5"])
+def test_a_bare_model_has_no_vocabulary_to_choose_from(family: str) -> None:
+    sizes: dict[str, Any] = {**SIZES, "d_model": 64, "d_ff": 160, "num_layers": 2, "num_heads": 4}
+    if family == "DistilBert":
+        sizes = DISTIL
+    config = getattr(transformers, f"{family}Config")(**sizes).to_dict()
+    graphs = {}
+    for top in ("Model", None):
+        name = top and family + top
+        graphs[top] = model_graph(
+            Config({**config, "architectures": [name] if name else None}, where="test")
+        )
+    batch = Batch.of(1, SEQ, source_len=SEQ, facts=graphs[None].facts)
+    bare, whole = (step_work(graphs[top], batch).chosen.model_per_step for top in ("Model", None))
+    assert whole - bare >= 6 * 64 * 3000 * SEQ * 0.99
+    assert not any(node.stream == "logits" for node in graphs["Model"])
+
+
+def test_an_encoder_alone_is_half_of_its_encoder_decoder() -> None:
+    config = transformers.T5Config(d_model=64, d_ff=160, num_layers=2, num_heads=4, d_kv=16)
+    with torch.device("meta"):
+        held: Any = transformers.T5EncoderModel(config)
+    graph = model_graph(Config(config.to_dict(), where="test"), architecture="T5EncoderModel")
+    assert graph.params == sum(p.numel() for p in held.parameters())
+    batch = Batch.of(1, SEQ, source_len=SEQ, facts=graph.facts)
+    assert step_work(graph, batch).chosen.model_per_step == products(held)
+
+
+def test_a_class_nobody_knows_is_said() -> None:
+    config = transformers.LlamaConfig(**SIZES).to_dict()
+    graph = model_graph(Config({**config, "architectures": ["LlamaForOracles"]}, where="test"))
+    assert any("LlamaForOracles is not known" in said for said in graph.assumptions)
+    assert any(node.role == "head" for node in graph)

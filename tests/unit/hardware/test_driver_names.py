@@ -1,0 +1,118 @@
+"""The names that drivers print, each with the peak of its own row."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergmeter.hardware import lookup
+
+T = 1e12
+
+# As drivers print them: NVIDIA's list of the names its driver knows, amdsmi, JAX, torch, Habana.
+# The figure is that of the 16-bit type training uses: bf16, or fp16 where the device has no bf16.
+DRIVER_NAMES = {
+    "Tesla V100-SXM2-16GB": 125,
+    "Tesla V100-SXM2-32GB": 125,
+    "Tesla V100-PCIE-16GB": 112,
+    "Tesla V100-PCIE-32GB": 112,
+    "Tesla V100S-PCIE-32GB": 130,
+    "Tesla V100-SXM3-32GB": 125,
+    "Tesla P100-SXM2-16GB": 21.2,
+    "Tesla P100-PCIE-16GB": 18.7,
+    "Tesla T4": 65,
+    "NVIDIA T4G": 65,
+    "NVIDIA A100-SXM4-40GB": 312,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A100-PCIE-40GB": 312,
+    "NVIDIA A100 80GB PCIe": 312,
+    "NVIDIA A800-SXM4-80GB": 312,
+    "NVIDIA A800-SXM4-40GB": 312,
+    "NVIDIA A800 80GB PCIe": 312,
+    "NVIDIA A800 80GB PCIe LC": 312,
+    "NVIDIA A800 40GB Active": 312,
+    "NVIDIA A40": 149.7,
+    "NVIDIA A30": 165,
+    "NVIDIA A10": 125,
+    "NVIDIA A10G": 70,
+    "NVIDIA A2": 18,
+    "NVIDIA A16": 17.9,
+    "NVIDIA L2": 96.5,
+    "NVIDIA L4": 121,
+    "NVIDIA L20": 119.5,
+    "NVIDIA L40": 181.05,
+    "NVIDIA L40S": 362.05,
+    "NVIDIA H100 80GB HBM3": 989.5,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA H100 NVL": 835.5,
+    "NVIDIA H200": 989.5,
+    "NVIDIA H200 NVL": 835.5,
+    "NVIDIA H800": 989.5,
+    "NVIDIA H800 PCIe": 756.5,
+    "NVIDIA H20": 148,
+    "NVIDIA H20-3e": 148,
+    "NVIDIA GH200 480GB": 989.5,
+    "NVIDIA GH200 120GB": 989.5,
+    "NVIDIA GH200 144G HBM3e": 989.5,
+    "NVIDIA B200": 2250,
+    "NVIDIA GB200": 2500,
+    "NVIDIA B300 SXM6 AC": 2250,
+    "NVIDIA GB300": 2500,
+    "NVIDIA GB10": 125,
+    "Quadro RTX 8000": 130.5,
+    "Quadro RTX 6000": 130.5,
+    "Quadro RTX 4000": 57,
+    "NVIDIA RTX A6000": 154.8,
+    "NVIDIA RTX A4000": 76.7,
+    "NVIDIA RTX A5500": 136.4,
+    "NVIDIA RTX A2000 12GB": 31.95,
+    "NVIDIA RTX 6000 Ada Generation": 364.2,
+    "NVIDIA RTX 5880 Ada Generation": 277.1,
+    "NVIDIA RTX 5000 Ada Generation": 261.1,
+    "NVIDIA RTX 4500 Ada Generation": 158.5,
+    "NVIDIA RTX 4000 Ada Generation": 106.9,
+    "NVIDIA RTX 4000 SFF Ada Generation": 76.7,
+    "NVIDIA RTX 2000 Ada Generation": 47.98,
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": 503.8,
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": 440,
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": 480,
+    "NVIDIA GeForce RTX 2080 Ti": 53.8,
+    "NVIDIA GeForce RTX 3090": 71.16,
+    "GeForce RTX 3090": 71.16,
+    "NVIDIA GeForce RTX 4090": 165.16,
+    "NVIDIA GeForce RTX 4090 D": 147.08,
+    "NVIDIA GeForce RTX 4080": 97.48,
+    "NVIDIA GeForce RTX 5090": 209.6,
+    "NVIDIA GeForce RTX 5080": 112.56,
+    "AMD Instinct MI210": 181,
+    "AMD Instinct MI250X": 191.5,
+    "AMD Instinct MI250": 181.05,
+    "AMD Instinct MI300A": 980.6,
+    "AMD Instinct MI300X": 1307.4,
+    "AMD Instinct MI300X OAM": 1307.4,
+    "MI300X-O": 1307.4,
+    "AMD Instinct MI325X": 1307.4,
+    "AMD Instinct MI325X OAM": 1307.4,
+    "AMD Instinct MI350X": 2306.9,
+    "AMD Instinct MI350X OAM": 2306.9,
+    "AMD Instinct MI355X": 2516.6,
+    "AMD Instinct MI355X OAM": 2516.6,
+    "TPU v4": 275,
+    "TPU v5 lite": 197,
+    "TPU v5": 459,
+    "TPU v5p": 459,
+    "TPU v6 lite": 918,
+    "TPU7x": 1153.5,
+    "trainium2": 667,
+    "inferentia2": 190,
+    "GAUDI2": 432,
+    "GAUDI3": 1835,
+    "Intel(R) Data Center GPU Max 1100": 355.5,
+}
+
+
+@pytest.mark.parametrize(("name", "peak_tflop_per_s"), DRIVER_NAMES.items())
+def test_a_drivers_name_finds_its_own_peak(name: str, peak_tflop_per_s: float) -> None:
+    spec = lookup(name)
+    assert name in spec.driver_names
+    dtype = "bf16" if "bf16" in spec.peak_flops_per_s else "fp16"
+    assert spec.peak(dtype) == pytest.approx(peak_tflop_per_s * T, rel=1e-3)
