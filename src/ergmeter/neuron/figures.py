@@ -15,8 +15,8 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.conventions import sizes
 from ergmeter.flops.models import model_graph
+from ergmeter.flops.sizes import sizes
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work, trained_graph
 from ergmeter.metrics.compute import HFU, MFU, Peak, Rate, compute_results
@@ -40,7 +40,7 @@ class Figures:
     model_flops: float
     hardware_flops: float | None
     by_convention: dict[str, float]
-    left_out: dict[str, str]
+    not_defined: dict[str, str]
     mfu: Reading | Missing
     hfu: Reading | Missing
     mfu_by_convention: dict[str, float]
@@ -66,6 +66,9 @@ def figures(
             raise
         raise UsageError(f"model_alignment_strategy.peft.target_modules: {error}") from error
     by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
+    theirs = _original(graph, batch)
+    if theirs is not None:  # whatever is trained: the original knows of no adapters
+        by_convention[ORIGINAL] = theirs
     mfu, hfu = _utilization(work, job, machine, throughput)
     rate = throughput.seq_per_s
     each = work.chosen.model_per_step
@@ -74,7 +77,7 @@ def figures(
         model_flops=each,
         hardware_flops=work.chosen.hardware_per_step,
         by_convention=by_convention,
-        left_out=work.left_out,
+        not_defined=work.not_defined,
         mfu=mfu,
         hfu=hfu,
         mfu_by_convention=_scaled_mfu(mfu, by_convention, each),
@@ -82,7 +85,7 @@ def figures(
         flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
         params=work.params,
         params_trained=work.params_trained,
-        differences=_differences(graph, batch, training, work),
+        differences=_differences(graph, batch, training, total(work.parts).model, theirs),
         notes=(*notes, *work.assumptions),
     )
 
@@ -133,11 +136,16 @@ def _scaled_mfu(
     return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
 
 
+def _original(graph: Graph, batch: Batch) -> float | None:
+    """The original's FLOPs of a sequence; None of a model its formula is not defined for."""
+    found = step_work(graph, batch).flops.get(ORIGINAL)
+    return None if found is None else found.model_per_step
+
+
 def _differences(
-    graph: Graph, batch: Batch, training: Training, work: Work
+    graph: Graph, batch: Batch, training: Training, ours: float, theirs: float | None
 ) -> tuple[tuple[str, float], ...]:
     """What the original's count of a sequence has over `exact`, piece by piece, in FLOPs."""
-    theirs, ours = work.flops.get(ORIGINAL), total(work.parts).model
     if theirs is None:
         return ()
     try:
@@ -153,8 +161,8 @@ def _differences(
         * found.heads * batch.seq_len * batch.tokens,
         "pairs of tokens that the causal mask keeps apart": unmasked - ours,
     }  # fmt: skip
-    rest = theirs.model_per_step - ours - sum(pieces.values())
+    rest = theirs - ours - sum(pieces.values())
     name = "weights counted as trained that are frozen" if training.lora else "the rest"
-    if abs(rest) > 1e-9 * theirs.model_per_step:
+    if abs(rest) > 1e-9 * theirs:
         pieces[name] = rest
     return tuple(pieces.items())
