@@ -20,6 +20,7 @@ from ergmeter.importers.choice import chosen
 from ergmeter.importers.logfile import STDIN, LogFile
 from ergmeter.records import Flops, Mark, Record, Reported, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
+from ergmeter.runlog.reader import IMPORTED
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
 
@@ -141,7 +142,7 @@ class _Sink:
         if not self._count:
             self._write(Mark(0, "output_unrecognised", _UNTIMED))
         self._flush(rows=0)
-        writer.mark(Mark(self._last_ns, "ended", "imported"))
+        writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
         return ImportedRun(self._run, self._count, self._first, self._final, tuple(self._notes))

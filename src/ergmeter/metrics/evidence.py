@@ -159,6 +159,11 @@ class Evidence:
         """How the steps were obtained."""
         return "derived" if self.from_output else "measured"
 
+    @property
+    def clock_basis(self) -> Basis:
+        """How times were obtained: of a log that was imported, from what stands in it."""
+        return "derived" if "imported" in self.run.header else "measured"
+
     def warmup(self) -> tuple[float, str]:
         """How many steps of the first rank were left out at the start, and by which rule."""
         lane = self.work.lanes[0]

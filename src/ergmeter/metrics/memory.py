@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ergmeter.records import Device
 
 _S_PER_H = 3600.0
+_AMU = "amu"  # as its importer names it
 
 
 def _highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
@@ -43,14 +44,34 @@ def _gpus(evidence: Evidence) -> list[Device]:
     return sampled(evidence, "gpu")
 
 
+def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Reading:
+    """What the program printed of its memory, where we saw none. Raises the reason if nothing.
+
+    EfficientLLM's AMU is a mean; whatever else is printed is how much it was at that moment.
+    """
+    said = [one for one in evidence.run.reported() if one.unit == "B"]
+    values = [one.value for one in said if (one.name == _AMU) == mean]
+    if not values:
+        raise reason
+    what = "the last mean that" if mean else f"the most of {len(values)} figures that"
+    note = f"{what} the program printed; not measured here: {reason}"
+    return Reading(values[-1] if mean else max(values), "B", "reported", note=note)
+
+
 def device_peak_bytes(evidence: Evidence) -> Reading:
     """The most memory in use on a device."""
-    return _highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+    try:
+        return _highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+    except NotMeasurable as reason:
+        return _printed(evidence, reason, mean=False)
 
 
 def device_mean_bytes(evidence: Evidence) -> Reading:
     """Mean memory in use on a device."""
-    return _mean(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+    try:
+        return _mean(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+    except NotMeasurable as reason:
+        return _printed(evidence, reason, mean=True)
 
 
 def one_device_peak_bytes(evidence: Evidence, device: Device) -> Reading:

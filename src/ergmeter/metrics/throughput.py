@@ -7,6 +7,7 @@ window, and the window is wall clock: what lies between steps, evaluation and ch
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,18 +64,28 @@ def rate(
     return Reading(value, unit, basis, low, high, f"{note}; {evidence.window_note}")
 
 
-def _reported(evidence: Evidence, unit: str, reason: NotMeasurable) -> Reading:
-    """The program's own figure, where we have none. Raises the reason if it gave none either."""
-    said = [reported for reported in evidence.run.reported() if reported.unit == unit]
+def _reported(
+    evidence: Evidence, unit: str, reason: NotMeasurable, *, also: str | None = None
+) -> Reading:
+    """The program's own figure, where we have none. Raises the reason if it gave none either.
+
+    Of a rate that it printed many times the harmonic mean, which is work over time if each was
+    printed after as much work; the last one alone may be of any moment.
+    """
+    said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
     if not said:
         raise reason
-    last = said[-1]
-    return Reading(
-        last.value,
-        unit,
-        "reported",
-        note=f"the program's own last {last.name!r}; not measured here: {reason}",
-    )
+    name = said[-1].name
+    values = [one.value for one in said if one.name == name and one.value > 0]
+    is_total = name.startswith("train_")  # the Hugging Face Trainer's, over all so far
+    if len(values) > 1 and not is_total:
+        values = values[1:]  # the first holds the warm-up
+        value = len(values) / sum(1 / each for each in values)
+        whose = f"harmonic mean of the {len(values)} {name!r} that the program printed, the first"
+        whose += " left out"
+    else:
+        value, whose = said[-1].value, f"the program's own last {name!r}"
+    return Reading(value, unit, "reported", note=f"{whose}; not measured here: {reason}")
 
 
 def tokens_per_s(evidence: Evidence) -> Reading:
@@ -124,9 +135,12 @@ def loss_tokens_per_s(evidence: Evidence) -> Reading:
 def tokens_per_s_per_device(evidence: Evidence) -> Reading:
     """All tokens over the window, for each accelerator."""
     devices = len(evidence.devices("gpu"))
-    if not devices:
-        raise NotMeasurable(evidence.why_no_device("accelerator", "nvml"))
-    amounts, label, basis = tokens(evidence)
+    try:
+        if not devices:
+            raise NotMeasurable(evidence.why_no_device("accelerator", "nvml"))
+        amounts, label, basis = tokens(evidence)
+    except NotMeasurable as reason:
+        return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")
     note = f"{label_of(evidence, label)}, over {devices} accelerators"
     return rate(evidence, amounts, "tokens/s", basis, note, per=devices)
 
@@ -136,7 +150,7 @@ def samples_per_s(evidence: Evidence) -> Reading:
     try:
         amounts, note, basis = samples(evidence)
     except NotMeasurable as reason:
-        return _reported(evidence, "samples/s", reason)
+        return _reported(evidence, "samples/s", reason, also="sequences/s")
     return rate(evidence, amounts, "samples/s", basis, note)
 
 

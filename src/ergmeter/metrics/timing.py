@@ -97,12 +97,13 @@ def window_s(evidence: Evidence) -> Reading:
     note = evidence.window_note
     if evidence.from_output and evidence.has_work:
         note += f"; {_FIRST_LINE}"
-    return Reading(evidence.span.duration_s, "s", "measured", note=note)
+    return Reading(evidence.span.duration_s, "s", evidence.clock_basis, note=note)
 
 
 def run_s(evidence: Evidence) -> Reading:
     """From the start of the run to the last sign of it."""
-    return Reading(evidence.watched.duration_s, "s", "measured", note="start to end, all of it")
+    note = "start to end, all of it"
+    return Reading(evidence.watched.duration_s, "s", evidence.clock_basis, note=note)
 
 
 def warmup_s(evidence: Evidence) -> Reading:

@@ -214,7 +214,8 @@ def unrecognised(reader: OutputReader) -> Mark | None:
         lines = "1 line" if reader.seen == 1 else f"{reader.seen} lines"
         what = f"{lines} of output, none" if reader.seen else "no output, so nothing"
         said = (
-            f"no steps: {what} that ergmeter recognises (Hugging Face Trainer logs, or lines such"
-            " as step=3 loss=2.1 tokens=4096); print such a line, or use ergmeter.Meter in the loop"
+            f"no steps: {what} that ergmeter recognises (Hugging Face Trainer, Megatron, torchtitan"
+            " and NXDT logs, or lines such as step=3 loss=2.1 tokens=4096); print such a line, or"
+            " use ergmeter.Meter in the loop"
         )
     return Mark(time.monotonic_ns(), UNRECOGNISED, said)

@@ -35,6 +35,7 @@ _DEVICE_FIELDS = {field.name for field in fields(Device)}
 RUNNING = "running"
 CUT_OFF = "cut off"
 FINISHED = "finished"
+IMPORTED = "imported"  # from a log, whole
 
 
 @dataclass(frozen=True)

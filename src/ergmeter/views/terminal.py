@@ -21,7 +21,7 @@ from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import PHASES, Missing, Reading
-from ergmeter.runlog.reader import FINISHED, RUNNING
+from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _basis(reading: Reading) -> Text:
 
 
 def _status(status: str) -> Text:
-    style = {FINISHED: "green", RUNNING: "cyan"}.get(status, "red")
+    style = {FINISHED: "green", IMPORTED: "green", RUNNING: "cyan"}.get(status, "red")
     return Text(status, style)
 
 

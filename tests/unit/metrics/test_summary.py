@@ -304,6 +304,40 @@ def test_the_programs_own_figure_is_passed_on_as_reported(tmp_path: Path) -> Non
     assert "train_samples_per_second" in found.note
 
 
+def test_rates_printed_on_the_way_are_work_over_time(tmp_path: Path) -> None:
+    """A thousand sequences at 10 a second and a thousand at 40: 2000 in 125 seconds."""
+    reported = [
+        Reported(t * S, "throughput", value, "sequences/s")
+        for t, value in ((1, 0.1), (2, 10.0), (3, 40.0))
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(10), reported=reported)
+    found = reading(run, "throughput.samples_per_s")
+    assert found.value == pytest.approx(2000 / 125)
+    assert (found.unit, found.basis) == ("samples/s", "reported")
+    assert "2 'throughput'" in found.note
+
+
+def test_a_rate_over_all_so_far_is_the_last_one(tmp_path: Path) -> None:
+    reported = [
+        Reported(t * S, "train_samples_per_second", value, "samples/s")
+        for t, value in ((1, 1.0), (2, 5.0), (3, 9.0))
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(10), reported=reported)
+    assert reading(run, "throughput.samples_per_s").value == 9.0
+
+
+def test_memory_that_was_printed_is_passed_on_as_reported(tmp_path: Path) -> None:
+    reported = [
+        Reported(S, "memory", 3e9, "B"), Reported(2 * S, "memory", 5e9, "B"),
+        Reported(3 * S, "memory", 4e9, "B"), Reported(4 * S, "amu", 2e9, "B"),
+    ]  # fmt: skip
+    run = run_of(tmp_path / "run", steps=even_steps(10), reported=reported)
+    peak = reading(run, "memory.device_peak_bytes")
+    assert (peak.value, peak.basis) == (5e9, "reported")
+    mean = reading(run, "memory.device_mean_bytes")
+    assert (mean.value, mean.basis) == (2e9, "reported")
+
+
 def test_steps_of_a_meter_win_over_steps_in_the_output(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     add_writer(path, steps=even_steps(10, tokens_computed=100))
