@@ -5,7 +5,7 @@ data and, on Trainium or with torch.compile, a compilation of minutes. Of ten an
 are left out as well that make the rest unsteady (MSER, as `--warmup auto` does). The trap: the mean
 of printed rates. It weighs a slow step as much as a fast one, and a moving average still holds the
 compile many steps later. Where a log has times, the figure is samples over time; only where it has
-none is it the mean of what was printed, and it says so.
+none is it the harmonic mean of what was printed, and it says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.metrics.stats import MIN_BLOCKS, ratio_interval, settled_after
+from ergmeter.metrics.stats import MIN_BLOCKS, mean_rate, ratio_interval, settled_after
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -135,15 +135,15 @@ class _Window:
             return Missing(f"{self._why()}, and the program printed no {' or '.join(printed)}")
         first = self._past_averages()
         said = column[first:]
-        said = said[np.isfinite(said)]
+        said = said[np.isfinite(said) & (said > 0)]
         if not len(said):
             return Missing(f"no {unit} was printed after the warm-up: {self._rule}")
         averaged = f", from row {first} on as each is a mean over {self._run.rate_steps} steps"
         note = (
-            f"mean of {len(said)} printed figures, not samples over time; {self._rule}"
+            f"harmonic mean of {len(said)} printed figures, not samples over time; {self._rule}"
             f"{averaged if first > self._first else ''}"
         )
-        return Reading(float(said.mean()), unit, "reported", note=note)
+        return Reading(mean_rate(said), unit, "reported", note=note)
 
     def _past_averages(self) -> int:
         """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""

@@ -102,3 +102,11 @@ def slope_interval(t_s: FloatArray, values: FloatArray) -> tuple[float, float, f
 def percentile(values: FloatArray, q: float) -> float:
     """The q-th percentile (0 to 100), between the two nearest values."""
     return float(np.percentile(values, q))
+
+
+def mean_rate(rates: FloatArray) -> float:
+    """Work over time of rates that were each taken over as much work: their harmonic mean.
+
+    The arithmetic mean weighs a slow stretch as little as a fast one, though it lasted longer.
+    """
+    return float(len(rates) / np.sum(1 / rates))

@@ -15,7 +15,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.printed import guessed
-from ergmeter.metrics.stats import ratio_interval
+from ergmeter.metrics.stats import mean_rate, ratio_interval
 from ergmeter.metrics.steps import with_lanes
 from ergmeter.metrics.tokens import counted_basis, known, label_of, steps_in, steps_of, tokens
 from ergmeter.records import PHASES, Reading
@@ -76,11 +76,11 @@ def _reported(
     if not said:
         raise reason
     name = said[-1].name
-    values = [one.value for one in said if one.name == name and one.value > 0]
+    values = np.array([one.value for one in said if one.name == name and one.value > 0])
     is_total = name.startswith("train_")  # the Hugging Face Trainer's, over all so far
     if len(values) > 1 and not is_total:
         values = values[1:]  # the first holds the warm-up
-        value = len(values) / sum(1 / each for each in values)
+        value = mean_rate(values)
         whose = f"harmonic mean of the {len(values)} {name!r} that the program printed, the first"
         whose += " left out"
     else:

@@ -8,7 +8,7 @@ MFU would be if a figure was meant in another unit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.neuron.cache import SHOWN_NAMES
 from ergmeter.neuron.figures import ORIGINAL
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3
+_ALIKE_FRAC = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing worth knowing, and what it is about."""
 
-    about: str  # no_hlo, nki_ratio, low_mfu, mfu_above_peak
+    about: str  # no_hlo, nki_ratio, log_disagrees, low_mfu, mfu_above_peak
     text: str
 
 
@@ -105,6 +106,19 @@ def about_mfu(
     if mfu >= _LOW_FRAC:
         return []
     return [Finding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
+
+
+def about_log(document: dict[str, Any] | None) -> list[Finding]:
+    """A program that prints another throughput than its own samples over its own clock."""
+    rates = (document or {}).get("throughput", {})
+    printed, used = rates.get("average"), rates.get("used")
+    if not printed or not used or abs(printed / used - 1) <= _ALIKE_FRAC:
+        return []
+    text = (
+        f"the log prints {significant(printed)} sequences/s on average, while its samples over its"
+        f" own clock come to {significant(used)}, which is used; --throughput takes another"
+    )
+    return [Finding("log_disagrees", text)]
 
 
 def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> list[str]:

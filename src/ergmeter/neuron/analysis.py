@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_log, about_mfu
 from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
 from ergmeter.neuron.document import Parts, document
 from ergmeter.neuron.figures import figures
@@ -63,8 +63,9 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     )
     log = _read_log(request, watch)
     pace = throughput(request.throughput, log, seq_len=job.seq_len, batch_size=job.batch_size)
-    if log is not None:
-        watch(LogRead(log_document(log, pace)))
+    shown = None if log is None else log_document(log, pace)
+    if shown is not None:
+        watch(LogRead(shown))
     if pace.is_from_log and pace.seq_per_s is not None:
         watch(ThroughputChosen(pace.seq_per_s, is_from_log=True))
     found_figures = figures(
@@ -78,6 +79,7 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     findings = [
         *about_graphs(found, directory, named_in_yaml=job.cache),
         *about_kernels(summary),
+        *about_log(shown),
         *about_mfu(found_figures, job, hardware, pace),
     ]
     whole = replace(

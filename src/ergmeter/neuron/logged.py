@@ -26,7 +26,7 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
     printed = run.rates.get("sequences/s", run.rates.get("samples/s"))
     rates = _statistics(np.full(0, np.nan) if printed is None else printed[rows])
     if pace.is_from_log:
-        rates["average"] = pace.seq_per_s
+        rates |= {"used": pace.seq_per_s, "used_is": pace.said}
     losses = run.loss[~np.isnan(run.loss)]
     return {
         "log_file": log.path,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_log, about_mfu
 from ergmeter.neuron.cache import Choice, find_graphs
 from ergmeter.neuron.figures import figures
 from ergmeter.neuron.job import Job
@@ -33,6 +33,15 @@ def test_tokens_given_as_sequences_are_recognised() -> None:
 
 def test_a_good_mfu_needs_no_advice() -> None:
     assert mfu_texts(2.1 * 3, job(4096)) == []  # 41 %
+
+
+def test_a_log_whose_clock_contradicts_its_throughput_is_said() -> None:
+    (found,) = about_log({"throughput": {"average": 2.05, "used": 32.0}})
+    assert found.text.startswith("the log prints 2.05 sequences/s on average")
+    assert "come to 32" in found.text
+    assert about_log({"throughput": {"average": 2.05, "used": 2.1}}) == []
+    assert about_log({"throughput": {"average": None, "used": 2.1}}) == []
+    assert about_log(None) == []
 
 
 def test_a_low_mfu_is_explained_by_peak_convention_replicas_and_pipeline() -> None:

@@ -33,9 +33,9 @@ def test_nobody_s_word_is_no_throughput() -> None:
 
 
 def test_printed_sequences_per_second_are_taken_after_the_first(tmp_path: Path) -> None:
-    rates = ("0.1", "2.0", "2.2", "2.1", "2.1")
+    rates = ("0.1", "1.0", "4.0", "4.0", "1.0")  # 4 pieces in 1 + 1/4 + 1/4 + 1 of their time
     found = pace(log_of(tmp_path, *(f"loss: 2.3 throughput: {rate}" for rate in rates)))
-    assert found.seq_per_s == pytest.approx(2.1)
+    assert found.seq_per_s == pytest.approx(4 / 2.5)
     assert found.is_from_log
     assert "train.log" in found.said
 
