@@ -137,7 +137,7 @@ def test_compat_gives_the_original_s_numbers_and_names_its_quirks(
         "average": 1.25, "min": 0.5, "max": 2.0, "count": 2
     }  # fmt: skip
     assert "3c877c4" in found["compat"]["version"]
-    assert len(found["compat"]["quirks_kept"]) == 8
+    assert len(found["compat"]["quirks_kept"]) == 9
     assert "TFLOPs/second: 224.04" in out
     assert "tflops_per_second is TFLOP of one sequence" in out
 
@@ -177,15 +177,64 @@ def test_the_sections_stand_in_the_original_s_order(example: Lab) -> None:
     assert "ERROR: " in next(line for line in out.splitlines() if "ERROR" in line)
 
 
-def test_a_score_of_each_graph_needs_no_overall_one(example: Lab) -> None:
+@pytest.mark.parametrize("mode", [(), ("--compat",)], ids=["right", "compat"])
+def test_a_score_of_each_graph_needs_no_overall_one(example: Lab, mode: tuple[str, ...]) -> None:
     arguments = [word for word in FULL if word != "--calculate-score"]
-    analyze(example, WAYS[0], *arguments)
+    analyze(example, WAYS[0], *arguments, *mode)
     found = written(example, "out.json")
     assert "training_score" not in found
     files = found["nki_analysis"]["per_file_metrics"]
-    scores = [file["training_score"]["score"] for file in files if file["status"] == "success"]
-    assert scores[0] == pytest.approx(scores[1] * (1 + 1000 / 1105))
-    assert found["nki_analysis"]["summary"]["max_score"] == max(scores)
+    scores = {
+        file["module_name"]: file["training_score"]["score"]
+        for file in files
+        if file["status"] == "success" and file["file_name"] != "wrapped_neff.hlo"
+    }
+    assert scores[FIRST] == pytest.approx(scores[SECOND] * (1 + 1000 / 1105))
+    assert found["nki_analysis"]["summary"]["max_score"] == max(scores.values())
+    if mode:
+        assert any("--per-file-scores" in text for text in found["compat"]["not_kept"])
+
+
+def test_what_was_not_counted_is_named_without_being_asked_for(example: Lab) -> None:
+    out, _ = analyze(example, WAYS[0], "--compile-dir", "cache", "--output", "out.json")
+    (failed,) = written(example, "out.json")["nki_analysis"]["failed"]
+    assert failed["module_name"] == "MODULE_99+00000000"
+    assert "damaged or not an HLO module" in failed["error"]
+    said = " ".join(out.partition("Not counted:")[2].split())
+    assert "1 graph that can't be read (MODULE_99+00000000): damaged" in said
+    assert "1 file left out: wrapped_neff.hlo, a stub around a compiled graph" in said
+
+
+def test_sentences_fit_80_columns(example: Lab) -> None:
+    out, _ = analyze(example, WAYS[0], *(word for word in FULL if word != "--print-per-file"))
+    paths = ("Analyzing:", "  Model config:", "Log file:")
+    assert [
+        line for line in out.splitlines() if len(line) > 80 and not line.startswith(paths)
+    ] == []
+
+
+def test_a_graph_with_kernels_of_unknown_work_is_no_plain_0(example: Lab) -> None:
+    write(example.path / "one" / "MODULE_5+0", one_dot(3, 5, 7, config(None)))
+    write(example.path / "one" / "MODULE_6+0", one_dot(3, 5, 7))
+    options = ("--compile-dir", "one", "--detailed", "--print-per-file", "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], *options)
+    files = written(example, "out.json")["nki_analysis"]["per_file_metrics"]
+    assert [file["is_lower_bound"] for file in files] == [True, False]
+    rows = [line.split()[-1] for line in out.splitlines() if line.startswith("model.hlo_module")]
+    assert rows == ["0.0000*", "0.0000"]
+    assert "\n* a lower bound: kernels that do not state their MACs" in out
+
+
+def test_a_loss_that_is_no_number_is_counted(example: Lab) -> None:
+    log = example.path / "train.log"
+    log.write_text(log.read_text().replace("reduced_train_loss=6.000", "reduced_train_loss=nan"))
+    options = ("--log-file", "train.log", "--compile-dir", "cache", "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], *options)
+    found = written(example, "out.json")["log_metrics"]
+    assert (found["losses"]["count"], found["losses"]["not_finite"]) == (19, 1)
+    assert "  Without a number: 1 of 20 lines (nan, inf or not printed)" in out
+    assert found["timestamps"]["file_modification"].startswith("20")
+    assert "log file: 2.00 seq/s\n  1216 sequences in 608 s by the progress bar\n" in out
 
 
 def test_graphs_are_chosen_by_the_log_and_weighted_by_their_runs(example: Lab) -> None:
@@ -197,6 +246,13 @@ def test_graphs_are_chosen_by_the_log_and_weighted_by_their_runs(example: Lab) -
     found = json.loads(analyze(example, WAYS[0], *options, "--graph-runs", "runs")[0])
     assert found["nki_analysis"]["summary"]["overall_nki_ratio"] == 10_000 / (11_050 + 603)
     assert found["nki_analysis"]["summary"]["weighting"] == "each graph as often as it ran"
+    (example.path / "runs").write_text("MODULE_typo 10\n")
+    found = json.loads(analyze(example, WAYS[0], *options, "--graph-runs", "runs")[0])
+    assert found["nki_analysis"]["summary"]["overall_nki_ratio"] is None
+    assert found["missing"]["overall_nki_ratio"] == "none of the graphs ran, by runs"
+    texts = [one["text"] for one in found["findings"] if one["about"] == "graph_runs"]
+    assert texts[0].startswith("2 of 2 graphs are not in runs: not counted, with 100 %")
+    assert texts[1] == "1 module of runs is not among the graphs: MODULE_typo"
 
 
 def test_lora_of_the_yaml_is_counted_as_lora(lab: Lab) -> None:

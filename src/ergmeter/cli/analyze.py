@@ -44,9 +44,8 @@ _INPUTS = [
     ),
     click.option(
         "--convention",
-        default="exact",
-        show_default=True,
-        help="Whose count of FLOPs; `neuron` is the original's, `erg conventions` explains them.",
+        help="Whose count of FLOPs; `neuron` is the original's, `erg conventions` explains them."
+        "  [default: exact]",
     ),
 ]
 _CHOICE = [
@@ -142,6 +141,7 @@ def command(
     from ergmeter.errors import UsageError
 
     if compare:
+        _check_alone()
         _compare(earlier, as_json=as_json)
         return
     if earlier:
@@ -270,6 +270,20 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
             bar.update(tasks[progress.what], completed=progress.done, visible=goes_on)
 
         yield show
+
+
+def _check_alone() -> None:
+    """Refuse options that --compare would leave without effect."""
+    from click.core import ParameterSource
+
+    from ergmeter.errors import UsageError
+
+    context = click.get_current_context()
+    for option in context.command.params:
+        name = option.name or ""
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and name not in ("earlier", "compare", "as_json"):
+            raise UsageError(f"--compare goes with files and --json; leave out {option.opts[0]}")
 
 
 def _compare(paths: tuple[str, ...], *, as_json: bool) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 _SHOW_FROM_BYTES = 20_000_000
+_REASONS = 3  # shown of those why runs began
 
 
 @click.command()
@@ -70,6 +71,10 @@ def command(
     request = Request(log, out, name, format_name, settings, flops, tokens_are)
     with _progress(log) as progress:
         imported = import_log(request, progress=progress)
+    if imported.is_cut_off:
+        click.echo(
+            f"erg: {log}: the compressed log ends half way; what there is was read", err=True
+        )
     if as_json:
         click.echo(json.dumps(_document(imported), indent=1))
     else:
@@ -105,7 +110,9 @@ def _lines(imported: Imported) -> Iterator[str]:
         numbers = f", steps {run.first_step} to {run.last_step}" if run.first_step else ""
         yield f"{run.path}: {steps}{numbers}"
     if len(imported.runs) > 1:
-        yield f"{len(imported.runs)} runs in one log: its step numbers begin again"
+        why = list(dict.fromkeys(run.began for run in imported.runs if run.began))
+        more = "; ..." if len(why) > _REASONS else ""
+        yield f"{len(imported.runs)} runs in one log: {'; '.join(why[:_REASONS])}{more}"
     yield f"erg report {imported.runs[-1].path}"
 
 
@@ -116,6 +123,7 @@ def _document(imported: Imported) -> dict[str, object]:
             "step_lines": run.steps,
             "first_step": run.first_step,
             "last_step": run.last_step,
+            "began": run.began or None,
             "notes": list(run.notes),
         }
         for run in imported.runs

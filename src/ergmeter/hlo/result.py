@@ -28,7 +28,7 @@ class ModuleCount:
     computations: int
     unreachable: int  # computations that nothing calls, left out
     kernels: tuple[Kernel, ...]
-    unknown_loops: tuple[str, ...]  # loops with work in them that run as often as data says
+    unknown_loops: tuple[str, ...]  # loops as long as data says, functions applied to elements
     uneven_branches: tuple[str, ...]  # conditionals of which the costliest branch was taken
     unknown_calls: dict[str, int]  # custom-call targets that may hold products, and their calls
     literal_bytes: int  # of constants, which were skipped
@@ -63,7 +63,7 @@ class ModuleCount:
         if self.unknown_calls:
             return f"calls that may hold products: {', '.join(sorted(self.unknown_calls))}"
         if self.unknown_loops:
-            return f"loops whose trip count is data: {', '.join(self.unknown_loops)}"
+            return f"what may run more often than once: {', '.join(self.unknown_loops)}"
         return None if self.macs else "the module has no matrix products"
 
     @property

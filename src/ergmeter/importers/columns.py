@@ -30,7 +30,8 @@ PLAIN = ("step", "epoch", "loss", "learning_rate", "grad_norm", "step_time_s", "
 class Columns:
     """The rows of one run in a log."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, began: str = "") -> None:
+        self.began = began  # why it is another run than the one before
         self.clock: str | None = None
         self.notes: list[str] = []
         self._rows = 0
@@ -137,24 +138,27 @@ def _whole(value: float) -> int | None:
 
 
 def runs_of(told: Iterator[Told]) -> Iterator[Columns]:
-    """The rows of each run in a log: a step number that falls back begins another."""
+    """The rows of each run in a log: a number, an epoch or a time that falls begins another."""
     columns = Columns()
     for one in told:
-        if one.restarted or _began_again(columns, one):
+        if began := one.restarted or _began_again(columns, one):
             yield columns
-            columns = Columns()
+            columns = Columns(began=began)
         columns.add(one)
     yield columns
 
 
-def _began_again(columns: Columns, told: Told) -> bool:
-    """Whether a number that falls is no next epoch's: the epoch stands, or the log has paused."""
+def _began_again(columns: Columns, told: Told) -> str:
+    """Why a line is no next one. A number that falls may be of the next epoch: if the epoch stands,
+    or the log has paused, it is not."""
     number, last = told.seen.number, columns.last("step")
     epoch, before = told.epoch, columns.last("epoch")
     if not len(columns):
-        return False
+        return ""
     if epoch is not None and epoch < before:
-        return True
-    if number is None or not number < last:
-        return False
-    return epoch == before or (not before < (epoch or 0) and columns.paused(told.t_ns))
+        return f"the epoch went from {before:g} back to {epoch:g}"
+    is_another = epoch == before or (not before < (epoch or 0) and columns.paused(told.t_ns))
+    if number is not None and number < last and is_another:
+        return f"the step number went from {last:.0f} back to {number}"
+    went_back = told.t_ns is not None and told.t_ns / NS_PER_S < columns.last("t_s")
+    return "the time went back" if went_back else ""

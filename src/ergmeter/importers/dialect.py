@@ -28,6 +28,8 @@ class Dialect:
     whole_numbers: bool = False
     # Its own rates are means over this many steps, so those of the first steps hold the compile.
     rate_steps: int = 1
+    # Its counts are of the whole training, whichever rank prints them.
+    counts_all_ranks: bool = False
 
     def __init__(self) -> None:
         self.notes: list[str] = []  # what was assumed, to be told once each

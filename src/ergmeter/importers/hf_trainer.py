@@ -88,6 +88,7 @@ class _Dict:
     seen: Seen
     epoch: float | None
     items: dict[str, str]
+    assumes: tuple[str, ...] = ()  # what has to be said of it
 
 
 class _Reading:
@@ -154,36 +155,36 @@ class _Reading:
             return
         yield from self._release(self._progress.flush())
         self._now_ns = self._now_ns if t_ns is None else t_ns
-        yield from self._reported(items, *(name for name in items if name != "epoch"))
-        act = partial(self._evaluation, t_ns, items) if kind == "eval" else self._spans.end
+        act = partial(self._result, kind, t_ns, items)
         yield from self._judged(self._trainers.take(Due(self._now_ns, act)))
 
     def _step(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         runtime_s = positive(items.get("train_runtime"))
+        epoch, assumes = number(items.get("epoch", "")), []
         if t_ns is None and runtime_s is not None:
             t_ns = round(runtime_s * NS_PER_S)
-            yield from self._tell("clock")
+            assumes.append("clock")
         elif t_ns is None and self._bar_ns is not None:
             t_ns = self._bar_ns
-            yield from self._tell("bar")
+            assumes.append("bar")
         self._now_ns = self._now_ns if t_ns is None else t_ns
-        yield from self._reported(items, "train_tokens_per_second")
-        if t_ns is None:
-            yield from self._reported(items, *FIGURES)
-            return
         counts = tuple(_totals(items))
-        for total in counts:
-            yield from self._tell(total.field)
+        if t_ns is None:
+            due = Due(self._now_ns, partial(self._untimed, items, epoch))
+            total = next((count.value for count in counts), None)
+            yield from self._judged(self._trainers.log(due, epoch, total))
+            return
+        assumes += [total.field for total in counts]
         if any("e" in items[name] for name in TOTALS if name in items):
-            yield from self._tell("rounded")
+            assumes.append("rounded")
         loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
         seen = Seen(t_ns, None, counts, loss, rate, norm)
         if _fresh(items, counts):
             seen.own_s = runtime_s
             seen.own_from_start = seen.totals_from_zero = True
         self._waiting += 1
-        epoch = number(items.get("epoch", ""))
-        yield from self._release(self._progress.log(_Dict(seen, epoch, items), epoch))
+        waits = _Dict(seen, epoch, items, tuple(assumes))
+        yield from self._release(self._progress.log(waits, epoch))
 
     def _since_evaluation(self, t_ns: int, runtime_s: float | None) -> float | None:
         """The runtime without an evaluation at its start (`eval_on_start`)."""
@@ -204,15 +205,41 @@ class _Reading:
     def _push(self, waited: _Dict) -> Iterator[Record]:
         seen = waited.seen
         seen.own_s = self._since_evaluation(seen.t_ns, seen.own_s)
-        if _less(waited.epoch, self._epoch):
-            yield from self._spans.end()
-        self._epoch = waited.epoch
+        yield from self._begin_again(seen.t_ns, waited.epoch)
+        for what in waited.assumes:
+            yield from self._tell(what)
+        self._now_ns = seen.t_ns
+        yield from self._reported(waited.items, "train_tokens_per_second")
         where = f"epoch {waited.epoch}" if seen.number is None else f"step {seen.number}"
         yield from self._losses.watch(seen.t_ns, seen.loss, where)
-        yield from self._spans.push(seen)
+        for record in self._spans.push(seen):
+            yield record
+            if isinstance(record, Mark) and record.name == "restarted":
+                self._told.clear()
+                for what in waited.assumes:
+                    yield from self._tell(what)
         if not self._spans.pending:
-            self._now_ns = seen.t_ns
             yield from self._reported(waited.items, *FIGURES)
+
+    def _untimed(self, items: dict[str, str], epoch: float | None) -> Iterator[Record]:
+        """A step dict that nothing says the time of."""
+        yield from self._begin_again(self._now_ns, epoch)
+        yield from self._reported(items, "train_tokens_per_second", *FIGURES)
+
+    def _begin_again(self, t_ns: int, epoch: float | None) -> Iterator[Record]:
+        """A lower epoch than the last is of another training, or of the same after a restart."""
+        last, self._epoch = self._epoch, epoch
+        if epoch is None or last is None or epoch >= last:
+            return
+        yield from self._spans.end()
+        yield Mark(t_ns, "restarted", f"the epoch went from {last:g} back to {epoch:g}")
+        self._losses = Losses()
+        self._told.clear()
+
+    def _result(self, kind: str, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
+        """The dict of an evaluation, or the final one of a training, which ends there."""
+        yield from self._reported(items, *(name for name in items if name != "epoch"))
+        yield from self._evaluation(t_ns, items) if kind == "eval" else self._spans.end()
 
     def _evaluation(self, t_ns: int | None, items: dict[str, str]) -> Iterator[Record]:
         name = next(name for name in items if name.endswith("_runtime"))
@@ -258,10 +285,6 @@ def _fresh(items: dict[str, str], counts: tuple[Count, ...]) -> bool:
     if runtime_s is None or rate is None or total is None:
         return False
     return abs(runtime_s * rate - total) <= _FRESH * total
-
-
-def _less(value: float | None, other: float | None) -> bool:
-    return value is not None and other is not None and value < other
 
 
 def _unit(name: str) -> str:

@@ -59,6 +59,7 @@ class ImportedRun:
     first_step: int | None
     last_step: int | None
     notes: tuple[str, ...]
+    began: str = ""  # why it is another run than the one before
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Imported:
     bytes_read: int
     lines: int
     runs: tuple[ImportedRun, ...]
+    is_cut_off: bool = False  # the compressed log ends half way
 
 
 def import_log(request: Request, *, progress: Progress | None = None) -> Imported:
@@ -83,7 +85,7 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
     for record in found.importer.records(found.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
             runs.append(sink.close())
-            sink = _Sink(request, found.importer.name, number=len(runs) + 1)
+            sink = _Sink(request, found.importer.name, number=len(runs) + 1, began=record.detail)
             continue
         sink.take(record)
     if log.is_cut_off:
@@ -91,7 +93,10 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
     if sink.has_records:
         runs.append(sink.close())
     if not runs:
-        raise FormatError(f"{log.path}: recognised as {found.importer.name}, but it holds no step")
+        cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
+        raise FormatError(
+            f"{log.path}: recognised as {found.importer.name}, but it holds no step{cut}"
+        )
     return Imported(
         log.path,
         found.importer.name,
@@ -99,14 +104,16 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
         log.bytes_read,
         log.line_count,
         tuple(runs),
+        log.is_cut_off,
     )
 
 
 class _Sink:
     """Writes the records of one run. The directory is made when its first time is known."""
 
-    def __init__(self, request: Request, format_name: str, *, number: int) -> None:
+    def __init__(self, request: Request, format_name: str, *, number: int, began: str = "") -> None:
         self._request = request
+        self._began = began
         self._format = format_name
         self._number = number
         self._early: list[Record] = []
@@ -145,7 +152,8 @@ class _Sink:
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
-        return ImportedRun(self._run, self._count, self._first, self._final, tuple(self._notes))
+        notes = tuple(self._notes)
+        return ImportedRun(self._run, self._count, self._first, self._final, notes, self._began)
 
     def _open(self) -> None:
         """Make the run, of the first time there is, and write what has waited for it."""

@@ -73,6 +73,7 @@ class Iterations(Dialect):
     """Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, and DeepSpeed's pipe engine."""
 
     whole_numbers = True
+    counts_all_ranks = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -2,8 +2,8 @@
 
 For whoever needs a log's figures and no run: `read_log(path)` finds the importer that knows the
 program, reads the log once from end to end in little memory, and gives its step lines as columns,
-run by run. The trap: several runs in one file, read as one. A step number that falls back begins
-another, and each has its own columns.
+run by run. The trap: several runs in one file, read as one. A step number or a time that falls back
+begins another, and each has its own columns.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ergmeter.importers.steady import Steady, steady
 from ergmeter.importers.steplines import Told, step_lines
 
 if TYPE_CHECKING:
+    from ergmeter.importers.dialect import Dialect
     from ergmeter.ports import Importer, Line
     from ergmeter.records import FloatArray
 
@@ -106,13 +107,17 @@ def read_log(
     log = LogFile(path, progress=progress)
     found = chosen(log, format=format)
     notes: list[str] = []
-    runs = []
-    rate_steps = getattr(_dialect(found.importer), "rate_steps", 1)
-    for columns in runs_of(_told(found.importer, found.lines, notes)):
-        runs.append(_run(columns, rate_steps))
+    runs, began = [], []
+    make = getattr(found.importer, "dialect", None)
+    dialect: Dialect | None = make() if make else None
+    for columns in runs_of(_told(found.importer, dialect, found.lines)):
+        runs.append(_run(columns, dialect.rate_steps if dialect else 1))
         notes += columns.notes
+        began += [columns.began] if columns.began else []
+    if dialect is not None:
+        notes = [*dialect.notes, *notes]
     if len(runs) > 1:
-        notes.append(f"{len(runs)} runs in one log: a step number that falls back begins another")
+        notes.append(f"{len(runs)} runs in one log: {'; '.join(dict.fromkeys(began))}")
     if log.is_cut_off:
         notes.append("the compressed log ends half way: what was there is read")
     told = tuple(dict.fromkeys(notes))
@@ -127,21 +132,14 @@ def read_log(
     )
 
 
-def _dialect(importer: Importer) -> object:
-    make = getattr(importer, "dialect", None)
-    return make() if make else None
-
-
-def _told(importer: Importer, lines: Iterator[Line], notes: list[str]) -> Iterator[Told]:
-    """The step lines, and what was assumed in reading them."""
+def _told(importer: Importer, dialect: Dialect | None, lines: Iterator[Line]) -> Iterator[Told]:
+    """The step lines."""
     if hasattr(importer, "told"):
-        yield from importer.told(lines)
-        return
-    if not hasattr(importer, "dialect"):
+        told: Iterator[Told] = importer.told(lines)
+        return told
+    if dialect is None:
         raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
-    dialect = importer.dialect()
-    yield from step_lines(dialect, lines)
-    notes += dialect.notes
+    return step_lines(dialect, lines)
 
 
 def _run(columns: Columns, rate_steps: int) -> LogRun:

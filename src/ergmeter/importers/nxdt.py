@@ -5,11 +5,12 @@ order. NeMo's `Training epoch 0, iteration 120/149 | reduced_train_loss: 1.2 | .
 lines that nki-llama's calculator asks for: `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`,
 each on a line of its own, of which several are one step.
 
-Three traps. `throughput` is sequences per second, a mean over the last ten steps that begins with
-the compile; the tokens/s and samples/s that others print are other figures. The bar prints three
-digits of a large number: 1.63e+6 consumed samples, so that a running total stands still and leaps;
-what a step holds is then taken from the totals that were exact. And the plain lines have no step
-number: in a file, those with a step time are numbered as they come, each as one step.
+Three traps. `throughput` is sequences per second, in the bar a mean over the last ten steps that
+begins with the compile; the tokens/s and samples/s that others print are other figures. The bar
+prints three digits of a large number: 1.63e+6 consumed samples, so that a running total stands
+still and leaps; what a step holds is then taken from the totals that were exact. And the plain
+lines have no step number: in a file, those with a step time are numbered as they come, each as one
+step.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _STEP_TIME = Meaning("own_time", "train_step_timing", unit="s")
 _NEMO_TIME = "train_step_timing in s"
 _OTHER_LOSSES = ("loss", "train_loss")  # Lightning's own `loss` is a running mean
 _BATCH = Meaning("count", "global_batch_size")
-_MEANS_SEQUENCES = (
+_MEAN_STEPS = 10  # of its bar's throughput
+_MEANS_SEQUENCES = "throughput read as sequences/s"
+_MEAN_OF_TEN = (
     "throughput read as sequences/s, as NXDT prints it: a mean over ten steps, the compile included"
 )
 _ROUNDED = (
@@ -85,8 +88,6 @@ def _is_own(text: str) -> bool:
 class _Nxdt(Dialect):
     """A loop of any make whose throughput is in sequences/s, until a line of NXDT's own comes."""
 
-    rate_steps = 10
-
     def __init__(self) -> None:
         super().__init__()
         self._exact: tuple[int, int] | None = None  # the last step whose total was printed whole
@@ -104,7 +105,13 @@ class _Nxdt(Dialect):
             if said is None:
                 if NXDT in line.text and not self._has_bars:
                     # What looked like steps was configuration.
-                    self._has_bars, self.whole_numbers, first = True, True, None
+                    self._has_bars, first = True, None
+                    self.whole_numbers, self.counts_all_ranks = True, True
+                    self.rate_steps = _MEAN_STEPS
+                elif first is not None and self._is_loops_own(line.text):
+                    # A step of its own: what comes before it in time is handed on before it.
+                    yield self._group(first, group)
+                    group, first = {}, None
                 yield line
                 continue
             if first is not None and any(name in group for name, _ in said):
@@ -133,7 +140,7 @@ class _Nxdt(Dialect):
         else:
             found = [_in_sequences(pair) for pair in super().pairs(text)]
         if any(pair.means is _SEQUENCES for pair in found):
-            self.note(_MEANS_SEQUENCES)
+            self.note(_MEAN_OF_TEN if NXDT in text else _MEANS_SEQUENCES)
         return found
 
     def is_step(self, found: list[Pair], text: str) -> bool:
@@ -148,6 +155,10 @@ class _Nxdt(Dialect):
     def is_evaluation(self, found: list[Pair], text: str) -> bool:
         is_own = NXDT in text or _GROUP in text
         return not is_own and super().is_evaluation(found, text)
+
+    def _is_loops_own(self, text: str) -> bool:
+        """Whether this is a step line as any loop prints them."""
+        return super().wanted(text) and super().is_step(super().pairs(text), text)
 
     def _group(self, first: Line, group: dict[str, str]) -> Line:
         """A group as one line. Its time is its own where it is a step by its own account."""

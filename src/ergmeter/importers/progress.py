@@ -6,7 +6,8 @@ step before may be seen first, or the log's own before the log. One redraw is of
 19 for 20 makes 29 steps of 30. So a log keeps the bars seen around it, and takes the one that is in
 proportion to the epochs (`pace`). Where these are too rounded to tell neighbours apart, it takes
 the one that goes on at the usual stride. A log whose bar was missed gets the number that the epochs
-give it, where that is plainly one.
+give it, where that is plainly one. And a bar may not be drawn again at all: then each log stands
+right behind its bar, at a multiple of the stride between logs, and the bar after it is one further.
 """
 
 from __future__ import annotations
@@ -198,7 +199,7 @@ class Progress(Generic[T]):
         logs = [log for log in self._queue if final or self._heard(log)]
         if len(logs) < 2:
             return
-        readings = list(self._readings(logs))
+        readings = list(self._behind(logs) or self._readings(logs))
         if not readings:
             return
         least, numbers, pace = min(readings, key=lambda reading: reading[0])
@@ -207,6 +208,18 @@ class Progress(Generic[T]):
             self._pace, self._missed = pace, 0
             for log, n in zip(logs, numbers, strict=True):
                 log.n = n
+
+    def _behind(self, logs: Sequence[_Log[T]]) -> list[_Reading]:
+        """The bars right before the logs, where these plainly are their own: see above."""
+        before = [log.before or 0 for log in logs]
+        follow = all(
+            log.own == n + 1 or (not log.after and n == self._total)
+            for log, n in zip(logs, before, strict=True)
+        )
+        if not follow or not _even(before) or before[1] - before[0] < 2:
+            return []
+        pace = Pace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
+        return [(_OTHER, tuple(before), pace)] if pace else []  # three of them settle it
 
     def _heard(self, log: _Log[T]) -> bool:
         """Whether the bars around a log have been seen."""

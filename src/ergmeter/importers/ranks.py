@@ -34,7 +34,7 @@ class Ranks:
     def __init__(self) -> None:
         self.kept: int | None = None
         self._label: int | None = None
-        self._labelled = False  # numbers before lines are ranks
+        self.labelled = False  # numbers before lines are ranks
         self._recent: deque[tuple[int, int | None]] = deque(maxlen=_RECENT)
 
     def is_another(self, text: str, number: int | None) -> bool:
@@ -51,10 +51,10 @@ class Ranks:
             return False
         label = int(match[1])
         self._label = label if self._label is None else self._label
-        if not self._labelled and number is not None and label != number:
+        if not self.labelled and number is not None and label != number:
             # Of two ranks that speak of one step, the first to speak of it is kept.
             firsts = [other for other, of in self._recent if of == number and other != label]
-            self._labelled = bool(firsts)
+            self.labelled = bool(firsts)
             self.kept = self._label = firsts[0] if firsts else self._label
         self._recent.append((label, number))
-        return self._labelled and label != self._label
+        return self.labelled and label != self._label

@@ -31,9 +31,9 @@ from ergmeter.importers.times import FileClock
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
 
-ONE_RANK = (
-    "of the step lines of several ranks, only those of rank {} are read: tokens are of one rank"
-)
+_ONE_RANK = "of the step lines of several ranks, only those of rank {} are read"
+_ITS_OWN = ": tokens are of one rank"
+_NO_TIME = "{}{} can't be how long a step took: it is left out, and so are others like it"
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
 
 
@@ -45,6 +45,7 @@ class Reading:
         self._step_lines = StepLines(dialect)
         self._modes: dict[str, Mode] = {name: m for name, (_, m) in COUNTS.items() if m}
         self._told = set(self._modes)
+        self._understood: dict[str, str] = {}  # by name: what its counts were taken for
         if tokens_are is not None:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
@@ -63,6 +64,12 @@ class Reading:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
+        for record in self._all(lines):
+            yield record
+            if isinstance(record, Mark) and record.name == "restarted":
+                yield from self._say_again(record.t_ns)
+
+    def _all(self, lines: Iterable[Line]) -> Iterator[Record]:
         for line in self._dialect.joined(lines):
             if line.t_ns is not None:
                 yield from self._tick(line.t_ns)
@@ -70,11 +77,21 @@ class Reading:
                 yield from self._read(line)
         yield from self._finish()
 
+    def _say_again(self, t_ns: int) -> Iterator[Record]:
+        """What is assumed of a further run too; what its own lines call for comes with them."""
+        self._said.clear()
+        self._dialect.notes.clear()
+        self._told = {name for name, (_, mode) in COUNTS.items() if mode}
+        yield from self._clock.told_again(t_ns)
+        for said in self._understood.values():
+            yield Mark(t_ns, "assumed", said)
+
     def _finish(self) -> Iterator[Record]:
         for held in self._waiting.finish():
             self._held.append(held)
             yield from self._release(final=False)
         yield from self._release(final=True)
+        yield from self._say_twice(self._now_ns)
         if not self._waiting.streams.mixed:
             yield from self._spans.end()
 
@@ -96,15 +113,16 @@ class Reading:
 
     def _read(self, line: Line) -> Iterator[Record]:
         told = self._step_lines.read(line)
-        for said in self._dialect.notes:
-            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
+        if told.kind == "step":
+            yield from self._step(line, told)
+            return
+        yield from self._say_noted(line)
         if told.kind == "evaluation":
             yield from self._evaluation(line, told.found)
         elif told.kind == "another rank":
-            said = ONE_RANK.format(self._step_lines.rank)
+            said = _ONE_RANK.format(self._step_lines.rank)
+            said += "" if self._dialect.counts_all_ranks else _ITS_OWN
             yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
-        elif told.kind == "step":
-            yield from self._step(line, told)
         elif told.kind == "other":
             self._evaluated |= any(pair.means.kind == "eval" for pair in told.found)
             self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
@@ -117,10 +135,12 @@ class Reading:
         t_ns = line.t_ns
         if t_ns is None:
             t_ns = self._clock.time(line.text, stamp_in(found), seen)
-            yield from self._clock.told(t_ns)
         if told.restarted:
             yield from self._begin_again(self._now_ns if t_ns is None else t_ns, told.restarted)
+        yield from self._say_noted(line)
+        yield from self._clock.told(t_ns if line.t_ns is None else None)
         self._now_ns = self._now_ns if t_ns is None else t_ns
+        yield from self._refuse_time(told)
         yield from self._reported(found, "rate", "eval", "own_time")
         if t_ns is None:
             yield from self._reported(found, *STEP_FIGURES)
@@ -152,15 +172,33 @@ class Reading:
         if self._evaluated and self._waiting.streams.began and line.seen.evaluated_ns is None:
             yield from self._say(line.t_ns, _EVALUATED)
         self._epoch, self._evaluated = before if epoch is None else epoch, False
+        # Of the lines before: only the next step tells a rank's line from one that came twice.
+        yield from self._say_twice(line.t_ns)
         for held in self._waiting.take(line):
             self._held.append(held)
             yield from self._release(final=False)
-        if self._waiting.twice:
-            yield from self._say(line.t_ns, TWICE)
         if self._waiting.streams.mixed:
             self._held.clear()
             told = SEVERAL.format(self._waiting.streams.numbers)
             yield Mark(line.t_ns, "several_programs", told)
+
+    def _refuse_time(self, told: Told) -> Iterator[Record]:
+        """Say of a step time that is none, as -1 or 0, that it is left out."""
+        own = next((p for p in told.found if p.means.kind == "own_time"), None)
+        if own is None or told.seen.own_s is not None or _NO_TIME in self._said:
+            return
+        self._said.add(_NO_TIME)
+        where = "" if told.seen.number is None else f" of step {told.seen.number}"
+        said = _NO_TIME.format(f"{own.printed}={own.value:g}", where)
+        yield Mark(self._now_ns, "value_refused", said)
+
+    def _say_twice(self, t_ns: int) -> Iterator[Record]:
+        if self._waiting.twice and not self._step_lines.has_labels:
+            yield from self._say(t_ns, TWICE)
+
+    def _say_noted(self, line: Line) -> Iterator[Record]:
+        for said in self._dialect.notes:
+            yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
 
     def _say(self, t_ns: int, what: str) -> Iterator[Record]:
         if what not in self._said:
@@ -203,7 +241,7 @@ class Reading:
             self._modes[name] = mode
             if mode == "total":
                 self._totals[name] = Total()
-            told = explained(name, mode, values)
+            told = self._understood[name] = explained(name, mode, values)
             yield Mark(self._held[0].seen.t_ns, "assumed", told)
 
     def _push(self, held: Held) -> Iterator[Record]:
@@ -233,7 +271,8 @@ class Reading:
             if before is not None:
                 del self._totals[name]
                 self._modes[name] = "step"
-                yield Mark(held.t_ns, "assumed", taken_back(name, before, value))
+                told = self._understood[name] = taken_back(name, before, value)
+                yield Mark(held.t_ns, "assumed", told)
 
     def _tell_multiplied(self, held: Held) -> Iterator[Record]:
         """A name that means one step, on a line that covers several: say what is made of it."""

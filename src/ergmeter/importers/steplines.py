@@ -52,6 +52,11 @@ class StepLines:
         """The rank whose lines are kept, where there are several."""
         return self._ranks.kept
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether the numbers before its lines were found to be ranks."""
+        return self._ranks.labelled
+
     def read(self, line: Line) -> Told:
         """What this line tells."""
         found = self._dialect.pairs(line.text)

@@ -79,7 +79,12 @@ class FileClock:
 
     def told(self, t_ns: int | None) -> Iterator[Mark]:
         """Say once, with the first time there is, where the times come from."""
-        if self.kind is not None and t_ns is not None and self._untold:
+        if t_ns is not None and self._untold:
+            yield from self.told_again(t_ns)
+
+    def told_again(self, t_ns: int) -> Iterator[Mark]:
+        """Say it of a further run."""
+        if self.kind is not None:
             self._untold = False
             yield Mark(t_ns, "assumed", _TOLD[self.kind] if self.is_dated else _DATELESS)
 

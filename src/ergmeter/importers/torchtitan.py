@@ -80,6 +80,7 @@ class TorchTitanImporter:
 
 class _TorchTitan(Dialect):
     whole_numbers = True
+    counts_all_ranks = True
 
     def __init__(self) -> None:
         super().__init__()

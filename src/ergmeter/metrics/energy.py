@@ -105,7 +105,8 @@ def boundary(evidence: Evidence) -> list[Device]:
     """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
     devices = evidence.devices("gpu") or evidence.devices("cpu", "dram")
     if not devices:
-        raise NotMeasurable(evidence.why_no_device("energy sensor", "nvml", "rapl") + f"; {_HINT}")
+        why = evidence.why_no_device("energy sensor", "nvml", "rapl")
+        raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
     return devices
 
 

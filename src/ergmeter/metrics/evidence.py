@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output
+# How an importer says that times are sums of printed step times: as good as what was printed.
+_SUMMED = "times are its step times added up"
+_NO_TIMES = "a log without times has no duration"
+_NO_READINGS = "a log holds no readings of energy, devices or host memory"
 _INFERENCE = (PHASES.index("prefill"), PHASES.index("decode"))
 _TRAIN = PHASES.index("train")
 
@@ -136,6 +140,8 @@ class Evidence:
         if len(self.all_steps):
             start_ns = min(start_ns, int(self.all_steps["start_ns"].min()))
             end_ns = max(end_ns, int(self.all_steps["end_ns"].max()))
+        if self.is_imported and not len(self.all_steps):
+            raise NotMeasurable(_NO_TIMES)
         if end_ns <= start_ns:
             raise NotMeasurable("the run was cut off before its first hand-over")
         return Window(start_ns, end_ns)
@@ -157,12 +163,27 @@ class Evidence:
     @property
     def steps_basis(self) -> Basis:
         """How the steps were obtained."""
-        return "derived" if self.from_output else "measured"
+        if not self.from_output:
+            return "measured"
+        return "reported" if self._times_are_printed else "derived"
 
     @property
     def clock_basis(self) -> Basis:
         """How times were obtained: of a log that was imported, from what stands in it."""
-        return "derived" if "imported" in self.run.header else "measured"
+        if not self.is_imported:
+            return "measured"
+        return "reported" if self._times_are_printed else "derived"
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the run was made of a log."""
+        return "imported" in self.run.header
+
+    @cached_property
+    def _times_are_printed(self) -> bool:
+        """Whether a log's clock is the step times that the program printed."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "assumed")
+        return self.is_imported and any(_SUMMED in detail for detail in marks)
 
     def warmup(self) -> tuple[float, str]:
         """How many steps of the first rank were left out at the start, and by which rule."""
@@ -196,6 +217,8 @@ class Evidence:
 
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
+        if self.is_imported:
+            return _NO_READINGS
         said = [f"{name}: {why}" for name, why in self.run.unavailable.items() if name in probes]
         said += [
             mark.detail

@@ -131,7 +131,11 @@ def _noisy(readings: dict[str, Result]) -> list[str]:
         half = (rate.high - rate.low) / 2 / rate.value
         if half >= NOISY_FRAC:
             said.append(f"steps/s ± {half * 100:.0f} %")
-    elif isinstance(rate, Reading) and rate.low is None and rate.basis != "reported":
+    elif (
+        isinstance(rate, Reading)
+        and rate.low is None
+        and (rate.basis != "reported" or isinstance(readings["time.step_s"], Reading))
+    ):
         return ["fewer than ten steps or printed lines were timed: too few for an interval"]
     return [f"noisy: {'; '.join(said)}"] if said else []
 

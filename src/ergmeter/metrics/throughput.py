@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Basis, FloatArray
 
+_NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 _DECODE = PHASES.index("decode")
 
 
@@ -73,6 +74,7 @@ def _reported(
     printed after as much work; the last one alone may be of any moment.
     """
     said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
+    said = [one for one in said if not one.name.startswith(_NOT_TRAINING)]
     if not said:
         raise reason
     name = said[-1].name

@@ -18,7 +18,7 @@ from ergmeter.metrics.steps import with_lanes
 from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.tokens import steps_of
 from ergmeter.records import PHASES, Reading
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
 # Of a log: a line says when its steps ended, and the line before it when they began.
+_ENOUGH_ROWS = 5
+_SLOW_FIRST_STEP = 3.0  # times the median: a compilation or a cold cache
 _FIRST_LINE = "the first printed line only starts the clock, unless it gives its own time"
 
 
@@ -33,7 +35,8 @@ def _periods(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
     """Periods of the rows of every rank, and the steps each row covers."""
     rows = evidence.counted
     steps_of(evidence)  # or the reason why there are none
-    return np.concatenate([rank.period_s for rank in rows.lanes]), rows["steps"]
+    own = "line_period_s" if evidence.from_output else "period_s"
+    return np.concatenate([getattr(rank, own) for rank in rows.lanes]), rows["steps"]
 
 
 def _note(evidence: Evidence, steps: FloatArray) -> str:
@@ -96,8 +99,23 @@ def window_s(evidence: Evidence) -> Reading:
     """The window all figures are over."""
     note = evidence.window_note
     if evidence.from_output and evidence.has_work:
-        note += f"; {_FIRST_LINE}"
+        note += f"; {_slow_first_line(evidence) or _FIRST_LINE}"
     return Reading(evidence.span.duration_s, "s", evidence.clock_basis, note=note)
+
+
+def _slow_first_line(evidence: Evidence) -> str:
+    """What to do about a first printed step that is a compile, if it is one and is counted."""
+    rows = evidence.counted.lanes[0]
+    steps = np.nan_to_num(rows["steps"], nan=1.0)
+    each_s = rows.duration_s / np.maximum(steps, 1)
+    is_first = rows["start_ns"][0] <= evidence.work.lanes[0]["start_ns"][0]
+    times = float(each_s[0] / np.median(each_s))
+    if len(rows) < _ENOUGH_ROWS or not is_first or times <= _SLOW_FIRST_STEP:
+        return ""
+    return (
+        f"the first printed step took {duration(float(each_s[0]))}, {times:.0f} times the median,"
+        f" and is counted; --warmup-steps {steps[0]:.0f} leaves it out"
+    )
 
 
 def run_s(evidence: Evidence) -> Reading:

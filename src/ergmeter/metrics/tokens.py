@@ -29,6 +29,10 @@ def known(rows: Steps, column: str) -> FloatArray | None:
     absent = int(np.isnan(values).sum())
     if absent == len(values):
         return None
+    if absent and column == "steps":
+        raise NotMeasurable(
+            f"{absent} of {len(values)} printed lines do not say how many steps they stand for"
+        )
     if absent:
         raise NotMeasurable(f"{absent} of {len(values)} steps have no {column.replace('_', ' ')}")
     return values

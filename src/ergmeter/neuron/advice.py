@@ -8,31 +8,34 @@ MFU would be if a figure was meant in another unit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ergmeter.neuron.cache import SHOWN_NAMES
+from ergmeter.hlo.files import WRAPPED
+from ergmeter.neuron.cache import SHOWN_NAMES, some
 from ergmeter.neuron.figures import ORIGINAL
+from ergmeter.neuron.runs import name_in
 from ergmeter.records import Reading
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.neuron.cache import Found
     from ergmeter.neuron.figures import Figures
     from ergmeter.neuron.job import Job
-    from ergmeter.neuron.kernels import NkiSummary
+    from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.machine import Machine
     from ergmeter.neuron.pace import Throughput
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3
-_ALIKE_FRAC = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing worth knowing, and what it is about."""
 
-    about: str  # no_hlo, nki_ratio, log_disagrees, low_mfu, mfu_above_peak
+    about: str  # no_hlo, nki_ratio, graph_runs, log_disagrees, low_mfu, mfu_above_peak
     text: str
 
 
@@ -48,9 +51,8 @@ def about_graphs(
         return [Finding("no_hlo", text)]
     if found.chosen:
         return []
-    if found.seen:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in found.left_out.items())
-        return [Finding("no_hlo", f"no HLO left in {directory}: {found.seen} found, {reasons}")]
+    if found.seen:  # stubs: a choice that leaves nothing is refused before
+        return [Finding("no_hlo", f"no HLO in {directory} but {found.seen} {WRAPPED}")]
     text = (
         f"no HLO found: looked in {directory} and all below it at {found.other_files} files for"
         f" {SHOWN_NAMES}"
@@ -64,14 +66,14 @@ def about_graphs(
 
 def about_kernels(summary: NkiSummary) -> list[Finding]:
     """Why a ratio is zero, or less than it is."""
-    if not summary.successful:
+    if not summary.counted:
         return []
     calls = summary.calls
     known, absent, unreadable = calls["known"], calls["absent"], calls["unreadable"]
     if not known + absent + unreadable:
         text = (
-            f"NKI ratio 0: none of the {summary.successful} graphs calls an NKI kernel; were they"
-            " compiled with the kernels switched on, and are they the graphs of this job?"
+            f"NKI ratio 0: no NKI kernel is called in {_number(summary.counted, 'graph')}; compiled"
+            " with the kernels switched on, and graphs of this job?"
         )
         return [Finding("nki_ratio", text)]
     found = []
@@ -94,6 +96,28 @@ def about_kernels(summary: NkiSummary) -> list[Finding]:
     return found
 
 
+def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) -> list[Finding]:
+    """Where the graphs and the file of their runs are not of the same modules."""
+    good = [result for result in results if result.error is None]
+    silent = [result for result in good if name_in(runs, result.module) is None]
+    texts = []
+    if silent:
+        macs, left = (sum(one.macs for one in them) for them in (good, silent))
+        share = f", with {_percent(left / macs)} of the MACs if each graph ran once" if macs else ""
+        texts.append(
+            f"{len(silent)} of {_number(len(good), 'graph')} {_are(len(silent))} not in {path}:"
+            f" not counted{share}"
+        )
+    named = {name_in(runs, result.module) for result in results}
+    strange = runs.keys() - named
+    if strange:
+        texts.append(
+            f"{_number(len(strange), 'module')} of {path} {_are(len(strange))} not among the"
+            f" graphs: {some(strange)}"
+        )
+    return [Finding("graph_runs", text) for text in texts]
+
+
 def about_mfu(
     figures: Figures, job: Job, machine: Machine, throughput: Throughput
 ) -> list[Finding]:
@@ -108,19 +132,6 @@ def about_mfu(
     return [Finding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
 
 
-def about_log(document: dict[str, Any] | None) -> list[Finding]:
-    """A program that prints another throughput than its own samples over its own clock."""
-    rates = (document or {}).get("throughput", {})
-    printed, used = rates.get("average"), rates.get("used")
-    if not printed or not used or abs(printed / used - 1) <= _ALIKE_FRAC:
-        return []
-    text = (
-        f"the log prints {significant(printed)} sequences/s on average, while its samples over its"
-        f" own clock come to {significant(used)}, which is used; --throughput takes another"
-    )
-    return [Finding("log_disagrees", text)]
-
-
 def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> list[str]:
     said = [f"MFU {_percent(mfu)} is above the peak, so an input is wrong"]
     as_tokens = mfu / job.seq_len
@@ -130,7 +141,7 @@ def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> li
             f" {_percent(as_tokens)} (sequences of {job.seq_len})"
         )
     said.append(
-        f"the peak is that of {machine.cores} cores on {machine.nodes} node(s) of"
+        f"the peak is that of {machine.cores} cores on {_number(machine.nodes, 'node')} of"
         f" {machine.backend}: were there more (--num-nodes, --devices)?"
     )
     return said
@@ -179,7 +190,15 @@ def _bubble(job: Job) -> list[str]:
 
 
 def _calls(count: int) -> str:
-    return f"{count} kernel call{'' if count == 1 else 's'}"
+    return _number(count, "kernel call")
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _percent(frac: float) -> str:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import UsageError
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_log, about_mfu
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
 from ergmeter.neuron.document import Parts, document
 from ergmeter.neuron.figures import figures
@@ -16,7 +16,12 @@ from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import machine
 from ergmeter.neuron.pace import throughput
-from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_request
+from ergmeter.neuron.request import (
+    DEFAULT_COMPILE_DIR,
+    DEFAULT_CONVENTION,
+    check_model,
+    check_request,
+)
 from ergmeter.neuron.runs import read_graph_runs, runs_of
 from ergmeter.neuron.score import Score, score
 from ergmeter.neuron.settings import read_training_file
@@ -34,8 +39,10 @@ from ergmeter.records import Reading
 if TYPE_CHECKING:
     from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
+    from ergmeter.neuron.advice import Finding
     from ergmeter.neuron.cache import Found
     from ergmeter.neuron.figures import Figures
+    from ergmeter.neuron.job import Job
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.pace import Throughput
     from ergmeter.neuron.request import Request
@@ -63,23 +70,23 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     )
     log = _read_log(request, watch)
     pace = throughput(request.throughput, log, seq_len=job.seq_len, batch_size=job.batch_size)
-    shown = None if log is None else log_document(log, pace)
-    if shown is not None:
-        watch(LogRead(shown))
+    if log is not None:
+        watch(LogRead(log_document(log, pace)))
     if pace.is_from_log and pace.seq_per_s is not None:
-        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True))
-    found_figures = figures(
-        request.model_config, job, hardware, pace, convention=request.convention
-    )
+        watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, said=pace.how))
+    convention = request.convention or DEFAULT_CONVENTION
+    found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, found_figures, log)
     watch(Inputs(document(parts)))
-    found, results = _count(request, watch)
-    summary = summarize(results, weighted=request.graph_runs is not None)
+    runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
+    found, results = _count(request, runs, watch)
+    summary = summarize(results, weighted=runs is not None)
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     findings = [
         *about_graphs(found, directory, named_in_yaml=job.cache),
         *about_kernels(summary),
-        *about_log(shown),
+        *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
+        *_about_log(log, job, pace),
         *about_mfu(found_figures, job, hardware, pace),
     ]
     whole = replace(
@@ -93,8 +100,17 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     return document(whole), whole.files()
 
 
+def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Finding]:
+    if log is None:
+        return []
+    from ergmeter.neuron.agreement import about_log  # noqa: PLC0415  numpy, for those with a log
+
+    return about_log(log, job, pace)
+
+
 def _check(request: Request) -> None:
     check_request(request)
+    check_model(request.model_config)
     if request.modules_from_log and request.log_file is None:
         raise UsageError("--modules-from-log needs --log-file")
     if request.compile_dir is not None and not Path(request.compile_dir).exists():
@@ -114,13 +130,14 @@ def _read_log(request: Request, watch: Watch) -> ParsedLog | None:
     return read_log(path, progress=lambda done: watch(Progress("reading the log", done, size)))
 
 
-def _count(request: Request, watch: Watch) -> tuple[Found | None, list[GraphResult]]:
+def _count(
+    request: Request, runs: dict[str, int] | None, watch: Watch
+) -> tuple[Found | None, list[GraphResult]]:
     """Find the graphs and count them; no directory, no graphs."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     choice: Choice = request.choice
     if request.modules_from_log and request.log_file is not None:
         choice = replace(choice, named_in_log=modules_named_in(request.log_file))
-    runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
     watch(Searching(directory))
     if not Path(directory).exists():
         watch(FoundGraphs(0))
@@ -149,6 +166,8 @@ def _count(request: Request, watch: Watch) -> tuple[Found | None, list[GraphResu
             graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
         )
         watch(Counted(file.path))
+    if Path(directory).is_file() and results[0].error is not None:
+        raise FormatError(f"--compile-dir {directory}: {results[0].error}")
     return found, results
 
 

@@ -21,7 +21,7 @@ from ergmeter.errors import UsageError
 from ergmeter.hlo.files import WRAPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
 # A module of the graph, as its file is called in each generation of the SDK and its work folders.
 _NAMES = (
@@ -32,7 +32,9 @@ _NAMES = (
 )
 SHOWN_NAMES = "*.hlo_module.pb, *.hlo.pb, *.hlo, names with hlo_module; each also as .gz"
 _MODULE = re.compile(rb"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
+STUBS = f"{WRAPPED}, a stub around a compiled graph"
 _MOST_OF_A_NAME = 256
+_MOST_NAMES = 4
 _CHUNK_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 
@@ -91,22 +93,45 @@ def find_graphs(directory: str, choice: Choice) -> Found:
     chosen: list[GraphFile] = []
     seen = others = 0
     near: list[str] = []
+    not_meant: list[GraphFile] = []
     for path in _files(directory):
         name = path.rpartition(os.sep)[2]
-        if not any(pattern.fullmatch(name) for pattern in _NAMES):
+        if path != directory and not any(pattern.fullmatch(name) for pattern in _NAMES):
             others += 1
             if name.endswith((".pb", ".neff", ".hlo.txt")) and len(near) < 3:
                 near.append(path)
             continue
         seen += 1
         file = graph_file(path)
-        reason = f"stubs around a compiled graph ({WRAPPED})" if name == WRAPPED else None
-        reason = reason or _left_out(file, choice)
-        if reason is None:
-            chosen.append(file)
+        if name == WRAPPED:
+            reason: str | None = STUBS
+        elif reason := _left_out(file, choice):
+            not_meant.append(file)
         else:
+            chosen.append(file)
+        if reason:
             left_out[reason] = left_out.get(reason, 0) + 1
+    if not_meant and not chosen:
+        raise UsageError(_nothing_meant(directory, left_out, not_meant))
     return Found(directory, tuple(chosen), left_out, seen, others, tuple(near))
+
+
+def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFile]) -> str:
+    """That a choice leaves nothing, and what could have been chosen."""
+    reasons = "; ".join(f"{n} {why}" for why, n in left_out.items() if why != STUBS)
+    compilers = {file.compiler for file in there if file.compiler}
+    modules = {file.module for file in there if file.module}
+    return (
+        f"no graph of {directory} is chosen: {reasons}; compilers there: {some(compilers)};"
+        f" modules: {some(modules)}"
+    )
+
+
+def some(names: Collection[str]) -> str:
+    """The first of many names, and how many more there are."""
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(sorted(names)[:_MOST_NAMES]) or "none named"
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def _files(directory: str) -> Iterable[str]:

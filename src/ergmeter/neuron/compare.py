@@ -172,6 +172,11 @@ def read_outputs(paths: Sequence[str]) -> list[Output]:
     """Documents of ours or of the original."""
     if len(paths) < 2:
         raise UsageError(f"--compare takes two or more earlier outputs; got {len(paths)}")
+    seen: set[Path] = set()
+    for path in paths:
+        if Path(path).resolve() in seen:
+            raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
+        seen.add(Path(path).resolve())
     return [Output(path, _read(path)) for path in paths]
 
 

@@ -10,6 +10,7 @@ from ergmeter.neuron.cache import Choice, graph_file
 from ergmeter.neuron.document import FORMAT, file_score, model_version
 from ergmeter.neuron.original import (
     DEFAULT_SEQ_PER_S,
+    NOT_KEPT,
     QUIRKS,
     VERSION,
     original_figures,
@@ -18,7 +19,7 @@ from ergmeter.neuron.original import (
 )
 from ergmeter.neuron.original_hlo import original_count
 from ergmeter.neuron.original_log import read_original_log
-from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, DEFAULT_CONVENTION, check_request
+from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_model, check_request
 from ergmeter.neuron.score import Score, score
 from ergmeter.neuron.settings import read_training_file
 from ergmeter.neuron.watch import (
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The original's document, and its graphs one by one."""
-    check_request(request, zero_is_absent=True)
+    check_request(request, is_original=True)
+    check_model(request.model_config)
     _check(request)
     file = read_training_file(request.config)
     batch = request.batch_size or file.required(
@@ -77,7 +79,7 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
     compilers = {one for file in files if (one := graph_file(file["file_path"]).compiler)}
     return whole | {
         "format": FORMAT,
-        "compat": {"version": VERSION, "quirks_kept": list(QUIRKS)},
+        "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
         "unreadable_kernel_configs": unreadable,
         "versions": {
             "ergmeter": __version__,
@@ -90,7 +92,7 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
 def _check(request: Request) -> None:
     """Refuse what the original has no notion of, rather than leave it without effect."""
     new = {
-        "--convention": request.convention != DEFAULT_CONVENTION,
+        "--convention": request.convention is not None,
         "--devices": request.devices is not None,
         "--lnc": request.lnc is not None,
         "--dtype": request.dtype is not None,

@@ -116,8 +116,7 @@ def _nki(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "failed_analyses": summary.total - summary.successful,
         **ratios,
         **score_statistics(file.get("training_score") for file in files),
-        "ratios_are_over": f"{summary.graphs_with_nki + summary.graphs_without_nki} graphs that"
-        f" multiply, of which {summary.graphs_without_nki} have no NKI MACs",
+        "ratios_are_over": _ratios_are_over(summary),
         "files_with_nki_macs": summary.graphs_with_nki,
         "files_without_nki_macs": summary.graphs_without_nki,
         "files_without_macs": summary.graphs_without_macs,
@@ -127,6 +126,8 @@ def _nki(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     }
     why = next((one.text for one in parts.findings if one.about == "no_hlo"), None)
     why = why or "no graph that could be read has a matrix product"
+    if parts.request.graph_runs is not None and not any(one.runs for one in parts.results):
+        why = f"none of the graphs ran, by {parts.request.graph_runs}"
     missing.update({key: why for key, value in ratios.items() if value is None})
     whole: dict[str, Any] = {"summary": figures}
     if parts.request.detailed:
@@ -136,7 +137,19 @@ def _nki(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "unreadable_kernel_configs": summary.unreadable,
         "not_known": summary.doubts,
         "left_out": parts.found.left_out if parts.found else {},
+        "failed": [
+            {"module_name": one.module, "file_path": one.path, "error": one.error}
+            for one in parts.results
+            if one.error is not None
+        ],
     }
+
+
+def _ratios_are_over(summary: NkiSummary) -> str:
+    without = summary.graphs_without_nki
+    count = summary.graphs_with_nki + without
+    graphs = "1 graph that multiplies" if count == 1 else f"{count} graphs that multiply"
+    return f"{graphs}, of which {without} {'has' if without == 1 else 'have'} no NKI MACs"
 
 
 def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
@@ -155,6 +168,7 @@ def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
         "hlo_macs": result.macs,
         "nki_macs": result.nki_macs,
         "nki_ratio": result.nki_ratio,
+        "is_lower_bound": result.is_lower_bound,
         "runs": result.runs if parts.request.graph_runs is not None else None,
         "kernels": [
             {

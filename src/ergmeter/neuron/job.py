@@ -25,6 +25,8 @@ _FUSED = {
 }
 # neuronx-distributed-training's own defaults for what `peft` leaves out.
 _DEFAULT_RANK = 16
+# Its modes of precision that multiply in bf16.
+_IN_BF16 = ("bf16SR", "mixed_precision", "mixed_precisionSR", "autocast")
 _DEFAULT_TARGETS = ("qkv_proj",)
 
 _PEFT = "model_alignment_strategy.peft"
@@ -48,6 +50,8 @@ class Job:
     micro_batches: int | None  # of one replica in a step
     cache: str | None  # where the YAML says the compiled graphs are
     notes: tuple[str, ...]
+    batch_from: str = "the YAML"
+    seq_len_from: str = "the YAML"
 
 
 def read_job(
@@ -87,6 +91,8 @@ def read_job(
         micro_batches=_micro_batches(file, batch, replicas),
         cache=file.word("compiler_cache_url"),
         notes=(*notes, *_strategy_notes(file)),
+        batch_from="--batch-size" if batch_size else "the YAML",
+        seq_len_from="--seq-len" if seq_len else "the YAML",
     )
 
 
@@ -100,21 +106,25 @@ def _compare_lengths(file: TrainingFile, length: int, notes: list[str]) -> None:
 
 
 def _dtype(file: TrainingFile, notes: list[str]) -> str:
-    """What products are computed in. All of the trainer's mixed modes multiply in bf16."""
-    said = file.word("precision.type")
+    """What products are computed in."""
+    said = file.value("precision.type")
     if said == "fp32":
         return "fp32"
-    if said is None:
-        notes.append("precision.type is not given: products in bf16 are assumed (--dtype)")
-    elif said == "manual":
-        notes.append("precision.type is manual: products in bf16 are assumed (--dtype)")
+    if isinstance(said, Unresolved):
+        said = said.text
+    if said not in _IN_BF16:
+        why = "is not given" if said is None else f"is {said}, which is not known here"
+        notes.append(f"precision.type {why}: bf16 and its peak are assumed (--dtype)")
     return "bf16"
 
 
 def _lora(file: TrainingFile, notes: list[str]) -> Lora | None:
     if not file.flag(f"{_PEFT}.enabled"):
         return None
-    rank = file.whole(f"{_PEFT}.lora_rank", instead="leave it out for 16") or _DEFAULT_RANK
+    rank = file.whole(f"{_PEFT}.lora_rank", instead="leave it out for 16")
+    if rank is None:
+        rank = _DEFAULT_RANK
+        notes.append(f"{_PEFT}.lora_rank is not given: {rank}, the trainer's default")
     named = file.value(f"{_PEFT}.target_modules")
     if named is None:
         named = list(_DEFAULT_TARGETS)

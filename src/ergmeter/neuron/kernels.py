@@ -36,6 +36,11 @@ class GraphResult:
     doubts: dict[str, int] = field(default_factory=dict)  # what the count could not know
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether it has kernels whose work is not known."""
+        return any(kernel.state != "known" for kernel in self.kernels)
+
+    @property
     def nki_ratio(self) -> float | None:
         """NKI multiply-adds over all; None for a graph that multiplies nothing."""
         return self.nki_macs / self.macs if self.macs else None
@@ -77,6 +82,7 @@ class NkiSummary:
 
     total: int
     successful: int
+    counted: int  # of those: all, or those that ran
     macs: int | None
     nki_macs: int | None
     overall_ratio: float | None
@@ -99,11 +105,13 @@ class NkiSummary:
 
 
 def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
-    """The graphs of a cache together; `weighted`: each as often as it ran."""
-    good = [result for result in results if result.error is None]
+    """The graphs of a cache together; `weighted`: each as often as it ran, and those alone."""
+    readable = [result for result in results if result.error is None]
+    good = [result for result in readable if result.runs]
     macs = sum(result.macs * result.runs for result in good)
     nki = sum(result.nki_macs * result.runs for result in good)
-    ratios = [ratio for result in good if (ratio := result.nki_ratio) is not None]
+    weights = [(r, one.runs) for one in good if (r := one.nki_ratio) is not None]
+    ratios, runs = [ratio for ratio, _ in weights], sum(times for _, times in weights)
     with_nki = sum(1 for ratio in ratios if ratio > 0)
     calls: Counter[str] = Counter()
     doubts: Counter[str] = Counter()
@@ -113,11 +121,12 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
             calls[kernel.state] += kernel.calls
     return NkiSummary(
         total=len(results),
-        successful=len(good),
+        successful=len(readable),
+        counted=len(good),
         macs=macs if good else None,
         nki_macs=nki if good else None,
         overall_ratio=nki / macs if macs else None,
-        average_ratio=sum(ratios) / len(ratios) if ratios else None,
+        average_ratio=sum(r * times for r, times in weights) / runs if runs else None,
         least_ratio=min(ratios, default=None),
         most_ratio=max(ratios, default=None),
         graphs_with_nki=with_nki,

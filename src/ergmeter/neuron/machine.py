@@ -84,7 +84,7 @@ def machine(
         raise UsageError(
             f"{devices} devices of {grouped} core{'s' if grouped > 1 else ''} a node"
             f" ({devices_from}) are more than the {most} cores of {backend.largest};"
-            " is it another --hw-backend, or --lnc 1?"
+            f" is it another --hw-backend{', or --lnc 1' if grouped > 1 else ''}?"
         )
     return Machine(
         backend=name,

@@ -35,6 +35,14 @@ QUIRKS = (
     "MACs are summed over every computation of every graph once: no loop counts, no convolutions,"
     " both branches of a condition, unreadable and absent kernel MACs as 0",
     "average, minimum and maximum NKI ratio leave out the graphs at 0",
+    "what config.json leaves out is taken from transformers' LlamaConfig: hidden_size 4096, 32"
+    " heads and layers, intermediate_size 11008, vocab_size 32000",
+)
+NOT_KEPT = (
+    "--per-file-scores gives scores without --calculate-score as well, as the guide has it; there"
+    " the original gives none",
+    "a log that is not there is an error instead of a warning",
+    "unreadable kernel configurations are counted instead of announced one by one",
 )
 
 _PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}

@@ -26,6 +26,7 @@ class Throughput:
     said: str
     basis: Basis = "reported"
     is_from_log: bool = False
+    how: str | None = None  # how it was obtained from the log, in a few words
 
 
 def throughput(
@@ -40,12 +41,19 @@ def throughput(
     found = steady.sequences_per_s
     if isinstance(found, Reading):
         said = f"{log.path}: {found.note}"
-        return Throughput(found.value, said, found.basis, is_from_log=True)
+        return Throughput(found.value, said, found.basis, is_from_log=True, how=_how(found))
     tokens, step = steady.tokens_per_s, steady.step_s
     if isinstance(tokens, Reading):
         said = f"{log.path}, in sequences of {seq_len}: {tokens.note}"
-        return Throughput(tokens.value / seq_len, said, tokens.basis, is_from_log=True)
+        how = f"{_how(tokens)}, in sequences of {seq_len}"
+        return Throughput(tokens.value / seq_len, said, tokens.basis, is_from_log=True, how=how)
     if isinstance(step, Reading):
         said = f"{log.path}, with {batch_size} sequences a step: {step.note}"
-        return Throughput(batch_size / step.value, said, step.basis, is_from_log=True)
+        how = f"{_how(step)}, with {batch_size} sequences a step"
+        return Throughput(batch_size / step.value, said, step.basis, is_from_log=True, how=how)
     return Throughput(None, f"{log.path} shows no throughput ({found.reason}): pass --throughput")
+
+
+def _how(found: Reading) -> str:
+    """A reading's note without the rule of the warm-up, which stands elsewhere."""
+    return (found.note or "").partition(";")[0]

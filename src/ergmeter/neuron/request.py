@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.conventions import EXACT
@@ -31,7 +32,7 @@ class Request:
     lnc: int | None = None
     dtype: str | None = None
     hw_backend: str = DEFAULT_BACKEND
-    convention: str = DEFAULT_CONVENTION
+    convention: str | None = None
     detailed: bool = False
     calculate_score: bool = False
     per_file_scores: bool = False
@@ -42,8 +43,11 @@ class Request:
     processes: int | None = None
 
 
-def check_request(request: Request, *, zero_is_absent: bool = False) -> None:
-    """Refuse sizes that are none: 0, less, or not a number. The original takes a 0 as not given."""
+def check_request(request: Request, *, is_original: bool = False) -> None:
+    """Refuse sizes that are none: 0, less, or not a number.
+
+    The original takes a 0 as not given, and leaves a factor out whose baseline is 0 or less.
+    """
     base = request.baseline
     sizes = {
         "--batch-size": request.batch_size,
@@ -55,11 +59,19 @@ def check_request(request: Request, *, zero_is_absent: bool = False) -> None:
         "--convergence-rate": base.convergence_rate,
     }
     for option, value in sizes.items():
-        if value is None or (zero_is_absent and value == 0):
+        if value is None or (is_original and value == 0):
             continue
         if not 0 < value < float("inf"):
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
     baselines = {"--base-mfu": base.mfu_percent, "--base-throughput": base.throughput_seq_per_s}
     for option, value in baselines.items():
-        if not math.isfinite(value):
-            raise UsageError(f"{option} must be a number; got {value:g}")
+        if not math.isfinite(value) or (value <= 0 and not is_original):
+            raise UsageError(f"{option} must be a number above 0; got {value:g}")
+
+
+def check_model(path: str) -> None:
+    """Refuse a path where nothing is: misuse, not a damaged file."""
+    # No paths: dimensions (layers=32,...), and a name on the hub (owner/model).
+    is_path = path.endswith(".json") or path[:1] in ("/", ".") or not set("/=") & set(path)
+    if is_path and not Path(path).exists():
+        raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")

@@ -10,15 +10,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 
 
 def read_graph_runs(path: str) -> dict[str, int]:
     """Runs by module: a JSON object, or a line `MODULE_... 1234` (or with a comma) for each."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"--graph-runs {path} can't be read: {error}") from error
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"--graph-runs {path} can't be read: {why}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"--graph-runs {path} is no text: {error}") from error
     if text.lstrip().startswith("{"):
         try:
             pairs = list(json.loads(text).items())
@@ -51,8 +54,13 @@ def _lines(text: str, path: str) -> list[tuple[str, int]]:
     return pairs
 
 
+def name_in(runs: dict[str, int], module: str | None) -> str | None:
+    """What the file calls a module: with or without its flags; None where it does not name it."""
+    names = () if module is None else (module, module.partition("+")[0])
+    return next((name for name in names if name in runs), None)
+
+
 def runs_of(module: str | None, runs: dict[str, int]) -> int:
-    """How often a module ran; one that the file does not name did not."""
-    if module is None:
-        return 0
-    return runs.get(module, runs.get(module.partition("+")[0], 0))
+    """How often a module ran; one that the file does not name has no weight."""
+    name = name_in(runs, module)
+    return 0 if name is None else runs[name]

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20  # references to references; more is a circle
@@ -137,7 +137,7 @@ def read_training_file(path: str | Path) -> TrainingFile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise FormatError(f"{path}: no such file; --config takes the training's YAML") from error
+        raise UsageError(f"{path}: no such file; --config takes the training's YAML") from error
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:

@@ -29,6 +29,7 @@ class ThroughputChosen:
 
     seq_per_s: float
     is_from_log: bool
+    said: str | None = None  # how the log's was obtained
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,11 @@ what is new stands behind it or on lines of its own.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.neuron.cache import some
 from ergmeter.neuron.watch import (
     Counted,
     FoundGraphs,
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
-_WIDE, _NARROW, _TABLE = 60, 50, 120
+_WIDE, _NARROW, _TABLE, _COLUMNS = 60, 50, 120, 80
 
 
 def event_lines(event: Event) -> Iterator[str]:
@@ -32,8 +35,9 @@ def event_lines(event: Event) -> Iterator[str]:
     match event:
         case LogRead(metrics):
             yield from log_section(metrics)
-        case ThroughputChosen(seq_per_s, True):
+        case ThroughputChosen(seq_per_s, True, said):
             yield f"\nUsing average throughput from log file: {seq_per_s:.2f} seq/s"
+            yield from wrapped(said, "  ") if said else ()
         case ThroughputChosen():
             yield "Warning: No throughput information provided, using default"
         case Inputs(document):
@@ -66,11 +70,17 @@ def log_section(log: Document) -> Iterator[str]:
     yield from _statistics("Step Time Statistics", log["step_times"], "seconds", 3)
     yield from _statistics("Throughput Statistics", log["throughput"], "seq/s", 3)
     yield from _statistics("Loss Statistics", log["losses"], "", 4)
+    lost = log["losses"].get("not_finite")
+    if lost and log["losses"]["count"]:
+        rows = lost + log["losses"]["count"]
+        yield f"  Without a number: {lost} of {rows} lines (nan, inf or not printed)"
     if "steady_state" in log:
         if log["runs_in_log"] > 1:
             yield f"\n{log['runs_in_log']} runs in this log: the last one is shown"
-        yield f"\nSteady state: {log['steady_state']['rule']}"
-        yield from (f"  {note}" for note in log["notes"])
+        yield ""
+        yield from wrapped(f"Steady state: {log['steady_state']['rule']}")
+        for note in log["notes"]:
+            yield from wrapped(note, "  - ")
 
 
 def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[str]:
@@ -109,11 +119,13 @@ def inputs_section(document: Document) -> Iterator[str]:
         f" {peak['tflops_per_second_per_chip']:g} a chip of {peak['cores_per_chip']},"
         f" {_shown(peak['tflops_per_second_per_node'])} a node, dense {peak['dtype']}"
     )
-    yield f"  Convention: {document['convention']} ({document['convention_formula']})"
+    formula = f"Convention: {document['convention']} ({document['convention_formula']})"
+    yield from wrapped(formula, "  ")
     lora = document["lora"]
     if lora:
         share = 100 * document["parameters_trained"] / document["parameters"]
-        yield f"  LoRA: r={lora['r']} on {', '.join(lora['targets'])} ({share:.3f} % trained)"
+        targets = ", ".join(lora["targets"])
+        yield from wrapped(f"LoRA: r={lora['r']} on {targets} ({share:.3f} % trained)", "  ")
 
 
 def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]:
@@ -129,16 +141,20 @@ def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]
     yield "-" * _TABLE
     for one in files:
         if one["status"] != "success":
-            yield f"{one['file_name']:<{long}} ERROR: {one['error']}"
+            module = one.get("module_name") or "-"
+            yield f"{one['file_name']:<{long}} {module:<{wide}} ERROR: {one['error']}"
             continue
+        mark = "*" if one.get("is_lower_bound") else ""
         line = (
             f"{one['file_name']:<{long}} {one['module_name'] or '-':<{wide}}"
             f" {one['hlo_macs']:>{many},} {one['nki_macs']:>{many},}"
-            f" {_fixed(one['nki_ratio'], 4):>10}"
+            f" {_fixed(one['nki_ratio'], 4) + mark:>10}"
         )
         found = one.get("training_score")
         yield line + (f" {_fixed(found['score'], 4):>10}" if found else "")
     yield "-" * _TABLE
+    if any(one.get("is_lower_bound") for one in files):
+        yield "* a lower bound: kernels that do not state their MACs, or not readably"
     if "average_score" in summary:
         yield "\nPer-file Score Statistics:"
         yield f"  Average Score: {summary['average_score']:.4f}"
@@ -152,7 +168,7 @@ def score_section(document: Document) -> Iterator[str]:
     yield "\nTraining Score Breakdown:"
     yield "=" * _NARROW
     if parts is None:
-        yield f"Final Training Score: - ({document['missing']['training_score']})"
+        yield from wrapped(f"Final Training Score: - ({document['missing']['training_score']})")
         return
     yield (
         f"MFU improvement: {parts['mfu_improvement']:.4f}"
@@ -170,12 +186,12 @@ def score_section(document: Document) -> Iterator[str]:
     yield "=" * _NARROW
     value = document["training_score"]
     if value is None:
-        yield f"Final Training Score: - ({document['missing']['training_score']})"
+        yield from wrapped(f"Final Training Score: - ({document['missing']['training_score']})")
         yield f"Without the NKI factor: {parts['score_without_nki']:.4f}"
     else:
         yield f"Final Training Score: {value:.4f}"
     if "remark" in parts:
-        yield f"({parts['remark']})"
+        yield from wrapped(f"({parts['remark']})")
 
 
 def summary_section(document: Document) -> Iterator[str]:
@@ -185,16 +201,17 @@ def summary_section(document: Document) -> Iterator[str]:
     missing = document.get("missing", {})
     under = f" ({document['convention']})" if document["compat"] is None else ""
     mfu = _or_why(document["mfu_percent"], ".2f", f"%{under}", missing.get("mfu_percent"))
-    yield f"MFU: {mfu}"
+    yield from wrapped(f"MFU: {mfu}")
     per_second = _or_why(document["tflops_per_second"], ".2f", "", missing.get("tflops_per_second"))
-    yield f"TFLOPs/second: {per_second}"
+    yield from wrapped(f"TFLOPs/second: {per_second}")
     if document["compat"] is None:
         yield from _by_convention(document)
     yield from _nki_summary(document["nki_analysis"]["summary"])
     rate, per_node = document["throughput_seq_per_sec"], document["throughput_tflops_per_node"]
     why = missing.get("throughput_seq_per_sec")
-    yield f"\nThroughput: {_or_why(rate, '.2f', ' seq/s', why)}"
-    yield f"Throughput per node: {_or_why(per_node, '.2f', ' TFLOP/s', why)}"
+    yield ""
+    yield from wrapped(f"Throughput: {_or_why(rate, '.2f', ' seq/s', why)}")
+    yield from wrapped(f"Throughput per node: {_or_why(per_node, '.2f', ' TFLOP/s', why)}")
     yield from _reasons(document)
 
 
@@ -210,7 +227,8 @@ def _by_convention(document: Document) -> Iterator[str]:
     if theirs["mfu_percent"] is not None:
         rates = f"MFU {theirs['mfu_percent']:.3f}%, {theirs['tflops_per_second']:.1f} TFLOP/s"
         figures = f"{rates}, {figures}"
-    yield f"\nBy the original's count: {figures}"
+    yield ""
+    yield from wrapped(f"By the original's count: {figures}")
     yield "  it differs from exact, in TFLOP per sequence, by"
     for reason, extra in theirs["over_exact_tflop_per_sequence"].items():
         yield f"  {extra:+10.3f}  {reason}"
@@ -224,7 +242,8 @@ def _nki_summary(summary: Document) -> Iterator[str]:
     yield f"  Total HLO MACs: {_fixed(summary['total_hlo_macs'], 0)}"
     yield f"  Total NKI MACs: {_fixed(summary['total_nki_macs'], 0)}"
     if "weighting" in summary and summary["successful_analyses"]:
-        yield f"  Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
+        said = f"Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
+        yield from wrapped(said, "  ")
         calls = summary["kernel_calls"]
         if any(calls.values()):
             yield (
@@ -238,26 +257,53 @@ def _reasons(document: Document) -> Iterator[str]:
     groups = {
         "Worth knowing": [one["text"] for one in document.get("findings", ())],
         "Assumed and noted": document.get("notes", ()),
-        "Not known in the graphs": _doubts(document),
+        "Not known in the graphs": [
+            f"{count} {what}"
+            for what, count in document["nki_analysis"].get("not_known", {}).items()
+        ],
+        "Not counted": [*_failed(document), *_left_out(document)],
     }
     compat = document["compat"]
     if compat is not None:
         groups[f"Kept as in {compat['version']}"] = compat["quirks_kept"]
+        groups["Not kept"] = compat["not_kept"]
         unread = document["unreadable_kernel_configs"]
         if unread:
-            groups["Worth knowing"] = [f"{unread} kernel configurations can't be read: taken as 0"]
+            what = "kernel configuration" if unread == 1 else "kernel configurations"
+            groups["Worth knowing"] = [f"{unread} {what} can't be read: taken as 0"]
     for title, texts in groups.items():
         if texts:
             yield f"\n{title}:"
-            yield from (f"  - {text}" for text in texts)
+            for text in texts:
+                yield from wrapped(text, "  - ")
 
 
-def _doubts(document: Document) -> list[str]:
-    nki = document["nki_analysis"]
-    found = [f"{count} {what}" for what, count in nki.get("not_known", {}).items()]
-    return found + [
-        f"{count} graphs {why}: left out" for why, count in nki.get("left_out", {}).items()
-    ]
+def _failed(document: Document) -> Iterator[str]:
+    """Graphs that can't be read, each kind of reason once."""
+    kinds: dict[str, list[Document]] = {}
+    for one in document["nki_analysis"].get("failed", ()):
+        kinds.setdefault(re.sub(r"\d+", "N", one["error"]), []).append(one)
+    for struck in kinds.values():
+        names = some([one["module_name"] or one["file_path"] for one in struck])
+        graphs = "graph" if len(struck) == 1 else "graphs"
+        yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
+
+
+def _left_out(document: Document) -> Iterator[str]:
+    for why, count in document["nki_analysis"].get("left_out", {}).items():
+        yield f"{count} {'file' if count == 1 else 'files'} left out: {why}"
+
+
+def wrapped(text: str, lead: str = "") -> Iterator[str]:
+    """A sentence in lines of a terminal's width; paths and names stay whole."""
+    yield from textwrap.wrap(
+        text,
+        _COLUMNS,
+        initial_indent=lead,
+        subsequent_indent=" " * max(2, len(lead)),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _heading(title: str, width: int) -> Iterator[str]:

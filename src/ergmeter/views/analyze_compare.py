@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -29,7 +31,9 @@ _TITLES = {
 def parts(found: Comparison) -> Iterator[RenderableType]:
     """The outputs, then a line of means for each group of repeats."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("output", no_wrap=True)
+    table.add_column("output", overflow="fold")
+    paths = [output.path for group in found.groups for output in group.outputs]
+    shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
     for name in METRICS:
         title = _TITLES[name]
         if name == "mfu_percent" and found.convention:
@@ -38,10 +42,12 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
     for group in found.groups:
         for output in group.outputs:
             values = (output.value(name, convention=found.convention) for name in METRICS)
-            table.add_row(output.path, *("-" if v is None else significant(v, 5) for v in values))
+            name = min(output.path, str(Path(output.path).absolute())[shared:].lstrip("/"), key=len)
+            table.add_row(name, *("-" if v is None else significant(v, 5) for v in values))
         if len(group.outputs) > 1:
-            means = (_mean(group.spreads.get(name)) for name in METRICS)
-            table.add_row(f"mean of {len(group.outputs)}", *means, style="bold")
+            spreads = [group.spreads.get(name) for name in METRICS]
+            table.add_row(f"mean of {len(group.outputs)}", *map(_mean, spreads), style="bold")
+            table.add_row("± standard deviation", *map(_deviation, spreads))
     yield table
     for before, group in zip(found.groups, found.groups[1:], strict=False):
         yield Text(_change(before, group))
@@ -50,10 +56,13 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
 
 
 def _mean(spread: Spread | None) -> str:
-    if spread is None:
+    return "-" if spread is None else significant(spread.mean, 5)
+
+
+def _deviation(spread: Spread | None) -> str:
+    if spread is None or spread.deviation is None:
         return "-"
-    around = "" if spread.deviation is None else f" ± {significant(spread.deviation, 2)}"
-    return f"{significant(spread.mean, 5)}{around}"
+    return significant(spread.deviation, 2)
 
 
 def _change(before: Group, after: Group) -> str:
@@ -65,7 +74,8 @@ def _change(before: Group, after: Group) -> str:
         old, new = before.spreads.get(name), after.spreads.get(name)
         if old is None or new is None or not old.mean:
             continue
-        change = f"{_TITLES[name]} {100 * (new.mean / old.mean - 1):+.1f} %"
+        percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
+        change = f"{_TITLES[name]} {percent:+.1f} %"
         apart = (old.deviation or 0.0) + (new.deviation or 0.0)
         if apart and abs(new.mean - old.mean) <= apart:
             change += " (within the spread of the repeats)"

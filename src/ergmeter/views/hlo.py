@@ -10,6 +10,7 @@ import os
 import re
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -36,6 +37,11 @@ def shown(
     counts = [one.count for one in counted if one.count]
     if counts:
         yield _table(counted, by)
+        if by == "module" and any(next(_open([count]), None) for count in counts):
+            yield Text("* something of it is not counted, or counted once: see below", "dim")
+        if by == "computation" and len(counts) > 1:
+            merged = len(counts)
+            yield Text(f"computations of the same name in {merged} modules are added up", "dim")
         yield from _total(counts)
         yield from (Text(line, "yellow") for line in _open(counts))
     if left_out:
@@ -97,16 +103,25 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
+    """A row each, under its directory; a file name that all have stands in the title."""
     table = _grid("module", "MACs", "NKI", "instructions")
-    shared = os.path.commonpath([one.path.absolute().parent for one in counted])
-    table.title, table.title_justify, table.title_style = shared, "left", "dim"
-    for one in counted:
+    paths = [one.path.absolute() for one in counted]
+    same = paths[0].name if len(paths) > 1 and len({path.name for path in paths}) == 1 else None
+    places = [path.parent if same else path for path in paths]
+    shared = os.path.commonpath([place.parent for place in places])
+    title = f"{shared}, each {same}" if same else shared
+    table.title, table.title_justify, table.title_style = title, "left", "dim"
+    above = Path(shared)
+    for one, place in zip(counted, places, strict=True):
         if one.count:
+            if place.parent != above:
+                above = place.parent
+                table.add_row(Text(f"{above.relative_to(shared)}/", "dim"))
             share = one.count.nki_share_frac
             nki = f"{significant(100 * share)} %" if share is not None else "-"
-            mark = " *" if next(_open([one.count]), None) else ""
+            mark = "*" if next(_open([one.count]), None) else ""
             table.add_row(
-                str(one.path.absolute().relative_to(shared)),
+                place.name,
                 f"{one.count.macs:,}{mark}",
                 nki,
                 f"{one.count.instructions:,}",
@@ -128,7 +143,7 @@ def _kernels(counts: Sequence[ModuleCount]) -> Table:
 
 
 def _grid(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, show_edge=False)
     table.add_column(columns[0], overflow="fold")
     for name in columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
@@ -162,7 +177,10 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
         yield f"not counted: custom calls that may hold products: {_some(names)}"
     loops = [name for count in counts for name in count.unknown_loops]
     if loops:
-        yield f"counted once, since data says how often they run: {_some(loops)}"
+        yield (
+            "counted once, though they may run more often (loops as long as data says, functions"
+            f" applied to elements): {_some(loops)}"
+        )
     branches = [name for count in counts for name in count.uneven_branches]
     if branches:
         yield f"the costliest branch was taken of: {_some(branches)}"

@@ -80,7 +80,9 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
     ],
 }
 _BASIS_STYLE = {"measured": "green", "derived": "cyan", "reported": "yellow", "assumed": "magenta"}
+_OF_A_LOG = "from a log, which holds no readings of energy, devices or host memory"
 _BARS = "▁▂▃▄▅▆▇█"
+_OTHER_LOSS = re.compile("eval|val|test|load_balancing|aux|z_")
 _CELLS = 46  # bars, so that both ends of the curve fit beside them in 80 columns
 _TITLE_CHARACTERS = 27  # of a title; a longer one, or one beside a long value, goes on below
 # Starting Python is most of what a short recording costs, and says nothing of a longer one.
@@ -221,7 +223,8 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     host = next((str(w.header.get("host")) for w in run.writers), "")
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
-    lines.append(Text(f"{', '.join(counts) or 'no accelerator'} on {host}", "dim"))
+    where = f"{', '.join(counts) or 'no accelerator'} on {host}"
+    lines.append(Text(_OF_A_LOG if summary.status == IMPORTED else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
     return lines
@@ -263,10 +266,15 @@ def _has_place(summary: Summary, key: str, *, keep: bool) -> bool:
     """Whether a figure is on the card; one that is kept is there also where it is missing."""
     found = summary.readings.get(key)
     if not isinstance(found, Reading):
-        return keep and found is not None
+        return keep and found is not None and not _is_of_sensors(summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, found)
+
+
+def _is_of_sensors(summary: Summary, key: str) -> bool:
+    """Whether a figure needs readings, which a log never has: of all of them that is said once."""
+    return summary.status == IMPORTED and key.startswith(("energy.", "memory."))
 
 
 def _is_long(summary: Summary) -> bool:
@@ -276,6 +284,7 @@ def _is_long(summary: Summary) -> bool:
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
     kept = [key for members in _GROUPS.values() for key, keep in members if keep]
+    kept = [key for key in kept if not _is_of_sensors(summary, key)]
     missing = {key: summary.readings.get(key) for key in kept}
     said: dict[str, list[str]] = {}
     for key, found in missing.items():
@@ -309,8 +318,11 @@ def sparkline(run: Run) -> Text | None:
     steps = run.steps()
     if not len(steps["loss"]):
         steps = run.steps("output")
-    known = np.isfinite(steps["loss"]) & (steps["phase"] == PHASES.index("train"))
-    loss = steps["loss"][known]
+    train = steps["phase"] == PHASES.index("train")
+    start_ns = int(steps["start_ns"][train].min()) if train.any() else None
+    first = _before_steps(run, start_ns)
+    loss = np.concatenate([first, steps["loss"][train]])
+    loss = loss[np.isfinite(loss)]
     if len(loss) < 3:
         return None
     cells = min(_CELLS, len(loss))
@@ -321,6 +333,18 @@ def sparkline(run: Run) -> Text | None:
     bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
     ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
     return Text.assemble("\n", ("loss  ", "dim"), bars, (ends, "dim"))
+
+
+def _before_steps(run: Run, start_ns: int | None) -> list[float]:
+    """The loss of the printed line that the first step begins with; of a log whose lines have no
+    times, all losses that it names as the first."""
+    if "imported" not in run.header:
+        return []
+    said = [one for one in run.reported() if one.name.endswith("loss") and not one.unit]
+    said = [one for one in said if not _OTHER_LOSS.match(one.name)]
+    if start_ns is not None:
+        return [one.value for one in said if one.t_ns == start_ns][:1]
+    return [one.value for one in said if one.name == said[0].name]
 
 
 def brief(status: str) -> str:

@@ -122,3 +122,15 @@ def test_the_short_last_step_of_an_epoch_is_a_step_too() -> None:
         for text in (printed(epoch), BAR.format(f"{n}/12"))
     ]
     assert numbered(live(*lines)) == truth(range(1, 13))
+
+
+@pytest.mark.parametrize(("total", "per_epoch"), [(100, 100), (300, 100), (100, 50)])
+def test_bars_that_are_not_drawn_again_after_a_log_are_those_before_it(
+    total: int, per_epoch: int
+) -> None:
+    lines = []
+    for n in range(1, total + 1):
+        lines.append((n, BAR.format(f"{n}/{total}")))
+        if n % 10 == 0:
+            lines.append((n, printed(round(n / per_epoch, 2))))
+    assert numbered(live(*lines)) == truth(range(10, total + 1, 10))

@@ -10,7 +10,7 @@ import pytest
 from ergmeter.importers.hf_trainer import HfTrainerImporter
 from ergmeter.importers.keyvalue import KeyValueImporter
 from ergmeter.ports import Importer, Line
-from ergmeter.records import Record, Reported
+from ergmeter.records import Mark, Record, Reported
 from tests.unit.importers.captured import Capture, Delivery, capture, marks, reported, steps
 from tests.unit.importers.trained import BAR, S, live, printed
 
@@ -216,3 +216,21 @@ def test_a_file_has_the_time_of_the_runtimes_printed_in_it_or_none() -> None:
     without = list(HfTrainerImporter().records([Line(printed(0.1)), Line(printed(0.2))]))
     figures = [("loss", 2.5), ("learning_rate", 5e-05), ("grad_norm", 1.5)]
     assert without == [Reported(0, name, value, "") for name, value in figures * 2]
+
+
+def test_an_epoch_that_falls_is_another_training_and_what_is_assumed_is_said_of_it_too() -> None:
+    first = [(i, printed(i / 10, num_input_tokens_seen=i * 64)) for i in range(1, 11)]
+    again = [(90 + i, printed(i / 10, num_input_tokens_seen=i * 64)) for i in range(6, 11)]
+    records = live(*first, *again)
+    assert marks(records, "restarted") == ["the epoch went from 1 back to 0.6"]
+    names = [record.name for record in records if isinstance(record, Mark)]
+    assert names == ["assumed", "restarted", "assumed", "value_refused"]
+    assert [s.end_ns // S for s in steps(records)] == [*range(2, 11), *range(97, 101)]
+
+
+def test_a_file_without_times_has_its_trainings_told_apart_too() -> None:
+    texts = [printed(i / 10) for i in (1, 2, 3, 1, 2, 3)]
+    records = list(HfTrainerImporter().records([Line(text) for text in texts]))
+    assert marks(records, "restarted") == ["the epoch went from 0.3 back to 0.1"]
+    place = next(i for i, r in enumerate(records) if isinstance(r, Mark))
+    assert place == 3 * 3  # after three figures of each of three dicts

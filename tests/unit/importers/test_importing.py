@@ -175,3 +175,73 @@ def test_a_users_mistake_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_each_run_of_a_log_has_the_notes_that_its_figures_rest_on(tmp_path: Path) -> None:
+    first = [SEQ_LENGTH, *[megatron(n, 5 * n) for n in (10, 20, 30)]]
+    second = [SEQ_LENGTH.replace("4096", "2048"), *[megatron(n, 900 + 5 * n) for n in (20, 30, 40)]]
+    imported = import_log(Request(log_of(tmp_path, *first, *second), tmp_path / "run"))
+    lengths = [[n for n in (2048, 4096) if f"seq_length {n}" in " ".join(run.notes)]
+               for run in imported.runs]  # fmt: skip
+    assert lengths == [[4096], [2048]]
+    assert all("times are the log's own timestamps" in run.notes for run in imported.runs)
+    assert [run.began for run in imported.runs] == ["", "the step number went from 30 back to 20"]
+
+
+def test_a_compressed_log_that_ends_half_way_is_said_and_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = "".join(f"2026-01-01 10:{n:02d}:00 step={n} loss={n**0.5}\n" for n in range(60))
+    log = tmp_path / "half.log.gz"
+    log.write_bytes(gzip.compress(whole.encode())[:-200])
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["import", str(log), "--out", str(tmp_path / "run")])
+    said = capsys.readouterr()
+    assert said.err == f"erg: {log}: the compressed log ends half way; what there is was read\n"
+    assert "timed step lines" in said.out
+
+
+def test_what_rests_on_printed_step_times_is_reported_and_the_compile_is_pointed_at(
+    tmp_path: Path,
+) -> None:
+    log = log_of(
+        tmp_path, *[f"step={n} loss=2 step_time={9 if n == 1 else 1}" for n in range(1, 9)]
+    )
+    summary = summary_of(import_log(Request(log, tmp_path / "run")).runs[0].path)
+    assert (value(summary, "time.step_s"), value(summary, "time.step_median_s")) == (2, 1)
+    for key in ("time.step_s", "time.step_median_s", "throughput.steps_per_s", "time.window_s"):
+        assert reading(summary, key).basis == "reported"
+    assert "took 9 s, 9 times the median, and is counted; --warmup-steps 1 leaves it out" in (
+        reading(summary, "time.window_s").note
+    )
+
+
+def test_a_step_time_that_is_none_is_refused_aloud_and_once(tmp_path: Path) -> None:
+    log = log_of(tmp_path, *[f"step={n} loss=2 step_time={t}" for n, t in enumerate([1, -1, 0, 1])])
+    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    assert [note for note in run.notes if "can't be" in note] == [
+        "step_time=-1 of step 1 can't be how long a step took: it is left out, and so are others"
+        " like it"
+    ]
+
+
+def test_an_evaluation_between_lines_of_even_pace_makes_no_step_longer(tmp_path: Path) -> None:
+    lines = [f"2026-01-01 10:{n:02d}:00 epoch: {n // 5} step: {n % 5 + 1} loss: 2 tokens: 100"
+             for n in range(15)]  # fmt: skip
+    for n in (4, 9):
+        at = next(i for i, line in enumerate(lines) if f"10:{n:02d}:00" in line)
+        lines.insert(at + 1, f"2026-01-01 10:{n:02d}:30 epoch: 0 eval step: 5 eval_loss: 2.0")
+    summary = summary_of(
+        import_log(Request(log_of(tmp_path, *lines), tmp_path / "run")).runs[0].path
+    )
+    for key in ("time.step_s", "time.step_median_s", "time.step_p95_s"):
+        assert value(summary, key) == pytest.approx(60)
+
+
+def test_the_samples_per_second_of_an_evaluation_are_not_the_trainings(tmp_path: Path) -> None:
+    evaluation = (
+        "{'eval_loss': 2.1, 'eval_runtime': 2.0, 'eval_samples_per_second': 8.0, 'epoch': 1}"
+    )
+    lines = [printed(i / 10) for i in range(1, 5)]
+    (run,) = import_log(Request(log_of(tmp_path, *lines, evaluation), tmp_path / "run")).runs
+    assert isinstance(summary_of(run.path).readings["throughput.samples_per_s"], Missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -85,12 +86,11 @@ def test_without_times_it_is_the_mean_of_what_was_printed_and_says_so(tmp_path: 
 
 
 def test_printed_rates_count_from_where_their_average_has_no_compile_in_it(tmp_path: Path) -> None:
-    """NXDT's are means over ten steps: those of steps 1 to 10 hold the first."""
-    lines = [
-        f"step: {n}\nstep_time: 1.0\nthroughput: {1.0 if n <= 10 else 2.0}\nloss: 2"
-        for n in range(1, 31)
-    ]
-    rate = read(tmp_path, *lines).last.steady().sequences_per_s
+    """Those of NXDT's bar are means over ten steps: those of steps 1 to 10 hold the first."""
+    bars = [nxdt(n, 10 * n) for n in range(1, 31)]
+    bars = [re.sub("consumed_samples=[^,]*, ", "", bar) for bar in bars]
+    bars = [bar.replace("0.108", "1.0" if n <= 10 else "2.0") for n, bar in enumerate(bars, 1)]
+    rate = read(tmp_path, *bars).last.steady().sequences_per_s
     assert isinstance(rate, Reading)
     assert rate.value == 2
     assert "as each is a mean over 10 steps" in rate.note
@@ -171,3 +171,11 @@ def test_a_trainers_output_in_a_file_has_its_steps_losses_and_the_bars_time(
     assert run.step.tolist() == list(range(1, 21))
     assert run.tokens[1:].tolist() == [captured.computed(n, n) for n in range(2, 21)]
     assert run.clock == "train_runtime"
+
+
+def test_a_clock_that_falls_back_begins_another_run_and_that_is_said(tmp_path: Path) -> None:
+    hours = [10] * 3 + [9] * 3
+    lines = [f"2026-01-01 {h:02d}:{n:02d}:00 step={n} loss=2" for n, h in enumerate(hours, 1)]
+    parsed = read(tmp_path, *lines)
+    assert [run.step.tolist() for run in parsed.runs] == [[1, 2, 3], [4, 5, 6]]
+    assert "2 runs in one log: the time went back" in parsed.notes

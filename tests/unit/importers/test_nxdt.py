@@ -234,3 +234,19 @@ def test_lines_of_nxdt_are_its_own_and_a_loops_are_not() -> None:
         assert not KeyValueImporter().recognises([text])
     for text in ("loss: 2.345", "step=1 loss=2 samples/sec: 3", programs.TITAN_STARTS):
         assert not NXDT.recognises([text]), text
+
+
+def test_a_plain_throughput_is_not_said_to_be_a_mean_over_ten_steps() -> None:
+    lines = [f"step_time: 1.0\nthroughput: 2.0\nloss: {n}" for n in range(3)]
+    plain = from_file(NXDT, *"\n".join(lines).split("\n"))
+    assert "throughput read as sequences/s" in marks(plain, "assumed")
+    assert not any("ten steps" in said for said in marks(plain, "assumed"))
+    bars = from_file(NXDT, nxdt(1, 100), nxdt(2, 120))
+    assert any("a mean over ten steps" in said for said in marks(bars, "assumed"))
+
+
+def test_a_plain_line_is_handed_on_before_the_step_of_a_loop_that_came_after_it() -> None:
+    texts = ["step=0 loss=0 tokens=0", "throughput: 24", "epoch=0 step=0 total_tokens=0",
+             "step=1 loss=0 tokens=0", "[rank0]: step=1 batch_tokens=9"]  # fmt: skip
+    records = live(NXDT, *zip([0, 0, 0, 1, 1], texts, strict=True))
+    assert [(s.start_ns, s.end_ns) for s in steps(records)] == [(0, S)]

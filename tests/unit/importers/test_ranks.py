@@ -33,3 +33,14 @@ def test_a_number_before_the_line_that_is_an_epochs_or_the_steps_own_is_no_rank(
     assert sum(s.steps or 0 for s in steps(records)) == 149
     own = [(n, f"{n}: step={n} loss=2") for n in range(1, 30)]
     assert sum(s.steps or 0 for s in steps(live(KeyValueImporter(), *own))) == 28
+
+
+def test_a_rank_whose_number_is_its_steps_too_is_no_line_that_came_twice() -> None:
+    lines = [
+        (n, f"{rank}: step={n} loss={5 - n} tokens=64") for n in (1, 2, 3) for rank in range(4)
+    ]
+    records = live(KeyValueImporter(), *lines)
+    assert [s.index for s in steps(records)] == [2, 3]
+    said = marks(records, "assumed")
+    assert sum("only those of rank 0 are read: tokens are of one rank" in one for one in said) == 1
+    assert not any("twice" in one for one in said)

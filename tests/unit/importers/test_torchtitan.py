@@ -74,3 +74,11 @@ def test_a_line_of_torchtitans_is_left_to_its_importer() -> None:
     assert TITAN.recognises([TITAN_STARTS])
     assert not KeyValueImporter().recognises([titan(1, 1)])
     assert not TITAN.recognises(["step: 3 loss: 2.5 memory: 5 tps: 3"])
+
+
+def test_of_several_ranks_one_is_read_and_its_tokens_are_those_of_all() -> None:
+    lines = [titan(n, n, rank=rank) for n in (1, 10, 20) for rank in range(4)]
+    records = from_file(TITAN, TITAN_STARTS, *lines)
+    assert [s.tokens_computed for s in steps(records)] == [9 * 64 * 8192, 10 * 64 * 8192]
+    said = [one for one in marks(records, "assumed") if "ranks" in one]
+    assert said == ["of the step lines of several ranks, only those of rank 0 are read"]

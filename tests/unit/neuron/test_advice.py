@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.advice import about_graphs, about_kernels, about_log, about_mfu
+from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.cache import Choice, find_graphs
 from ergmeter.neuron.figures import figures
 from ergmeter.neuron.job import Job
-from ergmeter.neuron.kernels import NkiSummary, summarize
+from ergmeter.neuron.kernels import GraphResult, NkiSummary, summarize
 from ergmeter.neuron.machine import machine
 from ergmeter.neuron.pace import Throughput
 from tests.unit.neuron.graphs import write
@@ -35,15 +35,6 @@ def test_a_good_mfu_needs_no_advice() -> None:
     assert mfu_texts(2.1 * 3, job(4096)) == []  # 41 %
 
 
-def test_a_log_whose_clock_contradicts_its_throughput_is_said() -> None:
-    (found,) = about_log({"throughput": {"average": 2.05, "used": 32.0}})
-    assert found.text.startswith("the log prints 2.05 sequences/s on average")
-    assert "come to 32" in found.text
-    assert about_log({"throughput": {"average": 2.05, "used": 2.1}}) == []
-    assert about_log({"throughput": {"average": None, "used": 2.1}}) == []
-    assert about_log(None) == []
-
-
 def test_a_low_mfu_is_explained_by_peak_convention_replicas_and_pipeline() -> None:
     what = replace(job(4096), replicas=4, pipeline_stages=4, micro_batches=12)
     texts = mfu_texts(2.1, what)
@@ -61,7 +52,7 @@ def test_recomputation_shows_as_hfu() -> None:
 def summary(known: int, absent: int, unreadable: int, nki_macs: int) -> NkiSummary:
     calls = {"known": known, "absent": absent, "unreadable": unreadable}
     return replace(
-        summarize([], weighted=False), total=3, successful=3, macs=100, nki_macs=nki_macs,
+        summarize([], weighted=False), total=3, counted=3, macs=100, nki_macs=nki_macs,
         calls=calls, unreadable=[{"file_path": "x"}] if unreadable else [],
     )  # fmt: skip
 
@@ -69,7 +60,7 @@ def summary(known: int, absent: int, unreadable: int, nki_macs: int) -> NkiSumma
 @pytest.mark.parametrize(
     ("calls", "macs", "said"),
     [
-        ((0, 0, 0), 0, ["none of the 3 graphs calls an NKI kernel"]),
+        ((0, 0, 0), 0, ["no NKI kernel is called in 3 graphs"]),
         ((7, 0, 0), 0, ["7 kernel calls with 0 multiply-adds stated"]),
         ((0, 5, 0), 0, ["NKI ratio 0: 5 kernel calls with no multiply-adds stated"]),
         ((0, 0, 4), 0, ["NKI ratio 0: 4 kernel calls with a configuration that can't be read"]),
@@ -89,6 +80,25 @@ def test_a_ratio_of_0_says_which_of_the_reasons_it_is(
     assert all(part in text for part, text in zip(said, texts, strict=True))
 
 
+def graph(module: str, macs: int, *, runs: int = 1) -> GraphResult:
+    return GraphResult(f"{module}/model.hlo_module.pb", "model", module, "2.18", macs, 0, runs=runs)
+
+
+def test_graphs_and_a_file_of_their_runs_that_do_not_match_are_said() -> None:
+    graphs = [graph("MODULE_1+0", 100, runs=7), graph("MODULE_2+0", 250), graph("MODULE_3+0", 50)]
+    runs = {"MODULE_1": 7, "MODULE_typo": 5}
+    first, second = (finding.text for finding in about_runs(graphs, runs, "runs.txt"))
+    assert first == (
+        "2 of 3 graphs are not in runs.txt: not counted, with 75 % of the MACs if each graph ran"
+        " once"
+    )  # 300 of 400
+    assert second == "1 module of runs.txt is not among the graphs: MODULE_typo"
+    all_of_them = {"MODULE_1": 7, "MODULE_2+0": 1, "MODULE_3": 0}
+    assert about_runs(graphs, all_of_them, "runs.txt") == []
+    (idle,) = about_runs([graph("MODULE_1+0", 0), graph("MODULE_2", 0)], {"MODULE_2": 1}, "r")
+    assert idle.text == "1 of 2 graphs is not in r: not counted"
+
+
 def test_where_no_graph_was_found_it_says_where_and_what_would_match(tmp_path: Path) -> None:
     write(tmp_path / "a", b"", name="model.neff")
     found = find_graphs(str(tmp_path), Choice())
@@ -96,10 +106,10 @@ def test_where_no_graph_was_found_it_says_where_and_what_would_match(tmp_path: P
     assert f"looked in {tmp_path} and all below it at 1 files" in finding.text
     assert "*.hlo_module.pb" in finding.text
     assert "model.neff" in finding.text
-    write(tmp_path / "MODULE_1+00000000", b"")
-    found = find_graphs(str(tmp_path), Choice(modules=("MODULE_2",)))
+    write(tmp_path / "MODULE_1+00000000", b"", name="wrapped_neff.hlo")
+    found = find_graphs(str(tmp_path), Choice())
     (finding,) = about_graphs(found, str(tmp_path))
-    assert "1 found, 1 of another module than MODULE_2" in finding.text
+    assert finding.text == f"no HLO in {tmp_path} but 1 wrapped_neff.hlo"
     (finding,) = about_graphs(None, "/none", named_in_yaml="/var/tmp/cache")
     assert "/none (the default --compile-dir) does not exist" in finding.text
     assert "compiler_cache_url is /var/tmp/cache" in finding.text

@@ -47,7 +47,7 @@ def test_graphs_are_found_under_every_name_the_sdk_gave_them(tmp_path: Path) -> 
 def test_a_stub_is_left_out_and_said(cache: Path) -> None:
     found = find_graphs(str(cache), Choice())
     assert len(found.chosen) == 3
-    assert found.left_out == {"stubs around a compiled graph (wrapped_neff.hlo)": 1}
+    assert found.left_out == {"wrapped_neff.hlo, a stub around a compiled graph": 1}
     assert found.compilers == (OLD, NEW)
 
 
@@ -65,6 +65,12 @@ def test_a_compiler_is_chosen_by_any_form_of_its_version(cache: Path, version: s
 @pytest.mark.parametrize("module", [FIRST, "15329989265349737271", "MODULE_15329989265349737271"])
 def test_a_module_is_chosen_by_any_form_of_its_name(cache: Path, module: str) -> None:
     assert chosen(cache, Choice(modules=(module,))) == [(OLD, FIRST), (NEW, FIRST)]
+
+
+def test_a_choice_that_leaves_nothing_says_what_there_is_to_choose(cache: Path) -> None:
+    with pytest.raises(UsageError, match="3 of another module than MODULE_1; compilers") as refused:
+        find_graphs(str(cache), Choice(modules=("MODULE_1",)))
+    assert all(name in str(refused.value) for name in (OLD, NEW, FIRST, SECOND))
 
 
 def test_a_part_of_the_cache_or_one_file_may_be_given(cache: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.compare import Comparison, compare, read_outputs
+from ergmeter.views.analyze_compare import parts
 
 
 def original(mfu: float, *, offset: float = 1.0, ratio: float = 0.2, **more: Any) -> dict[str, Any]:
@@ -110,10 +113,28 @@ def test_files_that_are_no_outputs_are_refused(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(UsageError, match="two or more earlier outputs; got 1"):
         read_outputs([str(path)])
+    other = str(tmp_path / "b.json")
     with pytest.raises(FormatError, match="no output of erg analyze"):
-        read_outputs([str(path), str(path)])
+        read_outputs([str(path), other])
     path.write_text("{")
     with pytest.raises(FormatError, match="can't be read as JSON"):
-        read_outputs([str(path), str(path)])
+        read_outputs([str(path), other])
     with pytest.raises(UsageError, match="no such file"):
-        read_outputs([str(tmp_path / "b.json"), str(path)])
+        read_outputs([other, str(path)])
+    with pytest.raises(UsageError, match="is given twice"):
+        read_outputs([str(path), str(tmp_path / "." / ".." / tmp_path.name / "a.json")])
+
+
+def test_on_a_terminal_of_80_columns_every_value_is_whole(tmp_path: Path) -> None:
+    mfus = (13.123, 13.456, 13.789)
+    found = compared(tmp_path, *(ours(mfu, "2.16") for mfu in mfus), ours(13.4559, "2.18"))
+    console = Console(width=80, file=StringIO())
+    for part in parts(found):
+        console.print(part)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["mean", "of", "3", "13.456", "1.8258", "0.2", "1.2"] in lines
+    assert ["±", "standard", "deviation", "0.33", "0.045", "0", "0"] in lines
+    assert ["2.json", "13.789", "1.871", "0.2", "1.2"] in lines
+    assert "MFU % +0.0 %" in shown  # a thousandth less
+    assert "…" not in shown

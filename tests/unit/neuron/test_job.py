@@ -33,7 +33,17 @@ def test_what_nobody_says_is_noted() -> None:
     job = read_job(file())
     assert (job.nodes, job.devices, job.lora, job.checkpointing) == (1, None, None, "none")
     assert any("1 is assumed" in note for note in job.notes)
-    assert any("bf16 are assumed" in note for note in job.notes)
+    assert any("bf16 and its peak are assumed" in note for note in job.notes)
+
+
+@pytest.mark.parametrize("said", ["fp8", "weird", "manual", 8, "${none.of.it}"])
+def test_a_precision_that_is_not_known_is_noted_and_none_of_the_trainer_s(said: object) -> None:
+    job = read_job(file(precision={"type": said}))
+    assert job.dtype == "bf16"
+    assert any(note.startswith(f"precision.type is {said}, which is not") for note in job.notes)
+    for known in ("bf16SR", "mixed_precision", "mixed_precisionSR", "autocast", "fp32"):
+        notes = read_job(file(precision={"type": known})).notes
+        assert not any("precision" in note for note in notes)
 
 
 def test_lora_is_read_with_the_trainer_s_defaults_and_fused_layers_taken_apart() -> None:
@@ -44,6 +54,7 @@ def test_lora_is_read_with_the_trainer_s_defaults_and_fused_layers_taken_apart()
     job = read_job(file(model_alignment_strategy={"peft": {"enabled": True}}))
     assert job.lora is not None
     assert (job.lora.r, job.lora.targets) == (16, ("q_proj", "k_proj", "v_proj"))
+    assert any("lora_rank is not given: 16" in note for note in job.notes)
     assert read_job(file(model_alignment_strategy={"peft": {"enabled": False}})).lora is None
 
 
@@ -83,11 +94,13 @@ def test_a_size_on_the_command_line_must_be_above_0(value: float) -> None:
 
 
 def test_the_original_takes_a_0_as_not_given_and_nothing_less() -> None:
-    check_request(Request("a", "b", throughput=0, batch_size=0), zero_is_absent=True)
+    check_request(Request("a", "b", throughput=0, batch_size=0), is_original=True)
     with pytest.raises(UsageError, match="--batch-size must be a number above 0; got -1"):
-        check_request(Request("a", "b", batch_size=-1), zero_is_absent=True)
+        check_request(Request("a", "b", batch_size=-1), is_original=True)
 
 
 def test_a_baseline_must_be_a_number() -> None:
-    with pytest.raises(UsageError, match="--base-mfu must be a number; got nan"):
-        check_request(Request("a", "b", baseline=Baseline(mfu_percent=float("nan"))))
+    for value in ("nan", "0", "-5"):
+        with pytest.raises(UsageError, match=f"--base-mfu must be a number above 0; got {value}"):
+            check_request(Request("a", "b", baseline=Baseline(mfu_percent=float(value))))
+    check_request(Request("a", "b", baseline=Baseline(mfu_percent=-5)), is_original=True)

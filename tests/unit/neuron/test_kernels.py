@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ergmeter.hlo import count_files
 from ergmeter.neuron.cache import graph_file
 from ergmeter.neuron.kernels import GraphResult, graph_result, summarize
@@ -47,6 +49,15 @@ def test_graphs_weigh_as_often_as_they_ran(tmp_path: Path) -> None:
     found = summarize(results(tmp_path, *graphs, runs=(10, 20, 0)), weighted=True)
     assert found.overall_ratio == 3150 / (4200 + 2100)
     assert found.weighting == "each graph as often as it ran"
+    assert found.average_ratio == pytest.approx((10 * 0.75 + 20 * 0.0) / 30)
+    assert (found.graphs_with_nki, found.graphs_without_nki) == (1, 1)  # the third did not run
+    assert (found.total, found.successful) == (3, 3)
+
+
+def test_kernels_of_a_graph_that_did_not_run_leave_a_weighted_ratio_alone(tmp_path: Path) -> None:
+    graphs = results(tmp_path, one_dot(3, 5, 7, config(None)), one_dot(3, 5, 7), runs=(0, 1))
+    assert [one.is_lower_bound for one in graphs] == [True, False]
+    assert not summarize(graphs, weighted=True).is_lower_bound
 
 
 def test_kernels_are_told_apart_by_what_they_state(tmp_path: Path) -> None:

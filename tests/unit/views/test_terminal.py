@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from ergmeter.importers.importing import Request, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample, Step, Summary
@@ -264,3 +265,18 @@ def test_a_column_of_a_list_leaves_the_unit_to_its_title() -> None:
     assert terminal.bare(Reading(0.0031, "J/token", "measured")) == "0.0031"
     assert terminal.bare(Reading(0.111, "s", "measured")) == "111 ms"
     assert math.isnan(float(terminal.bare(Reading(math.nan, "tokens/s", "measured"))))
+
+
+def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path) -> None:
+    timed = [f"2026-01-01 10:0{n}:00 step={n} loss={9 - n} tokens=64" for n in range(5)]
+    untimed = [str({"loss": 9 - n, "learning_rate": 1e-4, "epoch": n / 10}) for n in range(1, 6)]
+    for name, lines, ends in (("timed", timed, "9 to 5"), ("untimed", untimed, "8 to 4")):
+        log = tmp_path / f"{name}.log"
+        log.write_text("\n".join(lines), encoding="utf-8")
+        (made,) = import_log(Request(log, tmp_path / name)).runs
+        said = words(shown(Run.open(made.path)))
+        assert "from a log, which holds no readings of energy, devices or host memory" in said
+        assert "NVIDIA" not in said
+        assert "µs" not in said
+        assert ends in said
+        assert ("a log without times has no duration" in said) == (name == "untimed")

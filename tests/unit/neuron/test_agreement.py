@@ -1,0 +1,93 @@
+"""A log that speaks of another training than the YAML or the command line: each case is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ergmeter.importers.log import ParsedLog, read_log
+from ergmeter.neuron.agreement import about_log
+from ergmeter.neuron.pace import throughput
+from tests.unit.neuron.test_figures import job
+
+
+def megatron(step: int, *, seconds: float = 5.0) -> str:
+    minutes, over = divmod(round(step * seconds), 60)
+    return (
+        f" [2026-01-01 10:{minutes:02d}:{over:02d}] iteration {step:8d}/     500 |"
+        f" consumed samples: {128 * step:12d} | elapsed time per iteration (ms): {1000 * seconds} |"
+        " learning rate: 1.5E-04 | global batch size:   128 | lm loss: 6.9E+00 |"
+        " number of skipped iterations:   0 | number of nan iterations:   0 |"
+    )
+
+
+def log_of(tmp_path: Path, lines: list[str]) -> ParsedLog:
+    path = tmp_path / "train.log"
+    path.write_text("\n".join(lines) + "\n")
+    return read_log(path)
+
+
+def said(log: ParsedLog, *, batch: int, seq_len: int, given: float | None = None) -> list[str]:
+    what = replace(job(seq_len), batch_size=batch)
+    pace = throughput(given, log, seq_len=seq_len, batch_size=batch)
+    return [finding.text for finding in about_log(log, what, pace)]
+
+
+@pytest.fixture
+def of_2048(tmp_path: Path) -> ParsedLog:
+    """128 sequences of 2048 in 5 s a step: 25.6 a second."""
+    head = ["  seq_length ......... 2048", "  global_batch_size .......... 128"]
+    return log_of(tmp_path, head + [megatron(10 * step) for step in range(1, 9)])
+
+
+def test_another_length_and_another_batch_are_said(of_2048: ParsedLog) -> None:
+    length, batch = said(of_2048, batch=64, seq_len=4096)
+    assert length.startswith("the log says 2,048 tokens a sequence, the YAML 4,096,")
+    assert batch.startswith("the log says 128 sequences a step, the YAML 64:")
+    assert said(of_2048, batch=128, seq_len=2048) == []
+
+
+def test_a_given_throughput_is_held_against_the_log(of_2048: ParsedLog) -> None:
+    assert said(of_2048, batch=128, seq_len=2048, given=12.8) == [
+        "--throughput is 12.8 sequences/s and is taken; the log comes to 25.6"
+    ]
+    assert said(of_2048, batch=128, seq_len=2048, given=25.0) == []
+
+
+def test_tokens_of_one_rank_are_recognised(tmp_path: Path) -> None:
+    lines = [
+        f"2026-01-01 10:00:{3 * step:02d} step: {step}, loss: 3.9, tokens: 8192"
+        for step in range(1, 20)
+    ]
+    (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=4096)
+    assert "8,192 tokens a step, while 64 sequences of 4,096 are 262,144." in text
+    assert "one of 32 ranks?" in text
+    assert said(log_of(tmp_path, lines), batch=2, seq_len=4096) == []
+
+
+def test_a_printed_throughput_is_held_against_the_batch_and_the_step_time(tmp_path: Path) -> None:
+    log = log_of(tmp_path, ["step_time: 1.234", "throughput: 150.5", "seq/s: 150.5", "loss: 2.345"])
+    (text,) = said(log, batch=64, seq_len=4096)
+    assert "prints 150.5 sequences/s, while 64 sequences (the YAML) in its 1.234 s" in text
+    assert "are 51.86:" in text  # 64 / 1.234
+    assert said(log, batch=186, seq_len=4096) == []  # 150.7 a second
+
+
+def test_rates_of_tokens_and_sequences_give_a_length(tmp_path: Path) -> None:
+    lines = ["throughput: 2.1", "tokens/sec: 8601.6", "loss: 2.5"] * 12
+    (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=2048)
+    assert text.startswith("the log says 4,096 tokens a sequence, the YAML 2,048")
+
+
+def test_a_clock_that_contradicts_the_printed_throughput_is_said(tmp_path: Path) -> None:
+    lines = [
+        f"Epoch 0:  {step}%|▍    | {step}/99 [{step // 2:02d}:{step % 2 * 30:02d}<58:44, v_num=8,"
+        f" reduced_train_loss=7.0, global_step={step}.0, consumed_samples={64 * step}.0,"
+        " throughput=32.0]"
+        for step in range(1, 21)
+    ]
+    (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=4096)
+    assert text.startswith("the log prints 32 sequences/s on average")
+    assert "come to 2.133" in text  # 64 in 30 s
