@@ -21,7 +21,7 @@ _LANGUAGE = (
     *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "ForPreTraining"),
     *("ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
 )
-_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _CHATS = ("ChatModel", "ChatGLMModel")  # whose name ends like a bare model's, and which are not
 
 # Layers between an encoder's last one and its classifier, as transformers builds them: the
@@ -51,12 +51,17 @@ def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
         return graph
     if name.endswith("EncoderModel"):
         return _reader_alone(graph)
-    if name.endswith("Model") and not name.endswith(_CHATS):
+    if is_bare(name):
         return _bare(graph)
-    if name.endswith(_CLASSIFIERS) and "source" not in {node.stream for node in graph}:
+    if name.endswith(CLASSIFIERS) and "source" not in {node.stream for node in graph}:
         return _classifying(graph, config, name)
     said = f"the class {name} is not known: counted with the head of a language model"
     return replace(graph, assumptions=(*graph.assumptions, said))
+
+
+def is_bare(name: str) -> bool:
+    """Whether a class of this name has no head at all."""
+    return name.endswith("Model") and not name.endswith((*_LANGUAGE, *_CHATS))
 
 
 def _headless(graph: Graph) -> Graph:
@@ -111,8 +116,14 @@ def _classifying(graph: Graph, config: Config, name: str) -> Graph:
 
 
 def _labels(config: Config) -> int:
-    """Classes told apart: two, as transformers has it, where nothing is said."""
+    """Classes told apart: two, as transformers has it, where the config does not say."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:
         return len(named)
-    return config.whole("num_labels", default=2)
+    said = f"num_labels = {_LABELS}: the config has neither it nor id2label"
+    if "num_labels" not in config and said not in config.assumed:
+        config.assumed.append(said)
+    return config.whole("num_labels", default=_LABELS)
+
+
+_LABELS = 2  # transformers' own default
