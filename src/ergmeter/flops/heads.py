@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph
 
 _LANGUAGE = (
-    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "ForPreTraining"),
+    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "DoubleHeadsModel"),
     *("ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
 )
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
@@ -49,6 +49,8 @@ def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
     name = architecture or ""
     if not name or name.endswith(_LANGUAGE):
         return graph
+    if name.endswith("ForPreTraining"):
+        return _pretraining(graph)
     if name.endswith("EncoderModel"):
         return _reader_alone(graph)
     if is_bare(name):
@@ -86,6 +88,26 @@ def _bare(graph: Graph) -> Graph:
         pooler, "head", bare.nodes[-1].name, graph.hidden, graph.hidden, bias=True, stream="pooled"
     )
     return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def _pretraining(graph: Graph) -> Graph:
+    """ELECTRA's tells words that were exchanged; BERT's has a pooler and two classes besides."""
+    b, hidden = Builder(), graph.hidden
+    if graph.family == "electra":
+        bare = _headless(graph)
+        out = b.linear(
+            "discriminator_predictions.dense", "head", bare.nodes[-1].name, hidden, hidden,
+            bias=True,
+        )  # fmt: skip
+        name = "discriminator_predictions.dense_prediction"
+        b.linear(name, "head", out, hidden, 1, bias=True, role="head")
+        return bare.with_nodes((*bare.nodes, *b.nodes))
+    if graph.family != "bert":
+        return graph
+    last = next(node.of[0] for node in graph if node.stream == "logits")
+    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True, stream="pooled")
+    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True, stream="pooled")
+    return graph.with_nodes((*graph.nodes, *b.nodes))
 
 
 def _classifying(graph: Graph, config: Config, name: str) -> Graph:

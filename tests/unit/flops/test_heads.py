@@ -77,6 +77,14 @@ def test_a_bare_model_has_no_vocabulary_to_choose_from(family: str) -> None:
     assert not any(node.stream == "logits" for node in graphs["Model"])
 
 
+@pytest.mark.parametrize("family", ["Electra", "Bert"])
+def test_a_class_for_pretraining_has_the_head_it_was_trained_with(family: str) -> None:
+    held = made(family, "ForPreTraining")
+    work, _ = model_work(held, SEQ)
+    assert work.params == sum(p.numel() for p in held.parameters())
+    assert work.chosen.model_per_step == products(held)
+
+
 @pytest.mark.parametrize("top", ["ForSequenceClassification", "Model", "ForCausalLM"])
 def test_both_engines_build_what_the_configuration_names(top: str) -> None:
     fields = {**transformers.LlamaConfig(**SIZES).to_dict(), "architectures": [f"Llama{top}"]}
