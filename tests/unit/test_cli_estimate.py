@@ -92,8 +92,68 @@ def test_the_table_shows_moments_verdict_and_what_to_change(erg: Erg) -> None:
     assert asked[2:] == ["45.7", "GB", "too", "much", "6"]
     full = next(row for line, row in rows.items() if line.startswith("--checkpointing full"))
     assert full[2:5] == ["15.75", "GB", "fits"]
-    assert "assumed: bf16: weights 2 B, products in 2 B, no master copy" in out
+    assert "bf16: weights 2 B, products in 2 B, no master copy" in out
     assert "optimizer adamw: torch: two moments, as the parameter is" in out
+
+
+@pytest.mark.parametrize(
+    ("device", "mib", "said"),
+    [
+        ("NVIDIA L4", 23034, "NVIDIA L4, by nvidia-smi with ECC on, as it ships"),
+        ("NVIDIA A40", 46068, "NVIDIA A40, by nvidia-smi with ECC on, as it ships"),
+        (
+            "NVIDIA RTX A6000",
+            49140,
+            "NVIDIA RTX A6000 (Ampere), by nvidia-smi with ECC off, as it ships",
+        ),
+        ("h100 80gb", 81559, "any of h100-sxm, h100-pcie, by nvidia-smi"),  # which agree
+        ("rtx-2080-ti", 11264, "nominal; a driver can report some 6 % less"),
+    ],
+)
+def test_the_room_is_what_the_driver_reports_where_that_is_known(
+    erg: Erg, device: str, mib: int, said: str
+) -> None:
+    readings = document(erg, "--device", device)["readings"]
+    spare, peak = (readings[f"estimate.memory_{name}_bytes"] for name in ("spare", "peak"))
+    assert spare["value"] == pytest.approx(0.9 * mib * 2**20 - peak["value"])
+    assert said in spare["note"]
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("H100", "'H100' is any of h100-sxm, h100-pcie, h100-nvl, and their memory differs: name"),
+        ("4090", "pass --device or --memory-gib (no row of the hardware table is named '4090'"),
+    ],
+)
+def test_a_device_without_a_memory_is_answered_with_the_option_for_it(
+    erg: Erg, device: str, said: str
+) -> None:
+    found = document(erg, "--device", device, "--mfu", "0.4")
+    assert said in found["verdict"]
+    assert "--peak" not in found["verdict"]
+    assert "--memory-gib" in found["verdict"]
+    assert "unknown peak: pass --peak (" in found["readings"]["estimate.step_s"]["missing"]
+    assert document(erg, "--device", device, "--memory-gib", "80")["fits"] is True
+
+
+def test_a_source_is_named_without_its_address(erg: Erg) -> None:
+    arguments = ("--device", "a100", "--memory-gib", "40", "--mfu", "0.4", "--tokens", "1e9")
+    code, out, _ = erg(MODEL, *BATCH, *arguments)
+    assert (code, "http" in out) == (0, False)
+    rows = "a100-sxm-40gb, a100-sxm-80gb, a100-pcie-40gb, a100-pcie-80gb"
+    said = f"(NVIDIA A100 datasheet, checked 2026-11-15; a100 is any of {rows}, which agree on it)"
+    assert " ".join(out.split()).count(said) == 1
+
+
+@pytest.mark.parametrize(("window", "is_said"), [("", False), (",window=512", True)])
+def test_the_mask_of_a_window_is_spoken_of_where_there_is_one(
+    erg: Erg, window: str, is_said: bool
+) -> None:
+    _, out, _ = erg(f"{MODEL}{window}", *BATCH)
+    words = " ".join(out.split())
+    assert "torch's sdpa for attention, which keeps no probabilities" in words
+    assert ("; layers with a window shorter than the sequence keep its mask" in words) is is_said
 
 
 def test_what_waits_for_one_option_is_one_line(erg: Erg) -> None:
@@ -148,7 +208,8 @@ def test_serving_has_weights_and_caches(erg: Erg) -> None:
     assert peak == held["weights_bytes"] + 8 * held["cache_bytes_per_sequence"]
     assert found["fits"] is True
     most = found["readings"]["estimate.sequences_max"]["value"]
-    assert most == (0.9 * 141 * 2**30 - held["weights_bytes"]) // held["cache_bytes_per_sequence"]
+    room = 0.9 * 143771 * 2**20  # what nvidia-smi says of an H200, of 141 GiB
+    assert most == (room - held["weights_bytes"]) // held["cache_bytes_per_sequence"]
     code, out, _ = erg(MODEL, *BATCH, "--inference", "--memory-gib", "2")
     assert code == 0
     assert "cache of 8 x 2048 tokens" in out

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 TYPED = "hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256"
+BERT = (
+    "type=bert,hidden=64,layers=2,heads=4,ffn=256,vocab=100,max_position_embeddings=64,"
+    "type_vocab_size=2"
+)
 SMALL = "hidden=64,layers=2,heads=4,kv_heads=2,ffn=160,vocab=256"
 Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
@@ -111,6 +115,14 @@ def test_a_decoding_step_has_bytes_to_move(erg: Erg, config: Path) -> None:
         ),
         (("flops", "{config}", "--seq-len", "8", "--lengths", "a,b"), 2, "whole numbers"),
         (("conventions", "palmm"), 2, "no convention 'palmm'"),
+        (("flops", f"{TYPED},experts=8", "--seq-len", "8"), 2, "top_k is missing"),
+        (("flops", f"{TYPED},kv_lora_rank=8", "--seq-len", "8"), 2, "has no effect"),
+        (("flops", BERT, "--phase", "decode", "--seq-len", "8"), 2, "has no decoding step"),
+        (
+            ("flops", "{config}", "--phase", "decode", "--seq-len", "8", "--params", "9"),
+            2,
+            "no formula of N is defined for this step",
+        ),
     ],
 )
 def test_bad_input_is_one_line_that_names_it(
@@ -131,6 +143,13 @@ def test_a_convention_is_explained_by_name(erg: Erg) -> None:
     assert erg("conventions")[1].count("source:") >= 15
 
 
+def test_conventions_fit_the_terminal(erg: Erg, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (60, 80, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        out = erg("conventions")[1]
+        assert columns - 25 < max(map(len, out.splitlines())) <= columns
+
+
 def test_conventions_as_json(erg: Erg) -> None:
     found = json.loads(erg("conventions", "--json")[1])
     assert len(found) >= 15
@@ -145,7 +164,7 @@ def test_what_a_formula_says_nothing_of_is_listed_and_not_compared(erg: Erg, con
     assert "megatron-2021" not in found["conventions"]
     assert "13 h^2" in found["not_defined"]["megatron-2021"]
     out = erg(*common)[1]
-    assert "not defined here: megatron-2021: it is of layers of 12 h^2 weights" in out
+    assert "not defined here: megatron-2021: it is for layers of 12 h^2 weights" in out
     assert "N parameters, M weights that are multiplied, L layers" in out
     lora = erg(*common, "--lora", "r=16,targets=q_proj")[1]
     assert "not defined here: palm, megatron, " in lora
@@ -184,11 +203,128 @@ def test_a_prompt_takes_the_head_once(erg: Erg, config: Path) -> None:
         assert prefill["parts"][part]["forward"] == train["parts"][part]["forward"]
     assert any("last token of each prompt" in line for line in prefill["assumptions"])
     # One that reads and does not write has its head everywhere.
-    bert = "type=bert,hidden=64,layers=2,heads=4,ffn=256,vocab=100,max_position_embeddings=64"
-    found = whole(
-        erg("flops", f"{bert},type_vocab_size=2", "--seq-len", 32, "--phase", "prefill", "--json")
-    )
+    found = whole(erg("flops", BERT, "--seq-len", 32, "--phase", "prefill", "--json"))
     assert found["parts"]["head"]["forward"] == 32 * 2 * (64 * 64 + 64 * 100)
+
+
+def test_what_a_config_says_wrongly_is_a_failure_and_no_misuse(erg: Erg, config: Path) -> None:
+    fields = json.loads(config.read_text())
+    prefill = ("flops", config, "--seq-len", 8, "--phase", "prefill")
+    for more, said in (
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quant_method 'aqlm' is not known"),
+        ({"model_type": "foo"}, "the architecture 'foo' is not known; if its layers are like"),
+        ({"hidden_size": 4095}, "no multiple"),
+    ):
+        config.write_text(json.dumps(fields | more))
+        code, _, err = erg(*prefill)
+        assert code == 1
+        assert said in err
+        assert "--engine" not in err
+
+
+def test_the_other_engine_is_offered_where_it_knows_the_architecture(
+    erg: Erg, config: Path
+) -> None:
+    pytest.importorskip("transformers")
+    config.write_text(json.dumps({"model_type": "xglm"}))
+    code, _, err = erg("flops", config, "--seq-len", 8)
+    assert (code, "or run it: --engine counted" in err) == (1, True)
+    code, _, err = erg("mfu", config, "--seq-len", 8, "--step-time", 1, "--device", "l4")
+    assert (code, "--engine" in err) == (1, False)
+
+
+def test_a_class_without_a_language_head_has_no_decoding_step(erg: Erg, config: Path) -> None:
+    fields = json.loads(config.read_text())
+    for name in ("LlamaForSequenceClassification", "LlamaModel"):
+        config.write_text(json.dumps(fields | {"architectures": [name]}))
+        code, _, err = erg("flops", config, "--phase", "decode", "--seq-len", 64)
+        assert code == 2
+        assert "it has no head of a causal language model" in err
+        assert erg("flops", config, "--phase", "prefill", "--seq-len", 64)[0] == 0
+
+
+def test_labels_that_the_config_does_not_number_are_assumed(erg: Erg, config: Path) -> None:
+    fields = json.loads(config.read_text()) | {"architectures": ["LlamaForSequenceClassification"]}
+    for more, labels, is_assumed in (
+        ({}, 2, True),
+        ({"num_labels": 2}, 2, False),
+        ({"id2label": {"0": "a", "1": "b", "2": "c"}}, 3, False),
+    ):
+        config.write_text(json.dumps(fields | more))
+        found = whole(erg("flops", config, "--seq-len", 8, "--json"))
+        assert found["parts"]["head"]["forward"] == 2 * 4096 * labels * 8
+        assert any("num_labels = 2" in line for line in found["assumptions"]) == is_assumed
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        (BERT, 64),
+        (BERT.replace("=bert", "=roberta"), 62),  # whose positions begin at 2
+        ("type=gpt2,hidden=64,layers=2,heads=4,vocab=100,n_positions=64", 64),
+        ("type=opt,hidden=64,layers=2,heads=4,ffn=256,vocab=100,max_position_embeddings=64", 64),
+        (SMALL, None),
+    ],
+)
+def test_a_length_beyond_learned_positions_is_noted(
+    erg: Erg, model: str, limit: int | None
+) -> None:
+    def noted(length: int) -> list[str]:
+        found = whole(erg("flops", model, "--seq-len", length, "--json"))
+        return [line for line in found["assumptions"] if "can't run" in line]
+
+    if limit is None:
+        assert noted(10_000) == []
+        return
+    assert noted(limit) == []
+    (line,) = noted(limit + 1)
+    assert f"learned positions has {limit}, so this model can't run {limit + 1} tokens" in line
+
+
+def test_an_n_that_was_given_is_said_and_is_not_the_models(erg: Erg, config: Path) -> None:
+    common = ("flops", config, "--seq-len", 2048, "--params", "540.35e9")
+    found = whole(erg(*common, "--json"))
+    assert found["parameters"] == 8_030_261_248
+    assert found["N_given"] == {
+        "value": 540_350_000_000,
+        "used_by": ["palm", "torchtitan", "mosaicml", "nanogpt", "hf-6nd", "6nd"],
+    }
+    plain = whole(erg(*common[:-2], "--json"))
+    assert "N_given" not in plain
+    for name, flops in found["conventions"].items():
+        is_same = flops == plain["conventions"][name]
+        assert is_same == (name not in found["N_given"]["used_by"])
+    assert found["conventions"]["6nd"]["model_flops_per_token"] == 6 * 540.35e9
+    out = erg(*common)[1]
+    assert "8.03 B parameters" in out
+    assert "given: N = 540.4 B parameters, in palm, torchtitan, mosaicml, nanogpt" in out
+
+
+def test_recomputation_that_nobody_spoke_of_is_assumed_away(erg: Erg, config: Path) -> None:
+    def assumed(*options: object) -> bool:
+        found = whole(erg("flops", config, "--seq-len", 64, *options, "--json"))
+        return any("no recomputation" in line for line in found["assumptions"])
+
+    assert assumed()
+    assert not assumed("--checkpointing", "none")
+    assert not assumed("--checkpointing", "full")
+    assert not assumed("--phase", "prefill")
+
+
+def test_what_is_little_beside_the_rest_keeps_its_digits(erg: Erg) -> None:
+    wide = "hidden=4096,layers=32,heads=32,ffn=14336,vocab=128000,experts=2,top_k=1"
+    out = erg("flops", wide, "--seq-len", 4096, "--batch-size", 64)[1]
+    row = next(line for line in out.splitlines() if line.strip().startswith("router"))
+    # 2 x 4096 x 2 x 32 layers x 64 x 4096 tokens, in a table of PFLOP.
+    assert "PFLOP a step" in out
+    assert row.split()[1:3] == ["137.4", "GFLOP"]
+    assert "e-0" not in out
+
+
+def test_padding_is_no_token_of_the_columns(erg: Erg) -> None:
+    padded = erg("flops", SMALL, "--seq-len", 64, "--lengths", "10,20")[1]
+    assert padded.count("FLOP a real token") == 2
+    assert "real token" not in erg("flops", SMALL, "--seq-len", 64, "--lengths", "14,50")[1]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +401,16 @@ def test_the_counted_engine_runs_the_model_and_agrees(erg: Erg) -> None:
     assert "aten::mm" in out
 
 
+@pytest.mark.parametrize("more", ["gated=false", "experts=4,top_k=2", "window=8"])
+def test_the_counted_engine_builds_what_dimensions_choose(erg: Erg, more: str) -> None:
+    model = f"hidden=64,layers=2,heads=4,ffn=160,vocab=256,{more}"
+    common = ("flops", model, "--seq-len", 32, "--json")
+    analytic, counted = whole(erg(*common)), whole(erg(*common, "--engine", "counted"))
+    assert counted["parameters"] == analytic["parameters"]
+    assert counted["exact_model_flops"] == analytic["model_flops"]
+    assert "agree" in counted["analytic"]
+
+
 def test_the_counted_engine_freezes_what_it_is_told_to(erg: Erg) -> None:
     found = whole(erg(*COUNTED, "--freeze", "mlp", "--json"))
     weights = 6 * (2 * (QKV + OUTPUT) + HEAD) + 4 * 2 * MLP
@@ -293,6 +439,21 @@ def test_the_counted_engine_runs_documents_one_by_one(erg: Erg) -> None:
     assert found["model_flops"] == 46 * 6 * weights + 2 * 12 * 64 * pairs
     assert "agree" in found["analytic"]
     assert any("one by one" in line for line in found["assumptions"])
+
+
+def test_both_engines_lead_to_one_exact_figure_of_a_prompt(erg: Erg) -> None:
+    common = ("flops", SMALL, "--seq-len", 32, "--batch-size", 3, "--phase", "prefill", "--json")
+    analytic, counted = whole(erg(*common)), whole(erg(*common, "--engine", "counted"))
+    layers = 2 * 2 * (QKV + OUTPUT + MLP) * 3 * 32
+    # What was run has the head at every position and every pair of the rectangle.
+    assert counted["model_flops"] == layers + 2 * HEAD * 3 * 32 + 2 * 3 * CORE
+    exact = layers + 2 * HEAD * 3 + 2 * 3 * 4 * 64 * (32 * 33 // 2)
+    assert counted["exact_model_flops"] == analytic["model_flops"] == exact
+    assert "of what was run, analytic and counted FLOPs agree to 1e-06" in counted["analytic"]
+    assert "and the head on the last token alone, is" in counted["analytic"]
+    train = whole(erg(*COUNTED, "--json"))
+    assert train["exact_model_flops"] == whole(erg(*COUNTED[:-2], "--json"))["model_flops"]
+    assert "last token" not in train["analytic"]
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,21 @@ def test_one_device_is_shown_with_its_source_and_names(erg: Erg) -> None:
     assert "confirmed    as commonly quoted, not checked" in erg("NVIDIA A10G")[1]
 
 
+@pytest.mark.parametrize("name", ["rtx-4090", "gaudi3", "a16", "tpu-v3-core", "a100-pcie-80gb"])
+def test_one_device_fits_eighty_columns_but_for_an_address(erg: Erg, name: str) -> None:
+    _, out, _ = erg(name)
+    long = [line.strip() for line in out.splitlines() if len(line) > 80]
+    assert all(line.startswith("https://") and " " not in line for line in long)
+    assert len(out.split("note")[1].split()) > 5  # and nothing is cut
+
+
+def test_memory_is_shown_as_sold_and_as_the_driver_reports_it(erg: Erg) -> None:
+    _, out, _ = erg("l4")
+    assert "memory       24 GiB, nominal; its driver reports 23034 MiB: nvidia-smi with" in out
+    assert json.loads(erg("l4", "--json")[1])["driver_memory_bytes"] == 23034 * 2**20
+    assert "memory       32 GiB, nominal\n" in erg("tpu-v4")[1]
+
+
 def test_json_is_in_base_units(erg: Erg) -> None:
     code, out, _ = erg("h200-nvl", "--json")
     spec = json.loads(out)
@@ -79,7 +94,7 @@ def test_json_is_in_base_units(erg: Erg) -> None:
 def test_an_unknown_device_is_one_line_and_exit_1(erg: Erg) -> None:
     code, out, err = erg("NVIDIA L41")
     assert (code, out) == (1, "")
-    assert err.startswith("erg: unknown peak: pass --peak (no row of the hardware table")
+    assert err.startswith("erg: no row of the hardware table is named 'NVIDIA L41'")
     assert "Did you mean" in err
     assert err.count("\n") == 1
     code, out, err = erg("4090")
@@ -100,7 +115,8 @@ def test_a_type_that_a_device_lacks_is_exit_1_and_one_there_is_not_is_misuse(erg
         "erg: no bf16 peak: NVIDIA T4 has no bf16 units; pass the type it computes"
     )
     code, _, err = erg("NVIDIA B300 SXM6 AC", "--dtype", "int8")
-    assert (code, err.startswith("erg: unknown peak: pass --peak (NVIDIA B300")) == (1, True)
+    assert (code, err.startswith("erg: NVIDIA B300 (HGX) has no int8 rate")) == (1, True)
+    assert "--peak" not in err  # there is no such option here
     assert erg("Tesla T4", "--dtype", "half")[0] == 2
     assert erg("--dtype", "half")[0] == 2
     code, _, err = erg("--vendor", "acme")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ from ergmeter.flops.serving import serving
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.storage import plain
 from ergmeter.flops.work import Training
-from ergmeter.metrics.compute import Peak
+from ergmeter.metrics.peaks import Peak
 from ergmeter.records import Flops, Missing, Reading
 
 PETA = Peak("a card", "bf16", 1e15, "its datasheet", "reported")
@@ -208,6 +210,24 @@ def test_each_change_has_the_peak_that_it_leads_to() -> None:
     assert found["--micro-batches 8"].peak_bytes == parts.peak_bytes()
     assert all(way.fits is None for way in found.values())
     assert all(way.peak_bytes <= found[AS_ASKED].peak_bytes for way in found.values())
+
+
+def test_a_change_that_gains_nothing_on_a_lesser_one_is_no_way() -> None:
+    """Where the peak is at the loss there are no gradients yet, and sharding them is no use."""
+    llama = read_graph("hidden=4096,layers=32,ffn=11008,heads=32,vocab=32000")
+    each = Job(llama, Batch.of(8, 4096), Training(), Setup(parallel=Parallel(data=8)))
+    peaks = {
+        stage: replace(each, setup=replace(each.setup, parallel=Parallel(8, zero=stage)))
+        .peak_bytes()
+        for stage in range(4)
+    }  # fmt: skip
+    assert peaks[0] > peaks[1] == peaks[2] > peaks[3]
+    names = [way.name for way in ways(each, None)]
+    assert [name for name in names if "zero" in name] == ["--zero 1", "--zero 3"]
+    tight = ways(each, 1e6)  # which nothing fits: each line of several has to gain something
+    several = [way.peak_bytes for way in tight if way.name.count("--") > 1]
+    assert len(several) >= 2
+    assert several == sorted(set(several), reverse=True)
 
 
 def test_where_no_single_change_is_enough_several_are_tried_and_more_devices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import click
 
@@ -23,4 +24,6 @@ def command(name: str | None, markdown: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([view.document(each) for each in found], indent=1))
         return
-    click.echo("\n\n".join("\n".join(view.entry(each)) for each in found))
+    # 80 where there is no terminal.
+    width = shutil.get_terminal_size().columns
+    click.echo("\n\n".join(view.entry(each, width=width) for each in found))

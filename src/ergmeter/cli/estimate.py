@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.serving import Serving
     from ergmeter.flops.work import Training
     from ergmeter.hardware import DeviceSpec
-    from ergmeter.metrics.compute import Peak
+    from ergmeter.metrics.peaks import Peak
     from ergmeter.records import Missing
 
 _MOST_TOKENS = 10**15  # of a step; more is a slip of the keyboard
@@ -51,13 +51,13 @@ def command(
     """
     from ergmeter.views import estimate as view
 
-    spec = _spec(given["device"])
-    room = _room(given, spec)
+    specs = _specs(given["device"])
+    room = _room(given, specs)
     parallel = _parallel(given)
     if given["inference"]:
         shown = view.served(_served(model, shape, training(), given, parallel), room)
     else:
-        shown = _trained(model, shape, training(), given, parallel, spec, room)
+        shown = _trained(model, shape, training(), given, parallel, specs, room)
     _show(shown, as_json=as_json)
 
 
@@ -117,7 +117,7 @@ def _trained(
     how: Training,
     given: dict[str, Any],
     parallel: Parallel,
-    spec: DeviceSpec | Missing,
+    specs: tuple[DeviceSpec, ...] | Missing,
     room: Room | Missing,
 ) -> Any:  # noqa: ANN401  loading its class would load the view
     from ergmeter.flops.estimate import memory_results, plan_results
@@ -136,7 +136,7 @@ def _trained(
     changes = ways(job, None if isinstance(room, Missing) else room.usable_bytes)
     work = step_work(graph, batch, training=how)
     results = memory_results(memory, room, changes[0].most, spread=job.spread)
-    results |= plan_results(work.chosen, _plan(given, parallel, spec), _peak(given, spec))
+    results |= plan_results(work.chosen, _plan(given, parallel, specs), _peak(given, specs))
     return view.trained(memory, room, results, changes, work)
 
 
@@ -239,20 +239,21 @@ def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
     )
 
 
-def _spec(device: str | None) -> DeviceSpec | Missing:
+def _specs(device: str | None) -> tuple[DeviceSpec, ...] | Missing:
+    """The rows that the device's name may mean; what all of them agree on is taken."""
     from ergmeter.errors import NotMeasurable
-    from ergmeter.hardware import lookup
+    from ergmeter.hardware import candidates
     from ergmeter.records import Missing
 
     if device is None:
-        return Missing("no device was given: pass --device (`erg peaks` lists them)")
+        return Missing("no device was given; `erg peaks` lists them")
     try:
-        return lookup(device)
+        return candidates(device)
     except NotMeasurable as error:
         return Missing(str(error))
 
 
-def _room(given: dict[str, Any], spec: DeviceSpec | Missing) -> Room | Missing:
+def _room(given: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Room | Missing:
     from ergmeter.flops.estimate import Room, check_stated
     from ergmeter.records import Missing
 
@@ -260,51 +261,59 @@ def _room(given: dict[str, Any], spec: DeviceSpec | Missing) -> Room | Missing:
     check_stated("memory_gib", given["memory_gib"])
     if given["memory_gib"] is not None:
         return Room("the device", given["memory_gib"] * 2**30, "as given", given["usable"])
-    if isinstance(spec, Missing):
-        return spec
-    if spec.memory_bytes is None:
-        return Missing(f"the table has no memory for {spec.name}: pass --memory-gib")
-    return Room(spec.name, spec.memory_bytes, f"{spec.name}, {spec.source}", given["usable"])
+    if isinstance(specs, Missing):
+        return Missing(f"pass --device or --memory-gib ({specs.reason})")
+    keys = ", ".join(spec.key for spec in specs)
+    found = [spec.memory_there for spec in specs]
+    if found[0] is None:
+        return Missing(f"the table has no memory for {keys}: pass --memory-gib")
+    if len({one and one[0] for one in found}) > 1:
+        return Missing(
+            f"{given['device']!r} is any of {keys}, and their memory differs: name one of them, or"
+            " pass --memory-gib"
+        )
+    size, said = found[0]
+    name = specs[0].name if len(specs) == 1 else f"any of {keys}"
+    return Room(name, size, f"{name}, {said}", given["usable"])
 
 
-def _peak(given: dict[str, Any], spec: DeviceSpec | Missing) -> Peak | Missing:
-    from ergmeter.errors import NotMeasurable
+def _peak(given: dict[str, Any], specs: tuple[DeviceSpec, ...] | Missing) -> Peak | Missing:
     from ergmeter.hardware import parse_peak
-    from ergmeter.metrics.compute import declared_peak, table_peak
+    from ergmeter.metrics.peaks import declared_peak, device_peak
     from ergmeter.records import Missing
 
     dtype = _COMPUTED_IN.get(given["dtype"], given["dtype"])
     if given["peak"] is not None:
         peak = declared_peak(parse_peak(given["peak"]), dtype, given["peak_source"])
-        return peak if isinstance(spec, Missing) else _instead(peak, spec)
-    if isinstance(spec, Missing):
-        return spec
-    try:
-        return table_peak(spec.key, dtype)
-    except NotMeasurable as error:
-        return Missing(str(error))
+        return peak if isinstance(specs, Missing) else _instead(peak, specs)
+    if given["device"] is None:
+        return Missing("pass --device or --peak (no device was given; `erg peaks` lists them)")
+    return device_peak(given["device"], dtype)
 
 
-def _instead(peak: Peak, spec: DeviceSpec) -> Peak:
+def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
     """A peak given beside a device: the note says what is still taken of the device."""
     from dataclasses import replace
 
+    from ergmeter.metrics.peaks import agreed
     from ergmeter.units import scaled
 
-    own = spec.peak_flops_per_s.get(peak.dtype)
+    own = agreed(spec.peak_flops_per_s.get(peak.dtype) for spec in specs)
     known = "" if own is None else f", not its {scaled(own, 'FLOP/s')}"
-    return replace(
-        peak, source=f"{peak.source}; of {spec.name} only memory and TDP are taken{known}"
-    )
+    name = ", ".join(spec.name for spec in specs)
+    return replace(peak, source=f"{peak.source}; of {name} only memory and TDP are taken{known}")
 
 
-def _plan(given: dict[str, Any], parallel: Parallel, spec: DeviceSpec | Missing) -> Any:  # noqa: ANN401  loading its class would load the engine
+def _plan(
+    given: dict[str, Any], parallel: Parallel, specs: tuple[DeviceSpec, ...] | Missing
+) -> Any:  # noqa: ANN401  loading its class would load the engine
     from ergmeter.flops.estimate import Plan
+    from ergmeter.metrics.peaks import agreed
     from ergmeter.records import Missing
 
     names = ("tokens", "mfu", "watts", "power_frac", "grid_g_per_kwh", "grid_source", "pue")
     stated = {name: given[name] for name in (*names, "pue_source", "price_per_hour", "currency")}
-    tdp_w = None if isinstance(spec, Missing) else spec.tdp_w
+    tdp_w = None if isinstance(specs, Missing) else agreed(spec.tdp_w for spec in specs)
     if given["mfu_from"] is not None:
         stated["mfu"], stated["mfu_source"] = _measured_mfu(given["mfu_from"], stated["mfu"])
     return Plan(parallel.devices, tdp_w=tdp_w, **stated)

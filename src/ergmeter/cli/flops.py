@@ -58,15 +58,24 @@ def command(
 
     MODEL_CONFIG is a Hugging Face config.json, a directory with one, or a few dimensions:
     hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256. No weights are needed.
+
+    Dimensions mean Llama's layers: a gated feed-forward, an untied head, no biases. Add
+    gated=false, tied=true, window=4096, or experts=8,top_k=2; or type=gpt2, type=qwen3, ... for
+    another family, with the fields of its config.json.
     """
     from rich.console import Console
 
+    from ergmeter.errors import FormatError
+    from ergmeter.flops.models import UnknownArchitectureError
     from ergmeter.views import flops as view
 
     if engine == "counted":
         _count(model, shape, training(), {**rest, "params": params}, as_json=as_json)
         return
-    work = work_of(model, shape, training(), rest, params=params)
+    try:
+        work = work_of(model, shape, training(), rest, params=params)
+    except UnknownArchitectureError as error:
+        raise FormatError(f"{error}{_or_counted(model)}") from error
     if as_json:
         click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
         return
@@ -79,6 +88,18 @@ def command(
         console.print(table)
     for line in view.convention_lines(work):
         console.print(line)
+
+
+def _or_counted(model: str) -> str:
+    """The other engine, where it knows the architecture."""
+    from ergmeter.flops.source import read_model
+
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        return ""
+    is_known = read_model(model).model_type in CONFIG_MAPPING
+    return "; or run it: --engine counted" if is_known else ""
 
 
 def _count(

@@ -36,6 +36,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": click.IntRange(min=1),
         "help": "Samples of a step, all ranks, where the program does not say. Marked as assumed.",
     },
+    "device": {
+        "help": "Whose peak and bandwidth to take, by its driver's name or an alias of `erg peaks`,"
+        " where it was not seen or is to be another."
+    },
     "dtype": {"help": "What products are computed in (bf16, fp16, fp8, ...), for MFU."},
     "peak": {"help": "Dense peak of one device, for MFU, if not the table's: 989.5T."},
     "peak_source": {"help": "Where that peak is from."},

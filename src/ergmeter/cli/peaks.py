@@ -36,7 +36,7 @@ def command(
         if dtype:
             spec.peak(dtype)  # says so if there is none
         one = json.dumps(hardware.document(spec), indent=1, allow_nan=False)
-        click.echo(one if as_json else "\n".join(hardware.entry(spec)))
+        click.echo(one if as_json else "\n".join(hardware.entry(spec, width=Console().width)))
         return
     if dtype and dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")

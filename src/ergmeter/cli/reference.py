@@ -14,7 +14,9 @@ _HEAD = """\
 
 This page is made from the commands by `./dev docs`; a test keeps it up to date.
 
-Exit codes: 0 done, 1 failure (a damaged file, a refused write), 2 misuse, 130 interrupted.
+Exit codes: 0 done; 1 failure (a file that is absent, damaged or not understood, such as a
+config.json of an unknown architecture; a refused write; a figure that can't be had); 2 misuse (of
+options, arguments or typed dimensions); 130 interrupted.
 `erg record` exits as its command does: with its code, or 128 plus the signal that killed it.
 """
 

@@ -27,15 +27,9 @@ if TYPE_CHECKING:
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
-@click.option(
-    "--device",
-    help="What the run was on, where that was not seen, by its driver's name or an alias of"
-    " `erg peaks`; with --dtype.",
-)
 @with_model
 @with_settings
 def command(
-    device: str | None,
     settings: Settings,
     flops: tuple[Flops, ...],
     run: Path | None,
@@ -48,14 +42,12 @@ def command(
     A run can be reported while it is written. The settings given here take the place of those the
     run was made with; nothing is written.
     """
-    from ergmeter.metrics.summarize import settings_of, summarize
+    from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.directory import newest_run
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
 
     opened = Run.open(run or newest_run(Path("runs")))
-    if device is not None:
-        settings = _on(device, settings, settings_of(opened, settings).dtype)
     summary = summarize(opened, settings, flops=flops)
     if as_json:
         whole = (
@@ -72,29 +64,6 @@ def command(
     for line in opened.damage:
         click.echo(f"erg: damaged, left out: {line}", err=True)
     return 1 if opened.damage else 0
-
-
-def _on(device: str, settings: Settings, dtype: str | None) -> Settings:
-    """The settings with the peak of a device that is named."""
-    from dataclasses import replace
-
-    from ergmeter.errors import UsageError
-    from ergmeter.metrics.peaks import table_peak
-
-    if settings.peak_flops_per_s is not None:
-        raise UsageError("--device has a peak of its own, and --peak is another; give one of them")
-    if dtype is None:
-        raise UsageError(
-            f"the peak of {device} depends on the type of the products: pass --dtype (bf16, fp16,"
-            " fp8, tf32, ...)"
-        )
-    peak = table_peak(device, dtype)
-    return replace(
-        settings,
-        dtype=dtype,
-        peak_flops_per_s=peak.flops_per_s,
-        peak_source=f"{peak.device}, as named here: {peak.source}",
-    )
 
 
 def _print(opened: object, summary: object, *, show_all: bool) -> None:

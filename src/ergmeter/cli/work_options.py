@@ -64,9 +64,8 @@ _TRAINING = [
     click.option(
         "--checkpointing",
         type=click.Choice(["none", "selective", "full"]),
-        default="none",
-        show_default=True,
-        help="Activations computed again: those of attention, or of whole layers.",
+        help="Activations computed again: those of attention, or of whole layers. Not given: none,"
+        " as assumed.",
     ),
 ]
 PHASE = click.option(
@@ -143,7 +142,7 @@ def _check_unused(said: dict[str, Any]) -> None:
     """Refuse what describes a step of a model that nobody named."""
     from ergmeter.errors import UsageError
 
-    usual = {"batch_size": 1, "checkpointing": "none", "phase": "train", "convention": "exact"}
+    usual = {"batch_size": 1, "phase": "train", "convention": "exact"}
     for name, value in said.items():
         if value and value != usual.get(name):
             raise UsageError(
@@ -198,14 +197,15 @@ def work_of(
     )
 
 
-def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str) -> Training:
+def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None) -> Training:
     from ergmeter.flops.adapters import Lora
     from ergmeter.flops.work import Training
 
     return Training(
         lora=Lora.parse(lora) if lora else None,
         frozen=freeze,
-        checkpointing=checkpointing,  # type: ignore[arg-type]  # click has checked it
+        checkpointing=checkpointing or "none",  # type: ignore[arg-type]  # click has checked it
+        is_checkpointing_assumed=checkpointing is None,
     )
 
 
@@ -215,6 +215,7 @@ def batch_of(
     """The batch that the options describe."""
     from ergmeter.errors import UsageError
     from ergmeter.flops.batch import Batch
+    from ergmeter.flops.work import writes
 
     seq_len = shape["seq_len"]
     if seq_len is None and not (phase == "decode" and context):
@@ -233,7 +234,7 @@ def batch_of(
         past=context or 0,
         source_len=shape["source_len"],
         images=shape["images"],
-        last_logits=phase == "prefill" and _writes(graph),
+        last_logits=phase == "prefill" and writes(graph),
         facts=graph.facts,
     )
 
@@ -251,17 +252,6 @@ def lengths_of(shape: dict[str, Any]) -> list[int] | None:
         raise UsageError(
             f"--lengths takes whole numbers with commas between; got {said!r}"
         ) from None
-
-
-def _writes(graph: Graph) -> bool:
-    """Whether the model goes on from what it reads, token by token."""
-    from ergmeter.flops.graph import Attention, Scan
-
-    return any(
-        isinstance(node.work, Scan)
-        or (isinstance(node.work, Attention) and node.work.mask == "causal")
-        for node in graph
-    )
 
 
 def _check_streams(graph: Graph, shape: dict[str, Any]) -> None:

@@ -177,7 +177,8 @@ def node_pairs(work: Attention, batch: Batch, stream: str, how: Pairs) -> float:
     # Across streams every position of a sequence sees all of its source, read now or before.
     sources = batch.stream(work.keys)
     seen = sum((source.past + source.new) * source.count for source in sources)
-    return batch.rows(stream) * seen / max(1, sum(source.count for source in sources))
+    rows = sum(sequence.rows for sequence in batch.stream(stream))
+    return rows * seen / max(1, sum(source.count for source in sources))
 
 
 def _recomputed(

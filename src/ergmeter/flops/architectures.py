@@ -18,6 +18,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.counted import count_built
+from ergmeter.flops.heads import CLASSIFIERS, is_bare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +43,8 @@ def count_config(
     checkpointing on, `attention` is an implementation ("eager", "sdpa") in place of the usual one.
     FormatError for an architecture that transformers does not have.
     """
-    made = _config(config)
+    with _quietly():
+        made = _config(config)
     key = (made.model_type, made.to_json_string(use_diff=False), attention)
 
     def build() -> nn.Module:
@@ -98,7 +100,13 @@ def _config(config: Mapping[str, Any] | transformers.PretrainedConfig) -> Any:  
 
 
 def _auto(config: Any) -> Any:  # noqa: ANN401
-    """The class of models to build: one that writes text if there is one."""
+    """The class of models to build: as `architectures` says, else one that writes text if any."""
+    listed = getattr(config, "architectures", None) or [""]
+    for name in CLASSIFIERS:
+        if listed[0].endswith(name):
+            return getattr(transformers, f"AutoModel{name}")
+    if is_bare(listed[0]):
+        return transformers.AutoModel
     for auto in (
         transformers.AutoModelForCausalLM,
         transformers.AutoModelForSeq2SeqLM,

@@ -205,8 +205,10 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
     """What was chosen, in words: the assumptions of whatever is worked out from it."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
+    has_windows = any(one.window or one.chunk for one in _attention_of_text(graph))
+    masked = "; layers with a window shorter than the sequence keep its mask" if has_windows else ""
     attention = {
-        "sdpa": "torch's sdpa for attention: no probabilities kept; a window's mask is",
+        "sdpa": f"torch's sdpa for attention, which keeps no probabilities{masked}",
         "flash": "flash attention: no probabilities kept, windows and caps in the kernel",
         "eager": "attention written out, its probabilities kept in 32 bits and as cast",
     }
@@ -248,6 +250,8 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
         )
     if parallel.pipeline > 1:
         lines.append("a pipeline of even stages, one forward and one backward in turn (1F1B)")
+    if parallel.zero >= 2 and parallel.sharded(2) > 1:
+        lines.append("gradients are whole from their layer's way back until the next layer's")
     if parallel.zero == 3:
         lines.append("two layers, and what is in no layer, are gathered at a time")
     return lines

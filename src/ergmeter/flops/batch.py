@@ -7,7 +7,7 @@ or 16 documents of 512 packed into it. So a batch is its sequences, not their su
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import UsageError
@@ -96,6 +96,7 @@ class Batch:
     documents: tuple[Sequences, ...]
     others: dict[str, tuple[Sequences, ...]] = field(default_factory=dict)
     images: int = 0
+    padding: int = 0  # rows beside the documents', where what is computed is counted
 
     @classmethod
     def of(
@@ -168,10 +169,21 @@ class Batch:
         whole = (Sequences(self.seq_len, self.sequences, past),)
         return Batch(self.sequences, self.seq_len, whole, self.others, self.images)
 
+    def computed(self) -> Batch:
+        """The same documents, and what of the grid none of them fills.
+
+        Padding goes through everything that works row by row, and meets nothing: which pairs a
+        kernel computes beside those of the documents is its own affair, and not known.
+        """
+        return replace(self, padding=self.tokens - self.tokens_real)
+
+    def _own(self, name: str) -> str:
+        """Where a stream's rows are kept: every position has logits, unless asked otherwise."""
+        return "tokens" if name == "logits" and "logits" not in self.others else name
+
     def stream(self, name: str) -> tuple[Sequences, ...]:
         """The sequences of a stream. One the batch does not have is empty: no image, no cost."""
-        if name == "logits":  # every position has them, unless somebody asked for the last alone
-            name = "logits" if "logits" in self.others else "tokens"
+        name = self._own(name)
         if name == "pooled":  # one row a document
             return (Sequences(1, sum(document.count for document in self.documents)),)
         return self.documents if name == "tokens" else self.others.get(name, ())
@@ -183,8 +195,9 @@ class Batch:
         return sum(s.count * (s.past + s.new) for s in sources) / count if count else 0
 
     def rows(self, name: str) -> int:
-        """Rows of a stream."""
-        return sum(sequence.rows for sequence in self.stream(name))
+        """Rows of a stream, with padding where that is counted."""
+        real = sum(sequence.rows for sequence in self.stream(name))
+        return real + self.padding if self._own(name) == "tokens" else real
 
 
 def _source(

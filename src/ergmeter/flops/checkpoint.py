@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.config import Config, shown
+from ergmeter.flops.config import EXPERTS, Config, shown
 from ergmeter.flops.storage import CACHED, KEPT, WIDE, Kept, Storage, kept_as
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ _LEFT_ALONE = (
 def storage_of(config: Config, *, weights: str | None = None, cache: str | None = None) -> Storage:
     """How a model is kept: as it is asked for, else as its configuration says.
 
-    UsageError where the configuration names a way of quantising that is not known.
+    FormatError where the configuration names a way of quantising that is not known. A type that
+    somebody asks for goes where its method puts it: mxfp4 on experts, where the model has some.
     """
     rest, whose = _own_type(config)
     fields = _raw(config, _QUANTISED)
@@ -37,10 +38,10 @@ def storage_of(config: Config, *, weights: str | None = None, cache: str | None 
         matrices, source = kept_as(weights), "--weights-dtype"
     elif quantised is not None and (found := _quantised(quantised)) is not None:
         matrices, source = found, f"the config's {_QUANTISED}"
-        if quantised.raw("quant_method") == "mxfp4":  # transformers converts experts alone
-            parts = ("experts",)
     else:
         matrices, source = rest, whose
+    if matrices == KEPT["mxfp4"] and _has_experts(config):  # transformers converts them alone
+        parts = ("experts",)
     if matrices.bits >= WIDE:
         rest = matrices
     cached, cache_source = _cache(quantised, cache, rest)
@@ -50,21 +51,28 @@ def storage_of(config: Config, *, weights: str | None = None, cache: str | None 
         cached,
         left_alone,
         parts,
-        _words(matrices, source, rest, whose, cached, cache_source),
+        (
+            *_words(matrices, source, rest, whose, parts),
+            f"cache in {cached.name} ({cache_source})",
+        ),
     )
 
 
+def _has_experts(config: Config) -> bool:
+    """Whether the model, or a part of it, is a mixture of experts."""
+    parts = (config.fields, *(part for part in config.fields.values() if isinstance(part, dict)))
+    return any(part.get(name) for part in parts for name in EXPERTS)
+
+
 def _words(
-    matrices: Kept, source: str, rest: Kept, whose: str, cached: Kept, cache_source: str
+    matrices: Kept, source: str, rest: Kept, whose: str, parts: tuple[str, ...]
 ) -> tuple[str, ...]:
     if matrices == rest:
-        said = [f"weights in {matrices.said} ({source})"]
-    else:
-        said = [
-            f"matrices in {matrices.said} ({source})",
-            f"head, tables, norms and what is left alone in {rest.name} ({whose})",
-        ]
-    return (*said, f"cache in {cached.name} ({cache_source})")
+        return (f"weights in {matrices.said} ({source})",)
+    what, others = "matrices", "head, embeddings, norms and modules not converted"
+    if parts:
+        what, others = ", ".join(parts), "all other weights"
+    return f"{what} in {matrices.said} ({source})", f"{others} in {rest.name} ({whose})"
 
 
 def _raw(config: Config, name: str) -> dict[str, Any]:
@@ -105,7 +113,7 @@ def _cache(quantised: Config | None, asked: str | None, rest: Kept) -> tuple[Kep
         algorithm = quantised.raw("kv_cache_quant_algo")
         if (isinstance(scheme, dict) and scheme.get("num_bits") == 8) or algorithm == "FP8":
             return CACHED["fp8"], f"the config's {_QUANTISED}"
-    return replace(rest, scale_bits=0), "as what is not quantised"
+    return replace(rest, scale_bits=0), "the type of weights that are not quantised"
 
 
 def _quantised(said: Config) -> Kept | None:
@@ -113,7 +121,7 @@ def _quantised(said: Config) -> Kept | None:
     method = said.word("quant_method") or ("bitsandbytes" if _is_bitsandbytes(said) else "")
     read = _METHODS.get(method.lower().replace("-", "_"))
     if read is None:
-        raise UsageError(
+        raise FormatError(
             f"{said.where}: what weights take under quant_method {method or 'of no name'!r} is not"
             " known; pass --weights-dtype"
         )
@@ -154,7 +162,7 @@ def _modelopt(said: Config) -> Kept | None:
         return None
     known = {"FP8": KEPT["fp8"], "NVFP4": KEPT["nvfp4"]}
     if algorithm not in known:
-        raise UsageError(
+        raise FormatError(
             f"{said.where}: what weights take under quant_algo {algorithm!r} is not known; pass"
             " --weights-dtype"
         )
@@ -171,7 +179,7 @@ def _compressed(said: Config) -> Kept | None:
     ]
     found = {_scheme(Config(one, where=f"{said.where}: weights")) for one in schemes}
     if len(found) > 1:
-        raise UsageError(
+        raise FormatError(
             f"{said.where}: modules are quantised in {len(found)} ways, of which one is"
             " understood; pass --weights-dtype"
         )

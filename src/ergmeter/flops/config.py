@@ -4,6 +4,9 @@ The trap: a default. A missing `num_key_value_heads` is the number of heads in o
 another and 8 in a third. A field is therefore read where its family says what its absence means,
 and otherwise its absence is an error. What had to be taken from a family's own defaults (published
 configurations of vision-language models leave out what equals them) is kept as an assumption.
+
+Which fields were read is remembered: one that somebody typed and no family read changes nothing,
+and whoever typed it believes otherwise.
 """
 
 from __future__ import annotations
@@ -23,13 +26,13 @@ _LAYERS = (
     "num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers",
     "encoder_layers", "decoder_layers", "depth", "mtp_num_layers",
 )  # fmt: skip
-_EXPERTS = (
+EXPERTS = (
     "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_shared_experts",
     "moe_num_shared_experts",
 )  # fmt: skip
 _MOST_LAYERS = 10_000
 _MOST_EXPERTS = 1_000_000
-_MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(_EXPERTS, _MOST_EXPERTS)}
+_MOST = {**dict.fromkeys(_LAYERS, _MOST_LAYERS), **dict.fromkeys(EXPERTS, _MOST_EXPERTS)}
 
 
 class MissingFieldError(FormatError):
@@ -62,6 +65,7 @@ class Config:
         self._defaults = defaults or {}
         self.where = where
         self.assumed = assumed if assumed is not None else []
+        self.read: set[str] = set()  # fields that somebody has asked for
 
     def __contains__(self, name: str) -> bool:
         return self._found(name) is not None
@@ -178,11 +182,13 @@ class Config:
         return Config(fields, where=where, defaults=known.get(family), assumed=self.assumed)
 
     def _found(self, name: str) -> Any:  # noqa: ANN401
+        self.read.add(name)
         # A null in the file is somebody's decision; only what is not there has a default.
         return self._fields[name] if name in self._fields else self._defaults.get(name)
 
     def _value(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:  # noqa: ANN401
         for name in names:
+            self.read.add(name)
             if self._fields.get(name) is not None:
                 return name, self._fields[name]
         for name in names:

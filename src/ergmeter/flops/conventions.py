@@ -30,10 +30,10 @@ LETTERS = {
     "M": "weights that are multiplied",
     "L": "layers",
     "H": "query heads",
-    "Q": "their size",
+    "Q": "size of a head",
     "h": "hidden size",
     "V": "vocabulary",
-    "E": "numbers of the input table",
+    "E": "entries of the input embedding",
     "P": "learned positions",
     "T": "tokens of a sequence",
 }
@@ -53,7 +53,7 @@ def _gpt(found: Sizes) -> str | None:
     if each == _GPT_WEIGHTS and found.core == 2 * found.layers * found.hidden:
         return None
     return (
-        "it is of layers of 12 h^2 weights (as many key-value heads as heads, a feed-forward of"
+        "it is for layers of 12 h^2 weights (as many key-value heads as heads, a feed-forward of"
         f" 4 h without a gate); these have {each:.3g} h^2"
     )
 
@@ -212,16 +212,17 @@ _ALL = (
     Convention(
         "palm",
         "6 N + 12 LHQT",
-        "N is every parameter, a tied one once, of the experts those a token meets; attention not"
-        " halved for its causal mask, a window counted as the keys it shows.",
+        "N is every parameter, a tied one once, of experts the active ones; attention not halved"
+        " for its causal mask, a window counted as the keys it shows.",
         "PaLM, arXiv 2204.02311, appendix B",
         _palm,
     ),
     Convention(
         "megatron",
         "6 M + 6 LHQT",
-        "M is every weight that is multiplied, the head once, the input table and the router not;"
-        " attention halved; windows not looked at. (Megatron pads the vocabulary; give it padded.)",
+        "M is every weight that is multiplied, the head once, the input embedding and the router"
+        " not; attention halved; windows not looked at. (Megatron pads the vocabulary; give it"
+        " padded.)",
         "Megatron-LM training.py since March 2025",
         _megatron,
         halves=True,
@@ -255,16 +256,18 @@ _ALL = (
     Convention(
         "torchtitan",
         "6 (N - E) + 12 LHQT",
-        "N without the input table, unless the head is tied to it; attention not halved, a window"
-        " counted as the keys it shows. (Before 2026 a tied head was left out as well.)",
+        "N without the input embedding, unless the head is tied to it, of experts the active"
+        " ones; attention not halved, a window counted as the keys it shows. (Before 2026 a tied"
+        " head was left out as well.)",
         "torchtitan models/utils.py, 2026",
         _torchtitan,
     ),
     Convention(
         "mosaicml",
         "6 N + 12 LhT",
-        "N is every parameter, tied and learned positions included; h is the hidden size. Its HFU"
-        " is 4/3 of it where activations are recomputed.",
+        "N is every parameter, tied and learned positions included, of experts the active"
+        " ones; h is the hidden size. Its HFU is 4/3 of it where activations are"
+        " recomputed.",
         "LLM-Foundry scripts/train/benchmarking/collect_results.py; fms-fsdp uses the same",
         _mosaicml,
         made_for=_heads_are_hidden,
@@ -273,7 +276,7 @@ _ALL = (
     Convention(
         "nanogpt",
         "6 (N - P) + 12 LHQT",
-        "N without the learned positions; attention not halved.",
+        "N without the learned positions, of experts the active ones; attention not halved.",
         "nanoGPT model.py, estimate_mfu",
         _nanogpt,
     ),
@@ -295,7 +298,7 @@ _ALL = (
     Convention(
         "verl",
         "6 (M + Vh) + 6 LHQT",
-        "The input table counted as a product; attention halved.",
+        "The input embedding counted as a product; attention halved.",
         "verl utils/flops_counter.py since January 2026",
         _verl,
         halves=True,
@@ -303,7 +306,7 @@ _ALL = (
     Convention(
         "hf-6nd",
         "6 N'",
-        "N' is every parameter held but the input tables, and so without a tied head; all experts;"
+        "N' is every parameter but the input embeddings, and so without a tied head; all experts;"
         " no attention term.",
         "transformers floating_point_ops, which total_flos adds up",
         _hf_six_nd,
@@ -311,23 +314,23 @@ _ALL = (
     Convention(
         "6nd",
         "6 N",
-        "N is every parameter, of the experts those a token meets; no attention term.",
+        "N is every parameter, of experts the active ones; no attention term.",
         "Kaplan et al. 2020, arXiv 2001.08361, with all parameters as N",
         _six_nd,
     ),
     Convention(
         "neuron",
         "6 (M + Vh) + 12 LHQT + 18 LHT",
-        "The input table counted as a product and the softmax as 6 operations a pair; attention not"
-        " halved.",
+        "The input embedding counted as a product and the softmax as 6 operations a pair;"
+        " attention not halved.",
         "neuronx-distributed-training llama_perf_estimate.py",
         _neuron,
     ),
     Convention(
         "chinchilla",
         "6 (M + Vh) + 12 LHQT + 9 LHT",
-        "The input table counted as a product and the softmax as 3 operations a pair; attention not"
-        " halved.",
+        "The input embedding counted as a product and the softmax as 3 operations a pair;"
+        " attention not halved.",
         "Hoffmann et al. 2022, arXiv 2203.15556, appendix F",
         _chinchilla,
     ),

@@ -73,13 +73,14 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def follow(self, model: torch.nn.Module) -> None:
         """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
+        apart = {type(module) for module in model.modules() if "sliding_window" in vars(module)}
         for name, module in model.named_modules():
             module.register_forward_pre_hook(self._entering(name))
             module.register_forward_hook(self._leaving, always_call=True)
             if getattr(module, "is_causal", False) is True:
-                # As transformers has it: layers that differ say so themselves.
-                whole = getattr(getattr(module, "config", None), "sliding_window", None)
-                window = getattr(module, "sliding_window", whole)
+                # As transformers has it: where layers differ, those with a window say so.
+                says = module if type(module) in apart else getattr(module, "config", None)
+                window = getattr(says, "sliding_window", None)
                 self._masks[name] = _mask(window if isinstance(window, int) else None)
 
     def _entering(self, name: str) -> Callable[..., None]:

@@ -14,12 +14,12 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.fitting import MOST_SEQUENCES
 from ergmeter.flops.memory import KINDS
 from ergmeter.records import Missing, Reading
-from ergmeter.units import scaled, significant
+from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from ergmeter.flops.memory import Memory
     from ergmeter.flops.serving import Serving
-    from ergmeter.metrics.compute import Peak
+    from ergmeter.metrics.peaks import Peak
     from ergmeter.records import Flops, Result
 
 # Of an allocator's reserve on an H200, 8 to 15 % was lost to fragmentation in four recorded runs;
@@ -202,7 +202,10 @@ def plan_results(flops: Flops, plan: Plan, peak: Peak | Missing) -> dict[str, Re
         return dict.fromkeys((STEP, TOKENS_PER_S, DURATION, ENERGY, CARBON, COST), step)
     tokens = flops.tokens_per_step or 1
     rate = Reading(
-        tokens / step.value, "tokens/s", "assumed", note=f"{tokens} tokens a step; {step.note}"
+        tokens / step.value,
+        "tokens/s",
+        "assumed",
+        note=f"{tokens} tokens a step, in {duration(step.value)}",
     )
     found: dict[str, Result] = {STEP: step, TOKENS_PER_S: rate}
     if plan.tokens is None:

@@ -27,6 +27,7 @@ AS_ASKED = "as asked"
 MOST_SEQUENCES = 2**40
 _MOST_DEVICES = 2**14
 _FELT = 0.995  # a change that leaves more than this of the peak is not worth a line
+_ZERO = "--zero "
 _LORA = Lora(16, ("all-linear",))
 _LORA_SAID = "--lora r=16,targets=all-linear"
 
@@ -74,17 +75,27 @@ class Way:
 def ways(job: Job, usable_bytes: float | None) -> list[Way]:
     """The plan itself, then changes that shrink it; where none is enough, several together."""
     asked = _tried(AS_ASKED, job, usable_bytes)
-    alone = [_tried(name, each, usable_bytes) for name, each in _changes(job)]
-    found = [asked, *(way for way in alone if way.peak_bytes < _FELT * asked.peak_bytes)]
+    found = [asked]
+    for name, each in _changes(job):
+        way = _tried(name, each, usable_bytes)
+        if way.peak_bytes < _FELT * _to_beat(way, found):
+            found.append(way)
     if usable_bytes is None or any(way.fits for way in found):
         return found
     for name, each in _together(job):
         way = _tried(name, each, usable_bytes)
-        found.append(way)
+        if way.peak_bytes < _FELT * min(before.peak_bytes for before in found):
+            found.append(way)
         if way.fits:
             break
     spread = _spread(job, usable_bytes)
     return [*found, *([spread] if spread else [])]
+
+
+def _to_beat(way: Way, found: list[Way]) -> float:
+    """The peak as asked; of a stage of ZeRO, that of the stage below, which costs less traffic."""
+    like = [each for each in found if each.name.startswith(_ZERO) and way.name.startswith(_ZERO)]
+    return (like or found[:1])[-1].peak_bytes
 
 
 def _tried(name: str, job: Job, usable_bytes: float | None) -> Way:
@@ -107,7 +118,7 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     if setup.parallel.data > 1:
         for stage in range(setup.parallel.zero + 1, 4):
             parallel = replace(setup.parallel, zero=stage)
-            yield f"--zero {stage}", replace(job, setup=replace(setup, parallel=parallel))
+            yield f"{_ZERO}{stage}", replace(job, setup=replace(setup, parallel=parallel))
     if is_full:
         yield from _adapted(job)
     elif how.lora is not None and setup.quantize is None:

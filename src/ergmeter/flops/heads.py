@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph
 
 _LANGUAGE = (
-    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "ForPreTraining"),
+    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "DoubleHeadsModel"),
     *("ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
 )
-_CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 _CHATS = ("ChatModel", "ChatGLMModel")  # whose name ends like a bare model's, and which are not
 
 # Layers between an encoder's last one and its classifier, as transformers builds them: the
@@ -49,14 +49,21 @@ def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
     name = architecture or ""
     if not name or name.endswith(_LANGUAGE):
         return graph
+    if name.endswith("ForPreTraining"):
+        return _pretraining(graph)
     if name.endswith("EncoderModel"):
         return _reader_alone(graph)
-    if name.endswith("Model") and not name.endswith(_CHATS):
+    if is_bare(name):
         return _bare(graph)
-    if name.endswith(_CLASSIFIERS) and "source" not in {node.stream for node in graph}:
+    if name.endswith(CLASSIFIERS) and "source" not in {node.stream for node in graph}:
         return _classifying(graph, config, name)
     said = f"the class {name} is not known: counted with the head of a language model"
     return replace(graph, assumptions=(*graph.assumptions, said))
+
+
+def is_bare(name: str) -> bool:
+    """Whether a class of this name has no head at all."""
+    return name.endswith("Model") and not name.endswith((*_LANGUAGE, *_CHATS))
 
 
 def _headless(graph: Graph) -> Graph:
@@ -81,6 +88,26 @@ def _bare(graph: Graph) -> Graph:
         pooler, "head", bare.nodes[-1].name, graph.hidden, graph.hidden, bias=True, stream="pooled"
     )
     return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def _pretraining(graph: Graph) -> Graph:
+    """ELECTRA's tells words that were exchanged; BERT's has a pooler and two classes besides."""
+    b, hidden = Builder(), graph.hidden
+    if graph.family == "electra":
+        bare = _headless(graph)
+        out = b.linear(
+            "discriminator_predictions.dense", "head", bare.nodes[-1].name, hidden, hidden,
+            bias=True,
+        )  # fmt: skip
+        name = "discriminator_predictions.dense_prediction"
+        b.linear(name, "head", out, hidden, 1, bias=True, role="head")
+        return bare.with_nodes((*bare.nodes, *b.nodes))
+    if graph.family != "bert":
+        return graph
+    last = next(node.of[0] for node in graph if node.stream == "logits")
+    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True, stream="pooled")
+    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True, stream="pooled")
+    return graph.with_nodes((*graph.nodes, *b.nodes))
 
 
 def _classifying(graph: Graph, config: Config, name: str) -> Graph:
@@ -111,8 +138,14 @@ def _classifying(graph: Graph, config: Config, name: str) -> Graph:
 
 
 def _labels(config: Config) -> int:
-    """Classes told apart: two, as transformers has it, where nothing is said."""
+    """Classes told apart: two, as transformers has it, where the config does not say."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:
         return len(named)
-    return config.whole("num_labels", default=2)
+    said = f"num_labels = {_LABELS}: the config has neither it nor id2label"
+    if "num_labels" not in config and said not in config.assumed:
+        config.assumed.append(said)
+    return config.whole("num_labels", default=_LABELS)
+
+
+_LABELS = 2  # transformers' own default

@@ -82,19 +82,14 @@ class Holdings:
         return found
 
     def gathered_bytes(self, nodes: list[Node], layers: list[str]) -> float:
-        """What sharding has whole for a moment.
+        """Weights that stage 3 has whole for a moment.
 
-        Stage 3: the layer at work, the next one, which is fetched meanwhile, and what is in no
-        layer. From stage 2 on: a layer's gradients, until they are reduced.
+        The layer at work, the next one, which is fetched meanwhile, and what is in no layer.
         """
-        zero = self.setup.parallel.zero
-        if zero < 2 or self.setup.parallel.sharded(2) == 1:
+        if self.setup.parallel.sharded(3) == 1:
             return 0
-        grads = dict.fromkeys([None, *layers], 0.0)
         sizes = dict.fromkeys([None, *layers], 0.0)
         for node in nodes:
-            grads[node.layer] += self.gradient_bytes(node)
             sizes[node.layer] += self.weight_bytes(node)
         outside = sizes.pop(None)
-        found = max(grads.values())
-        return found + outside + sum(sorted(sizes.values())[-2:]) if zero == 3 else found
+        return outside + sum(sorted(sizes.values())[-2:])

@@ -17,6 +17,7 @@ from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
+from ergmeter.flops.heads import is_bare
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work
@@ -29,7 +30,13 @@ if TYPE_CHECKING:
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 _SIZES_ALIKE_FRAC = 0.01
-_TRANSPARENT = ("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+_TRANSPARENT = (
+    *("OptimizedModule", "DistributedDataParallel", "DataParallel", "DeepSpeedEngine"),
+    "FullyShardedDataParallel",
+)
+_LIBRARY = "transformers.models."
+_ON_EXPERTS = re.compile(r"\.experts(\.base_layer)*\.lora_A\.")
+_SOURCE = "the source is taken to be as long as the target"
 _SEEN = (
     "pairs that a causal mask keeps apart are left out where attention is a kernel and is told of"
     " it; written out as products it counts whole"
@@ -62,6 +69,10 @@ def _by_running(
     """A torch model that can't be read is run once, without memory, by the counted engine."""
     if seq_len is None or not hasattr(model, "named_parameters"):
         return (), settings, reason
+    if any(_ON_EXPERTS.search(name) for name, _ in model.named_parameters()):
+        # Run, it would count what PEFT does and not what the model needs.
+        reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
+        return (), settings, f"{reason} flops=, from `erg flops CONFIG --lora ...,targets=experts`"
     try:
         counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
     except UsageError:
@@ -69,13 +80,14 @@ def _by_running(
     except ErgmeterError as error:
         return (), settings, f"{reason} ({error})"
     why = reason.partition("; pass ")[0]
+    seen = (_SEEN, _SOURCE) if _reads_a_source(model) else (_SEEN,)
     flops = Flops(
         model_per_step=counted.needed.model,
         convention="counted",
         engine="counted",
         hardware_per_step=counted.needed.hardware,
         tokens_per_step=seq_len,
-        assumptions=(f"run without memory, as {why}", _SEEN, *counted.not_counted),
+        assumptions=(f"run without memory: {why}", *seen, *counted.not_counted),
     )
     parameters = [(name, one) for name, one in model.named_parameters()]
     filled = replace(
@@ -84,6 +96,10 @@ def _by_running(
         dtype=settings.dtype or _dtype(parameters),
     )
     return (flops,), filled, ""
+
+
+def _reads_a_source(model: object) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
@@ -100,12 +116,14 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
             f"a {type(model).__name__} has no configuration to count its FLOPs from;"
             " pass model= the path of a config.json, or flops="
         )
+    if any(type(part).__name__ == "CheckpointWrapper" for part in inner.modules()):
+        raise NotMeasurable("its layers are wrapped one by one to be checkpointed")
     config = _config(inner.config)
     parameters = [(_plain(name), parameter) for name, parameter in inner.named_parameters()]
     training = _training(parameters)
     if getattr(inner, "is_gradient_checkpointing", False):
         training = replace(training, checkpointing="full")
-    graph = model_graph(config, architecture=type(inner).__name__)
+    graph = model_graph(config, architecture=_architecture(inner))
     _check_size(graph, parameters, type(inner).__name__)
     graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
     work = step_work(graph, _sequence(graph, seq_len), training=training)
@@ -118,20 +136,41 @@ def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model
     A part that holds every parameter there is computes every product there is.
     """
     said: tuple[str, ...] = ()
-    while not hasattr(model, "config") or hasattr(model, "get_base_model"):
+    while not hasattr(model, "config") or hasattr(model, "get_base_model") or _wrapped(model):
         if hasattr(model, "get_base_model"):  # PEFT's, which passes its base's configuration on
             model = model.get_base_model()
+            continue
+        if _wrapped(model) is not None:
+            model = _wrapped(model)
             continue
         held = len(list(model.parameters()))
         parts = model.children() if held else ()
         inner = next((one for one in parts if len(list(one.parameters())) == held), None)
         if inner is None:
             break
-        if type(model).__name__ not in _TRANSPARENT and hasattr(inner, "config"):
+        if hasattr(inner, "config"):
             names = type(inner).__name__, type(model).__name__
             said = ("a step is one pass through the {} inside the {}".format(*names),)
         model = inner
     return model, said
+
+
+def _wrapped(model: Any) -> Any:  # noqa: ANN401
+    """The model in what compiles it or spreads it over devices, which may pass its fields on."""
+    if type(model).__name__ not in _TRANSPARENT:
+        return None
+    return getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+
+
+def _architecture(model: Any) -> str | None:  # noqa: ANN401
+    """The class of transformers that it is, somebody's own class of it aside.
+
+    A class that is nobody's, called a model and with a matrix to choose words by, has a head.
+    """
+    own = (kind for kind in type(model).__mro__ if kind.__module__.startswith(_LIBRARY))
+    name = next(own, type(model)).__name__
+    has_head = getattr(model, "get_output_embeddings", lambda: None)() is not None
+    return None if is_bare(name) and has_head else name
 
 
 def _check_size(graph: Graph, parameters: list[tuple[str, Any]], kind: str) -> None:
@@ -190,6 +229,10 @@ def _training(parameters: list[tuple[str, Any]]) -> Training:
         if found:
             ranks[found["module"]] = int(parameter.shape[0])
     if ranks:
+        if len(set(ranks.values())) > 1:
+            raise NotMeasurable("its adapters have several ranks")
+        if any(one.requires_grad and ".lora_" not in name for name, one in parameters):
+            raise NotMeasurable("more than its adapters is trained")
         dora = any(".lora_magnitude_vector" in name for name, _ in parameters)
         return Training(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
     if all(parameter.requires_grad for _, parameter in parameters):

@@ -210,19 +210,23 @@ class _Layout:
         if loss.backward:
             name = "backward through the loss"
             middle.append(_moment(name, held, {**base, **_both(waits, loss.backward)}))
-        done = sum(map(self.parameters.gradient_bytes, _after_layers(nodes)))
+        # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
+        shards = self.setup.parallel.sharded(2)
+        done = latest = sum(map(self.parameters.gradient_bytes, _after_layers(nodes)))
         found: list[Moment] = []
         for layer, inside in reversed(by_layer.items()):
             own = {**waits, layer: cast[layer]}
             now = {
                 **_both(own, loss.after),
-                "gradients": done / self.setup.parallel.sharded(2) if waiting is None else waiting,
+                "gradients": done / shards if waiting is None else waiting,
+                "gathered": held["gathered"] + latest * (1 - 1 / shards),
                 "activations": others + below + again[layer],
                 "working": self._working_bytes(inside),
             }
             found.append(_moment(f"backward through {layer}", held, now))
             below -= kept[layer]
-            done += sum(map(self.parameters.gradient_bytes, inside))
+            latest = sum(map(self.parameters.gradient_bytes, inside))
+            done += latest
         return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, found) if some)
 
     def _tied_bytes(self, nodes: list[Node], stage: int) -> float:

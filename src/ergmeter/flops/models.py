@@ -23,6 +23,18 @@ if TYPE_CHECKING:
     from ergmeter.flops.towers import ImageSize
 
 
+class UnknownArchitectureError(FormatError):
+    """A `model_type` that no reader is for; `said` is that alone, without what to do."""
+
+    def __init__(self, where: str, said: str) -> None:
+        self.said = said
+        super().__init__(
+            f"{where}: {said}; if its layers are like a known family's, put that in model_type"
+            " (llama, qwen3, mixtral, gpt2, ...), or pass its dimensions:"
+            " hidden=...,layers=...,heads=...,ffn=...,vocab=..."
+        )
+
+
 def model_graph(
     config: Config, *, image_size: ImageSize | None = None, architecture: str | None = None
 ) -> Graph:
@@ -46,11 +58,32 @@ def model_graph(
     elif kind in VISION:
         graph = seeing_graph(VISION[kind](config, image_size))
     else:
-        raise FormatError(_unknown(config))
+        raise _unknown(config)
     listed = config.names("architectures")
     graph = with_head(graph, config, architecture or (listed[0] if listed else None))
-    assumptions = (*graph.assumptions, *config.assumed)
-    return replace(graph, assumptions=assumptions, traits=traits(config))
+    return replace(
+        graph,
+        assumptions=(*graph.assumptions, *config.assumed),
+        facts=graph.facts | _learned_positions(graph, config),
+        traits=traits(config),
+    )
+
+
+def _learned_positions(graph: Graph, config: Config) -> dict[str, int]:
+    """How long a sequence can be, where positions are looked up in a table."""
+    if not any(node.role == "positions" and node.stream == "tokens" for node in graph):
+        return {}
+    found = config.maybe(
+        "n_positions", "max_position_embeddings", "max_target_positions", "max_seq_len"
+    )
+    if found is None:
+        return {}
+    return {"learned_positions": found - _NEVER_USED if graph.family in _PADDED else found}
+
+
+# RoBERTa's positions begin after that of padding, and its field counts the rows of the table.
+_PADDED = ("roberta", "xlm-roberta", "camembert")
+_NEVER_USED = 2
 
 
 def known_families() -> list[str]:
@@ -65,13 +98,12 @@ def _check_size(config: Config, image_size: ImageSize) -> None:
         raise UsageError(f"an image size is a height and a width in pixels; got {image_size!r}")
 
 
-def _unknown(config: Config) -> str:
+def _unknown(config: Config) -> FormatError:
     kind = config.model_type
     if not kind:
-        return f"{config.where}: the field model_type is missing; add it (llama, qwen3, ...)"
+        return FormatError(
+            f"{config.where}: the field model_type is missing; add it (llama, qwen3, ...)"
+        )
     close = get_close_matches(kind, known_families(), n=1, cutoff=0.8)
     hint = f" (is it {close[0]}?)" if close else ""
-    return (
-        f"{config.where}: the architecture {kind!r} is not known{hint};"
-        " count it with --engine counted, which runs the model itself"
-    )
+    return UnknownArchitectureError(config.where, f"the architecture {kind!r} is not known{hint}")

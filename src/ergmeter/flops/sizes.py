@@ -1,7 +1,7 @@
 """The few numbers of a model that formulas are made of: N, M, L, H, Q, h, V and their kin.
 
-The trap: one N for all. With or without the input table, tied or not, with all experts or those a
-token meets: each formula has its own, so the sums are kept apart and put together by name.
+The trap: one N for all. With or without the input embedding, tied or not, with all experts or the
+active ones: each formula has its own, so the sums are kept apart and put together by name.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class Sizes:
     """What the formulas take, summed over a model: per token unless it says otherwise."""
 
-    params: int  # N: held, but of the experts only those a token meets
+    params: int  # N: held, but of the experts only the active ones
     params_held: int
-    embedding: int  # the input table, where nothing else uses it
-    embedding_held: int  # the input table, tied or not
+    embedding: int  # the input embedding, where nothing else uses it
+    embedding_held: int  # the input embedding, tied or not
     positions: int
     weights: int  # multiplied with each token: projections, feed-forward, head, router
     router: int

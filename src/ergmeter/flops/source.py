@@ -2,6 +2,10 @@
 or a few dimensions typed in.
 
 Nothing is fetched: a name is looked up where the hub's own tools keep what they have downloaded.
+
+The trap of dimensions: one that nobody reads. `experts=8` on a dense family changes nothing, and
+the figure of the dense model looks like an answer. So the dimensions choose the family where it is
+not named, what they leave open is listed as assumed, and one without an effect is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.flops.config import Config, MissingFieldError, read_config
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.models import UnknownArchitectureError, model_graph
+from ergmeter.flops.written import traits
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph import Graph
@@ -45,7 +50,8 @@ def read_graph(
     """
     config = read_model(model)
     if further is not None:
-        config = Config(config.fields | {"mtp_num_layers": further}, where=config.where)
+        fields = config.fields | {"mtp_num_layers": further}
+        config = Config(fields, where=config.where, assumed=config.assumed)
     try:
         graph = model_graph(config, image_size=image_size)
     except FormatError as error:
@@ -65,7 +71,7 @@ def read_model(model: str) -> Config:
     if Path(model).exists():
         return read_config(model)
     if "=" in model:
-        return Config(_dimensions(model), where=_TYPED)
+        return _typed(model)
     if _HUB_NAME.fullmatch(model):
         return _downloaded(model)
     return read_config(model)
@@ -107,6 +113,11 @@ def _hub_cache() -> Path:
 def _wrong(config: Config, error: FormatError) -> str:
     """What is wrong with typed dimensions, by the names they are typed under."""
     typed = {field: short for short, field in _SHORT.items()}
+    if isinstance(error, UnknownArchitectureError):
+        return (
+            f"{_TYPED}: {error.said}; leave type out for Llama's layers, or take a family that is"
+            " alike (qwen3, mixtral, gpt2, ...)"
+        )
     if not isinstance(error, MissingFieldError):
         return re.sub(r"\w+", lambda word: typed.get(word[0], word[0]), str(error))
     wanted = [typed.get(name, name) for name in _missing(config, error)]
@@ -134,15 +145,122 @@ def _missing(config: Config, first: MissingFieldError) -> list[str]:
 _PLACEHOLDER = 64
 
 
+def _typed(text: str) -> Config:
+    """The configuration that dimensions make, in the family they are of."""
+    fields = _dimensions(text)
+    gated = fields.pop(_GATED, None)
+    if gated is not None and not isinstance(gated, bool):
+        raise UsageError(f"{_TYPED}: gated must be true or false; got {gated!r}")
+    assumed = []
+    if "model_type" not in fields:
+        fields["model_type"] = _family(fields, gated=gated)
+        if "num_attention_heads" in fields:  # of Mistral's class in transformers the default is 8
+            fields.setdefault("num_key_value_heads", fields["num_attention_heads"])
+        assumed.append(_style(fields, gated=gated))
+    elif gated is not None:
+        raise UsageError(
+            f"{_TYPED}: type={fields['model_type']} has a feed-forward of its own; leave out gated"
+        )
+    other = _FEED_FORWARD.get(fields["model_type"])
+    if other and "intermediate_size" in fields:
+        fields[other] = fields.pop("intermediate_size")
+    config = Config(fields, where=_TYPED, assumed=assumed)
+    _check_used(config)
+    return config
+
+
+_GATED = "gated"
+# Families that call the inner size of the feed-forward otherwise.
+_FEED_FORWARD = {
+    "gpt2": "n_inner",
+    "gptj": "n_inner",
+    "gpt_bigcode": "n_inner",
+    "opt": "ffn_dim",
+    "falcon": "ffn_hidden_size",
+}
+_MIXTURE = ("num_local_experts", "num_experts_per_tok")
+
+
+def _family(fields: dict[str, Any], *, gated: bool | None) -> str:
+    """The family that has what the dimensions name, where they do not name the family."""
+    is_mixture = any(name in fields for name in _MIXTURE)
+    has_window = "sliding_window" in fields
+    if gated is False and (is_mixture or has_window):
+        raise UsageError(
+            f"{_TYPED}: gated=false goes with neither experts nor window: name the family with"
+            " type= (starcoder2 has a window and no gate)"
+        )
+    if gated is False:
+        return "arcee"  # Llama with a feed-forward of two matrices
+    return "mixtral" if is_mixture else "mistral" if has_window else "llama"
+
+
+def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
+    """What dimensions leave open, and how it was taken."""
+    kind = fields["model_type"]
+    feed = "experts" if kind == "mixtral" else "feed-forward"
+    gate = "without a gate (2 matrices)" if gated is False else "with a gate (3 matrices)"
+    head = "tied" if fields.get("tie_word_embeddings") else "untied"
+    biases = "" if any("bias" in name for name in fields) else ", no biases"
+    others = "gated=false, tied=true or " if kind == "llama" else ""
+    return (
+        f"{'Mixtral' if kind == 'mixtral' else 'Llama'}-style layers: {feed} {gate}, {head}"
+        f" head{biases}; {others}type=gpt2, type=qwen3, ... for others"
+    )
+
+
+def _check_used(config: Config) -> None:
+    """Refuse dimensions that change nothing in this family."""
+    try:
+        model_graph(config)
+    except ErgmeterError:  # which is said where the graph is read
+        return
+    for name in config.fields:
+        if name in config.read or name in _NO_SIZES or _is_of_code(config, name):
+            continue
+        typed = next((short for short, field in _SHORT.items() if field == name), name)
+        family = config.model_type
+        other = _FAMILIES_WITH.get(name)
+        near = get_close_matches(typed, (*_SHORT, *config.read), n=1, cutoff=0.8)
+        if other and other != family:
+            advice = f"type={other} is one that uses it"
+        elif near and near[0] != typed:
+            advice = f"did you mean {near[0]}?"
+        else:
+            advice = "leave it out, or name the family that has it with type="
+        raise UsageError(f"{_TYPED}: {typed} has no effect in the family {family}; {advice}")
+
+
+# Of the weights' storage, or the name of the family itself.
+_NO_SIZES = ("model_type", "torch_dtype")
+_FAMILIES_WITH = {
+    "sliding_window": "mistral",
+    **dict.fromkeys(_MIXTURE, "mixtral"),
+    **dict.fromkeys(("num_experts", "moe_intermediate_size"), "qwen3_moe"),
+    **dict.fromkeys(
+        ("n_routed_experts", "n_shared_experts", "kv_lora_rank", "q_lora_rank",
+         "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"),
+        "deepseek_v3",
+    ),
+}  # fmt: skip
+
+
+def _is_of_code(config: Config, name: str) -> bool:
+    """Whether a field decides how the model's code is written, which memory goes by."""
+    without = {field: value for field, value in config.fields.items() if field != name}
+    return traits(Config(without, where=_TYPED)) != traits(config)
+
+
 def _dimensions(text: str) -> dict[str, Any]:
-    fields: dict[str, Any] = {"model_type": "llama"}
+    fields: dict[str, Any] = {}
     for word in text.split(","):
         name, equals, value = (piece.strip() for piece in word.partition("="))
         if not equals or not name or not value:
             raise UsageError(f"{word!r} is no dimension; write hidden=4096,layers=32,heads=32,...")
-        if name not in _SHORT and "_" not in name:
-            near = get_close_matches(name, _SHORT, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(_SHORT)}"
+        if name not in (*_SHORT, _GATED) and "_" not in name:
+            known = (*_SHORT, _GATED)
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             raise UsageError(f"no dimension {name!r}{hint} (or a field of a config.json)")
         fields[_SHORT.get(name, name)] = _value(value)
     return fields

@@ -45,13 +45,11 @@ class Kept:
         """In words, with the rule for its scales."""
         if not self.scale_bits:
             return f"{self.name}, {self.bits} bits"
+        scales = f"{self.scale_bits} bits of scaling data for each"
         if self.group is None:
-            return f"{self.name}, {self.bits} bits and {self.scale_bits} more for each output"
+            return f"{self.name}, {self.bits} bits, and {scales} output"
         each = self.bits + self.scale_bits / self.group
-        return (
-            f"{self.name}, {each:.4g} bits: {self.bits} and {self.scale_bits} more for each"
-            f" {self.group}"
-        )
+        return f"{self.name}, {each:.4g} bits: {self.bits}, and {scales} {self.group} weights"
 
 
 # bitsandbytes: a scale in 32 bits for each 64 weights, or one in 8 bits and for each 256 of those
@@ -93,7 +91,7 @@ class Storage:
     """How a model's numbers are kept."""
 
     matrices: Kept  # inside layers
-    rest: Kept  # head, tables, norms, biases, and matrices that are left alone
+    rest: Kept  # head, embeddings, norms, biases, and matrices that are not converted
     cache: Kept
     left_alone: tuple[str, ...] = ()  # modules whose matrices are like the rest, as patterns
     parts: tuple[str, ...] = ()  # of the model, whose matrices alone are quantised; none: all

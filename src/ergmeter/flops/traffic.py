@@ -1,6 +1,6 @@
 """Bytes that inference must move: the weights once, the cache of what came before.
 
-Decoding is bound by memory, not by arithmetic: to make one token every weight it meets is read, and
+Decoding is bound by memory, not by arithmetic: to make one token every active weight is read, and
 with it the keys and values of its whole context. Bandwidth utilisation is these bytes over time
 over what the memory can do, as MFU is for FLOPs.
 

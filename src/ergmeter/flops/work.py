@@ -9,7 +9,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import with_adapters
 from ergmeter.flops.analytic import PartFlops, node_pairs, step_flops, total
 from ergmeter.flops.conventions import CONVENTIONS, EXACT, convention
-from ergmeter.flops.graph import Attention, Linear, trains_all
+from ergmeter.flops.graph import Attention, Linear, Scan, trains_all
 from ergmeter.flops.sizes import sizes
 from ergmeter.flops.storage import ASSUMED
 from ergmeter.flops.traffic import forward_traffic
@@ -38,6 +38,7 @@ class Training:
     frozen: tuple[str, ...] = ()  # names, or parts of dotted names, that are not trained
     trains: Trainable | None = None  # or whoever knows: of a model that is there
     checkpointing: Checkpointing = "none"
+    is_checkpointing_assumed: bool = False  # nobody said it, and no model was there to ask
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,19 @@ class Work:
     traffic: Traffic | None = None  # of inference
     kept: tuple[str, ...] = ()  # how weights and cache are kept, and who says so
     kept_bytes: float | None = None  # of all weights
+    params_given: int | None = None  # N of the formulas, where somebody gave it
 
     @property
     def chosen(self) -> Flops:
         """Under the convention that was asked for."""
         return next(iter(self.flops.values()))
+
+    @property
+    def of_params_given(self) -> list[str]:
+        """Conventions whose N is the one that was given."""
+        if self.params_given is None:
+            return []
+        return [name for name in self.flops if "N" in CONVENTIONS[name].letters]
 
 
 def step_work(
@@ -80,8 +89,13 @@ def step_work(
     """
     if phase not in PHASES:
         raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+    if phase == "decode" and not writes(graph):
+        raise UsageError(
+            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
+            " language model), so it has no decoding step: count prefill"
+        )
     first = convention(chosen)
-    how = training or Training()
+    how = training or Training(is_checkpointing_assumed=True)
     adapted, trainable = trained_graph(graph, how)
     judge = trainable if phase == "train" else None
     parts = _exact(adapted, batch, judge, how.checkpointing)
@@ -94,7 +108,7 @@ def step_work(
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
     frozen = judge is not None and trained != adapted.params
     job = _Job(adapted, batch, judge, how, parts, found, reason, frozen)
-    assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase))
+    assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
     kept = () if moved is None else storage.said
     flops: dict[str, Flops] = {}
     not_defined: dict[str, str] = {}
@@ -111,11 +125,15 @@ def step_work(
             hardware_per_step=hardware,
             tokens_per_step=batch.tokens_real,
             bytes_per_step=moved.total_bytes if moved else None,
-            assumptions=(*assumed, *(f"kept: {line}" for line in kept)),
+            assumptions=(
+                *assumed,
+                *(f"kept: {line}" for line in kept),
+                *_given(each, params, graph),
+            ),
         )
     if first.name in not_defined:
         raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
-    return Work(
+    work = Work(
         phase=phase,
         batch=batch,
         training=how,
@@ -129,7 +147,28 @@ def step_work(
         traffic=moved,
         kept=kept,
         kept_bytes=None if moved is None else storage.total_bytes(adapted),
+        params_given=params,
     )
+    if params is not None and not work.of_params_given:
+        raise UsageError("N was given, and no formula of N is defined for this step; leave it out")
+    return work
+
+
+def _given(each: Convention, params: int | None, graph: Graph) -> list[str]:
+    """That a formula's N is not the model's own."""
+    if params is None or "N" not in each.letters:
+        return []
+    return [f"given: N = {params:,}, in place of the model's own {graph.params_active:,}"]
+
+
+def writes(graph: Graph) -> bool:
+    """Whether the model goes on from what it reads, token by token."""
+    is_causal = any(
+        isinstance(node.work, Scan)
+        or (isinstance(node.work, Attention) and node.work.mask == "causal")
+        for node in graph
+    )
+    return is_causal and any(node.stream == "logits" for node in graph)
 
 
 @dataclass(frozen=True)
@@ -176,17 +215,30 @@ class _Job:
         return total(grid).recomputed
 
 
-def _assumptions(graph: Graph, batch: Batch, phase: str) -> list[str]:
+def _assumptions(graph: Graph, batch: Batch, phase: str, how: Training) -> list[str]:
     """What a step takes for granted, beside the model's own."""
     said = []
+    longest = max(document.past + document.new for document in batch.documents)
+    limit = graph.facts.get("learned_positions", longest)
+    if longest > limit:
+        said.append(
+            f"the table of learned positions has {limit}, so this model can't run {longest} tokens;"
+            " counted as if it could"
+        )
+    padding = batch.tokens - batch.tokens_real
+    if padding:
+        said.append(
+            f"hardware FLOPs: {padding} of {batch.tokens} positions are padding, computed in every"
+            " layer; in attention only the documents' own pairs"
+        )
     if "tokens_per_image" in graph.facts and not batch.images and phase != "decode":
         said.append("no images, so none of what sees them is counted; pass --images")
     if phase == "train":
-        return said
+        return [*said, NO_RECOMPUTATION] if how.is_checkpointing_assumed else said
     if batch.rows("logits") < batch.rows("tokens"):
         said.append("the head is applied to the last token of each prompt, and to no other")
     if any(isinstance(node.work, Linear) and node.work.copies > 1 for node in graph):
-        said.append("of the experts, as many are read as rows sent at random would meet")
+        said.append("experts read: the number expected if the router picks them at random")
     more = _absorbed(graph, batch)
     if more is None:
         return said
@@ -197,6 +249,9 @@ def _assumptions(graph: Graph, batch: Batch, phase: str) -> list[str]:
             f" {scaled(more, 'FLOP')} more"
         )
     return [*said, line]
+
+
+NO_RECOMPUTATION = "no recomputation of activations; --checkpointing says otherwise"
 
 
 def _absorbed(graph: Graph, batch: Batch) -> float | None:
@@ -245,20 +300,13 @@ def _exact(
     needed = step_flops(graph, batch, trainable=trainable, checkpointing=checkpointing)
     if batch.is_grid:
         return needed
-    # A padded row is computed like any other. Documents packed into one row are not told apart by
-    # a kernel that has no notion of them; what it spends on pairs that do not meet is not counted,
-    # for whether there is such a kernel is not known.
-    computed = step_flops(graph, _padded(batch), trainable=trainable, checkpointing=checkpointing)
+    # Padding is computed like any other row. Pairs are those of the documents, packed or padded:
+    # what a kernel spends on pairs that need not meet is its own, and which kernel is not known.
+    computed = step_flops(graph, batch.computed(), trainable=trainable, checkpointing=checkpointing)
     return {
         part: replace(flops, recomputed=computed[part].hardware - flops.model)
         for part, flops in needed.items()
     }
-
-
-def _padded(batch: Batch) -> Batch:
-    """The batch as computed: where it is padded each document fills its sequence."""
-    packed = sum(document.count for document in batch.documents) > batch.sequences
-    return batch if packed else batch.grid()
 
 
 def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, str]:
@@ -277,4 +325,13 @@ def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, 
     return found, ""
 
 
-__all__ = ["PHASES", "PartFlops", "Phase", "Training", "Work", "step_work", "trained_graph"]
+__all__ = [
+    "PHASES",
+    "PartFlops",
+    "Phase",
+    "Training",
+    "Work",
+    "step_work",
+    "trained_graph",
+    "writes",
+]

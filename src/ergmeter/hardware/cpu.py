@@ -80,11 +80,11 @@ def cpu_peak_of(cpuinfo: str, *, clock_hz: float | None = None) -> DeviceSpec:
     ]
     blocks = [block for block in blocks if "processor" in block]
     if not blocks:
-        raise NotMeasurable("unknown peak: pass --peak (/proc/cpuinfo names no processor)")
+        raise NotMeasurable("/proc/cpuinfo names no processor")
     seen_hz = max((float(block.get("cpu MHz", 0)) * 1e6 for block in blocks), default=0.0)
     clock = clock_hz or seen_hz
     if not clock:
-        raise NotMeasurable("unknown peak: pass --peak (the CPU's clock is not known)")
+        raise NotMeasurable("the CPU's clock is not known")
     lanes, units = _vector_units(blocks[0])
     flags = blocks[0].get("flags", "").split()
     # Two hardware threads share the units of their core.
@@ -111,7 +111,6 @@ def _vector_units(block: dict[str, str]) -> tuple[int, int]:
     arm = _ARM_CORES.get((block.get("CPU implementer", ""), block.get("CPU part", "")))
     if arm is None:
         raise NotMeasurable(
-            "unknown peak: pass --peak (/proc/cpuinfo does not tell the CPU's vector width and"
-            " number of FMA units)"
+            "/proc/cpuinfo does not tell the CPU's vector width and number of FMA units"
         )
     return arm

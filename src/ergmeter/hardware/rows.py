@@ -22,6 +22,7 @@ from ergmeter.records import DTYPES
 _FLOP_PER_TFLOP = 1e12
 _BYTES_PER_GB = 1e9
 _BYTES_PER_GIB = 2**30
+_BYTES_PER_MIB = 2**20
 
 
 def folded(name: str) -> str:
@@ -48,6 +49,7 @@ _FIELDS: dict[str, type] = {
     "name": str, "vendor": str, "driver_names": list, "aliases": list, "peak_tflop_per_s": dict,
     "bandwidth_gb_per_s": float, "memory_gib": float, "tdp_w": float, "source": str,
     "checked": str, "confirmed": str, "note": str, "lacks": list,
+    "driver_memory_mib": float, "driver_memory_source": str,
 }  # fmt: skip
 _SPOKEN: dict[type, str] = {str: "a text", list: "a list of texts", dict: "a table of numbers"}
 _REQUIRED = ("name", "peak_tflop_per_s", "source")
@@ -63,6 +65,7 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
             raise FormatError(f"{where} {field} is missing; a row needs {', '.join(_REQUIRED)}")
     peaks = _peaks(fields["peak_tflop_per_s"], f"{where} peak_tflop_per_s")
     memory = _scaled(fields.get("memory_gib"), _BYTES_PER_GIB)
+    there = _scaled(fields.get("driver_memory_mib"), _BYTES_PER_MIB)
     return DeviceSpec(
         key=key,
         name=fields["name"],
@@ -78,6 +81,8 @@ def _row(key: str, fields: dict[str, Any], where: str) -> DeviceSpec:
         confirmed=fields.get("confirmed", ""),
         note=fields.get("note", ""),
         lacks=_lacks(fields.get("lacks", ()), peaks, f"{where} lacks"),
+        driver_memory_bytes=None if there is None else round(there),
+        driver_memory_source=fields.get("driver_memory_source", fields["source"]),
     )
 
 

@@ -27,6 +27,10 @@ LEAST_PEAK_FLOPS_PER_S = 1e9
 MOST_PEAK_FLOPS_PER_S = 1e17
 
 
+class NoUnits(NotMeasurable):
+    """A type that a device does not compute in: its peak is not unknown, there is none."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One device as its maker describes it. What the maker does not say is absent."""
@@ -47,6 +51,9 @@ class DeviceSpec:
     lacks: tuple[
         str, ...
     ] = ()  # types that it has no units for; the rest of the absent are unknown
+    # What the driver shows of it: less than nominal where the check bits of ECC are in it.
+    driver_memory_bytes: int | None = None
+    driver_memory_source: str = ""
     origin: str = BUILT_IN  # or the user's file, or "derived"
     basis: Basis = "reported"
 
@@ -57,16 +64,30 @@ class DeviceSpec:
         found = self.peak_flops_per_s.get(dtype)
         has = ", ".join(self.peak_flops_per_s) or "none at all"
         if dtype in self.lacks:
-            raise NotMeasurable(
+            raise NoUnits(
                 f"no {dtype} peak: {self.name} has no {dtype} units; pass the type it computes in"
                 f" (its table row has {has})"
             )
         if found is None:
             raise NotMeasurable(
-                f"unknown peak: pass --peak ({self.name} has no {dtype} rate in the hardware"
-                f" table; it has {has})"
+                f"{self.name} has no {dtype} rate in the hardware table; it has {has}"
             )
         return found
+
+    @property
+    def short_source(self) -> str:
+        """Who says so, and when it was looked at, without the address: `erg peaks` has that."""
+        name = re.sub(r",?\s*https?://[^\s;]+", "", self.source)
+        return f"{name}, checked {self.checked}" if self.checked else name
+
+    @property
+    def memory_there(self) -> tuple[int, str] | None:
+        """The bytes that a program finds, and who says so in short; None where nobody does."""
+        if self.driver_memory_bytes is not None:
+            return self.driver_memory_bytes, f"by {self.driver_memory_source.partition(' (')[0]}"
+        if self.memory_bytes is not None:
+            return self.memory_bytes, "nominal; a driver can report some 6 % less"
+        return None
 
 
 def parse_peak(text: str) -> float:

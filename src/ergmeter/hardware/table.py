@@ -35,22 +35,33 @@ def lookup(name: str, *, extra: Path | None = None) -> DeviceSpec:
     The user's rows come first, then the built-in ones. Driver names and aliases are unique over a
     file, so their order can't matter; they are one index.
     """
+    found = candidates(name, extra=extra)
+    if len(found) > 1:
+        keys = ", ".join(spec.key for spec in found)
+        raise NotMeasurable(
+            f"{name!r} is the name of several devices, and their figures differ; name one of"
+            f" them: {keys}"
+        )
+    return found[0]
+
+
+def candidates(name: str, *, extra: Path | None = None) -> tuple[DeviceSpec, ...]:
+    """The rows that a name may mean: one, or those that share it; NotMeasurable if there is none.
+
+    What all of them agree on can be said of the name.
+    """
     wanted = folded(name)
     users, built_in = _user_table(extra), _built_in()
+    rows = {**built_in.rows, **users.rows}
     if wanted in users.names:
-        return users.rows[users.names[wanted]]
+        return (rows[users.names[wanted]],)
     if wanted in built_in.names:
-        key = built_in.names[wanted]
-        return users.rows.get(key, built_in.rows[key])
+        return (rows[built_in.names[wanted]],)
     if wanted in built_in.ambiguous:
-        keys = ", ".join(built_in.ambiguous[wanted])
-        raise NotMeasurable(
-            f"unknown peak: pass --peak, or one of these as the device: {keys} ({name!r} is the"
-            " name of several, and their figures differ)"
-        )
+        return tuple(rows[key] for key in built_in.ambiguous[wanted])
     raise NotMeasurable(
-        f"unknown peak: pass --peak (no row of the hardware table is named {name!r};"
-        f" `erg peaks` lists them){_question(_like(wanted, {**built_in.rows, **users.rows}))}"
+        f"no row of the hardware table is named {name!r}; `erg peaks` lists them"
+        f"{_question(_like(wanted, rows))}"
     )
 
 

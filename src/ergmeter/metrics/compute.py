@@ -10,7 +10,7 @@ clamped, and what is above 1 says what is most often the cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from ergmeter.errors import NotMeasurable
@@ -18,7 +18,7 @@ from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.throughput import tokens_per_s
 from ergmeter.records import Missing, Reading, weakest
-from ergmeter.units import scaled
+from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +37,7 @@ FLOPS_PER_S = "compute.model_flops_per_s_per_device"
 FLOPS_PER_TOKEN = "compute.model_flops_per_token"
 BANDWIDTH = "utilization.bandwidth_frac"
 
+_ABOVE = "above 100 %, so an input is wrong"
 _CAUSES = (
     "tokens per second of all devices against the peak of one; a peak of another type;"
     " tokens counted twice; frozen weights or a window counted as if they were not; or a time that"
@@ -70,7 +71,8 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
             per_token,
             "FLOP/token",
             "derived",
-            note=f"{', '.join(dict.fromkeys((chosen.convention, chosen.engine)))}{_spread(flops)}",
+            note=f"{', '.join(dict.fromkeys((chosen.convention, chosen.engine)))}{_given(chosen)}"
+            f"{_spread(flops)}",
         )
     }
     each = per_token * rate.tokens_per_s / rate.devices
@@ -86,7 +88,8 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
         peak,
         each,
         peak.flops_per_s,
-        f"{chosen.convention}{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
+        f"{chosen.convention}{_given(chosen)}{_spread(flops, rate=rate, peak=peak)}; of"
+        f" {peak.said}; {over}",
     )
     found[HFU] = _hfu(chosen, each, share, peak)
     found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype)
@@ -104,7 +107,7 @@ def _shares(each: float, low: float | None, high: float | None, basis: Basis) ->
         low_frac, high_frac = edges
         ratio = value / against
         if ratio > 1 and not may_exceed:
-            note = f"above 1, so an input is wrong; likely {_CAUSES}. {note}"
+            note = f"{_ABOVE}; likely {_CAUSES}. {note}"
         return Reading(ratio, "frac", weakest(basis, peak.basis), low_frac, high_frac, note)
 
     return share
@@ -127,7 +130,18 @@ def _without_peak(
     return found
 
 
+# What `flops.work` writes among a step's assumptions.
 _KEPT_AS = "kept: "
+_GIVEN = "given: "
+_NO_RECOMPUTATION = "no recomputation"
+
+
+def _given(chosen: Flops) -> str:
+    """What of a formula is somebody's own figure."""
+    said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
+    return "".join(f" with {one}" for one in said)
+
+
 _NO_BYTES = NotApplicable("bytes are counted for inference, which is bound by them: --phase decode")
 
 
@@ -148,7 +162,6 @@ def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
     low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
-    # What the bytes were counted at is among what was assumed, as `flops.work` writes it.
     kept = [one.removeprefix(_KEPT_AS) for one in chosen.assumptions if one.startswith(_KEPT_AS)]
     note = (
         f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
@@ -159,7 +172,7 @@ def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
     basis = weakest("derived", rate.basis, "assumed" if is_assumed else "reported")
     ratio = rate.tokens_per_s * factor
     if ratio > 1:
-        note = f"above 1, so an input is wrong; likely another batch size or type than said. {note}"
+        note = f"{_ABOVE}; likely another batch size or type than said. {note}"
     return Reading(ratio, "frac", basis, low, high, note)
 
 
@@ -174,14 +187,18 @@ def _hfu(chosen: Flops, each: float, share: _Share, peak: Peak) -> Result:
     if chosen.hardware_per_step is None:
         return Missing("whether anything is computed a second time was not said")
     ratio = chosen.hardware_per_step / chosen.model_per_step
+    is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
+    known = "by what the options or the model itself say"
+    if is_assumed:
+        known = "as assumed: pass --checkpointing where activations are recomputed"
     note = (
         f"{chosen.convention}, with what is computed again or on padding, {ratio:.3f} times the"
-        f" model's; of"
-        f" {peak.said}"
+        f" model's{'; no recomputation, ' + known if is_assumed else ''}"
         if ratio != 1
-        else f"nothing is computed twice, as declared, so it equals MFU; of {peak.said}"
+        else f"equals MFU, nothing is computed twice, {known}"
     )
-    return share(peak, each * ratio, peak.flops_per_s, note)
+    found = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
+    return replace(found, basis="assumed") if is_assumed else found
 
 
 def _against_bf16(each: float, share: _Share, peak: Peak, *, dtype: str) -> Result:
@@ -215,13 +232,27 @@ def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | No
         if rate is None or peak is None:
             return f"{scaled(value, 'FLOP')} ({name})"
         share = value * rate.tokens_per_s / rate.devices / peak.flops_per_s
-        return f"{100 * share:.1f} % ({name})"
+        return f"{percent(share, decimals=1 if share >= _WHOLE else 2)} ({name})"
 
-    words = f"; other conventions {said(*near[0])} to {said(*near[-1])}" if near else ""
-    if not far:
-        return words
-    most = f" to {said(*far[-1])}" if len(far) > 1 else ""
-    return f"{words}; far off {said(*far[0])}{most}"
+    def ends(found: list[tuple[float, str]]) -> str:
+        most = f" to {said(*found[-1])}" if len(found) > 1 else ""
+        return f"{said(*found[0])}{most}"
+
+    words = f"; other conventions {ends(near)}" if near else ""
+    return f"{words}; more than a factor of 2 away: {ends(far)}" if far else words
+
+
+_WHOLE = 0.1  # from which on a tenth of a percent tells figures apart
+_NO_DECIMALS = 1000
+
+
+def percent(share: float, *, decimals: int = 1) -> str:
+    """A share in percent; one that so many decimals would show as 0, by its first digits."""
+    value = 100 * share
+    if value >= _NO_DECIMALS:
+        return f"{value:,.0f} %"
+    text = f"{value:.{decimals}f}"
+    return f"{significant(value, 2) if value and not float(text) else text} %"
 
 
 # -- of a run --------------------------------------------------------------------------------------
@@ -262,9 +293,11 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
             settings.peak_flops_per_s,
             settings.dtype,
             settings.peak_source,
-            device=names.pop() if len(names) == 1 else None,
+            device=settings.device or (names.pop() if len(names) == 1 else None),
         )
     try:
+        if settings.device is not None:
+            return devices, _named_peak(settings.device, settings.dtype)
         if gpus:
             return devices, _gpu_peak(gpus, settings.dtype)
         return devices, _cpu_peak(nodes, settings.dtype)
@@ -276,12 +309,24 @@ def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
         raise NotMeasurable(f"the devices differ ({', '.join(names)}): which peak? pass --peak")
+    return _typed_peak(names[0], dtype)
+
+
+def _named_peak(device: str, dtype: str | None) -> Peak | NoPeak:
+    """Of a device that somebody named, whatever was seen."""
+    found = _typed_peak(device, dtype)
+    if isinstance(found, NoPeak):
+        return found
+    return replace(found, source=f"{found.device}, as named: {found.source}")
+
+
+def _typed_peak(device: str, dtype: str | None) -> Peak | NoPeak:
     if dtype is None:
         raise NotMeasurable(
             "what the products are computed in is not known, and peaks differ by type: pass --dtype"
             " (bf16, fp16, fp8, tf32, ...)"
         )
-    return device_peak(names[0], dtype)
+    return device_peak(device, dtype)
 
 
 def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
@@ -320,7 +365,7 @@ METRICS = [
         "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
         (*_NEEDS, "a peak"),
         _of_run(MFU),
-        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "ratio"),),
+        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
     ),
     Metric(
         HFU,
@@ -348,7 +393,7 @@ METRICS = [
         "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
         ("the bytes of a decoding step", "tokens", "a bandwidth"),
         _of_run(BANDWIDTH),
-        aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "ratio"),),
+        aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
     ),
     Metric(
         FLOPS_PER_S,

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import ambiguous_names, lookup
+from ergmeter.hardware import NoUnits, candidates, lookup
 from ergmeter.records import DTYPES, Missing
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ergmeter.hardware import DeviceSpec
     from ergmeter.records import Basis
@@ -56,34 +56,48 @@ class NoPeak(Missing):
     dtype: str = ""
 
 
-def table_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak:
+def table_peak(
+    device: str, dtype: str, *, is_dtype_assumed: bool = False, otherwise: str = ""
+) -> Peak:
     """The peak of a device by name. NotMeasurable where the table does not know it.
 
-    A name that several devices share has a peak if they all have the same one.
+    A name that several devices share has a peak if they all have the same one, and the source then
+    names them. `otherwise` is what one can do where there is none, in the words of who asks.
     """
     if dtype not in DTYPES:
         raise UsageError(f"no type {dtype!r}; there are {', '.join(DTYPES)}")
-    specs = [lookup(key) for key in ambiguous_names().get(device.strip().lower(), ())]
-    if len({spec.peak_flops_per_s.get(dtype) for spec in specs}) != 1:
-        specs = [lookup(device)]
-    spec = specs[0]
+    try:
+        specs = candidates(device)
+        if len({spec.peak_flops_per_s.get(dtype) for spec in specs}) > 1:
+            specs = (lookup(device),)  # which says that they differ
+        flops_per_s = specs[0].peak(dtype)
+    except NoUnits:
+        raise
+    except NotMeasurable as error:
+        reason = f"{otherwise} ({error})" if otherwise else f"{error}"
+        raise NotMeasurable(f"unknown peak: {reason}") from error
+    source = _source(device, specs)
     return Peak(
-        spec.name if len(specs) == 1 else device,
+        specs[0].name if len(specs) == 1 else device,
         dtype,
-        spec.peak(dtype),
-        _source(spec) + (f"; {dtype} is assumed, no type was given" if is_dtype_assumed else ""),
-        "assumed" if is_dtype_assumed else spec.basis,
-        _agreed(spec.peak_flops_per_s.get("bf16") for spec in specs),
-        _agreed(spec.bandwidth_bytes_per_s for spec in specs),
-        _source(spec),
+        flops_per_s,
+        source + (f"; {dtype} is assumed, no type was given" if is_dtype_assumed else ""),
+        "assumed" if is_dtype_assumed else specs[0].basis,
+        agreed(spec.peak_flops_per_s.get("bf16") for spec in specs),
+        agreed(spec.bandwidth_bytes_per_s for spec in specs),
+        source,
     )
 
 
-def _source(spec: DeviceSpec) -> str:
-    return f"{spec.source}, checked {spec.checked}" if spec.checked else spec.source
+def _source(device: str, specs: Sequence[DeviceSpec]) -> str:
+    """Who says so; of a name that several share, also who they are."""
+    if len(specs) == 1:
+        return specs[0].short_source
+    keys = ", ".join(spec.key for spec in specs)
+    return f"{specs[0].short_source}; {device} is any of {keys}, which agree on it"
 
 
-def _agreed(figures: Iterable[float | None]) -> float | None:
+def agreed(figures: Iterable[float | None]) -> float | None:
     """The figure that all have, or None: devices of one name may differ in the rest."""
     found = set(figures)
     return found.pop() if len(found) == 1 else None
@@ -92,7 +106,7 @@ def _agreed(figures: Iterable[float | None]) -> float | None:
 def device_peak(device: str, dtype: str, *, is_dtype_assumed: bool = False) -> Peak | NoPeak:
     """The same, with the reason where there is none, and the bf16 peak beside it if that is."""
     try:
-        return table_peak(device, dtype, is_dtype_assumed=is_dtype_assumed)
+        return table_peak(device, dtype, is_dtype_assumed=is_dtype_assumed, otherwise="pass --peak")
     except NotMeasurable as error:
         reason = str(error)
     try:
@@ -109,15 +123,15 @@ def declared_peak(
 ) -> Peak:
     """A peak that the user gave; the memory's bandwidth is the device's, where that is known."""
     try:
-        spec = lookup(device) if device else None
+        specs = candidates(device) if device else ()
     except NotMeasurable:
-        spec = None
+        specs = ()
     return Peak(
-        spec.name if spec else device or "the device",
+        specs[0].name if len(specs) == 1 else device or "the device",
         dtype or "",
         flops_per_s,
         source or "given, source not stated",
         "reported" if source else "assumed",
-        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s if spec else None,
-        bandwidth_source=_source(spec) if spec else "",
+        bandwidth_bytes_per_s=agreed(spec.bandwidth_bytes_per_s for spec in specs),
+        bandwidth_source=_source(device, specs) if device and specs else "",
     )

@@ -64,14 +64,18 @@ def settled_after(durations: FloatArray) -> int | None:
     n = len(durations)
     if n < 2 * MIN_BLOCKS:
         return None
-    centred = durations - durations.mean()  # or the squares would swallow the spread
+    half = n // 2
+    # Around the mean of the second half, which every tail has in it: then at least half of a
+    # tail's squares is its spread, and the difference below loses nothing. Around the mean of all,
+    # a first step of minutes would leave more rounding in it than the rest has spread.
+    steady = float(durations[half:].mean())
+    centred = durations - steady
     tail_sum = np.cumsum(centred[::-1])[::-1]
     tail_square = np.cumsum((centred**2)[::-1])[::-1]
-    half = n // 2
     left = n - np.arange(half + 1)
     spread = tail_square[: half + 1] - tail_sum[: half + 1] ** 2 / left
     # Steps that differ by less than a clock's resolution do not differ.
-    noise = left * (1e-9 + 1e-9 * float(durations.mean())) ** 2
+    noise = left * (1e-9 + 1e-9 * steady) ** 2
     spread = np.where(spread > noise, spread, 0.0)
     best = int(np.argmin(spread / left.astype(float) ** 2))
     return None if best == half else best

@@ -166,7 +166,7 @@ METRICS = [
                 "EfficientLLM",
                 "called peak compute utilization; is the driver's"
                 " utilisation, the share of time with any kernel resident",
-                "ratio",
+                "frac",
             ),
         ),
     ),

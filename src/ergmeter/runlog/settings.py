@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import DTYPES
 
 # The three ways to declare a warm-up, of which one holds.
@@ -30,6 +30,7 @@ class Settings:
     grid_source: str | None = None
     pue: float | None = None
     pue_source: str | None = None
+    device: str | None = None  # whose peak and bandwidth to take, whatever its driver calls it
     dtype: str | None = None  # what products are computed in: bf16, fp8, ...
     peak_flops_per_s: float | None = None  # dense, of one device, where the table is not to be used
     peak_source: str | None = None
@@ -58,6 +59,8 @@ class Settings:
         unknown = sorted(more.keys() - known)
         if unknown:
             raise UsageError(f"no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        if more.get("device") is not None:
+            _check_device(more["device"])
         return replace(settings or cls(), **more)
 
     def as_json(self) -> dict[str, Any]:
@@ -70,3 +73,18 @@ class Settings:
             return
         if not isinstance(value, int | float) or isinstance(value, bool) or value < at_least:
             raise UsageError(f"{name} must be a number of {at_least:g} or more; got {value!r}")
+
+
+def _check_device(name: object) -> None:
+    """Refuse a device there isn't now, and not when a run of hours is reported.
+
+    A run that is read may name one of another machine's own rows, so it is checked just here.
+    """
+    from ergmeter.hardware import candidates  # noqa: PLC0415  the table is for those who ask
+
+    if not isinstance(name, str):
+        raise UsageError(f"device must be a name, as `erg peaks` lists them; got {name!r}")
+    try:
+        candidates(name)
+    except NotMeasurable as error:
+        raise UsageError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.batch import Batch
@@ -27,16 +28,17 @@ _EXAMPLE = {
 _LENGTHS = (2048, 8192, 131072)
 
 
-def entry(one: Convention) -> list[str]:
-    """One convention for a terminal."""
+def entry(one: Convention, *, width: int) -> str:
+    """One convention for a terminal of so many columns."""
     letters = ", ".join(f"{letter} {word}" for letter, word in one.letters.items())
-    return [
-        f"{one.name}: {one.formula}",
-        f"  {one.definition}",
-        *([f"  letters: {letters}; per token"] if letters else []),
-        *(f"  {line}" for line in _limits(one)),
-        f"  source: {one.source}",
+    said = [
+        one.definition,
+        *([f"letters: {letters}; per token"] if letters else []),
+        *_limits(one),
+        f"source: {one.source}",
     ]
+    wrap = TextWrapper(width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return "\n".join([f"{one.name}: {one.formula}", *(wrap.fill(line) for line in said)])
 
 
 def _limits(one: Convention) -> list[str]:
@@ -100,6 +102,7 @@ def page() -> str:
         cells = []
         for work, length in zip(works, _LENGTHS, strict=True):
             flops, exact = work.flops[name].model_per_step, work.chosen.model_per_step
-            cells.append(f"{flops / length / 1e9:.2f} ({100 * (flops / exact - 1):+.1f} %)")
+            off = round(100 * (flops / exact - 1), 1) or 0.0  # no -0.0
+            cells.append(f"{flops / length / 1e9:.2f} ({off:+.1f} %)")
         said.append(f"| `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(said) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from ergmeter.flops.agreement import agreement
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import trained_graph
+from ergmeter.flops.work import trained_graph, writes
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the analytic engine says of the same step; or why it says nothing."""
+
+    sentence: str
+    exact_flops: float | None = None  # the model FLOPs that `--engine analytic` leads with
+
+
 def agreed(
     config: Config,
     counted: Counted,
@@ -36,32 +45,50 @@ def agreed(
     *,
     train: bool,
     source_len: int | None,
-) -> str:
-    """What the analytic engine says of the same step, in a sentence; or why it says nothing."""
+) -> Agreed:
+    """Hold the count against the analytic one of what was run, and say what the step needs.
+
+    Running computes every pair of the rectangle, and the head at every position of a prompt.
+    """
     try:
         plain = model_graph(config)
     except FormatError as error:
-        return str(error)
+        return Agreed(str(error))
     graph, trained = trained_graph(plain, training)
-    if source_len or graph.facts:
-        batch = Batch.of(batch.sequences, batch.seq_len, source_len=source_len, facts=graph.facts)
+    is_prompt = not train and writes(graph)
 
-    def analytic(pairs: Pairs) -> Parts:
+    def analytic(pairs: Pairs, *, last_logits: bool = False) -> Parts:
         return step_flops(
             graph,
-            batch,
+            Batch.of(
+                batch.sequences,
+                batch.seq_len,
+                lengths=_lengths(batch),
+                source_len=source_len,
+                last_logits=last_logits,
+                facts=graph.facts,
+            ),
             trainable=trained if train else None,
             checkpointing=training.checkpointing,
             pairs=pairs,
             scans=pairs == "needed",
         )
 
-    needed = total(analytic("needed")).model
-    return (
-        f"{agreement(analytic('computed'), counted).sentence}; exact, with just the pairs that the"
-        f" mask and windows let meet, is {scaled(needed, 'FLOP')}"
-        f" ({100 * (needed / counted.model - 1):+.1f} %)"
+    needed = total(analytic("needed", last_logits=is_prompt)).model
+    head = " and the head on the last token alone" if is_prompt else ""
+    return Agreed(
+        f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
+        f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
+        f" ({100 * (needed / counted.model - 1):+.1f} %)",
+        needed,
     )
+
+
+def _lengths(batch: Batch) -> list[int] | None:
+    """The documents that a batch was made of, where they are not whole sequences."""
+    if batch.is_grid:
+        return None
+    return [document.new for document in batch.documents for _ in range(document.count)]
 
 
 def tables(counted: Counted) -> list[Table]:
@@ -98,25 +125,26 @@ def _form(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def lines(counted: Counted, agreed_on: str) -> list[Text]:
+def lines(counted: Counted, found: Agreed) -> list[Text]:
     """What stands below the tables."""
     sums = counted.total
     said = [
-        f"{scaled(sums.model, 'FLOP')} as computed: attention over the whole rectangle, masks not"
-        f" seen; {scaled(sums.hardware, 'FLOP')} with what is computed again, in fused attention"
-        f" too; {counted.params} parameters",
-        agreed_on,
+        f"{scaled(sums.model, 'FLOP')} as run: attention over the whole rectangle, masks not"
+        f" seen, the head at every position; {scaled(sums.hardware, 'FLOP')} with what is computed"
+        f" again, in fused attention too; {counted.params} parameters",
+        found.sentence,
         *counted.not_counted,
         *(f"assumed: {one}" for one in counted.assumptions),
     ]
     return [Text(line) for line in said]
 
 
-def document(counted: Counted, agreed_on: str) -> dict[str, Any]:
+def document(counted: Counted, found: Agreed) -> dict[str, Any]:
     """Everything, in FLOPs."""
     return {
         "engine": "counted",
         "attention": "the whole rectangle, as computed; masks and windows are not seen",
+        "head": "at every position",
         "model_flops": counted.total.model,
         "hardware_flops": counted.total.hardware,
         "forward_flops": counted.total.forward,
@@ -124,7 +152,8 @@ def document(counted: Counted, agreed_on: str) -> dict[str, Any]:
         "modules": {name: _numbers(flops) for name, flops in counted.modules().items()},
         "operators": {name: _numbers(flops) for name, flops in counted.operators.items()},
         "not_counted": counted.calls_not_counted,
-        "analytic": agreed_on,
+        "analytic": found.sentence,
+        "exact_model_flops": found.exact_flops,
         "assumptions": list(counted.assumptions),
     }
 

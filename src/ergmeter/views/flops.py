@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ergmeter.flops.analytic import total
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS
-from ergmeter.metrics.compute import NotApplicable
+from ergmeter.metrics.compute import NotApplicable, percent
 from ergmeter.records import Missing
 from ergmeter.units import scaled, significant
 from ergmeter.views.documents import result
@@ -27,12 +27,13 @@ def parts_table(work: Work) -> Table:
     sums, tokens = total(work.parts), work.batch.tokens_real
     step, token = _scale(sums.model), _scale(sums.model / tokens)
     extra = "; extra: computed again, or on padding" if sums.recomputed else ""
-    each = f", {token[1]}FLOP a token" if tokens > 1 else ""
+    one = _token(work)
+    each = f", {token[1]}FLOP {one}" if tokens > 1 else ""
     table = _table(f"exact, by part: {step[1]}FLOP a step{each}{extra}")
     table.add_column("part", no_wrap=True)
     columns = ["forward", *(["backward"] if sums.backward else [])]
     columns += ["extra"] if sums.recomputed else []
-    for name in (*columns, "share", *(["a token"] if tokens > 1 else [])):
+    for name in (*columns, "share", *([one] if tokens > 1 else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for part, flops in [*work.parts.items(), ("all", sums)]:
         if not flops.hardware:
@@ -41,7 +42,7 @@ def parts_table(work: Work) -> Table:
         table.add_row(
             part,
             *(_number(values[name], step) for name in columns),
-            f"{100 * flops.model / sums.model:.1f} %",
+            percent(flops.model / sums.model),
             *([_number(flops.model / tokens, token)] if tokens > 1 else []),
             style="bold" if part == "all" else "",
         )
@@ -68,7 +69,20 @@ def _scale(value: float) -> tuple[float, str]:
 
 
 def _number(value: float, scale: tuple[float, str]) -> str:
-    return significant(value / scale[0]) if value else "-"
+    """In the unit of the table; what is too little for it, in one of its own."""
+    if not value:
+        return "-"
+    if value < _LEAST * scale[0]:
+        return scaled(value, "FLOP")
+    return significant(value / scale[0])
+
+
+_LEAST = 1e-3
+
+
+def _token(work: Work) -> str:
+    """What a figure for each token is for: padding is no token."""
+    return "a token" if work.batch.tokens == work.batch.tokens_real else "a real token"
 
 
 def conventions_table(work: Work) -> Table | None:
@@ -78,9 +92,10 @@ def conventions_table(work: Work) -> Table | None:
     chosen = work.chosen
     tokens = chosen.tokens_per_step or 1
     step, token = _scale(chosen.model_per_step), _scale(chosen.model_per_step / tokens)
-    table = _table(f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP a token")
+    one = _token(work)
+    table = _table(f"as others count it: {step[1]}FLOP a step, {token[1]}FLOP {one}")
     table.add_column("convention", no_wrap=True)
-    for name in ("a step", "a token", f"vs {chosen.convention}"):
+    for name in ("a step", one, f"vs {chosen.convention}"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(_PER[work.phase], style="dim")
     for name, flops in work.flops.items():
@@ -107,7 +122,7 @@ def convention_lines(work: Work) -> list[Text]:
         words = ", ".join(f"{letter} {LETTERS[letter]}" for letter in LETTERS if letter in used)
         said.append(f"{words}. `erg conventions NAME` says what each counts.")
     if used and not work.batch.is_grid:
-        said.append("formulas know whole sequences, padding included, and no documents")
+        said.append("formulas count whole sequences with their padding, not documents")
     elsewhere = work.not_defined
     if work.training.lora is None:  # of what is for LoRA there is no need to speak
         elsewhere = {n: why for n, why in elsewhere.items() if not CONVENTIONS[n].is_for_lora}
@@ -129,11 +144,14 @@ def lines(work: Work) -> list[Text]:
     """What stands above the tables: the step, the model, the bytes, what is assumed."""
     said = [f"{_count(work.params)} parameters"]
     if work.params_active != work.params:
-        said.append(f"{_count(work.params_active)} met by a token")
+        said.append(f"{_count(work.params_active)} active per token")
     if work.params_trained != work.params and work.phase == "train":
         share = 100 * work.params_trained / work.params
         said.append(f"{_count(work.params_trained)} trained ({significant(share, 3)} %)")
     found = [Text(_step(work), style="bold"), Text(", ".join(said))]
+    if work.params_given is not None:
+        used = ", ".join(work.of_params_given)
+        found.append(Text(f"given: N = {_count(work.params_given)} parameters, in {used}"))
     traffic = work.traffic
     if traffic is not None:
         moved = (
@@ -201,6 +219,7 @@ def document(work: Work) -> dict[str, Any]:
         "parameters": work.params,
         "parameters_active": work.params_active,
         "parameters_trained": work.params_trained,
+        **_n_given(work),
         "parts": {part: _numbers(flops) for part, flops in work.parts.items()},
         "exact": _numbers(sums),
         "conventions": {
@@ -226,6 +245,12 @@ def document(work: Work) -> dict[str, Any]:
         }
         whole["kept"] = {"weights_bytes": work.kept_bytes, "as": list(work.kept)}
     return whole
+
+
+def _n_given(work: Work) -> dict[str, Any]:
+    if work.params_given is None:
+        return {}
+    return {"N_given": {"value": work.params_given, "used_by": work.of_params_given}}
 
 
 def _numbers(flops: PartFlops) -> dict[str, float]:
@@ -255,9 +280,12 @@ def reading_lines(found: dict[str, Result]) -> list[Text | Padding]:
             if not isinstance(one, NotApplicable):
                 absent[key] = one.reason
             continue
-        value = f"{100 * one.value:.2f} %" if one.unit == "frac" else scaled(one.value, one.unit)
+        is_share = one.unit == "frac"
+        value = percent(one.value, decimals=2) if is_share else scaled(one.value, one.unit)
         line = Text(f"{key}  ")
         line.append(value, style="bold")
+        if is_share and one.value > 1:
+            line.append("  above 100 %", style="bold red")
         line.append(f"  {one.basis}", style="dim")
         said += [line, _below(one.note)]
     for reason, keys in _by_reason(absent).items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -39,12 +40,17 @@ to nothing else: first with a user's own rows, then with the driver names of the
 aliases and its keys. There is no search for parts of a name: "NVIDIA L40S" is not an "NVIDIA L4",
 and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows share a name.
 
-- A name that several devices share is answered with their keys ("h100": h100-sxm, h100-pcie,
-  h100-nvl). Some drivers do that too: "AMD Instinct MI250X / MI250", the two RTX 3080, Apple's
-  chips with more or fewer GPU cores. Pass the key that is yours as the device.
-- An unknown name is answered with "unknown peak: pass --peak", and MFU is absent. Up to five rows
-  with that text in a name are asked about, nearest first ("4090": rtx-4090 or rtx-4090-d); none of
-  their peaks is used.
+- A name that several devices share stands for what all of them agree on, and the note then names
+  them: every A100 has 312 TFLOP/s in bf16, so `--device a100` has an MFU, and no bandwidth, for
+  that of 40 GB is slower. Where they differ it is answered with their keys ("h100": h100-sxm,
+  h100-pcie, h100-nvl). Some drivers do that too: "AMD Instinct MI250X / MI250", the two RTX 3080,
+  Apple's chips with more or fewer GPU cores. Pass the key that is yours as the device.
+- An unknown name has no peak, and MFU is absent: `erg mfu` says "unknown peak: pass --peak". Up to
+  five rows with that text in a name are asked about, nearest first ("4090": rtx-4090 or
+  rtx-4090-d); none of their peaks is used.
+- A run is held against the device that its driver names. `erg record --device`, `erg report
+  --device` and `Meter(device=...)` name another, for its peak and its bandwidth, where none was
+  seen (a remote machine, an imported log) or the driver's name is shared; the note says so.
 
 ## What the figures are
 
@@ -58,6 +64,10 @@ and a laptop's "NVIDIA GeForce RTX 4090 Laptop GPU" is not the card. No two rows
   7x, a chip of the other TPUs. Trainium and Inferentia have a row for the core and one for the
   chip.
 - **Nominal.** A card capped below its TDP can't reach its peak; its MFU is still against it.
+- **Memory twice.** Nominal in the table; below it, what the driver reports where somebody's
+  nvidia-smi was found. ECC keeps its check bits in GDDR itself, which takes 6.25 % of it (an L4 of
+  24 GiB has 22.5), and costs nothing in HBM. `erg estimate` plans with the second where there is
+  one.
 - **"none" or "-".** "none": the device has no units for the type, and asking for it says so ("has
   no fp8 units"). "-": nobody publishes the rate, or what is published does not agree: unknown.
 
@@ -88,7 +98,9 @@ aliases = ["acme"]
 peak_tflop_per_s = { bf16 = 400, fp8 = 800 }  # needed; dense
 bandwidth_gb_per_s = 2000                 # decimal GB
 lacks = ["fp4"]                           # no units for these; the other types are unknown
-memory_gib = 64
+memory_gib = 64                           # nominal
+driver_memory_mib = 61440                 # as the driver reports it
+driver_memory_source = "acme-smi, with ECC on"
 tdp_w = 350
 source = "ACME 9000 datasheet, revision 3"  # needed
 checked = "2026-11-15"
@@ -121,8 +133,8 @@ def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Rendera
     return Group(*parts)
 
 
-def entry(spec: DeviceSpec) -> list[str]:
-    """One device in words."""
+def entry(spec: DeviceSpec, *, width: int) -> list[str]:
+    """One device in words, in lines of so many characters; an address is not cut."""
     numbers = _said(spec)
     peaks = ", ".join(f"{dtype} {numbers[dtype]}" for dtype in spec.peak_flops_per_s)
     unread = _UNREAD if spec.origin == BUILT_IN else "-"
@@ -130,7 +142,7 @@ def entry(spec: DeviceSpec) -> list[str]:
         "dense peak": f"{peaks} TFLOP/s (int8: 1e12 op/s)" if peaks else "none published",
         "lacks": ", ".join(spec.lacks) or "-",
         "bandwidth": f"{numbers['GB/s']} GB/s",
-        "memory": f"{numbers['GiB']} GiB",
+        "memory": _memory(spec, numbers["GiB"]),
         "TDP": f"{numbers['W']} W",
         "driver says": ", ".join(spec.driver_names) or "-",
         "also called": ", ".join((spec.key, *spec.aliases)),
@@ -139,7 +151,28 @@ def entry(spec: DeviceSpec) -> list[str]:
         "confirmed": spec.confirmed or unread,
         "note": spec.note or "-",
     }
-    return [f"{spec.name}  ({spec.vendor})", *(f"  {k:12} {text}" for k, text in lines.items())]
+    found = [f"{spec.name}  ({spec.vendor})"]
+    for title, text in lines.items():
+        found += textwrap.wrap(
+            text,
+            width,
+            initial_indent=f"  {title:12} ",
+            subsequent_indent=" " * 15,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return found
+
+
+def _memory(spec: DeviceSpec, nominal: str) -> str:
+    """Nominal, and as the driver reports it."""
+    there = spec.driver_memory_bytes
+    if there is None:
+        return f"{nominal} GiB, nominal"
+    return (
+        f"{nominal} GiB, nominal; its driver reports {there / 2**20:.0f} MiB:"
+        f" {spec.driver_memory_source}"
+    )
 
 
 def document(spec: DeviceSpec) -> dict[str, Any]:
@@ -159,10 +192,19 @@ def page() -> str:
     for spec in built_in_devices():
         if spec.driver_names:
             lines.append(_markdown((f"`{spec.key}`", ", ".join(spec.driver_names))))
+    lines += ["", "## Memory as drivers report it", ""]
+    lines += [_markdown(("device", "MiB", "of nominal", "source")), _markdown(["---"] * 4)]
+    lines += [_markdown(_reported(spec)) for spec in built_in_devices() if spec.driver_memory_bytes]
     lines += ["", "## Names that need a choice", "", _markdown(("name", "devices"))]
     lines.append(_markdown(("---", "---")))
     lines += [_markdown((name, ", ".join(keys))) for name, keys in ambiguous_names().items()]
     return "\n".join(lines) + "\n"
+
+
+def _reported(spec: DeviceSpec) -> tuple[str, ...]:
+    there, nominal = spec.driver_memory_bytes or 0, spec.memory_bytes
+    share = f"{100 * there / nominal:.1f} %" if nominal else _UNKNOWN
+    return (f"`{spec.key}`", f"{there / 2**20:.0f}", share, spec.driver_memory_source)
 
 
 def _markdown(cells: Sequence[str]) -> str:

@@ -220,6 +220,16 @@ def test_an_encoder_and_a_decoder_by_hand() -> None:
     assert parts["head"].forward == HEAD
 
 
+def test_padding_of_what_is_written_meets_no_source() -> None:
+    graph = model_graph(Config(T5, where="test"))
+    batch = Batch.of(1, S, lengths=[S - 2], source_len=SOURCE)
+    real, computed = (step_flops(graph, each, trainable=None) for each in (batch, batch.computed()))
+    assert computed["attention scores"] == real["attention scores"]
+    assert computed["encoder mlp"] == real["encoder mlp"]
+    assert computed["mlp"].forward == real["mlp"].forward * S / (S - 2)
+    assert computed["head"].forward == real["head"].forward * S / (S - 2)
+
+
 def test_a_token_written_later_reads_the_source_from_the_cache() -> None:
     graph = model_graph(Config(T5, where="test"))
     parts = step_flops(graph, Batch.of(1, 1, past=9, source_len=SOURCE), trainable=None)

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch, Sequences
 from ergmeter.flops.graph import Attention
+from ergmeter.flops.source import read_graph
+from ergmeter.flops.work import step_work
 
 CAUSAL = Attention(1, 1, 1, 1)
 FULL = Attention(1, 1, 1, 1, mask="full")
@@ -107,6 +109,27 @@ def test_documents_meet_less_than_the_grid_they_are_laid_out_in(lengths: list[in
         assert needed == sum(length * (length + 1) // 2 for length in lengths)
         assert needed <= grid
         assert batch.tokens_real == seq_len <= batch.tokens
+
+
+@pytest.mark.parametrize("lengths", [(512,), (256, 256), (100, 300, 112)])
+def test_padding_is_computed_however_many_documents_there_are(lengths: tuple[int, ...]) -> None:
+    """By hand: 2 layers of 12 h^2 and a gate, a head; 6 for each weight and row of the grid."""
+    hidden, vocab, grid = 64, 1000, 4096
+    graph = read_graph(f"hidden={hidden},layers=2,ffn=256,heads=4,vocab={vocab}")
+    work = step_work(graph, Batch.of(1, grid, lengths=lengths)).chosen
+    weights = 2 * (4 * hidden * hidden + 3 * hidden * 256) + hidden * vocab
+    pairs = sum(length * (length + 1) // 2 for length in lengths)
+    attention = 3 * 2 * 4 * hidden * pairs  # the documents' own, in both
+    assert work.model_per_step == 6 * weights * 512 + attention
+    assert work.hardware_per_step == 6 * weights * grid + attention
+    assert any("3584 of 4096 positions are padding" in line for line in work.assumptions)
+
+
+def test_without_padding_packed_documents_cost_what_they_need() -> None:
+    graph = read_graph("hidden=64,layers=2,ffn=256,heads=4,vocab=1000")
+    work = step_work(graph, Batch.of(1, 512, lengths=[256, 256])).chosen
+    assert work.hardware_per_step == work.model_per_step
+    assert not any("padding" in line for line in work.assumptions)
 
 
 def test_padding_is_in_the_tokens_and_not_in_the_real_ones() -> None:

@@ -79,11 +79,13 @@ def test_heads_that_do_not_divide_are_refused() -> None:
     assert "hidden_size 65 is no multiple" in _line({**LLAMA, "hidden_size": 65})
 
 
-def test_an_unknown_architecture_is_told_with_the_nearest_and_the_other_way() -> None:
+def test_an_unknown_architecture_is_told_with_the_nearest_and_what_to_do() -> None:
     said = _line({**LLAMA, "model_type": "lama"})
     assert said.startswith("models/x/config.json: the architecture 'lama' is not known")
     assert "(is it llama?)" in said
-    assert "--engine counted" in said
+    assert "put that in model_type (llama, " in said
+    assert "pass its dimensions: hidden=" in said
+    assert "--engine" not in said  # which not every command has
 
 
 @pytest.mark.parametrize("kind", [None, ""])

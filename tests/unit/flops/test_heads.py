@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from ergmeter.flops.architectures import count_config
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.counted import count
@@ -74,6 +75,24 @@ def test_a_bare_model_has_no_vocabulary_to_choose_from(family: str) -> None:
     bare, whole = (step_work(graphs[top], batch).chosen.model_per_step for top in ("Model", None))
     assert whole - bare >= 6 * 64 * 3000 * SEQ * 0.99
     assert not any(node.stream == "logits" for node in graphs["Model"])
+
+
+@pytest.mark.parametrize("family", ["Electra", "Bert"])
+def test_a_class_for_pretraining_has_the_head_it_was_trained_with(family: str) -> None:
+    held = made(family, "ForPreTraining")
+    work, _ = model_work(held, SEQ)
+    assert work.params == sum(p.numel() for p in held.parameters())
+    assert work.chosen.model_per_step == products(held)
+
+
+@pytest.mark.parametrize("top", ["ForSequenceClassification", "Model", "ForCausalLM"])
+def test_both_engines_build_what_the_configuration_names(top: str) -> None:
+    fields = {**transformers.LlamaConfig(**SIZES).to_dict(), "architectures": [f"Llama{top}"]}
+    found = count_config(fields, batch_size=1, seq_len=SEQ)
+    graph = model_graph(Config(fields, where="test"))
+    assert found.params == graph.params
+    batch = Batch.of(1, SEQ)
+    assert found.needed.model == step_work(graph, batch).chosen.model_per_step
 
 
 def test_an_encoder_alone_is_half_of_its_encoder_decoder() -> None:

@@ -10,13 +10,18 @@ import peft
 import pytest
 import torch
 import transformers
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ergmeter import Meter
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
+from ergmeter.flops.counted import count
 from ergmeter.flops.live import described, model_work
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work
@@ -185,6 +190,85 @@ def test_a_head_beside_a_model_adds_its_own_flops_and_nothing_else(kind: str) ->
     assert flops.model_per_step == alone.model_per_step + 6 * 64 * SEQ
     assert flops.hardware_per_step == flops.model_per_step  # nothing is computed again
     assert "causal mask" in " ".join(flops.assumptions)
+
+
+library: Any = transformers
+
+
+class MyModel(library.Qwen2ForCausalLM):  # type: ignore[misc]
+    """A class of one's own, called like a bare model."""
+
+
+def small(kind: str, **more: Any) -> Any:
+    return getattr(library, f"{kind}Config")(
+        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=160, vocab_size=3000, tie_word_embeddings=True, pad_token_id=0, **more,
+    )  # fmt: skip
+
+
+def exactly(held: Any) -> float:
+    return model_work(held, SEQ)[0].chosen.model_per_step
+
+
+def test_a_class_of_ones_own_is_the_class_it_is_made_from() -> None:
+    with torch.device("meta"):
+        mine, theirs = MyModel(small("Qwen2")), library.Qwen2ForCausalLM(small("Qwen2"))
+    assert exactly(mine) == exactly(theirs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, as it loads its compiler
+def test_a_compiled_classifier_has_a_classifiers_head() -> None:
+    with torch.device("meta"):
+        held = library.Qwen2ForSequenceClassification(small("Qwen2"))
+    work = model_work(torch.compile(held), SEQ)[0]
+    assert work.chosen.model_per_step == exactly(held)
+    assert not any("not known" in said for said in work.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"rank_pattern": {"q_proj": 16}}, "several ranks"),
+        ({"modules_to_save": ["lm_head"]}, "more than its adapters"),
+    ],
+)
+def test_adapters_that_are_not_alike_are_counted_by_running(more: Any, why: str) -> None:
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], **more)
+    held = peft.get_peft_model(model(), lora)
+    (flops,), _, reason = described(held, SEQ, Settings())
+    assert reason == ""
+    assert flops.model_per_step == count(held, batch_size=1, seq_len=SEQ).needed.model
+    assert why in flops.assumptions[0]
+
+
+def test_adapters_on_experts_are_not_what_peft_makes_of_them() -> None:
+    sizes: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 32, "head_dim": 16}
+    inner = library.Qwen3MoeForCausalLM(small("Qwen3Moe", **sizes))
+    lora = peft.LoraConfig(r=4, target_parameters=["experts.down_proj"], target_modules=[])
+    found, _, reason = described(peft.get_peft_model(inner, lora), SEQ, Settings())
+    assert found == ()
+    assert "targets=experts" in reason
+
+
+def test_layers_wrapped_to_be_checkpointed_are_computed_again() -> None:
+    held, alike = model(), model()
+    apply_activation_checkpointing(held, check_fn=lambda part: isinstance(part, LlamaDecoderLayer))
+    alike.gradient_checkpointing_enable()
+    (flops,), _, _ = described(held, SEQ, Settings())
+    wanted = model_work(alike, SEQ)[0].chosen
+    assert flops.model_per_step == wanted.model_per_step
+    assert flops.hardware_per_step == wanted.hardware_per_step
+
+
+def test_a_window_is_that_of_the_layers_that_have_one() -> None:
+    sizes: dict[str, Any] = {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32, "use_sliding_window": True, "sliding_window": 8,
+        "max_window_layers": 1,
+    }  # fmt: skip
+    with torch.device("meta"):
+        held = library.Qwen2MoeForCausalLM(small("Qwen2Moe", **sizes))
+    assert count(held, batch_size=1, seq_len=SEQ).needed.model == exactly(held)
 
 
 def test_a_forward_of_several_batches_says_what_to_pass() -> None:

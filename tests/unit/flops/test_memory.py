@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -172,8 +173,29 @@ def test_stage_3_gathers_two_layers_and_what_is_in_none() -> None:
     found = memory(optimizer="sgd", parallel=Parallel(data=2, zero=3))
     layer = 4 * 256 * 256 + 3 * 256 * 688 + 2 * 256
     outside = 2 * 32000 * 256 + 256
-    assert found.peak.bytes["gathered"] == 2 * (2 * layer + outside) + 2 * outside
-    assert memory(parallel=Parallel(data=2, zero=1)).peak.bytes["gathered"] == 0
+    middle, back, step = (moment.bytes["gathered"] for moment in found.moments)
+    assert middle == 2 * (2 * layer + outside)
+    # On the way back also the half of the head's gradient, and its norm's, that is another's.
+    assert back == middle + 2 * (32000 * 256 + 256) / 2
+    assert step == 0
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("length", [16, 512])
+def test_a_higher_stage_never_holds_more(micro_batches: int, length: int) -> None:
+    each = [
+        memory(
+            sequences=8,
+            length=length,
+            micro_batches=micro_batches,
+            parallel=Parallel(data=4, zero=stage),
+        )
+        for stage in range(3)
+    ]
+    for lower, higher in pairwise(each):
+        for before, after in zip(lower.moments, higher.moments, strict=True):
+            assert after.total_bytes <= before.total_bytes
+    assert each[1].moments[0].bytes["gathered"] == each[2].moments[0].bytes["gathered"] == 0
 
 
 def test_tensor_parallelism_leaves_the_norms_whole() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.graph import Attention, Graph
 from ergmeter.flops.source import read_graph, read_model
 
 LLAMA = {
@@ -97,3 +98,86 @@ def test_a_file_is_answered_in_the_names_it_has(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
     with pytest.raises(FormatError, match="the field num_attention_heads is missing"):
         read_graph(str(path))
+
+
+# -- dimensions ------------------------------------------------------------------------------------
+
+MISTRAL = "hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=32000"
+CONFIGS = Path(__file__).parents[2] / "data" / "configs"
+
+
+def alike(typed: Graph, name: str) -> bool:
+    """Whether it has the nodes of a published model, whatever else it is called."""
+    return typed.nodes == read_graph(str(CONFIGS / f"{name}.json")).nodes
+
+
+def test_experts_and_a_window_choose_the_family_that_has_them() -> None:
+    mixtral = read_graph(f"{MISTRAL},experts=8,top_k=2")
+    # arXiv 2401.04088: 47B parameters, 13B of them active.
+    assert (mixtral.params, mixtral.params_active) == (46_702_792_704, 12_879_925_248)
+    assert alike(mixtral, "mixtral-8x7b")
+    assert alike(read_graph(f"{MISTRAL},num_local_experts=8,num_experts_per_tok=2"), "mixtral-8x7b")
+    assert alike(read_graph(f"{MISTRAL},window=4096"), "mistral-7b-v0.1")
+    assert alike(read_graph(f"{MISTRAL},sliding_window=4096"), "mistral-7b-v0.1")
+    both = read_graph(f"{MISTRAL},experts=8,top_k=2,window=4096")
+    windows = {node.work.window for node in both if isinstance(node.work, Attention)}
+    assert (both.params, windows) == (mixtral.params, {4096})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("n_routed_experts=8", "n_routed_experts has no effect in the family llama; type=deepseek"),
+        ("kv_lora_rank=512", "kv_lora_rank has no effect in the family llama; type=deepseek_v3"),
+        ("qk_rope_head_dim=64", "qk_rope_head_dim has no effect in the family llama"),
+        ("hidden_act=relu", "hidden_act has no effect in the family llama; leave it out"),
+        ("num_labels=3", "num_labels has no effect in the family llama"),
+        ("experts_per_token=2", "experts_per_token has no effect in the family llama"),
+        ("num_kv_heads=8", "num_kv_heads has no effect in the family llama; did you mean kv_heads"),
+        ("type=llama,window=1024", "window has no effect in the family llama; type=mistral is"),
+        ("type=llama,experts=8", "experts has no effect in the family llama; type=mixtral is one"),
+        ("type=qwen2,window=1024", "window has no effect in the family qwen2; type=mistral is one"),
+        ("gated=3", "gated must be true or false; got 3"),
+        ("gated=false,window=1024", "gated=false goes with neither experts nor window"),
+        ("type=qwen2,gated=false", "type=qwen2 has a feed-forward of its own; leave out gated"),
+        ("type=lama", "the architecture 'lama' is not known (is it llama?); leave type out"),
+    ],
+)
+def test_a_dimension_without_an_effect_is_refused(more: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        read_graph(f"{MISTRAL},{more}")
+    assert str(caught.value).startswith(f"the dimensions given: {said}")
+
+
+def test_what_another_command_goes_by_has_an_effect() -> None:
+    # Memory goes by an activation that is spelled out in Python, bytes by the type.
+    assert read_graph(f"{MISTRAL},hidden_act=gelu_new").traits
+    assert read_model(f"{MISTRAL},torch_dtype=float16").raw("torch_dtype") == "float16"
+
+
+def test_a_file_may_have_fields_that_nobody_reads(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, "num_local_experts": 8, "bos_token_id": 1}))
+    assert read_graph(str(path)).params == read_graph(str(path.parent)).params
+
+
+def test_what_dimensions_leave_open_is_said() -> None:
+    gpt3 = "hidden=12288,layers=96,heads=96,ffn=49152,vocab=50257"
+    three, two = read_graph(gpt3), read_graph(f"{gpt3},gated=false")
+    # 12 h^2 weights a layer (arXiv 2005.14165 has 174.6 B, tied and with positions), or 16 h^2.
+    norms = 193 * 12288
+    assert two.params == 96 * 12 * 12288**2 + 2 * 50257 * 12288 + norms == 175_183_663_104
+    assert three.params == 96 * 16 * 12288**2 + 2 * 50257 * 12288 + norms
+    assert three.assumptions == (
+        "Llama-style layers: feed-forward with a gate (3 matrices), untied head, no biases;"
+        " gated=false, tied=true or type=gpt2, type=qwen3, ... for others",
+    )
+    assert "feed-forward without a gate (2 matrices), untied head, no biases" in two.assumptions[0]
+    tied = read_graph(f"{gpt3},tied=true,attention_bias=true").assumptions[0]
+    assert "(3 matrices), tied head;" in tied
+    assert "Mixtral-style" in read_graph(f"{gpt3},experts=8,top_k=2").assumptions[0]
+    named = f"type=gpt2,{gpt3},n_positions=2048"
+    assert read_graph(named).assumptions == ()
+    # 174.6 B, as published: with biases, positions and a tied head.
+    assert read_graph(named).params == 174_604_259_328
+    assert read_graph(named.replace("49152", "24576")).params < 120e9  # ffn is its n_inner

@@ -61,6 +61,17 @@ def test_gpt_oss_is_kept_in_what_its_own_index_says(name: str, total_size: int) 
     assert storage.total_bytes(model) == total_size
     # Without the list: it is experts alone that transformers converts.
     assert both(read(name, {"quant_method": "mxfp4"}))[1].total_bytes(model) == total_size
+    # Asked for, it goes where the method puts it; and so with the list of the config beside it.
+    for config in (read(name, GPT_OSS), read(name)):
+        asked = storage_of(config, weights="mxfp4")
+        assert asked.total_bytes(model) == total_size
+        assert asked.said[0].startswith("experts in mxfp4, 4.25 bits: 4, and 8 bits of scaling")
+
+
+def test_a_model_without_experts_has_its_layers_in_mxfp4() -> None:
+    model, storage = both(read("llama-3.1-8b"), weights="mxfp4")
+    rest = 2 * 128256 * 4096 + 65 * 4096
+    assert storage.total_bytes(model) == LLAMA_LAYERS * 4.25 / 8 + rest * 2
 
 
 def test_awq_by_hand() -> None:
@@ -72,10 +83,10 @@ def test_awq_by_hand() -> None:
     assert storage.total_bytes(model) == matrices * (4 + 20 / 128) / 8 + rest * 2
     assert storage.total_bytes(model) / 1e9 == pytest.approx(5.571, abs=0.0005)
     assert storage.said == (
-        "matrices in int4, 4.156 bits: 4 and 20 more for each 128 (the config's"
-        " quantization_config)",
-        "head, tables, norms and what is left alone in fp16 (the config's torch_dtype)",
-        "cache in fp16 (as what is not quantised)",
+        "matrices in int4, 4.156 bits: 4, and 20 bits of scaling data for each 128 weights (the"
+        " config's quantization_config)",
+        "head, embeddings, norms and modules not converted in fp16 (the config's torch_dtype)",
+        "cache in fp16 (the type of weights that are not quantised)",
     )
 
 
@@ -234,7 +245,7 @@ def test_what_is_read_of_quantised_weights_in_a_decoding_step() -> None:
 def test_who_says_so_is_said() -> None:
     assert storage_of(read("llama-3.1-8b")).said == (
         "weights in bf16, 16 bits (assumed, the config names no type)",
-        "cache in bf16 (as what is not quantised)",
+        "cache in bf16 (the type of weights that are not quantised)",
     )
     seeing = Config(
         {"model_type": "llava", "text_config": {"torch_dtype": "float16"}}, where="config.json"
@@ -247,9 +258,9 @@ def test_who_says_so_is_said() -> None:
 @pytest.mark.parametrize(
     ("said", "error", "words"),
     [
-        ({"quant_method": "aqlm"}, UsageError, "'aqlm' is not known; pass --weights-dtype"),
-        ({"a": 1}, UsageError, "'of no name' is not known"),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, UsageError, "'W4A8' is not known"),
+        ({"quant_method": "aqlm"}, FormatError, "'aqlm' is not known; pass --weights-dtype"),
+        ({"a": 1}, FormatError, "'of no name' is not known"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, FormatError, "'W4A8' is not known"),
         ({"quant_method": "awq"}, FormatError, "bits (or w_bit) is missing"),
         ({"quant_method": "awq", "bits": "4"}, FormatError, "bits must be a whole number"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, FormatError, "two sizes"),

@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter import hardware
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware import DeviceSpec, lookup
+from ergmeter.hardware import DeviceSpec, built_in_devices, lookup
 from ergmeter.records import DTYPES
 
 ROWS = hardware.built_in_devices()
@@ -137,7 +137,7 @@ def test_a_type_the_device_has_no_units_for_is_told_so(name: str, dtype: str) ->
     ],
 )
 def test_a_rate_that_nobody_publishes_is_unknown(name: str, dtype: str) -> None:
-    with pytest.raises(NotMeasurable, match=rf"^unknown peak: pass --peak .* no {dtype} rate"):
+    with pytest.raises(NotMeasurable, match=rf"^[^:]+ has no {dtype} rate in the hardware"):
         lookup(name).peak(dtype)
 
 
@@ -175,3 +175,28 @@ def test_bandwidth_memory_and_power_are_in_base_units() -> None:
     assert spec.bandwidth_bytes_per_s == 4.8e12
     assert spec.memory_bytes == 141 * 2**30
     assert spec.tdp_w == 700
+
+
+# Cards with ECC on GDDR when they ship: its check bits are a sixteenth of the memory.
+ECC_IN_GDDR = {"p40", "t4", "a40", "a10", "a10g", "a16", "a2", "l4", "l20", "l40", "l40s"}
+
+
+def test_a_driver_reports_a_sixteenth_less_where_ecc_is_in_gddr_and_nearly_all_elsewhere() -> None:
+    reported = {spec.key: spec for spec in built_in_devices() if spec.driver_memory_bytes}
+    assert set(reported) >= ECC_IN_GDDR
+    for key, spec in reported.items():
+        assert spec.memory_bytes is not None
+        assert spec.driver_memory_bytes is not None
+        assert "smi" in spec.driver_memory_source
+        assert ("ECC on" in spec.driver_memory_source) == (key in ECC_IN_GDDR)
+        held = 15 / 16 if key in ECC_IN_GDDR else 1
+        # Beyond that a driver keeps half a percent at most for itself.
+        assert 0.9945 * held <= spec.driver_memory_bytes / spec.memory_bytes <= held
+
+
+def test_what_nvidia_smi_prints_of_common_cards() -> None:
+    """nvidia-smi, as people paste it: modal-labs/modal-client pull request 2797 has seven."""
+    printed = {"l4": 23034, "t4": 15360, "a10": 23028, "l40s": 46068, "h100-sxm": 81559}
+    printed |= {"a100-sxm-80gb": 81920, "a100-sxm-40gb": 40960, "h200-sxm": 143771}
+    found = {spec.key: spec.driver_memory_bytes for spec in built_in_devices()}
+    assert {key: found[key] for key in printed} == {k: v * 2**20 for k, v in printed.items()}

@@ -103,9 +103,18 @@ def test_a_name_in_two_rows_of_a_file_is_a_fault(tmp_path: Path) -> None:
         lookup("NVIDIA H200", extra=path)
 
 
+def test_a_users_row_may_say_what_its_driver_reports(tmp_path: Path) -> None:
+    path = own_rows(tmp_path / "own.toml", OWN + "driver_memory_mib = 61440\n")
+    spec = lookup("acme-9000", extra=path)
+    assert spec.memory_there == (60 * 2**30, "by ACME 9000 datasheet")
+    path = own_rows(tmp_path / "own.toml", OWN + "driver_memory_mib = 0\n")
+    with pytest.raises(FormatError, match="driver_memory_mib is 0; a number above 0 is needed"):
+        lookup("acme-9000", extra=path)
+
+
 def test_a_users_row_may_say_what_the_device_lacks(tmp_path: Path) -> None:
     path = own_rows(tmp_path / "own.toml", OWN + 'lacks = ["fp4"]\n')
     with pytest.raises(NotMeasurable, match="no fp4 peak: ACME 9000 has no fp4 units"):
         lookup("acme-9000", extra=path).peak("fp4")
-    with pytest.raises(NotMeasurable, match=r"unknown peak: pass --peak .* has no int8 rate"):
+    with pytest.raises(NotMeasurable, match=r"^ACME 9000 has no int8 rate"):
         lookup("acme-9000", extra=path).peak("int8")

@@ -18,6 +18,7 @@ from ergmeter.metrics.compute import (
     NotApplicable,
     Rate,
     compute_results,
+    percent,
 )
 from ergmeter.metrics.peaks import Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.summarize import summarize
@@ -65,7 +66,7 @@ def test_mfu_is_flops_of_a_token_times_tokens_over_devices_times_peak() -> None:
     mfu = reading(found, MFU)
     assert [mfu.value, mfu.low, mfu.high] == pytest.approx([0.1, 0.09, 0.11])
     assert mfu.basis == "reported"  # as good as the peak, which the maker states
-    assert "exact; other conventions 15.0 % (palm) to 15.0 % (palm)" in mfu.note
+    assert "exact; other conventions 15.0 % (palm); of 100" in mfu.note
     assert "of 100 TFLOP/s dense bf16 (its datasheet)" in mfu.note
     assert "2 devices; over 10 steps in 1 s" in mfu.note
 
@@ -83,7 +84,39 @@ def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
 def test_a_count_of_something_else_does_not_widen_the_spread() -> None:
     experts = replace(PALM, model_per_step=40e12, convention="hf-6nd")
     note = reading(compute_results([EXACT, PALM, experts], RATE, PEAK), MFU).note
-    assert "other conventions 15.0 % (palm) to 15.0 % (palm); far off 200.0 % (hf-6nd);" in note
+    assert (
+        "other conventions 15.0 % (palm); more than a factor of 2 away: 200.0 % (hf-6nd);" in note
+    )
+
+
+def test_a_spread_of_little_shows_its_digits() -> None:
+    others = [replace(PALM, model_per_step=share * 2e12, convention=f"{share}") for share in (1, 2)]
+    slow = replace(RATE, tokens_per_s=0.01)  # 1e-6 of what the other tests have, and they 10 %
+    note = reading(compute_results([EXACT, *others], slow, PEAK), MFU).note
+    assert "other conventions 0.0001 % (1) to 0.0002 % (2)" in note
+    assert [percent(share) for share in (0.5, 0.0004, 0, 137386.14)] == [
+        *("50.0 %", "0.04 %", "0.0 %", "13,738,614 %"),
+    ]
+
+
+def test_hfu_is_as_good_as_what_is_known_of_recomputation() -> None:
+    said = "no recomputation of activations; --checkpointing says otherwise"
+    once = replace(EXACT, hardware_per_step=2e12)
+    assumed = reading(compute_results([replace(once, assumptions=(said,))], RATE, PEAK), HFU)
+    assert assumed.basis == "assumed"
+    assert "pass --checkpointing" in assumed.note
+    known = reading(compute_results([once], RATE, PEAK), HFU)
+    assert known.basis == "reported"
+    assert "by what the options or the model itself say" in known.note
+    padded = reading(compute_results([replace(EXACT, assumptions=(said,))], RATE, PEAK), HFU)
+    assert padded.basis == "assumed"
+    assert "1.250 times the model's; no recomputation, as assumed" in padded.note
+
+
+def test_an_n_that_was_given_stands_beside_what_is_made_of_it() -> None:
+    given = replace(PALM, assumptions=("given: N = 540, in place of the model's own 8",))
+    note = reading(compute_results([given, EXACT], RATE, PEAK), MFU).note
+    assert note.startswith("palm with N = 540, in place of the model's own 8;")
 
 
 def test_bandwidth_is_what_had_to_be_moved_of_what_memory_can() -> None:
@@ -102,7 +135,7 @@ def test_above_one_is_shown_and_explained() -> None:
         compute_results([EXACT], replace(RATE, devices=1), replace(PEAK, flops_per_s=1e12)), MFU
     )
     assert found.value == pytest.approx(20)
-    assert "above 1, so an input is wrong" in found.note
+    assert found.note.startswith("above 100 %, so an input is wrong")
     assert "peak of one" in found.note
 
 

@@ -65,6 +65,21 @@ def test_a_start_that_is_slow_is_left_out_and_no_more() -> None:
     assert settled_after(np.array([9.0, 5.0] + [1.0, 1.1, 0.9] * 20)) == 2
 
 
+@pytest.mark.parametrize(
+    ("start", "steady", "n"),
+    [
+        ([300.0, 200.0], 20.0, 20),
+        ([300.0], 0.1, 30),
+        ([1e4, 3e3, 1e3], 0.3, 200),
+        ([60.0], 1e-3, 9),
+    ],
+)
+def test_a_start_of_minutes_leaves_no_rounding_in_the_rest(
+    start: list[float], steady: float, n: int
+) -> None:
+    assert settled_after(np.array(start + [steady] * n)) == len(start)
+
+
 @pytest.mark.parametrize("n", [10, 100, 1000, 5000])
 @pytest.mark.parametrize("seconds", [0.1, 0.7, 1e-4])
 def test_steps_that_do_not_differ_are_steady_from_the_start(n: int, seconds: float) -> None:
