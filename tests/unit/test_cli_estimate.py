@@ -18,6 +18,17 @@ Answer = tuple[int, str, str]
 Erg = Callable[..., Answer]
 MODEL = "hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab=32000"
 BATCH = ("--seq-len", "2048", "--batch-size", "8")
+BERT = {
+    "model_type": "bert",
+    "architectures": ["BertForMaskedLM"],
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "vocab_size": 30522,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+}
 LORA = ("--lora", "r=16,targets=q_proj,k_proj,v_proj,o_proj")
 
 
@@ -217,6 +228,52 @@ def test_serving_has_weights_and_caches(erg: Erg) -> None:
     assert "--weights-dtype int4" in out
 
 
+def test_without_a_cache_no_number_of_sequences_is_named(erg: Erg, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(BERT))
+    options = ("--seq-len", "128", "--inference", "--memory-gib", "8")
+    code, out, _ = erg(str(path), *options)
+    assert code == 0
+    asked = next(line.split() for line in out.splitlines() if line.strip().startswith("as asked"))
+    assert asked[-2:] == ["fits", "-"]
+    assert "nothing is cached for a sequence" in out
+
+
+def test_experts_that_bitsandbytes_would_leave_alone_are_spoken_of(erg: Erg) -> None:
+    config = str(Path(__file__).parents[1] / "data" / "configs" / "mixtral-8x7b.json")
+    options = ("--seq-len", "128", "--inference", "--json", "--weights-dtype")
+    lines = {
+        kept: [line for line in json.loads(erg(config, *options, kept)[1])["assumptions"]
+               if "bitsandbytes" in line]
+        for kept in ("nf4", "int4")
+    }  # fmt: skip
+    experts = 32 * 8 * 3 * 4096 * 14336
+    attention = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024)
+    rest = 32 * 8 * 4096 + 65 * 4096 + 2 * 32000 * 4096
+    left_alone_gb = (2 * (experts + rest) + 4.5 / 8 * attention) / 1e9
+    assert lines["nf4"] == [
+        "experts in nf4 too; bitsandbytes under transformers 5 leaves experts held as one tensor"
+        f" alone, and weights are then {left_alone_gb:.2f} GB a device"
+    ]
+    assert not lines["int4"]
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "suggested"),
+    [
+        ("2.5", "--num-devices 8 --zero 3 --checkpointing full"),
+        ("2", "--num-devices 16 --zero 3 --checkpointing full --batch-size 16"),
+    ],
+)
+def test_the_devices_suggested_can_be_asked_for(erg: Erg, memory_gib: str, suggested: str) -> None:
+    options = ("--memory-gib", memory_gib, "--usable", "1")
+    way = document(erg, *options)["ways"][-1]
+    assert way["with"] == suggested
+    again = document(erg, *options, *suggested.split())
+    assert again["fits"] is True
+    assert again["readings"]["estimate.memory_peak_bytes"]["value"] == way["peak_bytes"]
+
+
 def test_experts_may_have_adapters_and_what_is_done_is_said(erg: Erg) -> None:
     config = str(Path(__file__).parents[1] / "data" / "configs" / "qwen3-30b-a3b.json")
     options = ("--seq-len", "512", "--lora", "r=8,targets=all-linear", "--json")
@@ -341,8 +398,23 @@ def test_paged_states_are_on_the_host(erg: Erg) -> None:
         (("--num-devices", "9" * 400), "not in the range"),
         (("--phase", "decode"), "No such option"),
         (("--weights-dtype", "fp8"), "--weights-dtype is for --inference"),
-        (("--inference", "--quantize", "nf4"), "are of a training"),
-        (("--inference", "--checkpointing", "full"), "are of a training"),
+        (("--inference", "--quantize", "nf4"), "--quantize is not for --inference; say --weights"),
+        (("--inference", "--dtype", "fp32"), "--dtype is not for --inference; say --weights-dtype"),
+        *(
+            (("--inference", f"--{name}", value), f"--{name} is not for --inference; leave it out")
+            for name, value in (
+                ("checkpointing", "full"),
+                ("lora", "r=8,targets=q_proj"),
+                ("freeze", "model"),
+                ("context-parallel", "2"),
+                ("zero", "3"),
+                ("micro-batches", "1"),  # the default, given all the same
+                ("attention", "eager"),
+                ("optimizer", "sgd"),
+                ("lengths", "2048"),
+                ("mfu", "0.4"),
+            )
+        ),
         (("--inference", "--weights-dtype", "fp7"), "nothing is kept as 'fp7'"),
         (("--inference", "--num-devices", "3"), "no multiple of 3 copies"),
         (("--inference", "--tensor-parallel", "64"), "can't be split evenly over 64"),

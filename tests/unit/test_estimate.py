@@ -241,7 +241,7 @@ def test_where_no_single_change_is_enough_several_are_tried_and_more_devices() -
     together = [way for way in tight if way.fits]
     assert together
     assert all(way.name.count("--") > 1 for way in together)
-    assert together[-1].name.startswith("--num-devices 16 --zero 3")
+    assert together[-1].name == "--num-devices 16 --zero 3 --checkpointing full --batch-size 16"
     assert together[0].name.startswith("--zero 3 --checkpointing full")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.estimate_options import with_options
+from ergmeter.cli.estimate_options import check_serving, with_options
 from ergmeter.cli.work_options import batch_of, graph_of, with_batch
 
 if TYPE_CHECKING:
@@ -51,11 +51,13 @@ def command(
     """
     from ergmeter.views import estimate as view
 
+    if given["inference"]:
+        check_serving(click.get_current_context())
     specs = _specs(given["device"])
     room = _room(given, specs)
     parallel = _parallel(given)
     if given["inference"]:
-        shown = view.served(_served(model, shape, training(), given, parallel), room)
+        shown = view.served(_served(model, shape, given, parallel), room)
     else:
         shown = _trained(model, shape, training(), given, parallel, specs, room)
     _show(shown, as_json=as_json)
@@ -71,21 +73,15 @@ def _show(shown: Any, *, as_json: bool) -> None:  # noqa: ANN401  loading its cl
 
 
 def _served(
-    model: str, shape: dict[str, Any], how: Training, given: dict[str, Any], parallel: Parallel
+    model: str, shape: dict[str, Any], given: dict[str, Any], parallel: Parallel
 ) -> dict[str, Serving]:
-    """What is held to serve, as asked and with other types; what is of a training is refused."""
-    from ergmeter.errors import UsageError
+    """What is held to serve, as asked and with other types."""
     from ergmeter.flops.arrangement import check_model_split
     from ergmeter.flops.checkpoint import storage_of
     from ergmeter.flops.fitting import AS_ASKED
     from ergmeter.flops.serving import serving
     from ergmeter.flops.source import read_model
 
-    if how.lora or how.frozen or how.checkpointing != "none" or given["quantize"]:
-        raise UsageError(
-            "--lora, --freeze, --checkpointing and --quantize are of a training; with --inference"
-            " say --weights-dtype"
-        )
     graph = graph_of(model, shape)
     check_model_split(graph, parallel)
     batch, config = _batch(graph, shape), read_model(model)

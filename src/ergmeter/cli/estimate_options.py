@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ergmeter.cli.work_options import CACHE_DTYPE, WEIGHTS_DTYPE
 
@@ -111,6 +112,27 @@ _SERVING = [
     WEIGHTS_DTYPE,
     CACHE_DTYPE,
 ]
+
+
+_TAKEN_BY_SERVING = {
+    *("model", "seq_len", "batch_size", "source_len", "images", "image_size", "mtp"),
+    *("device", "num_devices", "data_parallel", "tensor_parallel", "pipeline_parallel"),
+    *("memory_gib", "usable", "inference", "weights_dtype", "cache_dtype", "as_json"),
+}
+
+
+def check_serving(context: click.Context) -> None:
+    """Refuse what was given and serving makes no use of: else it would pass for counted."""
+    from ergmeter.errors import UsageError
+
+    for option in context.command.params:
+        name = option.name or ""
+        if name in _TAKEN_BY_SERVING or (
+            context.get_parameter_source(name) is ParameterSource.DEFAULT
+        ):
+            continue
+        instead = "say --weights-dtype" if name in ("dtype", "quantize") else "leave it out"
+        raise UsageError(f"{option.opts[0]} is not for --inference; {instead}")
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:

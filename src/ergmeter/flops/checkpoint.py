@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _QUANTISED = "quantization_config"
+# Fields by which modules are chosen or treated apart: GPTQModel's, optimum's, auto-round's. Where
+# one says something, what the matrices are kept in does not follow from the rest.
+_APART = ("modules_in_block_to_quantize", "inside_layer_modules", "dynamic", "extra_config")
 _LEFT_ALONE = (
     *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers"),
     "exclude_modules",
@@ -40,8 +43,9 @@ def storage_of(config: Config, *, weights: str | None = None, cache: str | None 
         matrices, source = found, f"the config's {_QUANTISED}"
     else:
         matrices, source = rest, whose
-    if matrices == KEPT["mxfp4"] and _has_experts(config):  # transformers converts them alone
-        parts = ("experts",)
+    is_by_transformers = weights is not None or _method(quantised) == "mxfp4"
+    if matrices == KEPT["mxfp4"] and is_by_transformers and _has_experts(config):
+        parts = ("experts",)  # which it converts alone
     if matrices.bits >= WIDE:
         rest = matrices
     cached, cache_source = _cache(quantised, cache, rest)
@@ -118,18 +122,32 @@ def _cache(quantised: Config | None, asked: str | None, rest: Kept) -> tuple[Kep
 
 def _quantised(said: Config) -> Kept | None:
     """What the matrices are kept in; None where they are not quantised at all."""
-    method = said.word("quant_method") or ("bitsandbytes" if _is_bitsandbytes(said) else "")
-    read = _METHODS.get(method.lower().replace("-", "_"))
+    read = _METHODS.get(_method(said))
     if read is None:
+        method = said.word("quant_method") or "of no name"
         raise FormatError(
-            f"{said.where}: what weights take under quant_method {method or 'of no name'!r} is not"
+            f"{said.where}: what weights take under quant_method {method!r} is not"
             " known; pass --weights-dtype"
         )
+    for field in (*_APART, "lm_head"):
+        if said.raw(field):
+            raise _not_understood(said, field)
     return read(said)
 
 
-def _is_bitsandbytes(said: Config) -> bool:
-    return "load_in_4bit" in said or "load_in_8bit" in said
+def _method(said: Config | None) -> str:
+    if said is None:
+        return ""
+    is_bitsandbytes = "load_in_4bit" in said or "load_in_8bit" in said
+    named = said.word("quant_method") or ("bitsandbytes" if is_bitsandbytes else "")
+    return named.lower().replace("-", "_")
+
+
+def _not_understood(said: Config, field: str) -> FormatError:
+    return FormatError(
+        f"{said.where}: which weights are kept how does not follow from {field}"
+        f" {shown(said.raw(field))}; pass --weights-dtype"
+    )
 
 
 def _bitsandbytes(said: Config) -> Kept | None:
@@ -145,6 +163,12 @@ def _grouped(said: Config) -> Kept:
     size = said.raw("group_size") if "group_size" in said else said.raw("q_group_size")
     group = None if size in (None, -1) else said.whole("group_size", "q_group_size")
     return Kept(f"int{bits}", bits, 16 + bits, group)
+
+
+def _auto_round(said: Config) -> Kept:
+    if said.raw("data_type") not in (None, "int"):
+        raise _not_understood(said, "data_type")
+    return _grouped(said)
 
 
 def _fp8(said: Config) -> Kept:
@@ -171,19 +195,34 @@ def _modelopt(said: Config) -> Kept | None:
 
 def _compressed(said: Config) -> Kept | None:
     """compressed-tensors: groups of modules, of which all must be kept alike."""
+    _check_dense(said)
     groups = said.raw("config_groups")
-    schemes = [
-        group["weights"]
+    found = {
+        _group(Config(group, where=said.where), said.word("format"))
         for group in (groups.values() if isinstance(groups, dict) else ())
         if isinstance(group, dict) and isinstance(group.get("weights"), dict)
-    ]
-    found = {_scheme(Config(one, where=f"{said.where}: weights")) for one in schemes}
+    }
     if len(found) > 1:
         raise FormatError(
             f"{said.where}: modules are quantised in {len(found)} ways, of which one is"
             " understood; pass --weights-dtype"
         )
     return found.pop() if found else None
+
+
+def _check_dense(said: Config) -> None:
+    """Refuse zeros that are left out of the file."""
+    sparsity = said.raw("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        raise _not_understood(said, "sparsity_config")
+
+
+def _group(said: Config, format_of_all: str | None) -> Kept:
+    if said.raw("targets") != ["Linear"]:
+        raise _not_understood(said, "targets")
+    if (said.word("format") or format_of_all) == "mxfp4-pack-quantized":
+        return KEPT["mxfp4"]
+    return _scheme(Config(said.raw("weights"), where=f"{said.where}: weights"))
 
 
 def _scheme(said: Config) -> Kept:
@@ -207,7 +246,7 @@ _METHODS: dict[str, Callable[[Config], Kept | None]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": _grouped,
     "awq": _grouped,
-    "auto_round": _grouped,
+    "auto_round": _auto_round,
     "fp8": _fp8,
     "fbgemm_fp8": lambda _said: Kept("fp8", 8, 32),
     "mxfp4": lambda _said: KEPT["mxfp4"],

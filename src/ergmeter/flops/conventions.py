@@ -66,6 +66,7 @@ def _heads_are_hidden(found: Sizes) -> str | None:
 
 
 _GPT_WEIGHTS = 12
+_RECOMPUTED_LORA = 6 / 4  # forward 2, the inputs' gradients 2, and forward once more
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +342,7 @@ _ALL = (
         " out.",
         "Megatron-Bridge performance summary, LoRA rows of 2026",
         _bridge_lora,
+        recomputed=_RECOMPUTED_LORA,
         is_for_lora=True,
     ),
     Convention(
@@ -349,6 +351,7 @@ _ALL = (
         "For LoRA: two thirds of everything, the attention core included.",
         "NeMo AutoModel recipes/llm/benchmark.py since November 2025",
         _automodel_lora,
+        recomputed=_RECOMPUTED_LORA,
         is_for_lora=True,
         halves=True,
     ),

@@ -56,10 +56,10 @@ class Job:
         return self.setup.parallel.data * self.setup.micro_batches
 
     def on(self, data: int, zero: int) -> Job:
-        """The same on so many times the devices, each with as many sequences as before."""
+        """The same on more devices; the batch grows where it has no sequence for each of them."""
         parallel = replace(self.setup.parallel, data=data, zero=zero)
-        each = self.batch.sequences // self.setup.parallel.data
-        return replace(self.of(each * data), setup=replace(self.setup, parallel=parallel))
+        job = replace(self, setup=replace(self.setup, parallel=parallel))
+        return job.of(-(-self.batch.sequences // job.spread) * job.spread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +170,8 @@ def _spread(job: Job, usable_bytes: float) -> Way | None:
         each = job.on(data, 3)
         if each.peak_bytes() <= usable_bytes:
             said = f"--num-devices {each.setup.parallel.devices} --zero 3 --checkpointing full"
+            if each.batch.sequences != job.batch.sequences:
+                said += f" --batch-size {each.batch.sequences}"
             return _tried(said, each, usable_bytes)
         data *= 2
     return None

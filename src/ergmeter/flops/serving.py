@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.graph import Attention, Convolution, Scan
+from ergmeter.flops.graph import Attention, Convolution, Linear, Scan
+from ergmeter.flops.states import QUANTISED
+from ergmeter.flops.storage import KEPT
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -64,12 +66,29 @@ def serving(graph: Graph, batch: Batch, storage: Storage, parallel: Parallel) ->
         f"a cache of {scaled(cache, 'B')} a device for each sequence of {batch.seq_len} tokens",
         "activations of a forward pass, and what a server reserves for them, are not in it",
     ]
+    if (more := _experts_left_alone(graph, storage)) > 0:
+        said.append(
+            f"experts in {storage.matrices.name} too; bitsandbytes under transformers 5 leaves"
+            " experts held as one tensor alone, and weights are then"
+            f" {scaled(weights + more / share, 'B')} a device"
+        )
     if share > 1:
         said.append(
             "weights split evenly; the cache by heads of keys and values, a compressed one whole"
         )
     sequences = batch.sequences // parallel.data
     return Serving(weights, cache, sequences, batch.seq_len, parallel.data, tuple(said))
+
+
+def _experts_left_alone(graph: Graph, storage: Storage) -> float:
+    """Bytes that weights grow by where bitsandbytes converts modules alone."""
+    if storage.matrices not in [KEPT[name] for name in QUANTISED]:
+        return 0
+    return sum(
+        node.params * storage.rest.bits / 8 - storage.held_bytes(node)
+        for node in graph
+        if node.part == "experts" and isinstance(node.work, Linear) and not node.work.is_module
+    )
 
 
 def _split(node: Node, parallel: Parallel) -> int:

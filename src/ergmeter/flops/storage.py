@@ -107,7 +107,11 @@ class Storage:
 
     def total_bytes(self, graph: Graph) -> float:
         """Of all weights, each once: a checkpoint's size."""
-        return sum(self.held_bytes(node) for node in graph if node.params)
+        return sum(self._own_bytes(node) for node in graph if node.params)
+
+    def _own_bytes(self, node: Node) -> float:
+        """Of what a node has to itself: of a tied head, its bias."""
+        return node.params * self.rest.bits / 8 if node.tied_to else self.held_bytes(node)
 
     def _is_quantised(self, node: Node) -> bool:
         if self.matrices.bits >= WIDE:

@@ -149,10 +149,16 @@ def ways_table(shown: Shown) -> Table:
     for way in shown.ways:
         cells = [way.name, scaled(way.peak_bytes, "B")]
         if has_room:
-            most = way.most
-            cells += ["fits" if way.fits else "too much", "none" if most is None else f"{most}"]
+            cells += ["fits" if way.fits else "too much", _most(way)]
         table.add_row(*cells, style="bold" if way.name == AS_ASKED else "")
     return table
+
+
+def _most(way: Way) -> str:
+    """How many; "-" where nothing is cached, so that memory sets no limit."""
+    if way.most is None:
+        return "-" if way.fits else "none"
+    return f"{way.most}"
 
 
 def lines(shown: Shown) -> list[Text]:

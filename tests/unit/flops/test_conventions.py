@@ -189,6 +189,15 @@ def test_full_checkpointing_is_four_thirds_for_formulas_and_less_for_what_is_com
     assert 1.2 < exact.hardware_per_step / exact.model_per_step < 4 / 3
 
 
+def test_with_adapters_full_checkpointing_is_a_half_more() -> None:
+    # Frozen weights: 2 forward and 2 for the inputs' gradients, and the forward 2 again.
+    how = Training(lora=Lora(8, ("q_proj",)), checkpointing="full")
+    work = step_work(graph(LLAMA_8B), Batch.of(1, 4096), training=how)
+    for name in ("bridge-lora", "automodel-lora"):
+        found = work.flops[name]
+        assert found.hardware_per_step == pytest.approx(found.model_per_step * 6 / 4)
+
+
 def test_megatron_2021_prints_hardware_flops() -> None:
     # GPT 530B of arXiv 2104.04473: 96 B s l h^2 (1 + s/6h + V/16lh) for B = 1.
     gpt = {

@@ -74,6 +74,23 @@ def test_a_model_without_experts_has_its_layers_in_mxfp4() -> None:
     assert storage.total_bytes(model) == LLAMA_LAYERS * 4.25 / 8 + rest * 2
 
 
+def test_a_tied_head_with_a_bias_is_kept_once() -> None:
+    fields = {
+        "model_type": "bert",
+        "architectures": ["BertForMaskedLM"],
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+    }
+    # transformers' own count for BertForMaskedLM of bert-base-uncased.
+    model, storage = both(Config(fields, where="config.json"), weights="fp32")
+    assert storage.total_bytes(model) == 4 * 109_514_298
+
+
 def test_awq_by_hand() -> None:
     model, storage = both(read("qwen2.5-7b", AWQ, torch_dtype="float16"))
     # 28 layers of 233,046,016 weights in 4 bits, and for each 128 a scale in 16 and a zero in 4;
@@ -168,8 +185,8 @@ def test_what_a_config_says_its_weights_are_kept_in(
     assert kept.bits_in(Linear(4096, 1024)) == bits
 
 
-def _compressed(**weights: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights}
+def _compressed(targets: tuple[str, ...] = ("Linear",), **weights: Any) -> dict[str, Any]:
+    group = {"targets": list(targets), "weights": weights}
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
 
 
@@ -195,6 +212,50 @@ def _compressed(**weights: Any) -> dict[str, Any]:
 def test_compressed_tensors_by_strategy(weights: dict[str, Any], bits: float) -> None:
     kept = storage_of(read("llama-3.1-8b", _compressed(**weights))).matrices
     assert kept.bits_in(Linear(4096, 1024)) == bits
+
+
+def test_packed_mxfp4_has_scales_of_8_bits_and_is_not_for_experts_alone() -> None:
+    said = _compressed(num_bits=4, type="float", strategy="group", group_size=32)
+    storage = storage_of(read("mixtral-8x7b", said | {"format": "mxfp4-pack-quantized"}))
+    assert storage.matrices.bits_in(Linear(4096, 1024)) == 4 + 8 / 32
+    assert storage.parts == ()
+
+
+def test_zeros_that_are_stored_change_nothing() -> None:
+    said = _compressed(num_bits=8, type="float", strategy="tensor")
+    dense = said | {"sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}}
+    assert storage_of(read("llama-3.1-8b", dense)) == storage_of(read("llama-3.1-8b", said))
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "lm_head": False, "dynamic": {}}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "data_type": "int"}
+EIGHT = _compressed(num_bits=8, type="float", strategy="tensor")
+
+
+@pytest.mark.parametrize(
+    ("whole", "more", "field"),
+    [
+        (EIGHT, _compressed(("re:.*down_proj",), num_bits=8, strategy="tensor"), "targets"),
+        (EIGHT, {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (
+            GPTQ,
+            {"modules_in_block_to_quantize": [["mlp.down_proj"]]},
+            "modules_in_block_to_quantize",
+        ),
+        (GPTQ, {"dynamic": {"-:.*mlp": {}}}, "dynamic"),
+        (GPTQ, {"lm_head": True}, "lm_head"),
+        (AUTO_ROUND, {"extra_config": {"model.layers.0.mlp": {"bits": 16}}}, "extra_config"),
+        (AUTO_ROUND, {"data_type": "mx_fp"}, "data_type"),
+    ],
+)
+def test_what_covers_a_part_of_the_model_is_asked_for(
+    whole: dict[str, Any], more: dict[str, Any], field: str
+) -> None:
+    assert storage_of(read("llama-3.1-8b", whole)).matrices.bits <= 8
+    config = read("llama-3.1-8b", whole | more)
+    with pytest.raises(FormatError, match=rf"does not follow from {field} .*pass --weights-dtype"):
+        storage_of(config)
+    assert storage_of(config, weights="int4").matrices == KEPT["int4"]
 
 
 def test_modules_that_are_left_alone_stay_as_the_model_is() -> None:
