@@ -3,6 +3,7 @@
 | kind     | entry-point group   | protocol here |
 | probe    | ergmeter.probes     | Probe         |
 | importer | ergmeter.importers  | Importer      |
+| sink     | ergmeter.sinks      | Sink          |
 | metric   | ergmeter.metrics    | list[Metric] of ergmeter.metrics.catalog |
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ergmeter.records import Device, Mark, Record, Sample
+from ergmeter.records import Device, Mark, Record, Sample, Summary, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,46 @@ class Importer(Protocol):
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. May hold a few lines back to see what they mean."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRequest:
+    """What a sink is opened with: whose figures they are, and its own options by name."""
+
+    run: str  # the run directory
+    name: str  # what the run is called
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a run came to lately, for every sink: all metrics over one window.
+
+    `step` is the number of optimizer steps done by the end of the window, those before a resume
+    included: the axis. What is `Missing` in the summary is not sent, and never sent as 0.
+    """
+
+    step: int
+    wall_s: float  # the end of the window on the wall clock, as time.time() counts
+    window: Window
+    summary: Summary
+    is_final: bool = False  # the summary is of the whole run, after its warm-up
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """Takes figures to where people look at them. Constructed with a SinkRequest.
+
+    Everything is called on a thread of the sink's own, the construction and its imports included,
+    so it may block, and it may raise: an update that was refused is offered again later. Only
+    UsageError (options that make no sense) and PluginError (what is missing, and what to install)
+    end it for good.
+    """
+
+    name: str
+
+    def write(self, update: Update) -> None:
+        """Deliver one update."""
+
+    def close(self) -> None:
+        """Deliver what was held back and let go. Called once, after the final update."""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ergmeter.errors import PluginError
 
-Kind = Literal["probes", "importers", "metrics", "flops"]
+Kind = Literal["probes", "importers", "metrics", "flops", "sinks"]
 
 
 def _found(kind: Kind) -> dict[str, EntryPoint]:

@@ -81,6 +81,8 @@ class HandOver:
         self._ending: Mark | None = None
         self._finished = False
         self._paused = False
+        # Called before steps are taken: whoever holds some back until their tokens are known.
+        self.sources: list[Callable[[], None]] = []
 
     @property
     def run(self) -> Path:
@@ -101,14 +103,27 @@ class HandOver:
             for probe in opened.probes:
                 self._sampler.add(probe)
 
-    def stop(self, ending: Mark | None) -> None:
-        """Take the last readings, hand over everything, and close the files.
+    def describe(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
+        """Say more of who and what this is, at the head of this share."""
+        with self._lock:
+            self._writer.extend_header(**facts)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank, as far as it is known now."""
+        self._ask_rank()
+        return self._rank_now()
+
+    def stop(self, ending: Mark | None, *, last: Callable[[], None] | None = None) -> None:
+        """Take the last readings, do `last`, hand over everything, and close the files.
 
         It may be called again where it was interrupted, and finishes then.
         """
         self._ending = self._ending or ending
         if not self._stopping.is_set():
             self._guarded(self._sampler.stop)
+            if last is not None:
+                self._guarded(last)
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S)
@@ -135,6 +150,8 @@ class HandOver:
                 self._flush(samples=samples)
 
     def _flush(self, *, samples: bool) -> None:
+        for source in self.sources:
+            self._guarded(source)
         # The samples first: a process killed in between has no steps that nothing was read for.
         steps = [self.steps.popleft() for _ in range(len(self.steps))]
         if samples:

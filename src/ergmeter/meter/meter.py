@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock, get_ident
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import measuring
+from ergmeter.meter.feed import EVERY_S, Feed, planned
 from ergmeter.meter.opening import Around, Plan, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ergmeter.meter.handover import HandOver
+    from ergmeter.ports import Sink
     from ergmeter.records import Record, Summary
 
 # What a mark may hold: a name, a path, a sentence.
@@ -60,6 +62,8 @@ class Meter:
         flops: Flops | Sequence[Flops] = (),
         model: object = None,
         seq_len: int | None = None,
+        sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink] = (),
+        sinks_every_s: float = EVERY_S,
         around: Around | None = None,
         **declared: Any,  # noqa: ANN401  the fields of Settings, checked there
     ) -> None:
@@ -70,6 +74,8 @@ class Meter:
         directly: warmup_steps, warmup_s, warmup="auto", parameters, grid_g_per_kwh, pue, ...
         `model` and `seq_len` give MFU: a torch model of transformers (with or without PEFT), its
         configuration, or the path of a config.json. What can't be counted is said in the run.
+        `sinks` are where the figures go while it runs ("tensorboard", ("csv", {"path": ...}), ...),
+        every `sinks_every_s`, from rank 0 for all ranks. None of them can slow or stop a training.
         `around` measures another process from outside, as `erg record` does.
         """
         found = Settings.declared(settings, declared)
@@ -91,6 +97,11 @@ class Meter:
             no_flops=no_flops,
             around=around,
         )
+        if not sinks_every_s > 0:
+            raise UsageError(f"sinks_every_s must be seconds above 0; got {sinks_every_s!r}")
+        self._sinks = planned(sinks)
+        self._sinks_every_s = sinks_every_s
+        self._feed: Feed | None = None
         self._path: Path | None = None
         self._handover: HandOver | None = None
         self._pid: int | None = None  # the process that measures
@@ -127,7 +138,8 @@ class Meter:
         if handover is None or os.getpid() != self._pid:
             return
         self._append = self._closed
-        handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None)
+        last = self._feed.stop if self._feed is not None else None
+        handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
         # Only now: where the line above was interrupted, a second close finishes what it began.
         self._handover = None
         measuring.discard(self)
@@ -238,6 +250,23 @@ class Meter:
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
+    def describe(self, model: object, *, seq_len: int | None) -> None:
+        """Say which model is trained, once it is known: its FLOPs, parameters and type.
+
+        As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
+        back until the first batch has come. What can't be counted is said in the run.
+        """
+        from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
+
+        flops, found, no_flops = described(model, seq_len, self.plan.settings)
+        self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
+        if self._handover is not None:
+            self._handover.describe(**self.plan.facts())
+
+    def continue_from(self, step: int) -> None:
+        """Number the next training step so: a training that was resumed has done those before."""
+        self._numbers["train"] = itertools.count(step)
+
     # -- what comes of it -----------------------------------------------------------------------
 
     @property
@@ -284,9 +313,23 @@ class Meter:
         self._pid = os.getpid()
         measuring.add(self)
         handover.start()
+        self._start_feed(handover)
         self._started_ns = monotonic_ns()
         # Bound once: the training thread looks nothing up on its way to the queue.
         self._append = handover.steps.append
+
+    def _start_feed(self, handover: HandOver) -> None:
+        if self._sinks:
+            self._feed = Feed(
+                self._sinks,
+                handover.run,
+                name=self.plan.name,
+                every_s=self._sinks_every_s,
+                flush=handover.flush,
+                mark=handover.marks.append,
+                is_first=lambda: handover.rank == 0,
+            )
+            self._feed.start()
 
     def _not_started(self, _row: tuple[Any, ...]) -> None:
         raise UsageError("the Meter has not been started; use `with Meter() as meter:`")
@@ -300,6 +343,8 @@ class Meter:
     def _forked(self) -> None:
         """In a forked child: threads and files are the parent's. Begin anew if a step comes."""
         self._handover = None
+        self._feed = None  # the parent feeds the sinks
+        self._sinks = ()
         self._in_fork = Lock()
         self._spans = {}
         self._ends_ns = {}

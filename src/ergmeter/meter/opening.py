@@ -72,6 +72,15 @@ class Plan:
         names = ["process"] if "process" in self._wanted else []
         return self._opened(names, path=run, pid=pid)
 
+    def facts(self) -> dict[str, Any]:
+        """What the head of a share says of the model and of what was declared."""
+        said: dict[str, Any] = {"settings": self.settings.as_json()}
+        if self.flops:
+            said["flops"] = [asdict(flops) for flops in self.flops]
+        if self.no_flops:
+            said["no_flops"] = self.no_flops
+        return said
+
     @property
     def _wanted(self) -> tuple[str, ...]:
         return DEFAULT_PROBES if self.probes is None else self.probes
@@ -126,15 +135,11 @@ class Plan:
         """A writer in this run, with what it needs to know at its head."""
         source, stream = ("recorder", "output") if self.around else ("meter", "")
         header = writer_header(source)
-        header["settings"] = self.settings.as_json()
+        header.update(self.facts())
         header["unavailable"] = opened.unavailable
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
             header["budget"] = {self.budget.unit: self.budget.total}
-        if self.flops:
-            header["flops"] = [asdict(flops) for flops in self.flops]
-        if self.no_flops:
-            header["no_flops"] = self.no_flops
         cost_s = self.around.cost_s if self.around else None
         devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
         devices += [device for probe in opened.probes for device in probe.devices]

@@ -9,8 +9,8 @@ each host's (monotonic, wall) pair, and a device that two writers sampled is one
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
-from functools import cached_property
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
-from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported
+from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import Segment, segments
 from ergmeter.runlog.settings import WARMUP
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.records import FloatArray, TimeArray
 
+_AROUND_NS = 2 * NS_PER_S
+_CLOCK_SET_S = 60.0
 _DEVICE_FIELDS = {field.name for field in fields(Device)}
 
 RUNNING = "running"
@@ -79,6 +82,7 @@ class Run:
     writers: list[WriterLog]
     damage: list[str] = field(default_factory=list)  # files that are not what they claim to be
     torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
+    between: Window | None = None  # just what lies in here, where somebody asked for a part
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -90,6 +94,14 @@ class Run:
                 run._add_writer(directory)
         run._align_clocks()
         return run
+
+    def part(self, window: Window) -> Run:
+        """The same run, with the steps that ended in this window and the samples around it.
+
+        Files from before it are not opened, so that a part of a long run costs as much as a short
+        run: this is how a run is followed while it is written.
+        """
+        return replace(self, between=window)
 
     @property
     def name(self) -> str:
@@ -227,7 +239,22 @@ class Run:
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
     def _segments(self, writer: WriterLog, table: str) -> Iterator[Segment]:
-        yield from segments(writer.directory, table, damage=self.damage, torn=self.torn)
+        find = partial(segments, writer.directory, table, damage=self.damage, torn=self.torn)
+        if self.between is None:
+            yield from find()
+            return
+        # A sample before and one after the window tell what was drawn at its edges.
+        around_ns = 0 if table == "steps" else _AROUND_NS
+        start_ns = self.between.start_ns - around_ns - writer.offset_ns
+        end_ns = self.between.end_ns + around_ns - writer.offset_ns
+        clock = writer.header["clock"]
+        began_s = (clock["wall_ns"] + start_ns - clock["monotonic_ns"]) / NS_PER_S
+        # A clock that was set back a little while ago must not hide what was written since.
+        for segment in find(since_s=began_s - _CLOCK_SET_S):
+            column = "end_ns" if table == "steps" else "t_ns"
+            part = segment.between(column, start_ns, end_ns)
+            if part.rows:
+                yield part
 
     def _add_writer(self, directory: Path) -> None:
         try:

@@ -38,6 +38,19 @@ class Segment:
     names: tuple[str, ...]
     _batches: pa.Table | None  # a live stream, mapped into memory; None for Parquet
 
+    def between(self, column: str, start_ns: int, end_ns: int) -> Segment:
+        """The rows whose time in this column lies in between, the start left out."""
+        t_ns = self.integers(column)
+        rows = np.flatnonzero((t_ns > start_ns) & (t_ns <= end_ns))
+        if len(rows) == self.rows:
+            return self
+        first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
+        if last - first + 1 == len(rows):  # in order, as they nearly always are: nothing is copied
+            kept = self.table().slice(first, len(rows))
+        else:
+            kept = self.table().take(pa.array(rows))
+        return Segment(self.path, self.stream, len(rows), self.names, kept)
+
     def table(self, names: list[str] | None = None) -> pa.Table:
         """These columns, or all, as an Arrow table."""
         if self._batches is not None:
@@ -87,11 +100,16 @@ class Segment:
 
 
 def segments(
-    directory: Path, table: str, *, damage: list[str], torn: list[str]
+    directory: Path, table: str, *, damage: list[str], torn: list[str], since_s: float = 0.0
 ) -> Iterator[Segment]:
-    """The segments of a table in one writer's directory, in order. Notes what can't be read."""
+    """The segments of a table in one writer's directory, in order. Notes what can't be read.
+
+    Files that nobody has written to `since_s` (wall clock) are left out, unopened.
+    """
     for path, stream in _paths(directory, table):
         try:
+            if since_s and path.stat().st_mtime < since_s:
+                continue
             segment = (
                 _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, stream, torn)
             )

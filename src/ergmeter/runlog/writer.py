@@ -172,9 +172,14 @@ class Writer:
         self.mark(Mark(time.monotonic_ns(), "opened"))
 
     def extend_header(
-        self, *, devices: Sequence[Device] = (), unavailable: Mapping[str, str] | None = None
+        self,
+        *,
+        devices: Sequence[Device] = (),
+        unavailable: Mapping[str, str] | None = None,
+        **facts: Any,  # noqa: ANN401  anything that JSON holds
     ) -> None:
         """Add to who and what this writer is. The header is replaced whole."""
+        self._header.update(facts)
         self._header["devices"] += [asdict(device) for device in devices]
         self._header["unavailable"] = {**self._header["unavailable"], **(unavailable or {})}
         staging = self.directory / f".{fmt.WRITER_FILE}"

@@ -1,0 +1,1 @@
+"""Requests to an inference server, and what they cost."""

@@ -1,0 +1,80 @@
+"""What a run that is being written came to lately: the same metrics, over the newest steps alone.
+
+The trap: a moving average. It has no window, two of them in one picture contradict each other, and
+the last one becomes the run's result. Here an update is over the steps that ended since the update
+before it, so that updates add up to the run, and every figure in it is of that one window.
+
+Ranks hand over at slightly different times. An update ends where the slowest of them has got to:
+half a second of one rank's tokens is not missing from it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.summarize import settings_of, summarize
+from ergmeter.ports import Update
+from ergmeter.records import PHASES, Window
+from ergmeter.runlog.settings import Settings
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.steps import Steps
+    from ergmeter.runlog.reader import Run
+
+_ALL = Settings(warmup_steps=0)  # lately is lately: the warm-up is shown too
+_FOREVER_NS = 2**62
+_TRAIN = PHASES.index("train")
+
+
+def lately(run: Run, *, since_ns: int = 0) -> Update:
+    """All metrics over the steps that ended after this instant of the run's clock.
+
+    NotMeasurable if there is none yet. The next update begins where this one's window ends.
+    """
+    newest = evidence_since(run, since_ns).counted
+    end_ns = _reached_ns(run, newest)
+    part = run.part(Window(since_ns, end_ns))
+    evidence = Evidence(part, settings_of(part, _ALL), heed_marks=False)
+    return _update(part, evidence, final=False)
+
+
+def whole(run: Run) -> Update:
+    """All metrics over the whole run, after its warm-up."""
+    return _update(run, Evidence(run, settings_of(run)), final=True)
+
+
+def evidence_since(run: Run, since_ns: int) -> Evidence:
+    """The newest part of a run, for who wants a few metrics of it and not all."""
+    part = run.part(Window(since_ns, _FOREVER_NS))
+    return Evidence(part, settings_of(part, _ALL), heed_marks=False)
+
+
+def _update(run: Run, evidence: Evidence, *, final: bool) -> Update:
+    window = evidence.window
+    summary = summarize(run, None if final else _ALL)
+    return Update(_steps_done(evidence), _wall_s(run, window.end_ns), window, summary, final)
+
+
+def _reached_ns(run: Run, rows: Steps) -> int:
+    """Up to when every rank that is still at work has handed over its steps."""
+    ends = {int(w): int(rows["end_ns"][rows["writer"] == w].max()) for w in set(rows["writer"])}
+    working = [end for number, end in ends.items() if not run.writers[number].closed]
+    return min(working) if working else max(ends.values())
+
+
+def _steps_done(evidence: Evidence) -> int:
+    """The number of the last step and one more; where steps have no numbers, how many there are."""
+    rows = evidence.work.where(evidence.work["phase"] == _TRAIN)
+    known = rows["index"][~np.isnan(rows["index"])]
+    if len(known):
+        return int(known.max()) + 1
+    return int(np.nan_to_num(rows["steps"], nan=0.0).sum())
+
+
+def _wall_s(run: Run, t_ns: int) -> float:
+    clock = run.writers[0].header["clock"]
+    return float(clock["wall_ns"] + t_ns - clock["monotonic_ns"]) / NS_PER_S
