@@ -1,0 +1,329 @@
+"""One training that a framework runs, told to a Meter: what every integration calls.
+
+An integration knows when its framework begins a step, hands over a batch, evaluates or saves; it
+says so here and computes nothing. Two promises are kept in this one place. The training thread
+pays for timestamps, shapes and, on a device, for two small reductions that nobody waits for. And
+whatever goes wrong in here is a mark in the run and the end of the telling, never of the training.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ergmeter.integrations.batches import Counts, counted
+from ergmeter.integrations.fetching import Fetch, now_on
+from ergmeter.integrations.world import training_identity
+from ergmeter.meter import Meter, measuring
+from ergmeter.records import Mark, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from ergmeter.records import Phase
+
+_Called = TypeVar("_Called", bound="Callable[..., Any]")
+# FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
+_LENGTHS_ALIKE_FRAC = 0.01
+_DESCRIBE_S = 10.0  # at most, at the end of a training that was shorter
+_LOSSES = ("loss", "train_loss", "train/loss")
+_RATES = ("learning_rate", "lr")
+_NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
+
+
+def _guarded(method: _Called) -> _Called:
+    """Our failure becomes a mark, and this training is told no further."""
+
+    @wraps(method)
+    def call(self: Training, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        if self.failed:
+            return None
+        try:
+            return method(self, *arguments, **options)
+        except Exception as error:  # noqa: BLE001  never break training
+            self._fail(error)
+            return None
+
+    return cast("_Called", call)
+
+
+class Training:
+    """A training from its first step to its last. Any thread of the process may call it."""
+
+    def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
+        """`meter` is used if given, else one that measures already, else one made of `options`."""
+        self._own = Meter(**options) if meter is None else None
+        self._given = meter
+        self.meter: Meter | None = None
+        self.failed = False
+        self._model: object = None
+        self._shifts = True
+        self._start_ns: int | None = None
+        self._counts: list[Counts] = []
+        self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
+        self._held: deque[tuple[Step, list[Counts], Any]] = deque()
+        self._fetch: tuple[Fetch, list[tuple[Step, list[Counts], Any]]] | None = None
+        self._index = 0
+        self._computed = 0
+        self._squares = 0
+        self._told_length = 0.0
+        self._logged: dict[str, float] = {}
+        self._last: Step | None = None
+        self._describing: threading.Thread | None = None
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @_guarded
+    def begin(self, model: object = None, *, first_step: int = 0) -> None:
+        """The training begins, or goes on after `first_step` steps."""
+        if self.meter is not None:
+            return
+        others = measuring.meters()
+        self.meter = self._given or (others[0] if others else self._own)
+        assert self.meter is not None
+        if self.meter not in others:
+            self.meter.start()
+        self._model = model
+        self._shifts = _shifts_labels(model)
+        self._index = first_step
+        assert self.meter._handover is not None
+        self.meter._handover.sources.append(self._settle)
+
+    @_guarded
+    def end(self, ended: str | None = None) -> None:
+        """The training is over. A Meter of our own is closed with it."""
+        if self.meter is None:
+            return
+        self._let_go()
+        self._settle(wait=True)
+        if self._describing is not None:
+            self._describing.join(_DESCRIBE_S)
+        self._describe_again()
+        handover = self.meter._handover
+        if handover is not None and self._settle in handover.sources:
+            handover.sources.remove(self._settle)
+        if self.meter is self._own:
+            self.meter.close(ended)
+        self.meter = None
+
+    # -- what a framework says --------------------------------------------------------------------
+
+    @_guarded
+    def step_begin(self) -> None:
+        """A training step begins, unless one is under way."""
+        if self._start_ns is None:
+            self._let_go()
+            self._start_ns = time.monotonic_ns()
+
+    @_guarded
+    def batch(self, batch: object) -> None:
+        """A micro-batch of the step under way: what the model is given."""
+        counts = counted(batch, shifts=self._shifts)
+        if counts is None:
+            self._unknown = True
+            return
+        self._counts.append(counts)
+        if not self._told_length:
+            self._describe(counts)
+
+    @_guarded
+    def step_end(
+        self,
+        *,
+        micro_steps: int | None = None,
+        loss: Any = None,  # noqa: ANN401  a number, or what a framework holds one in
+        learning_rate: float | None = None,
+        grad_norm: Any = None,  # noqa: ANN401
+    ) -> None:
+        """The optimizer has stepped. What was logged later (`logged`) still reaches this step."""
+        end_ns = time.monotonic_ns()
+        if self._start_ns is None:
+            return
+        start_ns, self._start_ns = self._start_ns, None
+        counts, self._counts = self._counts, []
+        step = Step(
+            start_ns=start_ns,
+            end_ns=end_ns,
+            index=self._index,
+            micro_steps=micro_steps or max(1, len(counts)),
+            loss=loss,
+            learning_rate=learning_rate,
+            grad_norm=grad_norm,
+        )
+        self._index += 1
+        if self._unknown or not counts:
+            counts, self._unknown = [], False
+        laters = [later for one in counts for later in one.laters]
+        self._let_go()
+        self._last = step
+        self._held.append((step, counts, now_on(laters[-1]) if laters else None))
+
+    @_guarded
+    def step_cancelled(self) -> None:
+        """What began was no training step after all."""
+        self._start_ns = None
+        self._counts = []
+        self._unknown = False
+
+    @_guarded
+    def logged(self, values: Mapping[str, Any]) -> None:
+        """Figures that the framework logs of its last step: loss, learning rate, gradient norm."""
+        for name, value in values.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                self._logged[str(name)] = float(value)
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Time that is no training step: eval, checkpoint, data."""
+        start_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.phase_over(phase, start_ns)
+
+    @_guarded
+    def phase_over(self, phase: Phase, start_ns: int, *, batch: object = None) -> None:
+        """Such a time is over, that began then."""
+        end_ns = time.monotonic_ns()
+        if self.meter is not None and end_ns > start_ns:
+            counts = counted(batch, shifts=self._shifts) if batch is not None else None
+            computed = counts.computed if counts else None
+            self.meter.record(Step(start_ns, end_ns, phase=phase, tokens_computed=computed))
+
+    @_guarded
+    def mark(self, name: str, detail: str = "") -> None:
+        """Name this instant in the run."""
+        if self.meter is not None:
+            self.meter.mark(name, detail)
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        """The last step is complete once the next begins: what is logged of it comes in between."""
+        logged, self._logged = self._logged, {}
+        last, self._last = self._last, None
+        if last is None or not logged or not self._held or self._held[-1][0] is not last:
+            return
+        _, counts, after = self._held.pop()
+        self._held.append((_with_logged(last, logged), counts, after))
+
+    def _settle(self, *, wait: bool = False) -> None:
+        """Pass on the steps whose tokens are known; ask for those of the others.
+
+        On the thread that hands over; at the end on the training's, which then may wait.
+        """
+        while True:
+            if self._fetch is not None:
+                fetch, waiting = self._fetch
+                if not (wait or fetch.is_here):
+                    return
+                self._fetch = None
+                self._pass_on(waiting, fetch.values())
+            # The newest may still be told a loss, which is logged after its end.
+            ready = [self._held.popleft() for _ in range(len(self._held) - (not wait))]
+            if not ready:
+                return
+            laters = [later for _, counts, _ in ready for one in counts for later in one.laters]
+            if not laters:
+                self._pass_on(ready, [])
+                continue
+            after = next((event for _, _, event in reversed(ready) if event is not None), None)
+            self._fetch = (Fetch(laters, after).start(), ready)
+
+    def _pass_on(self, rows: list[tuple[Step, list[Counts], Any]], values: list[int]) -> None:
+        assert self.meter is not None
+        known = iter(values)
+        for step, counts, _ in rows:
+            settled = [one.settled([next(known) for _ in one.laters]) for one in counts]
+            self._computed += sum(one.computed for one in settled)
+            self._squares += sum(int(one.squares or 0) for one in settled)
+            self.meter.record(_with_tokens(step, settled))
+
+    def _describe(self, counts: Counts) -> None:
+        """The model is known, and so is how long a sequence is: count its FLOPs, aside."""
+        rows = counts.samples if isinstance(counts.samples, int) and counts.samples else 1
+        self._told_length = max(1.0, counts.computed / rows)
+        self._describing = threading.Thread(
+            target=self._say_who,
+            args=(round(self._told_length),),
+            name="ergmeter-model",
+            daemon=True,
+        )
+        self._describing.start()
+
+    def _say_who(self, length: int) -> None:
+        """On a thread of its own: counting the FLOPs of an unknown model may take a second."""
+        meter = self.meter
+        if meter is None or meter._handover is None:
+            return
+        try:
+            meter._handover.describe(training=training_identity(self._model))
+            if self._model is not None:
+                meter.describe(self._model, seq_len=length)
+        except Exception as error:  # noqa: BLE001  never break training
+            self._fail(error)
+
+    def _describe_again(self) -> None:
+        """With the length that sequences had on average, as attention counts it."""
+        if not self._computed or self._model is None or self.meter is None:
+            return
+        length = self._squares / self._computed
+        if abs(length - self._told_length) > _LENGTHS_ALIKE_FRAC * self._told_length:
+            self.meter.describe(self._model, seq_len=max(1, round(length)))
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = True
+        said = f"{type(error).__name__}: {error}"[:500]
+        if self.meter is not None and self.meter._handover is not None:
+            t_ns = time.monotonic_ns()
+            self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))
+
+
+def _with_tokens(step: Step, counts: list[Counts]) -> Step:
+    if not counts:
+        return step
+    return replace(
+        step,
+        tokens_computed=sum(one.computed for one in counts),
+        tokens_real=_total([one.real for one in counts]),
+        tokens_loss=_total([one.loss for one in counts]),
+        samples=_total([one.samples for one in counts]),
+    )
+
+
+def _total(amounts: list[Any]) -> int | None:
+    return None if any(one is None for one in amounts) else sum(amounts)
+
+
+def _with_logged(step: Step, logged: Mapping[str, float]) -> Step:
+    def first(names: tuple[str, ...], now: float | None) -> float | None:
+        return now if now is not None else next((logged[n] for n in names if n in logged), None)
+
+    return replace(
+        step,
+        loss=first(_LOSSES, step.loss),
+        learning_rate=first(_RATES, step.learning_rate),
+        grad_norm=first(_NORMS, step.grad_norm),
+    )
+
+
+def _shifts_labels(model: object) -> bool:
+    """Whether the model compares each label with the position before it, as causal models do."""
+    names = {kind.__name__ for part in _around(model) for kind in type(part).__mro__}
+    aligned = ("MaskedLM", "Seq2Seq", "ConditionalGeneration", "TokenClassification")
+    return not any(name.endswith(aligned) for name in names)
+
+
+def _around(model: object) -> list[object]:
+    """A model and what it is wrapped around."""
+    found = [model]
+    for name in ("module", "_orig_mod", "base_model", "model"):
+        inner = getattr(found[-1], name, None)
+        if inner is not None and hasattr(inner, "parameters"):
+            found.append(inner)
+    return found

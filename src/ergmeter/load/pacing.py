@@ -1,0 +1,146 @@
+"""When is the next request sent: closed loop or open loop?
+
+The trap, known as coordinated omission: a client that waits for a slow answer before it asks again
+asks less often just when the server is slow, and its latencies look fine. A closed loop (so many
+requests at a time) does that by its nature and is named so: it answers "how much can this server
+do with N users". An open loop (so many requests a second, as Poisson arrivals) sends when its
+schedule says, however many are under way, and counts latency from the scheduled time: a request
+that could not be sent in time has waited.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.load.answer import Answer
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ergmeter.load.client import Client, Connection
+
+_AFTER_FAILURE_S = 0.1  # so that a server that refuses is not asked a thousand times a second
+_CONNECT_AHEAD_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How long a level lasts: so many requests, or requests begun within so many seconds."""
+
+    requests: int | None = None
+    duration_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """So many requests at a time: the next is sent when one has ended."""
+
+    concurrency: int
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        return f"{self.concurrency} at a time"
+
+    @property
+    def clock(self) -> str:
+        """From when latency counts."""
+        return f"closed loop, {self.label}: from a request's sending, on an open connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """So many requests a second on average, with Poisson arrivals."""
+
+    rate_per_s: float
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """For a table."""
+        return f"{self.rate_per_s:g}/s"
+
+    @property
+    def clock(self) -> str:
+        """From when latency counts."""
+        return f"open loop, {self.label}, Poisson: from the scheduled time of sending"
+
+    def arrivals_s(self, extent: Extent) -> Iterator[float]:
+        """When requests are due, from the start of the level."""
+        dice = random.Random(self.seed)
+        due_s = 0.0
+        for number in itertools.count():
+            if extent.requests is not None and number >= extent.requests:
+                return
+            if extent.duration_s is not None and due_s >= extent.duration_s:
+                return
+            yield due_s
+            due_s += dice.expovariate(self.rate_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What is sent, and who is told of each answer."""
+
+    client: Client
+    request: Callable[[int], bytes]
+    tell: Callable[[Answer], None]
+
+
+async def closed_loop(sending: Sending, concurrency: int, extent: Extent, *, first: int) -> None:
+    """Requests by so many workers, each with a connection of its own, numbered from `first`."""
+    last = None if extent.requests is None else first + extent.requests
+    numbers = iter(range(first, last)) if last is not None else itertools.count(first)
+    until_s = time.monotonic() + extent.duration_s if extent.duration_s is not None else None
+
+    async def work() -> None:
+        own: Connection | None = None
+        for number in numbers:
+            if until_s is not None and time.monotonic() >= until_s:
+                break
+            answer = Answer(number)
+            request = sending.request(number)
+            own = await sending.client.connected(answer, own=own)
+            if own is not None:
+                await sending.client.ask(own, request, answer)
+            sending.tell(answer)
+            if answer.failure:
+                await asyncio.sleep(_AFTER_FAILURE_S)
+        if own is not None:
+            own.close()
+
+    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+
+async def open_loop(sending: Sending, pace: Open, extent: Extent, *, first: int) -> None:
+    """Requests at their scheduled times, numbered from `first`."""
+    began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
+
+    async def one(number: int, due_ns: int) -> None:
+        answer = Answer(number, due_ns=due_ns)
+        request = sending.request(number)
+        connection = await sending.client.connected(answer)
+        if connection is not None:
+            await _until(due_ns)
+            await sending.client.ask(connection, request, answer)
+            connection.close()
+        sending.tell(answer)
+
+    tasks = set()
+    for number, due_s in enumerate(pace.arrivals_s(extent), first):
+        due_ns = began_ns + round(due_s * NS_PER_S)
+        await _until(due_ns - round(_CONNECT_AHEAD_S * NS_PER_S))
+        tasks.add(asyncio.create_task(one(number, due_ns)))
+    await asyncio.gather(*tasks)
+
+
+async def _until(t_ns: int) -> None:
+    left_s = (t_ns - time.monotonic_ns()) / NS_PER_S
+    if left_s > 0:
+        await asyncio.sleep(left_s)

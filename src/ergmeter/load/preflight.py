@@ -1,0 +1,113 @@
+"""Which of its options does this server understand?
+
+The trap: an option that one server needs and another refuses. `stream_options` makes vLLM send its
+token counts and is unknown to older servers; `ignore_eos` keeps answers at their full length on
+vLLM and SGLang, and `transformers serve` answers 422 to it. A first request, outside any run,
+settles what is sent from then on: options are taken away until the server accepts. It also tells a
+server that is down from one that is slow, before a run directory is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError
+from ergmeter.load.answer import Answer
+from ergmeter.load.client import Client
+from ergmeter.load.prompts import MadeUp
+
+if TYPE_CHECKING:
+    from ergmeter.load.address import Endpoint
+    from ergmeter.load.client import Target
+    from ergmeter.load.prompts import FromFile, Prompt
+
+# The most telling first; a server that refuses one is asked with the next.
+_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"stream_options": {"include_usage": True}, "ignore_eos": True},
+    {"stream_options": {"include_usage": True}},
+    {"ignore_eos": True},
+    {},
+)
+_REFUSED = ("HTTP 400", "HTTP 404", "HTTP 422")
+_FEW_WORDS = 8
+
+
+class ServerError(ErgmeterError):
+    """The server can't be used. The text says which, what it answered, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """How this server is asked."""
+
+    target: Target
+    endpoint: Endpoint
+    model: str
+    extra: dict[str, Any]  # what the user adds to each body
+    options: dict[str, Any]  # what the server was found to understand
+    counts_tokens: bool = True  # whether its answers have `usage`
+
+    def request(self, prompt: Prompt) -> bytes:
+        """The bytes of a request."""
+        body = {"model": self.model, **prompt.fields(self.endpoint), "stream": True}
+        return self.target.request({**body, **self.options, **self.extra})
+
+
+async def settle(asking: Asking, prompt: Prompt) -> Asking:
+    """The options that the server accepts. ServerError if it accepts none."""
+    answer = Answer(0)
+    for options in _OPTIONS:
+        tried = replace(asking, options=options)
+        answer = await _asked(tried, prompt)
+        if answer.failure not in _REFUSED:
+            break
+    if answer.failure and answer.failure != "empty":
+        raise ServerError(_unusable(asking, answer))
+    return replace(tried, counts_tokens=answer.generated_tokens is not None)
+
+
+async def sized(asking: Asking, prompts: MadeUp, *, tokens: int) -> MadeUp:
+    """As many words as make so many tokens, by the server's own count of two prompts."""
+    counts = []
+    for number, words in enumerate((_FEW_WORDS, max(tokens, 4 * _FEW_WORDS)), start=-2):
+        prompt = replace(prompts, words=words, output_tokens=1).prompt(number)
+        answer = await _asked(asking, prompt)
+        if answer.prompt_tokens is None:
+            return prompts
+        counts.append((words, answer.prompt_tokens))
+    (few, few_tokens), (many, many_tokens) = counts
+    if many_tokens <= few_tokens:
+        return prompts
+    per_word = (many_tokens - few_tokens) / (many - few)
+    return replace(prompts, words=max(1, round((tokens - few_tokens) / per_word + few)))
+
+
+async def _asked(asking: Asking, prompt: Prompt) -> Answer:
+    answer = Answer(0)
+    client = Client(asking.target)
+    connection = await client.connected(answer)
+    if connection is not None:
+        await client.ask(connection, asking.request(prompt), answer)
+        connection.close()
+    return answer
+
+
+def _unusable(asking: Asking, answer: Answer) -> str:
+    url = asking.target.address.url
+    if answer.failure == "no connection":
+        return f"no server at {url} ({answer.detail}); is it up, and is the port right?"
+    if answer.failure in ("HTTP 401", "HTTP 403"):
+        cure = "; put the key in OPENAI_API_KEY, or name its variable with --api-key-env"
+    elif answer.failure == "HTTP 404":
+        cure = f"; is {asking.model!r} what the server calls its model, and is the URL its base?"
+    elif answer.failure == "timeout":
+        cure = "; --timeout waits longer"
+    else:
+        cure = ""
+    return f"{url} did not answer a first request: {answer.failure} ({answer.detail}){cure}"
+
+
+def first_prompt(prompts: MadeUp | FromFile) -> Prompt:
+    """A prompt that no later request repeats, where prompts are made up."""
+    return prompts.prompt(-3 if isinstance(prompts, MadeUp) else 0)
