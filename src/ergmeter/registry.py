@@ -31,4 +31,13 @@ def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own p
     try:
         return found[name].load()
     except ImportError as error:
-        raise PluginError(f"the {kind} plugin {name!r} does not load: {error}") from error
+        extra = _extra(found[name])
+        cure = f"; pip install 'ergmeter[{extra}]'" if extra else ""
+        raise PluginError(f"the {kind} plugin {name!r} does not load: {error}{cure}") from error
+
+
+def _extra(entry: EntryPoint) -> str | None:
+    """The extra that brings what one of our own plugins needs: it has the plugin's name."""
+    if entry.dist is None or entry.dist.name != "ergmeter":
+        return None
+    return entry.name if entry.name in entry.dist.metadata.get_all("Provides-Extra", []) else None

@@ -128,8 +128,6 @@ class Training:
             self._unknown = True
             return
         self._counts.append(counts)
-        if not self._told_length:
-            self._describe(counts)
 
     @_guarded
     def step_end(
@@ -159,6 +157,8 @@ class Training:
         if self._unknown or not counts:
             counts, self._unknown = [], False
         laters = [later for one in counts for later in one.laters]
+        if self._describing is None:
+            self._describe(counts[0] if counts else None)
         self._let_go()
         self._last = step
         self._held.append((step, counts, now_on(laters[-1]) if laters else None))
@@ -244,10 +244,11 @@ class Training:
             self._squares += sum(int(one.squares or 0) for one in settled)
             self.meter.record(_with_tokens(step, settled))
 
-    def _describe(self, counts: Counts) -> None:
+    def _describe(self, counts: Counts | None) -> None:
         """The model is known, and so is how long a sequence is: count its FLOPs, aside."""
-        rows = counts.samples if isinstance(counts.samples, int) and counts.samples else 1
-        self._told_length = max(1.0, counts.computed / rows)
+        if counts is not None:
+            rows = counts.samples if isinstance(counts.samples, int) and counts.samples else 1
+            self._told_length = max(1.0, counts.computed / rows)
         self._describing = threading.Thread(
             target=self._say_who,
             args=(round(self._told_length),),
@@ -264,7 +265,7 @@ class Training:
         try:
             meter._handover.describe(training=training_identity(self._model))
             if self._model is not None:
-                meter.describe(self._model, seq_len=length)
+                meter.describe(self._model, seq_len=length or None)
         except Exception as error:  # noqa: BLE001  never break training
             self._fail(error)
 

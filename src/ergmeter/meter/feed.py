@@ -8,6 +8,7 @@ the end of the program the sinks have a few seconds to deliver the rest, and no 
 
 from __future__ import annotations
 
+import difflib
 import threading
 import time
 from collections import deque
@@ -45,22 +46,25 @@ class SinkPlan:
 
 def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tuple[SinkPlan, ...]:
     """What a user may give: names, names with options, sinks. UsageError for what there isn't."""
-    plans = []
-    for one in sinks:
-        if isinstance(one, str):
-            plans.append(SinkPlan(one))
-        elif isinstance(one, tuple):
-            name, options = one
-            plans.append(SinkPlan(name, dict(options)))
-        elif isinstance(one, Sink):
-            plans.append(SinkPlan(one.name, made=one))
-        else:
-            raise UsageError(f"a sink is a name, (name, options) or a Sink; got {one!r}")
+    plans = tuple(_plan(one) for one in sinks)
     known = registry.names("sinks")
     for plan in plans:
         if plan.made is None and plan.name not in known:
-            raise UsageError(f"no sink {plan.name!r} (there are: {', '.join(known)})")
-    return tuple(plans)
+            near = difflib.get_close_matches(plan.name, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(known)})")
+    return plans
+
+
+def _plan(given: object) -> SinkPlan:
+    match given:
+        case str():
+            return SinkPlan(given)
+        case (str(name), dict(options)):
+            return SinkPlan(name, options)
+        case Sink():
+            return SinkPlan(given.name, made=given)
+    raise UsageError(f"a sink is a name, (name, options) or a Sink; got {given!r}")
 
 
 class _Outlet:

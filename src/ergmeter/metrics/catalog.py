@@ -51,7 +51,10 @@ class Metric:
 @cache
 def catalogue() -> dict[str, Metric]:
     """All metrics by key: ours first, in the order a reader wants them, then the plugins'."""
-    first = ("throughput", "tokens", "time", "energy", "memory", "utilization", "compute", "carbon")
+    first = (
+        *("throughput", "tokens", "time", "energy", "memory", "utilization", "compute"),
+        *("carbon", "inference", "training"),
+    )
     names = sorted(
         registry.names("metrics"),
         key=lambda name: (first.index(name) if name in first else len(first), name),

@@ -107,6 +107,11 @@ def boundary(evidence: Evidence) -> list[Device]:
     if not devices:
         why = evidence.why_no_device("energy sensor", "nvml", "rapl")
         raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
+    if evidence.has_company:
+        raise NotMeasurable(
+            "another training of the same command was at work at the same time: what the devices"
+            " drew for each can't be told apart; measure them in commands of their own"
+        )
     return devices
 
 

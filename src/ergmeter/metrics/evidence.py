@@ -7,6 +7,7 @@ chosen once, and every figure takes its tokens, its time and its joules from it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ class Evidence:
     @cached_property
     def work(self) -> Steps:
         """The spans the run is about: training steps, or prefill and decode in an inference run."""
+        several = len(self.run.trainings)
+        if several > 1:
+            raise NotMeasurable(
+                f"{several} trainings in this run, each with figures of its own:"
+                f" erg report {self.run.path} --training 1 (to {several})"
+            )
         phase = self.all_steps["phase"]
         train = phase == _TRAIN
         mask = train if train.any() else np.isin(phase, _INFERENCE)
@@ -97,8 +104,16 @@ class Evidence:
 
     @cached_property
     def window(self) -> Window:
-        """From the start of the first counted step to the end of the last."""
-        return Window(int(self.counted["start_ns"].min()), int(self.counted["end_ns"].max()))
+        """From the start of the first counted step to the end of the last.
+
+        Of a part of a run from where the part begins: what lies before its first step is in it, so
+        that the parts of a run add up to all of it.
+        """
+        start_ns = int(self.counted["start_ns"].min())
+        part = self.run.between
+        if part is not None and part.start_ns > 0:
+            start_ns = part.start_ns
+        return Window(start_ns, int(self.counted["end_ns"].max()))
 
     @cached_property
     def span(self) -> Window:
@@ -214,6 +229,14 @@ class Evidence:
                 self._series.pop(next(iter(self._series)))
             self._series[column] = self.run.series(column)
         return self._series[column]
+
+    @cached_property
+    def has_company(self) -> bool:
+        """Whether another training of the same run was at work in the window of this one."""
+        beside = replace(self.run, writers=list(self.run.beside), beside=())
+        rows = Steps(beside.steps())
+        span = self.span
+        return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
 
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""

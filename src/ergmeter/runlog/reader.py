@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
@@ -83,6 +83,7 @@ class Run:
     damage: list[str] = field(default_factory=list)  # files that are not what they claim to be
     torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
     between: Window | None = None  # just what lies in here, where somebody asked for a part
+    beside: tuple[WriterLog, ...] = ()  # of one training: who wrote of the others in the same run
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -103,10 +104,35 @@ class Run:
         """
         return replace(self, between=window)
 
+    @cached_property
+    def trainings(self) -> list[str]:
+        """The trainings that told themselves apart in this run, in the order they began.
+
+        Ranks of one training share its id. Two that one command ran, side by side or one after the
+        other, have two, and are never taken for ranks of each other.
+        """
+        found = (training_of(writer) for writer in self.writers)
+        return list(dict.fromkeys(one for one in found if one is not None))
+
+    def training(self, number: int) -> Run:
+        """One of the trainings by itself, counted from 1, with what was sampled for all of them."""
+        if not 1 <= number <= len(self.trainings):
+            there = f"{len(self.trainings)} trainings" if self.trainings else "none told apart"
+            raise UsageError(f"no training {number} in {self.path} (there are: {there})")
+        chosen = self.trainings[number - 1]
+        kept = [w for w in self.writers if training_of(w) in (None, chosen)]
+        others = tuple(w for w in self.writers if training_of(w) not in (None, chosen))
+        return replace(self, writers=kept, beside=others)
+
     @property
     def name(self) -> str:
-        """What the run is called."""
-        return str(self.header.get("name") or self.path.name)
+        """What the run is called; one of several trainings in it also by its number."""
+        name = str(self.header.get("name") or self.path.name)
+        if not self.beside:
+            return name
+        header = next(w.header for w in self.writers if training_of(w) is not None)
+        model = str(header["training"].get("model") or "")
+        return f"{name}, {model or 'one of its trainings'}"
 
     @cached_property
     def devices(self) -> dict[str, Device]:
@@ -294,6 +320,12 @@ class Run:
             self.writers[number] = WriterLog(
                 writer.directory, writer.header, writer.marks, offset_ns
             )
+
+
+def training_of(writer: WriterLog) -> str | None:
+    """The training that a writer told of, if it said so."""
+    training = writer.header.get("training")
+    return str(training["id"]) if isinstance(training, dict) and "id" in training else None
 
 
 def _run_header(path: Path) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+"""What the training itself says: loss, learning rate, gradient norm, as it was last told.
+
+Not efficiency, but a step that is twice as fast and learns nothing is no gain: a comparison and a
+live view need both on the same axis. Values are the program's own, passed on.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.records import Reading
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Direction
+
+_HOW = {
+    "loss": "set step.loss, use an integration, or print loss=..",
+    "learning_rate": "set step.learning_rate, use an integration, or print lr=..",
+    "grad_norm": "set step.grad_norm, use an integration, or print grad_norm=..",
+}
+
+
+def _last(column: str, evidence: Evidence) -> Reading:
+    """The last that was told in the window, of the first rank that tells it."""
+    for lane in evidence.counted.lanes:
+        told = np.flatnonzero(~np.isnan(lane[column]))
+        if len(told):
+            index = lane["index"][told[-1]]
+            which = "" if np.isnan(index) else f" of step {index + 1:.0f}"
+            note = f"the program's own{which}, the last of {len(told)} told; {evidence.window_note}"
+            return Reading(float(lane[column][told[-1]]), "1", "reported", note=note)
+    raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
+
+
+def _metric(column: str, title: str, direction: Direction) -> Metric:
+    return Metric(
+        f"training.{column}",
+        title,
+        "1",
+        direction,
+        f"the last {title} told in the window",
+        (f"steps that tell their {title}",),
+        partial(_last, column),
+    )
+
+
+METRICS = [
+    _metric("loss", "loss", "lower"),
+    _metric("learning_rate", "learning rate", "neither"),
+    _metric("grad_norm", "gradient norm", "neither"),
+]
