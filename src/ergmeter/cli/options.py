@@ -78,3 +78,46 @@ def with_settings(function: Callable[..., Any]) -> Callable[..., Any]:
     for name, attributes in reversed(_OPTIONS.items()):
         wrapped = click.option(f"--{name.replace('_', '-')}", **attributes)(wrapped)
     return wrapped
+
+
+def with_sinks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--sink` to a command, which gets `sinks` as a Meter takes them."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        given["sinks"] = [_sink(text) for text in given["sinks"]]
+        return function(**given)
+
+    wrapped = click.option(
+        "--sink",
+        "sinks",
+        multiple=True,
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Send the figures there while it runs: console, csv, jsonl, tensorboard, wandb,"
+        " mlflow, prometheus, otel, trackio (may be repeated): --sink tensorboard:path=tb",
+    )(wrapped)
+    return click.option(
+        "--sinks-every",
+        "sinks_every_s",
+        type=click.FloatRange(min=0.1),
+        default=10.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How often.",
+    )(wrapped)
+
+
+def _sink(text: str) -> tuple[str, dict[str, Any]]:
+    """NAME:OPTION=VALUE,... as a name and its options; a value is YAML, so 9400 is a number."""
+    import yaml
+
+    name, _, rest = text.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        option, equals, value = part.partition("=")
+        if not equals:
+            raise click.UsageError(
+                f"--sink {text}: {part!r} is no option; give NAME:OPTION=VALUE,OPTION=VALUE"
+            )
+        options[option] = yaml.safe_load(value)
+    return name, options

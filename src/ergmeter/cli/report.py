@@ -13,6 +13,7 @@ from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
+    from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
+@click.option(
+    "--training",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of several trainings that one command ran, just this one.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
 @with_model
 @with_settings
@@ -35,19 +42,28 @@ def command(
     run: Path | None,
     as_json: bool,
     metrics: tuple[str, ...],
+    training: int | None,
     show_all: bool,
 ) -> int:
     """Show what a run came to. Without RUN: the newest under runs/.
 
     A run can be reported while it is written. The settings given here take the place of those the
-    run was made with; nothing is written.
+    run was made with; nothing is written. Where one command ran several trainings, each has a card
+    of its own.
     """
+    from rich.console import Console
+
+    from ergmeter.cli.shown import show_run
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.directory import newest_run
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
 
     opened = Run.open(run or newest_run(Path("runs")))
+    opened = opened.training(training) if training else opened
+    if not as_json and not metrics:
+        show_run(Console(), opened, settings, flops=flops, show_all=show_all)
+        return _damage(opened)
     summary = summarize(opened, settings, flops=flops)
     if as_json:
         whole = (
@@ -56,22 +72,14 @@ def command(
             else documents.report(opened, summary, settings)
         )
         click.echo(json.dumps(whole, indent=1, allow_nan=False))
-    elif metrics:
+    else:
         for line in documents.metric_lines(summary, metrics):
             click.echo(line)
-    else:
-        _print(opened, summary, show_all=show_all)
+    return _damage(opened)
+
+
+def _damage(opened: Run) -> int:
+    """Say what could not be read. The exit code."""
     for line in opened.damage:
         click.echo(f"erg: damaged, left out: {line}", err=True)
     return 1 if opened.damage else 0
-
-
-def _print(opened: object, summary: object, *, show_all: bool) -> None:
-    from rich.console import Console
-
-    from ergmeter.views.terminal import every_metric, show
-
-    console = Console()
-    show(console, opened, summary)  # type: ignore[arg-type]
-    if show_all:
-        console.print(every_metric(summary))  # type: ignore[arg-type]

@@ -14,10 +14,16 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# Not `to_pandas_dtype`, for which pyarrow 25 wants pandas even to tell of an integer.
+_NUMPY: dict[pa.DataType, Any] = {
+    **{pa.int8(): np.int8, pa.int16(): np.int16, pa.int32(): np.int32, pa.int64(): np.int64},
+    **{pa.float32(): np.float32, pa.float64(): np.float64},
+}
+
 
 def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Integers or floats; None becomes null."""
-    dtype = kind.to_pandas_dtype()
+    dtype = _NUMPY[kind]
     absent = values.count(None)
     if not absent:
         return _array(kind, np.array(values, dtype=dtype), None, 0)
@@ -37,14 +43,14 @@ def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the c
     """A column of numbers. Where some are null: as floats, with NaN for those."""
     chunks = [_chunk_as_numpy(chunk) for chunk in column.chunks if len(chunk)]
     if not chunks:
-        return np.empty(0, dtype=column.type.to_pandas_dtype())
+        return np.empty(0, dtype=_NUMPY[column.type])
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
 def _chunk_as_numpy(chunk: pa.Array) -> Any:  # noqa: ANN401
     validity, data = chunk.buffers()
     start, end = chunk.offset, chunk.offset + len(chunk)
-    values = np.frombuffer(data, dtype=chunk.type.to_pandas_dtype(), count=end)[start:]
+    values = np.frombuffer(data, dtype=_NUMPY[chunk.type], count=end)[start:]
     if not chunk.null_count:
         return values
     known = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[start:]

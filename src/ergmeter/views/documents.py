@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.metrics.catalog import find
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
+from ergmeter.runlog.reader import training_of
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
@@ -51,6 +52,13 @@ def metrics(summary: Summary, names: Iterable[str]) -> dict[str, Any]:
     return {"readings": {key: result(summary.readings[key]) for key in keys}}
 
 
+def _training(run: Run, number: int) -> dict[str, Any]:
+    """One of several trainings in a run, by the number that `erg report --training` takes."""
+    writers = [w for w in run.writers if training_of(w) == run.trainings[number - 1]]
+    facts = writers[0].header["training"]
+    return {"number": number, "ranks": len(writers), "model": facts.get("model")}
+
+
 def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dict[str, Any]:
     """Everything a summary holds, and the settings it was made under.
 
@@ -63,6 +71,7 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
         "created": run.header.get("created"),
         "command": run.header.get("command"),
         "settings": settings_of(run, overrides).as_json(),
+        "trainings": [_training(run, number + 1) for number in range(len(run.trainings))],
         "readings": {key: result(found) for key, found in summary.readings.items()},
         "devices": {
             device.id: {
