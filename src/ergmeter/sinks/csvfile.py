@@ -85,5 +85,5 @@ def _cell(value: object) -> object:
 
 def _line(cells: Iterable[object]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)  # it quotes what holds one of these
+    return text.getvalue().removesuffix("\r\n")

@@ -39,11 +39,9 @@ class Figure:
 class Selection:
     """The metrics that a sink sends: all of them, or those named by key or alias."""
 
-    def __init__(
-        self, metrics: Iterable[str] | str | None = None, *, devices: bool = True
-    ) -> None:
+    def __init__(self, metrics: Iterable[str] | str | None = None, *, devices: bool = True) -> None:
         if isinstance(metrics, str):
-            metrics = [name.strip() for name in metrics.split(",") if name.strip()]
+            metrics = metrics.replace(",", " ").split()
         self.keys = None if metrics is None else tuple(find(name)[0].key for name in metrics)
         self._devices = devices
 
@@ -79,6 +77,8 @@ def in_words(reading: Reading) -> str:
         return duration(number)
     if unit == "frac":
         return f"{significant(number * 100, 3)} %"
+    if unit == "1":  # a loss is a bare number
+        return significant(number)
     if unit in ("B", "B/s", "B/h", "Hz", "J", "g", "FLOP/s", "FLOP/token"):
         return scaled(number, unit)
     return f"{number:,.0f} {unit}" if abs(number) >= 10_000 else f"{significant(number)} {unit}"

@@ -1,9 +1,9 @@
 """What is a metric called elsewhere? Every spelling is made from its key, here.
 
-| key                       | throughput.tokens_per_s               | of the whole run                  |
-| trackers (TensorBoard...) | ergmeter/throughput.tokens_per_s      | ergmeter-run/throughput...        |
-| Prometheus                | ergmeter_throughput_tokens_per_s      | ergmeter_run_throughput_...       |
-| OpenTelemetry             | ergmeter.throughput.tokens_per_s      | ergmeter.run.throughput...        |
+| key                       | throughput.tokens_per_s          | of the whole run          |
+| trackers (TensorBoard...) | ergmeter/throughput.tokens_per_s | ergmeter-run/throughput.. |
+| Prometheus                | ergmeter_throughput_tokens_per_s | ergmeter_run_throughput.. |
+| OpenTelemetry             | ergmeter.throughput.tokens_per_s | ergmeter.run.throughput.. |
 
 The trap: the last window and the whole run under one name. At the end of a run its figures would
 be one more point of the curve, and a table of runs would compare last windows. So they have names
@@ -27,9 +27,17 @@ PREFIX = "ergmeter"
 
 # UCUM has no word for what is counted; an annotation in braces says it (ucum.org, section 6).
 _UCUM = {
-    **{"B": "By", "C": "Cel", "frac": "1", "Wh": "W.h"},
+    "B": "By",
+    "C": "Cel",
+    "frac": "1",
+    "1": "1",
+    "Wh": "W.h",
     **{unit: unit for unit in ("s", "h", "J", "W", "Hz", "g")},
-    **{"tokens": "{token}", "samples": "{sample}", "steps": "{step}", "cores": "{core}"},
+    "tokens": "{token}",
+    "samples": "{sample}",
+    "steps": "{step}",
+    "requests": "{request}",
+    "cores": "{core}",
     "param": "{parameter}",
 }
 

@@ -1,0 +1,146 @@
+"""How is it going, on the terminal: one line that is drawn again, or a block now and then.
+
+The trap: a line that spoils the program's own output. It goes to standard error, so that a pipe has
+the program's output alone. On a terminal it is drawn in place, and the cursor goes back to its
+start, so that what the program prints next stands where it would have stood; where tqdm draws bars,
+a plain line goes above them, by tqdm's own means. In a file or a pipe it is a line now and then. A
+line that is too long for the terminal loses whole figures, since half a number is another number.
+
+In the line, a figure that is neither measured nor derived from measured ones says so; the block
+gives the basis of each.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.sinks.figures import Selection, in_words
+from ergmeter.sinks.options import choice, options_of
+from ergmeter.units import duration
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+    from ergmeter.sinks.figures import Figure
+
+HEADLINES = (
+    *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
+    *("energy.mean_w", "energy.joules_per_token", "memory.device_peak_bytes"),
+    "memory.process_peak_bytes",
+)
+EVERY_S = 60.0
+_ERASE_TO_END = "\x1b[K"
+
+
+class ConsoleSink:
+    """Prints a few figures to standard error."""
+
+    name = "console"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request, sink=self.name, metrics=None, style="line", every_s=EVERY_S, stream="stderr"
+        )
+        self._selection = Selection(options["metrics"] or HEADLINES, devices=False)
+        self._style = choice(options["style"], ("line", "block"), option="style")
+        self._every_s = options["every_s"]
+        self._stream = _stream(options["stream"])
+        self._run = request.name
+        self._printed_s: float | None = None  # on the updates' clock
+        self._is_drawn = False  # our line stands where the cursor is
+
+    def write(self, update: Update) -> None:
+        """Print, or draw again, where it is time to."""
+        figures = self._selection.figures(update)
+        if self._style == "block":
+            if self._is_due(update):
+                self._print("\n".join(block(self._run, update, figures)), update)
+        elif self._stream.isatty() and not update.is_final and not _bars():
+            self._stream.write("\r" + self._line(update, figures) + _ERASE_TO_END + "\r")
+            self._stream.flush()
+            self._is_drawn = True
+        elif self._is_due(update):
+            self._print(self._line(update, figures), update)
+
+    def close(self) -> None:
+        """Leave no half-erased line behind."""
+        self._stream.write(self._erasure())
+        self._stream.flush()
+
+    def _is_due(self, update: Update) -> bool:
+        last_s = self._printed_s
+        return update.is_final or last_s is None or update.wall_s - last_s >= self._every_s
+
+    def _print(self, text: str, update: Update) -> None:
+        text = self._erasure() + text
+        bars = _bars()
+        if bars is None:
+            self._stream.write(text + "\n")
+        else:
+            bars.write(text, file=self._stream)
+        self._stream.flush()
+        self._printed_s = update.wall_s
+
+    def _erasure(self) -> str:
+        """What takes our drawn line away again."""
+        was_drawn, self._is_drawn = self._is_drawn, False
+        return "\r" + _ERASE_TO_END if was_drawn else ""
+
+    def _line(self, update: Update, figures: list[Figure]) -> str:
+        what = f"run {self._run}, {update.step} steps" if update.is_final else f"step {update.step}"
+        return line(f"ergmeter {what}", figures, columns=_columns(self._stream))
+
+
+def line(head: str, figures: list[Figure], *, columns: int | None) -> str:
+    """The figures in one line, as many as fit."""
+    text = head
+    for one in figures:
+        is_sure = one.reading.basis in ("measured", "derived")
+        basis = "" if is_sure else f" ({one.reading.basis})"
+        longer = f"{text} | {_labelled(one)}{basis}"
+        if columns is not None and len(longer) > columns:
+            break
+        text = longer
+    return text
+
+
+def block(run: str, update: Update, figures: list[Figure]) -> list[str]:
+    """The figures below each other, with units and basis."""
+    over = "the whole run" if update.is_final else f"the last {duration(update.window.duration_s)}"
+    rows = [(catalogue()[f.key].title, in_words(f.reading), f.reading.basis) for f in figures]
+    widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+    return [
+        f"ergmeter: {run}, step {update.step}, over {over}",
+        *(f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}" for row in rows),
+    ]
+
+
+def _labelled(one: Figure) -> str:
+    """A value, with its title where the unit does not say it."""
+    title = catalogue()[one.key].title
+    value = in_words(one.reading)
+    return value if title == one.reading.unit else f"{title} {value}"
+
+
+def _stream(given: Any) -> Any:  # noqa: ANN401  anything that can be written to
+    if isinstance(given, str):
+        return getattr(sys, choice(given, ("stderr", "stdout"), option="stream"))
+    if not hasattr(given, "write"):
+        raise UsageError(f"stream is stderr, stdout or a file to write to; got {given!r}")
+    return given
+
+
+def _bars() -> Any:  # noqa: ANN401  tqdm's class, where one of its bars is alive in this process
+    tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+    return tqdm if getattr(tqdm, "_instances", None) else None
+
+
+def _columns(stream: Any) -> int | None:  # noqa: ANN401
+    """The width of a terminal, less the last column, where some wrap."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns - 1 if stream.isatty() else None
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,75 @@
+"""A CSV file: one row an update, one row a run, or the row of an energy ledger.
+
+The trap is a table whose rows have other columns than its header: see `csvfile`. The columns are
+the catalogue's keys, all of them or those that were chosen, also of figures that have no value yet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import UsageError
+from ergmeter.sinks import ledger
+from ergmeter.sinks.csvfile import CsvFile
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.options import choice, options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+
+FILE = "figures.csv"
+_SCOPE = ("run", "scope", "step", "wall_s")  # scope: the figures are of a window, or of the run
+
+
+class CsvSink:
+    """Appends rows to a CSV file."""
+
+    name = "csv"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            path=None,
+            rows="updates",
+            ledger=False,
+            columns=None,
+        )
+        self._run = request.name
+        self._own = dict(options["columns"] or {})
+        self._is_ledger = options["ledger"]
+        self._only_final = (
+            choice(options["rows"], ("updates", "final"), option="rows") == "final"
+            or self._is_ledger
+        )
+        self._selection = Selection(options["metrics"], devices=False)
+        path = options["path"] or Path(request.run) / FILE
+        self._file = CsvFile(path, self._columns(has_metrics=options["metrics"] is not None))
+
+    def write(self, update: Update) -> None:
+        """Append one row."""
+        if self._only_final and not update.is_final:
+            return
+        if self._is_ledger:
+            self._file.append(ledger.row(update.summary, steps=update.step, described=self._own))
+            return
+        scope = "run" if update.is_final else "window"
+        cells = (self._run, scope, update.step, update.wall_s)
+        values = {one.key: one.value for one in self._selection.figures(update)}
+        self._file.append({**dict(zip(_SCOPE, cells, strict=True)), **values, **self._own})
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _columns(self, *, has_metrics: bool) -> tuple[str, ...]:
+        if self._is_ledger and has_metrics:
+            raise UsageError("a ledger has SFT-Play's columns; leave metrics= or ledger= away")
+        keys = self._selection.columns()
+        measured = ledger.MEASURED if self._is_ledger else (*_SCOPE, *keys)
+        taken = [name for name in self._own if name in measured]
+        if taken:
+            raise UsageError(f"columns= may not say what is measured: {', '.join(taken)}")
+        return ledger.columns(self._own) if self._is_ledger else (*measured, *self._own)

@@ -1,0 +1,77 @@
+"""JSON lines: every update with all that is known of it, one object a line.
+
+The trap: a number on its own. Here each keeps its unit, its basis, its bounds and its note, and
+what has no value has its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.sinks.appended import AppendedFile
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+    from ergmeter.records import Reading
+
+FILE = "figures.jsonl"
+
+
+class JsonLinesSink:
+    """Appends a line for each update."""
+
+    name = "jsonl"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(request, sink=self.name, metrics=None, devices=True, path=None)
+        self._run = request.name
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._file = AppendedFile(options["path"] or Path(request.run) / FILE)
+
+    def write(self, update: Update) -> None:
+        """Append one line."""
+        line = json.dumps(self._record(update), ensure_ascii=False, allow_nan=False)
+        with self._file.locked():
+            self._file.append_line(line)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _record(self, update: Update) -> dict[str, object]:
+        figures: dict[str, object] = {}
+        devices: dict[str, dict[str, object]] = {}
+        for one in self._selection.figures(update):
+            place = figures if one.device is None else devices.setdefault(one.device, {})
+            place[one.key] = _told(one.reading)
+        return {
+            "run": self._run,
+            "scope": "run" if update.is_final else "window",
+            "step": update.step,
+            "wall_s": update.wall_s,
+            "window_s": update.window.duration_s,
+            "status": update.summary.status,
+            "figures": figures,
+            "devices": devices,
+            "missing": self._selection.missing(update),
+            "notes": list(update.summary.notes),
+        }
+
+
+def _told(reading: Reading) -> dict[str, object]:
+    told: dict[str, object] = {
+        "value": float(reading.value),
+        "unit": reading.unit,
+        "basis": reading.basis,
+    }
+    for name, bound in (("low", reading.low), ("high", reading.high)):
+        if bound is not None and math.isfinite(bound):
+            told[name] = float(bound)
+    if reading.note:
+        told["note"] = reading.note
+    return told

@@ -1,0 +1,105 @@
+"""MLflow: into the script's active run where it has one, else a new one.
+
+The trap: `mlflow.active_run()` is the calling thread's own. Asked on a sink's thread it is always
+None, and figures would go to a run beside the script's. The active runs of all threads are asked
+for instead. Nothing here changes what is active: the client writes to a run by its id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import mlflow
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+from mlflow.tracking import MlflowClient, fluent
+
+from ergmeter.errors import UsageError
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+
+EXPERIMENT = "ergmeter"
+_BATCH = 1000  # metrics: what the server takes in one request
+
+
+class MlflowSink:
+    """Logs each update as a batch of metrics."""
+
+    name = "mlflow"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            prefix=PREFIX,
+            devices=True,
+            tracking_uri=None,
+            experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT),
+            run_id=os.environ.get("MLFLOW_RUN_ID"),
+            run_name=request.name,
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._experiment = options["experiment"]
+        self._run_name = options["run_name"]
+        # Making a database is told of line by line on standard error.
+        for noisy in ("mlflow.store.db", "alembic"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)
+        self._client = _client(options["tracking_uri"])
+        self._run_id: str | None = options["run_id"]
+        self._is_ours = False
+        self._is_complete = False
+
+    def write(self, update: Update) -> None:
+        """Log one update."""
+        if self._run_id is None:  # not earlier: scripts begin their run after their Meter
+            self._run_id = self._active() or self._begun()
+        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        t_ms = round(update.wall_s * 1000)
+        metrics = [Metric(tag, value, t_ms, update.step) for tag, value in tagged.items()]
+        for start in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self._run_id, metrics=metrics[start : start + _BATCH])
+        self._is_complete = update.is_final
+
+    def close(self) -> None:
+        """End the run, if it is ours."""
+        if self._is_ours and self._run_id is not None:
+            status = "FINISHED" if self._is_complete else "KILLED"
+            self._client.set_terminated(self._run_id, status=status)
+
+    def _active(self) -> str | None:
+        # Private, and the only way to a run of another thread; older versions had one stack.
+        latest = getattr(fluent, "_get_latest_active_run", mlflow.active_run)
+        run = latest()
+        return None if run is None else str(run.info.run_id)
+
+    def _begun(self) -> str:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        where = (
+            self._client.create_experiment(self._experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        run = self._client.create_run(where, run_name=self._run_name)
+        self._is_ours = True
+        return str(run.info.run_id)
+
+
+def _client(tracking_uri: str | None) -> MlflowClient:
+    try:
+        return MlflowClient(tracking_uri)
+    except MlflowException as error:
+        if "FILE_STORE" in str(error):  # MLflow 3 refuses a folder unless a variable allows it
+            uri = tracking_uri or mlflow.get_tracking_uri()
+            raise UsageError(
+                f"MLflow no longer writes to the folder {uri}; "
+                "use tracking_uri='sqlite:///mlflow.db', or set MLFLOW_ALLOW_FILE_STORE=true"
+            ) from error
+        raise

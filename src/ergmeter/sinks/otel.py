@@ -1,0 +1,162 @@
+"""OpenTelemetry: metrics to a collector over OTLP, or to a reader of the user's own.
+
+The traps. A synchronous gauge repeats its last value for ever, so a figure that is missing today
+would go out as yesterday's: gauges here are observed, and there is nothing to observe of what is
+missing. And the SDK's periodic reader logs what its exporter could not deliver and forgets it; here
+an update is exported when it is written, and a refusal is raised, so that it is offered again.
+
+Beside our names go those of the semantic conventions for hardware, where they mean the same. Not
+`hw.energy`: that is a counter that only grows, and ours is the energy of a window.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.metrics import Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricExportResult, MetricReader
+from opentelemetry.sdk.resources import Resource
+
+from ergmeter.errors import UsageError
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names, explanation, ucum
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
+
+    from ergmeter.ports import SinkRequest, Update
+
+TIMEOUT_S = 10.0
+_PATH = "/v1/metrics"
+
+# opentelemetry.io/docs/specs/semconv/hardware/gpu and .../common, 2026: of each GPU, by hw.id.
+# The mean over a window stands for the instant, as with any reader that polls.
+HARDWARE = {
+    "utilization.busy_frac": ("hw.gpu.utilization", "1", {"hw.gpu.task": "general"}),
+    "memory.device_mean_bytes": ("hw.gpu.memory.usage", "By", {}),
+    "energy.mean_w": ("hw.power", "W", {}),
+}
+_UP_DOWN = "hw.gpu.memory.usage"  # the conventions make it an UpDownCounter
+_OF_A_GPU = "utilization.busy_frac"  # is in a device's figures, or missing there, if it is a GPU
+
+
+class OtelSink:
+    """Exports each update."""
+
+    name = "otel"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            prefix=PREFIX,
+            devices=True,
+            endpoint=None,
+            headers=None,
+            timeout_s=TIMEOUT_S,
+            exporter=None,
+            reader=None,
+            hardware_names=True,
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._hardware_names = options["hardware_names"]
+        self._exporting: _ExportingReader | None = None
+        reader = options["reader"]
+        if reader is None:
+            reader = self._exporting = _ExportingReader(options["exporter"] or _exporter(options))
+        elif options["exporter"] or options["endpoint"]:
+            raise UsageError("a reader exports by itself; leave endpoint= and exporter= away")
+        resource = Resource.create({"service.name": PREFIX, "ergmeter.run": request.name})
+        self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        self._meter = self._provider.get_meter("ergmeter")
+        self._points: dict[str, list[Observation]] = {}
+        self._instruments: set[str] = set()
+
+    def write(self, update: Update) -> None:
+        """Export one update. A reader of the user's own collects it when it will."""
+        points = self._single(update)
+        for one in self._selection.figures(update):
+            name = self._names.instrument(one.key, whole_run=update.is_final)
+            self._observe(name, ucum(catalogue()[one.key].unit), explanation(one.key))
+            attributes: dict[str, str] = {"basis": one.reading.basis}
+            if one.device is not None:
+                attributes["device"] = one.device
+            points.setdefault(name, []).append(Observation(one.value, attributes))
+        if self._hardware_names and not update.is_final:
+            self._add_hardware(update, points)
+        self._points = points
+        if self._exporting is not None:
+            self._exporting.collect()
+
+    def close(self) -> None:
+        """Shut the exporter down."""
+        self._provider.shutdown()
+
+    def _single(self, update: Update) -> dict[str, list[Observation]]:
+        step, updated = self._names.instrument("step"), self._names.instrument("updated")
+        self._observe(step, "{step}", "optimizer steps done")
+        self._observe(updated, "s", "when the window ended, unix time")
+        return {step: [Observation(update.step)], updated: [Observation(update.wall_s)]}
+
+    def _add_hardware(self, update: Update, points: dict[str, list[Observation]]) -> None:
+        gpus = {id_ for id_, results in update.summary.devices.items() if _OF_A_GPU in results}
+        for one in self._selection.figures(update):
+            if one.device in gpus and one.key in HARDWARE:
+                name, unit, more = HARDWARE[one.key]
+                self._observe(name, unit, explanation(one.key))
+                attributes = {"hw.id": str(one.device), "hw.type": "gpu", **more}
+                points.setdefault(name, []).append(Observation(one.value, attributes))
+
+    def _observe(self, name: str, unit: str, description: str) -> None:
+        """Make an instrument that reports the points of its name, if there isn't one."""
+        if name in self._instruments:
+            return
+        make = (
+            self._meter.create_observable_up_down_counter
+            if name == _UP_DOWN
+            else self._meter.create_observable_gauge
+        )
+        make(name, [lambda _: self._points.get(name, [])], unit=unit, description=description)
+        self._instruments.add(name)
+
+
+class _ExportingReader(MetricReader):
+    """Hands what is collected to an exporter at once, and says if that failed."""
+
+    def __init__(self, exporter: MetricExporter) -> None:
+        super().__init__()
+        self._exporter = exporter
+
+    def _receive_metrics(
+        self,
+        metrics_data: MetricsData,
+        timeout_millis: float = 10_000,
+        **_more: object,
+    ) -> None:
+        result = self._exporter.export(metrics_data, timeout_millis=timeout_millis)
+        if result is not MetricExportResult.SUCCESS:
+            raise ConnectionError("the OpenTelemetry collector did not take the figures")
+
+    def shutdown(self, timeout_millis: float = 30_000, **_more: object) -> None:
+        """Shut the exporter down."""
+        self._exporter.shutdown(timeout_millis=timeout_millis)
+
+
+def _exporter(options: dict[str, Any]) -> OTLPMetricExporter:
+    # Without a handler Python prints the exporter's warnings to the program's standard error; the
+    # run's own mark tells of them. Handlers that the program has still get them.
+    logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+    endpoint = options["endpoint"]  # None: OTEL_EXPORTER_OTLP_ENDPOINT, then localhost:4318
+    if endpoint is not None and urlsplit(endpoint).path in ("", "/"):
+        endpoint = endpoint.rstrip("/") + _PATH
+    return OTLPMetricExporter(
+        endpoint=endpoint, headers=options["headers"], timeout=options["timeout_s"]
+    )

@@ -1,0 +1,116 @@
+"""Prometheus: an endpoint to be scraped, a gateway that is pushed to, or both.
+
+The trap: a gauge keeps its last value for ever. A figure that is missing today would show as
+yesterday's, and a run that ended as one that still trains. So there are no gauges that are set:
+what is served is the latest update, as it is. After the final one that is the whole run's figures
+alone, and the pushed group is replaced by them.
+
+An endpoint ends with the program, often before the next scrape. For the figures of the whole run
+of a job that ends, push.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, push_to_gateway, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+
+from ergmeter.errors import UsageError
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names, explanation
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.ports import SinkRequest, Update
+
+PORT = 9478
+_PUSH_TIMEOUT_S = 10.0
+
+
+class PrometheusSink:
+    """Serves and pushes the latest update."""
+
+    name = "prometheus"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            prefix=PREFIX,
+            devices=True,
+            port=PORT,
+            address="127.0.0.1",
+            push=None,
+            job=PREFIX,
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._run = request.name
+        self._latest: Update | None = None
+        self._gateway: str | None = options["push"]
+        self._job = options["job"]
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self.url: str | None = None
+        if self._gateway is None or "port" in request.options:
+            self._serve(options["address"], options["port"])
+
+    def write(self, update: Update) -> None:
+        """Make this what is served, and push it."""
+        self._latest = update
+        if self._gateway is not None:
+            push_to_gateway(
+                self._gateway,
+                job=self._job,
+                registry=self.registry,
+                grouping_key={"run": self._run},
+                timeout=_PUSH_TIMEOUT_S,
+            )
+
+    def close(self) -> None:
+        """Stop serving. What was pushed stays with the gateway."""
+        if self.url is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """What a scrape gets: called by the library."""
+        update = self._latest
+        if update is None:
+            return
+        yield self._single("step", "optimizer steps done", update.step)
+        yield self._single("updated_seconds", "when the window ended, unix time", update.wall_s)
+        families: dict[str, GaugeMetricFamily] = {}
+        for one in self._selection.figures(update):
+            series = self._names.series(one.key, whole_run=update.is_final)
+            if series not in families:
+                over = "of the whole run: " if update.is_final else ""
+                families[series] = GaugeMetricFamily(series, over + explanation(one.key))
+            labels = {"run": self._run, "basis": one.reading.basis}
+            if one.device is not None:
+                labels["device"] = one.device
+            families[series].add_sample(series, labels, one.value)
+        yield from families.values()
+
+    def _single(self, name: str, says: str, value: float) -> GaugeMetricFamily:
+        series = self._names.series(name)
+        family = GaugeMetricFamily(series, says)
+        family.add_sample(series, {"run": self._run}, value)
+        return family
+
+    def _serve(self, address: str, port: int) -> None:
+        try:
+            self._server, self._thread = start_http_server(port, address, self.registry)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise UsageError(
+                    f"port {port} of {address} is taken; choose another port=, or 0 for a free one"
+                ) from error
+            raise
+        self.url = f"http://{address}:{self._server.server_port}/metrics"

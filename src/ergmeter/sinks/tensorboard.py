@@ -1,0 +1,65 @@
+"""TensorBoard: scalars in an event file of our own, beside the script's.
+
+The trap: half a record. A reader stops at it, and all that comes after is lost, so a record goes in
+whole or not at all. The usual writer keeps a queue and a thread, and tells of a full disk one call
+late; records are made here with TensorBoard's own code and written at once. Neither torch nor
+TensorFlow is needed. Values are 32-bit floats, as everybody's scalars are.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from ergmeter.sinks.appended import AppendedFile
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+
+FOLDER = "tensorboard"
+
+
+class TensorBoardSink:
+    """Writes one event with all scalars for each update."""
+
+    name = "tensorboard"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request, sink=self.name, metrics=None, prefix=PREFIX, devices=True, path=None
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        folder = Path(options["path"] or Path(request.run) / FOLDER)
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendedFile(folder / f"{name}.{time.monotonic_ns()}.ergmeter")
+        self._append(Event(wall_time=time.time(), file_version="brain.Event:2"))
+
+    def write(self, update: Update) -> None:
+        """Append one event."""
+        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tagged.items()]
+        summary = Summary(value=values)
+        self._append(Event(wall_time=update.wall_s, step=update.step, summary=summary))
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def _append(self, event: Event) -> None:
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        with self._file.locked():
+            self._file.append(record.getvalue())

@@ -1,0 +1,66 @@
+"""trackio: rows in its local SQLite file, which `trackio show` draws.
+
+The trap: `trackio.init` prints three lines, starts threads that read the GPU beside us, and stamps
+each row with the time at which it was sent. Its importers of logs write to the same storage without
+all that, with the time given; so does this. Nothing goes to a Space: `trackio sync` does that.
+"""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from trackio.sqlite_storage import SQLiteStorage
+
+from ergmeter.errors import UsageError
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+
+PROJECT = "ergmeter"
+
+
+class TrackioSink:
+    """Adds a row for each update."""
+
+    name = "trackio"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            prefix=PREFIX,
+            devices=True,
+            project=PROJECT,
+            run_name=request.name,
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._project = options["project"]
+        self._run_name = options["run_name"]
+        self._id = uuid.uuid4().hex
+        try:
+            SQLiteStorage.validate_project_name(self._project)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def write(self, update: Update) -> None:
+        """Add one row; the id keeps one that is offered again from being two."""
+        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        scope = "run" if update.is_final else "window"
+        SQLiteStorage.bulk_log(
+            self._project,
+            self._run_name,
+            [tagged],
+            steps=[update.step],
+            timestamps=[datetime.fromtimestamp(update.wall_s, timezone.utc).isoformat()],
+            log_ids=[f"{self._id}-{scope}-{update.window.end_ns}"],
+        )
+
+    def close(self) -> None:
+        """Every row is in the file already."""

@@ -1,0 +1,97 @@
+"""Weights & Biases: into the script's own run where it has one in this process, else a new one.
+
+The trap: W&B's step. Every `log` moves the run's one counter on, and a script that then logs at its
+own, smaller step is told that its data is ignored. In a run that is not ours nothing is therefore
+committed: our figures wait for the script's next row and go with it (two updates between two rows
+are one: the later). Their axis is `ergmeter/step`, not W&B's.
+
+A new run is made beside the script's: it does not become `wandb.run`, captures no output and prints
+nothing. Whether it goes to a server is for the environment to say (WANDB_MODE).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import wandb
+
+from ergmeter.errors import PluginError
+from ergmeter.sinks.figures import Selection
+from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.options import options_of
+
+if TYPE_CHECKING:
+    from ergmeter.ports import SinkRequest, Update
+
+PROJECT = "ergmeter"
+
+
+class WandbSink:
+    """Logs each update; the figures of the whole run go to the run's summary."""
+
+    name = "wandb"
+
+    def __init__(self, request: SinkRequest) -> None:
+        options = options_of(
+            request,
+            sink=self.name,
+            metrics=None,
+            prefix=PREFIX,
+            devices=True,
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            run_name=request.name,
+        )
+        self._names = Names(options["prefix"])
+        self._selection = Selection(options["metrics"], devices=options["devices"])
+        self._project = options["project"]
+        self._run_name = options["run_name"]
+        self._run: Any = None  # opened by the first update: scripts begin theirs after their Meter
+        self._is_ours = False
+        self._is_complete = False
+
+    def write(self, update: Update) -> None:
+        """Log one update."""
+        if self._run is None:
+            self._open()
+        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        try:
+            if update.is_final:
+                self._run.summary.update(tagged)
+                self._is_complete = True
+            else:
+                self._log(update, tagged)
+        except wandb.errors.UsageError as error:
+            raise PluginError(
+                f"the W&B run was finished before ergmeter's figures were in ({error}); "
+                "close the Meter before wandb.finish()"
+            ) from error
+
+    def close(self) -> None:
+        """Finish the run, if it is ours."""
+        if self._is_ours:
+            self._run.finish(exit_code=0 if self._is_complete else 1)
+
+    def _open(self) -> None:
+        run: Any = wandb.run
+        if run is None:
+            settings = wandb.Settings(
+                reinit="create_new", silent=True, console="off", x_disable_stats=True
+            )
+            run = wandb.init(project=self._project, name=self._run_name, settings=settings)
+            self._is_ours = True
+            # Else a script that begins its run later would be given ours (reinit's default), with
+            # our project and name. Undocumented; `finish` does the same.
+            wandb.setup().remove_active_run(run)
+        run.define_metric(self._names.tag("*"), step_metric=self._names.tag("step"))
+        self._run = run
+
+    def _log(self, update: Update, tagged: dict[str, float]) -> None:
+        row: dict[str, float] = {
+            self._names.tag("step"): update.step,
+            self._names.tag("wall_s"): update.wall_s,
+            **tagged,
+        }
+        if self._is_ours:
+            row["_timestamp"] = update.wall_s
+        self._run.log(row, commit=self._is_ours)
