@@ -131,14 +131,14 @@ class Lab:
         return process
 
     def run(
-        self, *arguments: object, stdin: bytes = b"", **options: Any
+        self, *arguments: object, stdin: bytes = b"", timeout_s: float = TIMEOUT_S, **options: Any
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a program to its end and until its output is closed."""
         pipe = subprocess.PIPE
         process = self.start(
             *arguments, **{"stdin": pipe, "stdout": pipe, "stderr": pipe, **options}
         )
-        out, err = process.communicate(stdin, timeout=TIMEOUT_S)
+        out, err = process.communicate(stdin, timeout=timeout_s)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def record(

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import script
+from tests.e2e.conftest import QUICK, script
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
 pytest.importorskip("transformers")
+
+PRINTED = (*QUICK, "--no-hook")  # what can be told from its output alone
 
 _TIMED = re.compile(
     r"('(?:train_runtime|train_\w+_per_second)': )'[^']*'|\d+:\d\d|[\d.]+ ?(?:it/s|s/it)|\?it/s"
@@ -31,7 +33,7 @@ def without_times(printed: bytes) -> list[str]:
 def test_a_recorded_trainer_prints_what_it_prints_alone_and_its_tokens_are_right(lab: Lab) -> None:
     without = lab.run(*script("hf_trainer", "alone.json", "all"))
     assert without.returncode == 0, without.stderr.decode()
-    within = lab.record(*script("hf_trainer", "recorded.json", "all"))
+    within = lab.record(*script("hf_trainer", "recorded.json", "all"), options=PRINTED)
     assert within.returncode == 0
     assert without_times(within.stdout) == without_times(without.stdout)
     assert len(without_times(within.stdout)) > 20
@@ -53,7 +55,7 @@ def test_a_recorded_trainer_prints_what_it_prints_alone_and_its_tokens_are_right
 
 
 def test_a_trainer_that_counts_no_tokens_is_told_the_option_that_does(lab: Lab) -> None:
-    done = lab.record(*script("hf_trainer", "truth.json", "no"))
+    done = lab.record(*script("hf_trainer", "truth.json", "no"), options=PRINTED)
     assert done.returncode == 0, done.stderr.decode()
     readings = lab.report()["readings"]
     assert "include_num_input_tokens_seen" in readings["throughput.tokens_per_s"]["missing"]

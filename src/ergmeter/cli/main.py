@@ -20,6 +20,7 @@ from ergmeter.version import __version__
 _COMMANDS = {
     "record": "Measure any command, without changing it.",
     "import": "Make a run of a training log.",
+    "load": "Send requests to an inference server, and say what it made of them.",
     "report": "Show what a run came to, as a card or as JSON.",
     "list": "List the runs in a directory.",
     "export": "Write a run out as CSV, Parquet or JSON.",

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     help="Seconds between readings of devices.",
 )
 @click.option("--keep-buffering", is_flag=True, help="Do not set PYTHONUNBUFFERED for the command.")
+@click.option(
+    "--no-hook", is_flag=True, help="Do not look into the command's Python, only at its output."
+)
 @click.option("--quiet", is_flag=True, help="Show no card at the end.")
 @with_model
 @with_settings
@@ -54,13 +57,14 @@ def command(
     probes: tuple[str, ...],
     interval_s: float | None,
     keep_buffering: bool,
+    no_hook: bool,
     quiet: bool,
 ) -> int:
     """Measure any command: its output, its signals and its exit code pass through unchanged.
 
-    Steps, tokens and loss are recognised in what it prints (Hugging Face Trainer logs, key=value
-    and key: value lines), or come from an ergmeter.Meter inside it. The card goes to standard
-    error.
+    Steps, tokens, evaluation and checkpoints of a torch, Hugging Face or Lightning program are seen
+    by a hook in its Python; else recognised in what it prints (Trainer logs, key=value and
+    key: value lines); or come from an ergmeter.Meter inside it. The card goes to standard error.
 
     \b
     erg record -- python train.py --config a.yaml
@@ -91,6 +95,7 @@ def command(
             probe_options=options,
             tokens_are=tokens_are,
             keep_buffering=keep_buffering,
+            hook=not no_hook,
         )
     )
     if not quiet:

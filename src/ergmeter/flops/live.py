@@ -20,6 +20,7 @@ from ergmeter.flops.config import Config
 from ergmeter.flops.heads import is_bare
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_model
+from ergmeter.flops.whole import Whole, sizes, spread_by, whole_parameters
 from ergmeter.flops.work import Training, step_work
 from ergmeter.records import Flops
 
@@ -67,9 +68,22 @@ def _by_running(
     model: object, seq_len: int | None, settings: Settings, reason: str
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """A torch model that can't be read is run once, without memory, by the counted engine."""
-    if seq_len is None or not hasattr(model, "named_parameters"):
+    if not hasattr(model, "named_parameters"):
         return (), settings, reason
-    if any(_ON_EXPERTS.search(name) for name, _ in model.named_parameters()):
+    parameters = whole_parameters(model)
+    held = sizes(parameters)
+    if held is not None and held[0]:
+        settings = replace(settings, parameters=settings.parameters or held[0])
+    if seq_len is None:
+        return (), settings, reason
+    if by := spread_by(model):
+        # On one rank alone it would wait for the others, or count what one of them holds.
+        return (
+            (),
+            settings,
+            f"{reason} (spread over processes by {by}, it is not run to be counted)",
+        )
+    if any(_ON_EXPERTS.search(one.name) for one in parameters):
         # Run, it would count what PEFT does and not what the model needs.
         reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
         return (), settings, f"{reason} flops=, from `erg flops CONFIG --lora ...,targets=experts`"
@@ -89,7 +103,6 @@ def _by_running(
         tokens_per_step=seq_len,
         assumptions=(f"run without memory: {why}", *seen, *counted.not_counted),
     )
-    parameters = [(name, one) for name, one in model.named_parameters()]
     filled = replace(
         settings,
         parameters=settings.parameters or counted.params,
@@ -119,7 +132,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     if any(type(part).__name__ == "CheckpointWrapper" for part in inner.modules()):
         raise NotMeasurable("its layers are wrapped one by one to be checkpointed")
     config = _config(inner.config)
-    parameters = [(_plain(name), parameter) for name, parameter in inner.named_parameters()]
+    parameters = whole_parameters(model, inner)
     training = _training(parameters)
     if getattr(inner, "is_gradient_checkpointing", False):
         training = replace(training, checkpointing="full")
@@ -136,6 +149,7 @@ def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model
     A part that holds every parameter there is computes every product there is.
     """
     said: tuple[str, ...] = ()
+    outermost = model
     while not hasattr(model, "config") or hasattr(model, "get_base_model") or _wrapped(model):
         if hasattr(model, "get_base_model"):  # PEFT's, which passes its base's configuration on
             model = model.get_base_model()
@@ -143,10 +157,9 @@ def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model
         if _wrapped(model) is not None:
             model = _wrapped(model)
             continue
-        held = len(list(model.parameters()))
-        parts = model.children() if held else ()
-        inner = next((one for one in parts if len(list(one.parameters())) == held), None)
-        if inner is None:
+        parts = {one.name.partition(".")[0] for one in whole_parameters(outermost, model)}
+        inner = getattr(model, parts.pop(), None) if len(parts) == 1 else None
+        if not hasattr(inner, "named_parameters"):
             break
         if hasattr(inner, "config"):
             names = type(inner).__name__, type(model).__name__
@@ -173,18 +186,18 @@ def _architecture(model: Any) -> str | None:  # noqa: ANN401
     return None if is_bare(name) and has_head else name
 
 
-def _check_size(graph: Graph, parameters: list[tuple[str, Any]], kind: str) -> None:
+def _check_size(graph: Graph, parameters: list[Whole], kind: str) -> None:
     """A model that was changed after it was made has other parameters than its configuration.
 
     Adapters are not the configuration's; of packed weights the true number can't be seen.
     """
-    if not all(parameter.is_floating_point() for _, parameter in parameters):
+    own = [
+        one for one in parameters if ".lora_" not in one.name and "modules_to_save" not in one.name
+    ]
+    found = sizes(own)
+    if found is None:
         return
-    held = sum(
-        getattr(parameter, "ds_numel", parameter.numel())
-        for name, parameter in parameters
-        if ".lora_" not in name and "modules_to_save" not in name
-    )
+    held, _ = found
     if abs(held - graph.params) > _SIZES_ALIKE_FRAC * graph.params:
         raise NotMeasurable(
             f"the {kind} has {held:,} parameters and its configuration describes"
@@ -214,40 +227,33 @@ def _declared_dtype(config: Config) -> str | None:
     return _DTYPES.get(str(said).rpartition(".")[2])
 
 
-def _plain(name: str) -> str:
-    """A parameter's name without what wrappers put around it."""
-    for prefix in ("_orig_mod.", "module.", "_fsdp_wrapped_module.", "base_model.model."):
-        name = name.replace(prefix, "")
-    return name
-
-
-def _training(parameters: list[tuple[str, Any]]) -> Training:
+def _training(parameters: list[Whole]) -> Training:
     """What is trained, by the names and flags of the parameters."""
     ranks: dict[str, int] = {}
-    for name, parameter in parameters:
-        found = _ADAPTER.match(name)
-        if found:
-            ranks[found["module"]] = int(parameter.shape[0])
+    for one in parameters:
+        found = _ADAPTER.match(one.name)
+        if found and one.shape:
+            ranks[found["module"]] = one.shape[0]
     if ranks:
         if len(set(ranks.values())) > 1:
             raise NotMeasurable("its adapters have several ranks")
-        if any(one.requires_grad and ".lora_" not in name for name, one in parameters):
+        if any(one.requires_grad and ".lora_" not in one.name for one in parameters):
             raise NotMeasurable("more than its adapters is trained")
-        dora = any(".lora_magnitude_vector" in name for name, _ in parameters)
+        dora = any(".lora_magnitude_vector" in one.name for one in parameters)
         return Training(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
-    if all(parameter.requires_grad for _, parameter in parameters):
+    if all(one.requires_grad for one in parameters):
         return Training()
     return Training(trains=_as_flagged(parameters))
 
 
-def _as_flagged(parameters: list[tuple[str, Any]]) -> Trainable:
+def _as_flagged(parameters: list[Whole]) -> Trainable:
     """Trained as the parameters of its name are; one without a name here, as its layer is."""
     flags: dict[str, bool] = {}
-    for name, parameter in parameters:
-        words = name.split(".")
+    for one in parameters:
+        words = one.name.split(".")
         for length in range(1, len(words) + 1):
             prefix = ".".join(words[:length])
-            flags[prefix] = flags.get(prefix, False) or bool(parameter.requires_grad)
+            flags[prefix] = flags.get(prefix, False) or one.requires_grad
 
     def trains(node: Node) -> bool:
         name = node.name
@@ -258,8 +264,7 @@ def _as_flagged(parameters: list[tuple[str, Any]]) -> Trainable:
     return trains
 
 
-def _dtype(parameters: list[tuple[str, Any]]) -> str | None:
+def _dtype(parameters: list[Whole]) -> str | None:
     """What the weights are in. Of fp32 it can't be seen whether products are in a shorter type."""
-    found = {str(parameter.dtype).rpartition(".")[2] for _, parameter in parameters}
-    short = {_DTYPES[name] for name in found if name in _DTYPES}
+    short = {_DTYPES[one.dtype] for one in parameters if one.dtype in _DTYPES}
     return short.pop() if len(short) == 1 else None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 Later: TypeAlias = Any  # a number on a device, whose value is not asked for yet
@@ -20,6 +21,7 @@ Amount: TypeAlias = "int | Later | None"
 
 IGNORED = -100  # torch's cross entropy leaves targets of this value out, and so does everybody
 _IDS = "input_ids"
+_PROMPT = "prompt_input_ids"
 _HOST = ("cpu",)
 
 
@@ -55,21 +57,31 @@ def counted(batch: object, *, shifts: bool = True) -> Counts | None:
     """The counts of one batch, or None if there are no tokens in it.
 
     `shifts`: labels are the inputs, and the model moves them by one, as causal models of
-    transformers do; the first position of a sequence then bears no loss.
+    transformers do; the first position of a row then bears no loss. The targets of a pair without
+    names, (inputs, targets), are taken to be moved already: such loops compare them as they are.
     """
-    parts = _named(batch)
-    found = [_part(parts, name, shifts=shifts) for name in parts if name.endswith(_IDS)]
+    if isinstance(batch, Mapping):  # a BatchEncoding is one too
+        parts = {str(name): value for name, value in batch.items() if hasattr(value, "shape")}
+    else:
+        parts, shifts = _unnamed(batch), False
+    names = [name for name in parts if name.endswith(_IDS)]
+    if _PROMPT in names and len(names) > 1:
+        # TRL before 1.0: answers with labels hold the prompt too; those without are put together
+        # with it later, into how many positions is not known here.
+        if not any(name.endswith("labels") for name in parts):
+            return None
+        names.remove(_PROMPT)
+    found = [_part(parts, name, shifts=shifts) for name in names]
     whole = [one for one in found if one is not None]
-    if not whole:
-        return None
-    if len(whole) == 1:
-        return whole[0]
+    if len(whole) < 2:
+        return whole[0] if whole else None
     return Counts(
         sum(one.computed for one in whole),
-        _sum(whole, "samples"),
-        _sum(whole, "real"),
-        _sum(whole, "loss"),
-        _sum(whole, "squares"),
+        _sum([one.samples for one in whole]),
+        _sum([one.real for one in whole]),
+        # Beside labels, tokens without any bear no loss: what an encoder reads.
+        _sum([one.loss for one in whole if one.loss is not None] or [None]),
+        _sum([one.squares for one in whole]),
     )
 
 
@@ -82,40 +94,62 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
     computed = int(rows * length)
     mask: Any = parts.get(f"{prefix}attention_mask")
     positions: Any = parts.get(f"{prefix}position_ids")
-    labels: Any = parts.get(f"{prefix}labels")
     samples: Amount = int(rows)
     squares: Amount = computed * int(length)
     real: Amount = None
     if _fits(mask, ids):
         real = _amount((mask != 0).sum())
+        if _fits(positions, ids):  # packed rows that are attended to as one
+            samples = _amount(((positions == 0) & (mask != 0)).sum())
     elif _fits(positions, ids):
-        # Packed without padding: each sequence starts again at 0, and 1 + 3 + 5 + ... is a square.
-        real = computed
-        samples = _amount((positions == 0).sum())
-        squares = _amount((2 * positions + 1).sum())
-    return Counts(computed, samples, real, _with_loss(labels, ids, shifts=shifts), squares)
+        real, samples, squares = _packed(positions)
+    return Counts(computed, samples, real, _with_loss(parts, prefix, ids, shifts=shifts), squares)
 
 
-def _with_loss(labels: Any, ids: Any, *, shifts: bool) -> Amount:  # noqa: ANN401  tensors
-    if not _fits(labels, ids):
+def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  tensors
+    """Real positions, sequences and the sum of their squares, where each starts again at 0.
+
+    1 + 3 + 5 + ... is a square. Zeros at the end of a row fill it up to a length; a last sequence
+    of one token looks the same, and there is nothing to learn from it either.
+    """
+    moved = (positions != 0).cumsum(-1)
+    is_real = (positions != 0) | (moved != moved[..., -1:])
+    return (
+        _amount(is_real.sum()),
+        _amount(((positions == 0) & is_real).sum()),
+        _amount(((2 * positions + 1) * is_real).sum()),
+    )
+
+
+def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool) -> Amount:  # noqa: ANN401
+    labels: Any = parts.get(f"{prefix}labels")
+    # TRL's preference trainers make the labels later, of what this mask leaves.
+    completion: Any = parts.get(f"{prefix}completion_mask")
+    if labels is not None and (_fits(labels, ids) or (not shifts and _are_targets(labels, ids))):
+        borne = labels != IGNORED
+    elif labels is None and _fits(completion, ids):
+        borne = completion != 0
+    else:
         return None
-    borne = labels[..., 1:] if shifts else labels
-    return _amount((borne != IGNORED).sum())
+    return _amount((borne[..., 1:] if shifts else borne).sum())
 
 
-def _named(batch: object) -> Mapping[str, Any]:
-    """The tensors of a batch by the names that transformers has for them."""
-    if isinstance(batch, Mapping):
-        return {str(name): value for name, value in batch.items() if hasattr(value, "shape")}
-    if hasattr(batch, "data") and isinstance(batch.data, Mapping):  # a BatchEncoding is a UserDict
-        return {str(name): value for name, value in batch.data.items() if hasattr(value, "shape")}
-    tensors = [one for one in _flat(batch) if is_ids(one)]
+def _are_targets(labels: Any, ids: Any) -> bool:  # noqa: ANN401
+    """Whether these are a text for each text that is read, of another length than that."""
+    return is_ids(labels) and len(labels.shape) == len(ids.shape) == 2 and len(labels) == len(ids)
+
+
+def _unnamed(batch: object) -> dict[str, Any]:
+    """What looks like tokens in a batch whose parts have no names; and targets, if it is a pair."""
+    if is_ids(batch):
+        return {_IDS: batch}
+    # One row of whole numbers among others may as well be the classes of a batch of pictures.
+    tensors = [one for one in _flat(batch) if is_ids(one) and len(one.shape) == 2]
     if not tensors:
         return {}
     named = {_IDS: tensors[0]}
-    alike = [one for one in tensors[1:] if tuple(one.shape) == tuple(tensors[0].shape)]
-    if alike:
-        named["labels"] = alike[0]
+    if len(tensors) == 2 and _fits(tensors[1], tensors[0]):
+        named["labels"] = tensors[1]
     return named
 
 
@@ -127,17 +161,28 @@ def _flat(batch: object) -> list[Any]:
 
 def is_ids(value: Any) -> bool:  # noqa: ANN401
     """Whether this holds token numbers: whole numbers, in one row or several."""
-    if not 1 <= len(getattr(value, "shape", ())) <= 2 or not hasattr(value, "dtype"):
+    kind = getattr(value, "dtype", None)
+    if kind is None or not 1 <= len(getattr(value, "shape", ())) <= 2:
         return False
-    kind = str(value.dtype).rpartition(".")[2]
-    return kind.startswith(("int", "uint")) and not _is_abstract(value)
+    return _is_whole(kind) and not _is_abstract(value)
+
+
+@cache
+def _is_whole(dtype: Any) -> bool:  # noqa: ANN401
+    return str(dtype).rpartition(".")[2].startswith(("int", "uint"))
 
 
 def _is_abstract(value: Any) -> bool:  # noqa: ANN401
     """Shapes without values: torch's meta and fake tensors, what jax traces with."""
     place = getattr(getattr(value, "device", None), "type", "")
-    names = {kind.__name__ for kind in type(value).__mro__}
-    return place == "meta" or bool(names & {"FakeTensor", "FunctionalTensor", "Tracer"})
+    kind: Any = type(value)
+    return place == "meta" or _is_traced(kind)
+
+
+@cache
+def _is_traced(kind: type) -> bool:
+    names = {one.__name__ for one in kind.__mro__}
+    return bool(names & {"FakeTensor", "FunctionalTensor", "Tracer"})
 
 
 def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
@@ -157,6 +202,6 @@ def _is_on_host(place: Any) -> bool:  # noqa: ANN401
     return place == "cpu" or getattr(place, "platform", None) in _HOST
 
 
-def _sum(parts: list[Counts], name: str) -> Amount:
-    amounts = [getattr(one, name) for one in parts]
-    return None if None in [a if a is None else 0 for a in amounts] else sum(amounts)
+def _sum(amounts: list[Amount]) -> Amount:
+    known = [one for one in amounts if one is not None]
+    return sum(known) if len(known) == len(amounts) else None

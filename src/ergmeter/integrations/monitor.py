@@ -1,12 +1,16 @@
-"""The two functions of profiler-based MFU monitors, under their names, with a right answer.
+"""A profiler-based MFU monitor's functions and its class, under their names, with right answers.
 
     mfu = calculate_mfu_with_profiler(model, batch_size=4, seq_length=512, step_time=0.1)
+
+    monitor = TrainingMonitor("./outputs", config, flops_profile_freq=500, model=model)
+    monitor.log_step(step, epoch, loss, grad_norm, learning_rate, attention_mask)
 
 What such monitors do, a forward pass under torch.profiler, counts a third of a training step at
 best and with CUDA activities alone nothing at all, leaves the model in eval mode, takes an A100's
 peak for what it does not know and cuts off at 1. Here the model is not run: its FLOPs are counted
 from its configuration or, where there is none, on tensors without memory. What is not known is nan,
-with one warning, and never 0.
+with one warning, and never 0. So MFU is known at every step, and a "profiled" step is one that is
+printed. docs/migrating-from-training-monitor.md has the rest.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from ergmeter.metrics.compute import table_peak
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ergmeter.integrations.training_monitor import TrainingMonitor
+
+__all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops", "knowledge"]
 
 _known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 _warned: set[str] = set()
@@ -51,7 +59,7 @@ def calculate_mfu_with_profiler(
         raise UsageError(
             f"batch_size and seq_length must be 1 or more; got {batch_size!r} and {seq_length!r}"
         )
-    known = _knowledge(model)
+    known = knowledge(model)
     try:
         flops = batch_size * known.sequence_flops(model, seq_length)
     except ErgmeterError as error:
@@ -96,6 +104,23 @@ class _Known:
             self._flops[seq_length] = _counted(model, seq_length)
         return self._flops[seq_length]
 
+    def token_flops(self, model: nn.Module, length: float) -> float:
+        """Of a token in sequences of this length, between the powers of two next to it.
+
+        A line between those is exact where attention sees all that is before it: FLOPs of a token
+        grow linearly then. So few lengths are ever counted, whatever lengths a training has.
+        """
+        below = 1 << math.floor(math.log2(max(1.0, length)))
+        low = self.sequence_flops(model, below) / below
+        if length <= below:
+            return low
+        try:
+            high = self.sequence_flops(model, 2 * below) / (2 * below)
+        except ErgmeterError:  # more positions than the model has
+            exact = round(length)
+            return self.sequence_flops(model, exact) / exact
+        return low + (high - low) * (length - below) / below
+
     def is_current(self) -> bool:
         """Whether nothing was frozen or thawed since."""
         return self._now_trained() == self._trained
@@ -104,7 +129,8 @@ class _Known:
         return sum([parameter.requires_grad for parameter in self._parameters])
 
 
-def _knowledge(model: nn.Module) -> _Known:
+def knowledge(model: nn.Module) -> _Known:
+    """What is kept of a model: its FLOPs by length, and the type of its weights."""
     known = _known.get(model)
     if known is None or not known.is_current():
         known = _known[model] = _Known(model)
@@ -127,3 +153,12 @@ def _warn_once(said: str) -> None:
     if said not in _warned:
         _warned.add(said)
         warnings.warn(said, stacklevel=4)
+
+
+def __getattr__(name: str) -> object:
+    """The class, from the module that stands on these functions."""
+    if name != "TrainingMonitor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ergmeter.integrations.training_monitor import TrainingMonitor  # noqa: PLC0415  as above
+
+    return TrainingMonitor

@@ -8,18 +8,21 @@ whatever goes wrong in here is a mark in the run and the end of the telling, nev
 
 from __future__ import annotations
 
+import atexit
+import sys
 import threading
 import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from ergmeter.integrations.batches import Counts, counted
 from ergmeter.integrations.fetching import Fetch, now_on
 from ergmeter.integrations.world import training_identity
 from ergmeter.meter import Meter, measuring
+from ergmeter.meter.opening import say
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
@@ -27,11 +30,12 @@ if TYPE_CHECKING:
 
     from ergmeter.records import Phase
 
+_Held: TypeAlias = "Step | tuple[int, int, int, int]"  # start, end, index, micro-steps
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
 # FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
 _LENGTHS_ALIKE_FRAC = 0.01
 _DESCRIBE_S = 10.0  # at most, at the end of a training that was shorter
-_LOSSES = ("loss", "train_loss", "train/loss")
+LOSSES = ("loss", "train_loss", "train/loss")
 _RATES = ("learning_rate", "lr")
 _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
 
@@ -58,6 +62,8 @@ class Training:
     def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
         """`meter` is used if given, else one that measures already, else one made of `options`."""
         self._own = Meter(**options) if meter is None else None
+        # Unasked, from the hook of `erg record`: whoever else measures goes first.
+        self._looks_on = self._own is not None and self._own.looks_on
         self._given = meter
         self.meter: Meter | None = None
         self.failed = False
@@ -66,15 +72,17 @@ class Training:
         self._start_ns: int | None = None
         self._counts: list[Counts] = []
         self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
-        self._held: deque[tuple[Step, list[Counts], Any]] = deque()
-        self._fetch: tuple[Fetch, list[tuple[Step, list[Counts], Any]]] | None = None
+        self._held: deque[tuple[_Held, list[Counts], Any]] = deque()
+        self._fetch: tuple[Fetch, list[tuple[_Held, list[Counts], Any]]] | None = None
         self._index = 0
         self._computed = 0
         self._squares = 0
         self._told_length = 0.0
-        self._logged: dict[str, float] = {}
+        self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._describing: threading.Thread | None = None
+        self._no_flops = ""
+        self._settling = threading.Lock()
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -83,7 +91,12 @@ class Training:
         """The training begins, or goes on after `first_step` steps."""
         if self.meter is not None:
             return
+        if not self._looks_on:
+            measuring.make_way()
         others = measuring.meters()
+        if others and self._looks_on:
+            self.failed = True  # somebody tells what goes on here already
+            return
         self.meter = self._given or (others[0] if others else self._own)
         assert self.meter is not None
         if self.meter not in others:
@@ -93,23 +106,24 @@ class Training:
         self._index = first_step
         assert self.meter._handover is not None
         self.meter._handover.sources.append(self._settle)
+        atexit.register(self._exit)
+        if self._looks_on:
+            measuring.gives_way(self._give_way)
 
-    @_guarded
     def end(self, ended: str | None = None) -> None:
-        """The training is over. A Meter of our own is closed with it."""
-        if self.meter is None:
+        """The training is over. A Meter of our own is closed with it, whatever went wrong."""
+        meter = self.meter
+        if meter is None:
             return
-        self._let_go()
-        self._settle(wait=True)
-        if self._describing is not None:
-            self._describing.join(_DESCRIBE_S)
-        self._describe_again()
-        handover = self.meter._handover
+        atexit.unregister(self._exit)
+        measuring.keeps_way(self._give_way)
+        self._finish()
+        handover = meter._handover
         if handover is not None and self._settle in handover.sources:
             handover.sources.remove(self._settle)
-        if self.meter is self._own:
-            self.meter.close(ended)
         self.meter = None
+        if meter is self._own:
+            meter.close(ended)
 
     # -- what a framework says --------------------------------------------------------------------
 
@@ -144,24 +158,51 @@ class Training:
             return
         start_ns, self._start_ns = self._start_ns, None
         counts, self._counts = self._counts, []
-        step = Step(
-            start_ns=start_ns,
-            end_ns=end_ns,
-            index=self._index,
-            micro_steps=micro_steps or max(1, len(counts)),
-            loss=loss,
-            learning_rate=learning_rate,
-            grad_norm=grad_norm,
+        is_unknown, self._unknown = self._unknown, False
+        self._hold(
+            Step(
+                start_ns=start_ns,
+                end_ns=end_ns,
+                index=self._index,
+                micro_steps=micro_steps or max(1, len(counts)),
+                loss=loss,
+                learning_rate=learning_rate,
+                grad_norm=grad_norm,
+            ),
+            [] if is_unknown else counts,
         )
+
+    def stepped(
+        self,
+        start_ns: int,
+        end_ns: int,
+        counts: list[Counts],
+        micro_steps: int,
+        after: Any = None,  # noqa: ANN401
+    ) -> None:
+        """A whole step, from whoever puts it together itself; no counts where they aren't known.
+
+        `after` is what `now_on` says of counts on a device. As little as can be is done here: loops
+        of tiny steps pay for nothing else.
+        """
+        if self.failed:
+            return
+        if self._logged or self._describing is None:
+            self._before(counts)
+        self._held.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
-        if self._unknown or not counts:
-            counts, self._unknown = [], False
-        laters = [later for one in counts for later in one.laters]
-        if self._describing is None:
-            self._describe(counts[0] if counts else None)
-        self._let_go()
-        self._last = step
-        self._held.append((step, counts, now_on(laters[-1]) if laters else None))
+
+    @_guarded
+    def extend(self, end_ns: int) -> None:
+        """The last step is not over: another optimizer has stepped for the same batch."""
+        if self._held:
+            step, counts, after = self._held.pop()
+            self._held.append((replace(_whole(step), end_ns=end_ns), counts, after))
+
+    @_guarded
+    def in_parts(self, why: str) -> None:
+        """What was begun with is not all of the model: its FLOPs are not those of a step."""
+        self._model, self._no_flops = None, why
 
     @_guarded
     def step_cancelled(self) -> None:
@@ -172,10 +213,14 @@ class Training:
 
     @_guarded
     def logged(self, values: Mapping[str, Any]) -> None:
-        """Figures that the framework logs of its last step: loss, learning rate, gradient norm."""
+        """Figures that the framework logs of its last step: loss, learning rate, gradient norm.
+
+        A number may still lie on a device: it is looked at when it is written, not here.
+        """
         for name, value in values.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                self._logged[str(name)] = float(value)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number or getattr(value, "shape", None) == ():
+                self._logged[str(name)] = value
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -187,9 +232,11 @@ class Training:
             self.phase_over(phase, start_ns)
 
     @_guarded
-    def phase_over(self, phase: Phase, start_ns: int, *, batch: object = None) -> None:
+    def phase_over(
+        self, phase: Phase, start_ns: int, *, end_ns: int | None = None, batch: object = None
+    ) -> None:
         """Such a time is over, that began then."""
-        end_ns = time.monotonic_ns()
+        end_ns = time.monotonic_ns() if end_ns is None else end_ns
         if self.meter is not None and end_ns > start_ns:
             counts = counted(batch, shifts=self._shifts) if batch is not None else None
             computed = counts.computed if counts else None
@@ -203,20 +250,61 @@ class Training:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    @_guarded
+    def _finish(self) -> None:
+        self._let_go()
+        self._settle(wait=True)
+        if self._describing is not None:
+            self._describing.join(_DESCRIBE_S)
+        self._describe_again()
+        if self._no_flops and self.meter is not None and self.meter._handover is not None:
+            self.meter._handover.describe(flops=[], no_flops=self._no_flops)
+
+    def _give_way(self) -> None:
+        """Somebody begins to measure by their own will."""
+        self.end()
+        self.failed = True
+
+    def _exit(self) -> None:
+        """The program ends before its training: by an error that it did not handle, or in peace."""
+        error = getattr(sys, "last_value", None)
+        self.end(failure(error) if error is not None else None)
+
+    def _hold(self, step: Step, counts: list[Counts]) -> None:
+        self._index += 1
+        laters = [later for one in counts for later in one.laters]
+        if self._describing is None:
+            self._describe(counts[0] if counts else None)
+        self._let_go()
+        self._last = step
+        self._held.append((step, counts, now_on(laters[-1]) if laters else None))
+
+    @_guarded
+    def _before(self, counts: list[Counts]) -> None:
+        """What is done before a step is held that is told as a whole."""
+        if self._describing is None:
+            self._describe(counts[0] if counts else None)
+        self._let_go()
+
     def _let_go(self) -> None:
         """The last step is complete once the next begins: what is logged of it comes in between."""
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
-        if last is None or not logged or not self._held or self._held[-1][0] is not last:
+        if not logged or not self._held:
             return
-        _, counts, after = self._held.pop()
-        self._held.append((_with_logged(last, logged), counts, after))
+        newest, counts, after = self._held[-1]
+        if newest is last or isinstance(newest, tuple):
+            self._held[-1] = (_with_logged(_whole(newest), logged), counts, after)
 
     def _settle(self, *, wait: bool = False) -> None:
         """Pass on the steps whose tokens are known; ask for those of the others.
 
         On the thread that hands over; at the end on the training's, which then may wait.
         """
+        with self._settling:
+            self._settle_now(wait=wait)
+
+    def _settle_now(self, *, wait: bool) -> None:
         while True:
             if self._fetch is not None:
                 fetch, waiting = self._fetch
@@ -235,14 +323,14 @@ class Training:
             after = next((event for _, _, event in reversed(ready) if event is not None), None)
             self._fetch = (Fetch(laters, after).start(), ready)
 
-    def _pass_on(self, rows: list[tuple[Step, list[Counts], Any]], values: list[int]) -> None:
+    def _pass_on(self, rows: list[tuple[_Held, list[Counts], Any]], values: list[int]) -> None:
         assert self.meter is not None
         known = iter(values)
         for step, counts, _ in rows:
             settled = [one.settled([next(known) for _ in one.laters]) for one in counts]
             self._computed += sum(one.computed for one in settled)
             self._squares += sum(int(one.squares or 0) for one in settled)
-            self.meter.record(_with_tokens(step, settled))
+            self.meter.record(_with_tokens(_whole(step), settled))
 
     def _describe(self, counts: Counts | None) -> None:
         """The model is known, and so is how long a sequence is: count its FLOPs, aside."""
@@ -283,6 +371,22 @@ class Training:
         if self.meter is not None and self.meter._handover is not None:
             t_ns = time.monotonic_ns()
             self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))
+        elif not self._looks_on:  # there is no run to say it in
+            say(f"nothing is measured: {error}")
+
+
+def failure(error: BaseException) -> str:
+    """How a run ended that this came out of."""
+    kind, what = type(error).__name__, " ".join(str(error).split())[:300]
+    return f"failed ({kind}: {what})" if what else f"failed ({kind})"
+
+
+def _whole(step: _Held) -> Step:
+    """A step that was held as little more than its times."""
+    if isinstance(step, Step):
+        return step
+    start_ns, end_ns, index, micro_steps = step
+    return Step(start_ns, end_ns, index, micro_steps=micro_steps)
 
 
 def _with_tokens(step: Step, counts: list[Counts]) -> Step:
@@ -301,13 +405,13 @@ def _total(amounts: list[Any]) -> int | None:
     return None if any(one is None for one in amounts) else sum(amounts)
 
 
-def _with_logged(step: Step, logged: Mapping[str, float]) -> Step:
-    def first(names: tuple[str, ...], now: float | None) -> float | None:
+def _with_logged(step: Step, logged: Mapping[str, Any]) -> Step:
+    def first(names: tuple[str, ...], now: float | None) -> Any:  # noqa: ANN401
         return now if now is not None else next((logged[n] for n in names if n in logged), None)
 
     return replace(
         step,
-        loss=first(_LOSSES, step.loss),
+        loss=first(LOSSES, step.loss),
         learning_rate=first(_RATES, step.learning_rate),
         grad_norm=first(_NORMS, step.grad_norm),
     )

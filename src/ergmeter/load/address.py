@@ -52,11 +52,11 @@ def address(url: str, endpoint: Endpoint) -> Address:
         raise UsageError(f"{url!r} is no URL of a server; give http://HOST:PORT or https://HOST")
     if parts.username or parts.password:
         raise UsageError("a URL with a password would be kept in the run; use --api-key-env")
-    if any(character.isspace() for character in url):
-        raise UsageError(f"{url!r} is no URL: it has a blank in it")
+    if not url.isascii() or any(character.isspace() for character in url):
+        raise UsageError(f"{url!r} is no URL: write blanks and other alphabets as %20 and the like")
     is_tls = parts.scheme == "https"
-    return Address(parts.hostname, port or (443 if is_tls else 80), _path(parts.path, endpoint),
-                   is_tls)  # fmt: skip
+    path = _path(parts.path, endpoint) + (f"?{parts.query}" if parts.query else "")
+    return Address(parts.hostname, port or (443 if is_tls else 80), path, is_tls)
 
 
 def _path(path: str, endpoint: Endpoint) -> str:
@@ -76,7 +76,9 @@ def elsewhere(host: str) -> str:
         return f"{host} has no address ({error.strerror or error})"
     addresses = {str(entry[4][0]).partition("%")[0] for entry in found}
     own = _own_addresses()
-    foreign = sorted(a for a in addresses if not ipaddress.ip_address(a).is_loopback and a not in own)
+    foreign = sorted(
+        a for a in addresses if not ipaddress.ip_address(a).is_loopback and a not in own
+    )
     if not foreign:
         return ""
     return f"the server is not on this machine ({host} is {', '.join(foreign)})"

@@ -133,7 +133,9 @@ class Answer:
             self.fail("no stream", f"the server answered with {kind}, not with text/event-stream")
         elif not (self._is_over or self.finish_reason):
             came = f"{len(self.chunks_ns)} chunks with text"
-            self.fail("cut off", f"the stream ended without [DONE] or a finish_reason, after {came}")
+            self.fail(
+                "cut off", f"the stream ended without [DONE] or a finish_reason, after {came}"
+            )
         elif not self.chunks_ns:
             self.fail("empty", "the answer has no text, so there is no first token to time")
 
@@ -147,7 +149,8 @@ def _parsed(body: bytes) -> object:
     try:
         return json.loads(body)
     except ValueError:
-        return body.decode("utf-8", "replace")
+        text = body.decode("utf-8", "replace")
+        return "a page of HTML" if text.lstrip().startswith("<") else text
 
 
 def _said(error: object) -> str:

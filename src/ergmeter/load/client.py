@@ -87,11 +87,13 @@ class Connection(asyncio.Protocol):
 
     async def send(self, request: bytes, answer: Answer, *, timeout_s: float) -> None:
         """Send a request and wait for the end of its answer."""
-        assert self._transport is not None
+        answer.sent_ns = answer.end_ns = self._heard_ns = time.monotonic_ns()
+        answer.due_ns = answer.due_ns or answer.sent_ns
+        if self._transport is None:  # opened ahead of time, and closed by the server since
+            answer.fail("connection lost", "the server closed it before the request was sent")
+            return
         self._answer = answer
         self._done = asyncio.get_running_loop().create_future()
-        answer.sent_ns = self._heard_ns = time.monotonic_ns()
-        answer.due_ns = answer.due_ns or answer.sent_ns
         self._transport.write(request)
         # One timer for each stretch of silence, and none for each chunk.
         while not self._done.done():
@@ -131,7 +133,9 @@ class Client:
     def __post_init__(self) -> None:
         self._tls = ssl.create_default_context() if self.target.address.is_tls else None
 
-    async def connected(self, answer: Answer, *, own: Connection | None = None) -> Connection | None:
+    async def connected(
+        self, answer: Answer, *, own: Connection | None = None
+    ) -> Connection | None:
         """An open connection: the caller's own if it still is; None, and the reason, if none."""
         if own is not None and own.is_open:
             return own

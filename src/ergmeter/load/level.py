@@ -16,13 +16,12 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ergmeter.load import pacing
 from ergmeter.load.client import Client, Pulse
 from ergmeter.meter import Meter
-from ergmeter.records import Mark, Reported, Step
+from ergmeter.records import Reported, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -61,6 +60,7 @@ class Outcome:
     most_in_flight: int = 0
     cpu_frac: float = 0.0
     lag_p99_s: float = 0.0
+    is_interrupted: bool = False
 
     @property
     def failed(self) -> int:
@@ -75,10 +75,13 @@ def run(
     probes = () if plan.why_no_energy else _DEVICES
     with Meter(out, name=name, probes=probes) as meter:
         outcome = Outcome(meter.path)
-        with (meter.path / REQUESTS_FILE).open("w", encoding="utf-8") as file:
+        with (meter.path / REQUESTS_FILE).open("w", buffering=1, encoding="utf-8") as file:
             keeper = _Keeper(meter, outcome, file, tell, counts_tokens=plan.asking.counts_tokens)
             _begin(meter, plan)
-            asyncio.run(_sent(plan, meter, keeper))
+            try:
+                asyncio.run(_sent(plan, meter, keeper))
+            except KeyboardInterrupt:  # what was answered until then is worth its figures
+                outcome.is_interrupted = True
         _end(meter, outcome)
     return outcome
 
@@ -97,15 +100,17 @@ async def _sent(plan: Plan, meter: Meter, keeper: _Keeper) -> None:
         client.most_in_flight = 0
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
-    if isinstance(plan.pace, pacing.Closed):
-        await pacing.closed_loop(
-            sending, plan.pace.concurrency, plan.extent, first=plan.warmup
-        )
-    else:
-        await pacing.open_loop(sending, plan.pace, plan.extent, first=plan.warmup)
-    keeper.outcome.cpu_frac, keeper.outcome.lag_p99_s = pulse.cpu_frac, pulse.lag_s(0.99)
-    keeper.outcome.most_in_flight = client.most_in_flight
-    beating.cancel()
+    try:
+        if isinstance(plan.pace, pacing.Closed):
+            at_once = plan.pace.concurrency
+            await pacing.closed_loop(sending, at_once, plan.extent, first=plan.warmup)
+        else:
+            await pacing.open_loop(sending, plan.pace, plan.extent, first=plan.warmup)
+    finally:
+        beating.cancel()
+        outcome = keeper.outcome
+        outcome.cpu_frac, outcome.lag_p99_s = pulse.cpu_frac, pulse.lag_s(0.99)
+        outcome.most_in_flight = client.most_in_flight
 
 
 @dataclass
@@ -166,16 +171,13 @@ def _begin(meter: Meter, plan: Plan) -> None:
     if not plan.asking.counts_tokens:
         meter.mark("assumed", "the server sends no usage: a chunk with text stands for a token")
     if plan.why_no_energy:
-        for probe in ("nvml", "rapl"):
-            meter.record(Mark(monotonic_ns(), "probe_failed", f"{probe}: not read, {plan.why_no_energy}"))
+        meter.explain(dict.fromkeys(("nvml", "rapl"), f"not read, {plan.why_no_energy}"))
 
 
 def _end(meter: Meter, outcome: Outcome) -> None:
     why = ", ".join(f"{kind} ({count})" for kind, count in outcome.failures.most_common())
     meter.mark("requests_failed", f"{outcome.failed}{': ' if why else ''}{why}")
-    now_ns = monotonic_ns()
-    meter.record(Reported(now_ns, "client_cpu_frac", outcome.cpu_frac, "frac"))
-    meter.record(Reported(now_ns, "client_lag_p99_s", outcome.lag_p99_s, "s"))
+    meter.mark("load_client", f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}")
 
 
 def _line(answer: Answer) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True},
     {},
 )
-_REFUSED = ("HTTP 400", "HTTP 404", "HTTP 422")
+_REFUSED = ("HTTP 400", "HTTP 422")
 _FEW_WORDS = 8
 
 
@@ -52,6 +52,16 @@ class Asking:
         """The bytes of a request."""
         body = {"model": self.model, **prompt.fields(self.endpoint), "stream": True}
         return self.target.request({**body, **self.options, **self.extra})
+
+
+async def prepared(
+    asking: Asking, prompts: MadeUp | FromFile, *, prompt_tokens: int
+) -> tuple[Asking, MadeUp | FromFile]:
+    """How this server is asked, and prompts of the length that was asked for, where made up."""
+    asking = await settle(asking, first_prompt(prompts))
+    if asking.counts_tokens and isinstance(prompts, MadeUp):
+        prompts = await sized(asking, prompts, tokens=prompt_tokens)
+    return asking, prompts
 
 
 async def settle(asking: Asking, prompt: Prompt) -> Asking:

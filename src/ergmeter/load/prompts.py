@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from ergmeter.load.address import Endpoint
 
 # Short and common: in most vocabularies each is one token, with the blank before it.
-_WORDS = (
-    "time year people way day man thing woman life child world school state family student group"
-    " country problem hand part place case week company system program question work number night"
-    " point home water room mother area money story fact month lot right study book eye job word"
-    " business issue side kind head house service friend father power hour game line end member"
-).split()
+_COMMON = """
+time year people way day man thing woman life child world school state family student
+group country problem hand part place case week company system program question work
+number night point home water room mother area money story fact month lot right study
+book eye job word business issue side kind head house service friend father power hour
+game line end member
+"""
+_WORDS = _COMMON.split()
 
 
 @dataclass(frozen=True, slots=True)

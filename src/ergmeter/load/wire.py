@@ -106,10 +106,9 @@ class Response:
             self._left = None
         else:
             length = line.partition(b";")[0].strip()
-            try:
-                self._left = int(length, 16)
-            except ValueError as error:
-                raise FormatError(f"no length of an HTTP chunk: {line[:40]!r}") from error
+            if not length or length.strip(b"0123456789abcdefABCDEF"):
+                raise FormatError(f"no length of an HTTP chunk: {line[:40]!r}")
+            self._left = int(length, 16)
             self._in_trailer = self._left == 0
 
 

@@ -13,9 +13,12 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.meter.meter import Meter
 
 _meters: set[Meter] = set()
+_makes_way: list[Callable[[], None]] = []
 _hooked: set[str] = set()
 
 
@@ -33,6 +36,23 @@ def discard(meter: Meter) -> None:
 def meters() -> tuple[Meter, ...]:
     """Those that measure now."""
     return tuple(_meters)
+
+
+def gives_way(end: Callable[[], None]) -> None:
+    """Call this when somebody comes to measure by their own will: nobody asked for what it ends."""
+    _makes_way.append(end)
+
+
+def keeps_way(end: Callable[[], None]) -> None:
+    """It has ended already."""
+    if end in _makes_way:
+        _makes_way.remove(end)
+
+
+def make_way() -> None:
+    """Somebody comes to measure: whoever looks on unasked ends now."""
+    for end in tuple(_makes_way):
+        end()
 
 
 def _hook() -> None:

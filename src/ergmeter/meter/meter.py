@@ -65,6 +65,7 @@ class Meter:
         sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink] = (),
         sinks_every_s: float = EVERY_S,
         around: Around | None = None,
+        looks_on: bool = False,
         **declared: Any,  # noqa: ANN401  the fields of Settings, checked there
     ) -> None:
         """Prepare a run; nothing is measured before `start`.
@@ -76,7 +77,8 @@ class Meter:
         configuration, or the path of a config.json. What can't be counted is said in the run.
         `sinks` are where the figures go while it runs ("tensorboard", ("csv", {"path": ...}), ...),
         every `sinks_every_s`, from rank 0 for all ranks. None of them can slow or stop a training.
-        `around` measures another process from outside, as `erg record` does.
+        `around` measures another process from outside, as `erg record` does. One that `looks_on`
+        does so unasked, as that command's hook: it ends when somebody else begins to measure.
         """
         found = Settings.declared(settings, declared)
         given = (flops,) if isinstance(flops, Flops) else tuple(flops)
@@ -99,6 +101,7 @@ class Meter:
         )
         if not sinks_every_s > 0:
             raise UsageError(f"sinks_every_s must be seconds above 0; got {sinks_every_s!r}")
+        self.looks_on = looks_on
         self._sinks = planned(sinks)
         self._sinks_every_s = sinks_every_s
         self._feed: Feed | None = None
@@ -120,6 +123,8 @@ class Meter:
             raise UsageError(
                 f"this Meter has been started already (run {self._path}); make another"
             )
+        if not self.looks_on:
+            measuring.make_way()
         others = measuring.meters()
         if others:
             raise UsageError(
@@ -262,6 +267,11 @@ class Meter:
         self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())
+
+    def explain(self, unavailable: Mapping[str, str]) -> None:
+        """Say why some probes are not read here, by name."""
+        if self._handover is not None:
+            self._handover.describe(unavailable=unavailable)
 
     def continue_from(self, step: int) -> None:
         """Number the next training step so: a training that was resumed has done those before."""

@@ -266,6 +266,9 @@ def _in_words(rows: Steps) -> str:
     if np.isnan(rows["steps"]).any():
         return lines
     steps = int(rows["steps"].sum())
+    if np.isin(rows["phase"], _INFERENCE).all():
+        answers = int((rows["phase"] == _INFERENCE[0]).sum()) or len(rows)
+        return _count(answers, "answer")
     return _count(steps, "step") + (f" ({lines})" if steps != len(rows) else "")
 
 

@@ -104,6 +104,8 @@ def _unused(evidence: Evidence) -> list[str]:
 
 
 def _slow_first_step(evidence: Evidence) -> list[str]:
+    if not evidence.trains:  # requests differ in length
+        return []
     try:
         rows = evidence.counted.lanes[0]
     except NotMeasurable:

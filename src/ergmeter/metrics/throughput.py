@@ -199,9 +199,10 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     if not len(rows):
         raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
     amounts, label, basis = tokens(evidence, rows)
-    value = sum(
-        float(tokens(evidence, lane)[0].sum()) / lane.busy_s for lane in with_lanes(rows).lanes
-    )
+    lanes = with_lanes(rows).lanes
+    if not all(lane.busy_s for lane in lanes):
+        raise NotMeasurable("answers of one token each: no time passed between their tokens")
+    value = sum(float(tokens(evidence, lane)[0].sum()) / lane.busy_s for lane in lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
     interval = ratio_interval(amounts, rows.duration_s)
     scale = value / float(amounts.sum() / rows.duration_s.sum())

@@ -201,21 +201,20 @@ class OutputReader:
         return importer
 
 
-def unrecognised(reader: OutputReader) -> Mark | None:
-    """What to tell a user whose program printed nothing that we could read."""
+def unrecognised(reader: OutputReader, not_hooked: str) -> Mark | None:
+    """What to tell a user whose program neither printed nor did anything that we could see."""
     if reader.steps or reader.explained:
         return None
     if reader.recognised:
-        said = (
-            "no steps: a printed step is timed from the line before it, and there were not two"
-            " lines; print one for every step, or use ergmeter.Meter in the loop"
-        )
+        said = "a printed step is timed from the line before it, and there were not two lines"
+        cure = "print one for every step, or use ergmeter.Meter in the loop"
     else:
         lines = "1 line" if reader.seen == 1 else f"{reader.seen} lines"
         what = f"{lines} of output, none" if reader.seen else "no output, so nothing"
         said = (
-            f"no steps: {what} that ergmeter recognises (Hugging Face Trainer, Megatron, torchtitan"
-            " and NXDT logs, or lines such as step=3 loss=2.1 tokens=4096); print such a line, or"
-            " use ergmeter.Meter in the loop"
+            f"{what} that ergmeter recognises (Hugging Face Trainer, Megatron, torchtitan"
+            " and NXDT logs, or lines such as step=3 loss=2.1 tokens=4096)"
         )
-    return Mark(time.monotonic_ns(), UNRECOGNISED, said)
+        cure = "print such a line, or use ergmeter.Meter in the loop"
+    inside = f"; and {not_hooked}" if not_hooked else ""
+    return Mark(time.monotonic_ns(), UNRECOGNISED, f"no steps: {said}{inside}; {cure}")

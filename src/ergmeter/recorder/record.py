@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
+from ergmeter.recorder import hook
 from ergmeter.recorder.cost import Cost
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
 from ergmeter.recorder.peak import Peak
@@ -68,6 +69,7 @@ class Request:
     probe_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens_are: str | None = None
     keep_buffering: bool = False
+    hook: bool = True  # look into the Python programs among it
 
 
 def record(request: Request) -> Recording:
@@ -79,6 +81,8 @@ def record(request: Request) -> Recording:
     path = request.out or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
     environment = _environment(run, keep_buffering=request.keep_buffering)
+    if request.hook:
+        environment |= hook.environment(environment)
 
     channels = open_channels()
     copy_window_size(channels)
@@ -114,9 +118,11 @@ def record(request: Request) -> Recording:
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
-    nothing = unrecognised(reader)
-    if measured and nothing is not None and not _has_meter(run):
-        meter.record(nothing)
+    if measured and not reader.steps and not _has_steps(run):
+        why = hook.silence(run, request.command) if request.hook else ""
+        nothing = unrecognised(reader, why)
+        if nothing is not None:
+            meter.record(nothing)
     meter.close(_ended(code))
     while late := signal.sigpending() & _WAITED:
         signal.sigwait(late)  # meant for a command that has ended
@@ -136,9 +142,9 @@ def _started(meter: Meter) -> bool:
     return True
 
 
-def _has_meter(run: Path) -> bool:
-    """Whether a Meter inside the command has joined the run, and tells the steps itself."""
-    return len(list(run.glob(f"*/{fmt.WRITER_FILE}"))) > 1
+def _has_steps(run: Path) -> bool:
+    """Whether somebody inside the command has joined the run, and tells the steps."""
+    return any(run.glob("*/steps-[0-9]*"))
 
 
 def _name(command: Sequence[str]) -> str:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # Not `to_pandas_dtype`, for which pyarrow 25 wants pandas even to tell of an integer.
 _NUMPY: dict[pa.DataType, Any] = {
-    **{pa.int8(): np.int8, pa.int16(): np.int16, pa.int32(): np.int32, pa.int64(): np.int64},
-    **{pa.float32(): np.float32, pa.float64(): np.float64},
+    getattr(pa, name)(): getattr(np, name)
+    for name in ("int8", "int16", "int32", "int64", "float32", "float64")
 }
 
 

@@ -226,12 +226,18 @@ class Run:
         return {device: _series(pieces) for device, pieces in parts.items()}
 
     def reported(self) -> list[Reported]:
-        """The figures that programs printed about themselves, in order of time."""
-        found = []
+        """The figures that programs told about themselves, in order of time."""
+        return self._reported
+
+    @cached_property
+    def _reported(self) -> list[Reported]:
+        found: list[Reported] = []
         for writer in self.writers:
             for segment in self._segments(writer, "reported"):
-                rows = segment.table().to_pylist()
-                found += [Reported(**{**r, "t_ns": r["t_ns"] + writer.offset_ns}) for r in rows]
+                table = segment.table()
+                columns = (table[name].to_pylist() for name in ("t_ns", "name", "value", "unit"))
+                rows = zip(*columns, strict=True)
+                found += [Reported(t_ns + writer.offset_ns, *rest) for t_ns, *rest in rows]
         return sorted(found, key=lambda reported: reported.t_ns)
 
     def table(self, table: str) -> pa.Table:

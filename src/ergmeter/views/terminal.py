@@ -37,6 +37,9 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("throughput.tokens_per_s", True),
         ("throughput.tokens_per_s_per_device", False),
         ("throughput.samples_per_s", False),
+        ("throughput.output_tokens_per_s", False),
+        ("throughput.requests_per_s", False),
+        ("requests.failed", False),
         ("throughput.steps_per_s", False),
         ("tokens.per_step", False),
         ("tokens.padding_frac", False),
@@ -51,6 +54,13 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("time.data_s", False),
         ("time.before_first_step_s", False),
     ],
+    "latency": [
+        ("latency.ttft_median_s", False),
+        ("latency.ttft_p95_s", False),
+        ("latency.tpot_median_s", False),
+        ("latency.tpot_p95_s", False),
+        ("latency.e2e_median_s", False),
+    ],
     "compute": [
         ("utilization.mfu_frac", False),
         ("utilization.mfu_bf16_peak_frac", False),
@@ -61,6 +71,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
     "energy": [
         ("energy.run_j", True),
         ("energy.joules_per_token", False),
+        ("energy.joules_per_generated_token", False),
         ("energy.mean_w", False),
         ("energy.peak_w", False),
         ("carbon.co2e_g", False),
@@ -266,15 +277,17 @@ def _has_place(summary: Summary, key: str, *, keep: bool) -> bool:
     """Whether a figure is on the card; one that is kept is there also where it is missing."""
     found = summary.readings.get(key)
     if not isinstance(found, Reading):
-        return keep and found is not None and not _is_of_sensors(summary, key)
+        return keep and found is not None and not _is_beside_the_point(summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, found)
 
 
-def _is_of_sensors(summary: Summary, key: str) -> bool:
-    """Whether a figure needs readings, which a log never has: of all of them that is said once."""
-    return summary.status == IMPORTED and key.startswith(("energy.", "memory."))
+def _is_beside_the_point(summary: Summary, key: str) -> bool:
+    """Whether nobody expects this of such a run: readings of a log, steps of inference."""
+    if summary.status == IMPORTED and key.startswith(("energy.", "memory.")):
+        return True
+    return key == "time.step_s" and isinstance(summary.readings["latency.ttft_median_s"], Reading)
 
 
 def _is_long(summary: Summary) -> bool:
@@ -284,7 +297,7 @@ def _is_long(summary: Summary) -> bool:
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
     kept = [key for members in _GROUPS.values() for key, keep in members if keep]
-    kept = [key for key in kept if not _is_of_sensors(summary, key)]
+    kept = [key for key in kept if not _is_beside_the_point(summary, key)]
     missing = {key: summary.readings.get(key) for key in kept}
     said: dict[str, list[str]] = {}
     for key, found in missing.items():
@@ -315,8 +328,9 @@ def sparkline(run: Run) -> Text | None:
     """The loss over the run, if there was one: each bar the mean of as many steps."""
     import numpy as np  # noqa: PLC0415
 
-    steps = run.steps()
-    if not len(steps["loss"]):
+    steps, label = run.steps(), "loss  "
+    if not np.isfinite(steps["loss"]).any():  # where nobody tells it, it may have been printed
+        label = "loss, as printed  " if len(steps["loss"]) else label
         steps = run.steps("output")
     train = steps["phase"] == PHASES.index("train")
     start_ns = int(steps["start_ns"][train].min()) if train.any() else None
@@ -325,14 +339,14 @@ def sparkline(run: Run) -> Text | None:
     loss = loss[np.isfinite(loss)]
     if len(loss) < 3:
         return None
-    cells = min(_CELLS, len(loss))
+    cells = min(_CELLS + len("loss  ") - len(label), len(loss))
     edges = np.linspace(0, len(loss), cells + 1).astype(int)
     means = np.array([loss[a:b].mean() for a, b in pairwise(edges)])
     low, high = float(means.min()), float(means.max())
     level = (means - low) / (high - low) if high > low else np.zeros(cells)
     bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
     ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
-    return Text.assemble("\n", ("loss  ", "dim"), bars, (ends, "dim"))
+    return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"))
 
 
 def _before_steps(run: Run, start_ns: int | None) -> list[float]:

@@ -1,0 +1,250 @@
+"""What does a step cost with our callback and every sink on, next to what others count with?
+
+The trap: a callback's own time is not its cost. A tracker that opens a database beside the training
+takes the interpreter from it for a while, so whole trainings are compared: the same small model and
+batches, in turns, in one process, each with its steps' own clock. The first third of each training
+is left out: that is where sinks load their libraries (told apart in the last column).
+
+Lightning's ThroughputMonitor and Hugging Face's own counting give tokens/s; CodeCarbon's callback
+gives energy. None gives both, so none is the same work as ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tables
+
+BATCH, LENGTH, VOCABULARY = 4, 128, 512
+SINKS_EVERY_S = 1.0
+HEADER = (
+    "training with",
+    "step ms, median",
+    "ratio to bare",
+    "mean of all / bare",
+    "first third / bare",
+)
+
+Training = Callable[[int, Path], list[float]]
+
+
+class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random tokens with some padding."""
+
+    def __init__(self, steps: int) -> None:
+        self._rows = steps * BATCH
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        ids = torch.randint(0, VOCABULARY, (LENGTH,), generator=generator)
+        mask = (torch.arange(LENGTH) < LENGTH - index % 32).long()
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def model() -> torch.nn.Module:
+    """A Llama of a few milliseconds a step."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    made: torch.nn.Module = LlamaForCausalLM(  # type: ignore[no-untyped-call]
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+        )
+    )
+    return made
+
+
+def every_sink(folder: Path) -> list[Any]:
+    """All nine, each with its real library, none with a network."""
+    return [
+        ("console", {"stream": os.devnull}),
+        "csv",
+        "jsonl",
+        "tensorboard",
+        ("wandb", {"project": "bench"}),
+        ("mlflow", {"tracking_uri": f"sqlite:///{folder.parent / 'mlflow.db'}"}),
+        ("prometheus", {"port": 0}),
+        ("otel", {"endpoint": "http://127.0.0.1:9/v1/metrics"}),
+        ("trackio", {"project": "bench"}),
+    ]
+
+
+def trainer(steps: int, folder: Path, *, way: str) -> list[float]:
+    """Train with transformers' Trainer; the times at which its steps ended."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from ergmeter.integrations.huggingface import ErgmeterCallback
+
+    ends: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            ends.append(time.perf_counter())
+
+    callbacks: list[Any] = [Clock()]
+    more: dict[str, Any] = {}
+    if way == "ours":
+        callbacks.append(ErgmeterCallback(folder / "run"))
+    elif way == "sinks":
+        sinks = every_sink(folder)
+        callbacks.append(ErgmeterCallback(folder / "run", sinks=sinks, sinks_every_s=SINKS_EVERY_S))
+    elif way == "hf":
+        more["include_num_input_tokens_seen"] = "non_padding"
+    elif way == "codecarbon":
+        more["report_to"] = "codecarbon"
+    arguments = TrainingArguments(
+        **{"report_to": "none", **more},
+        output_dir=str(folder / "out"), per_device_train_batch_size=BATCH, num_train_epochs=1,
+        logging_steps=10, save_strategy="no", disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    Trainer(model=model(), args=arguments, train_dataset=Tokens(steps), callbacks=callbacks).train()
+    return ends
+
+
+def lightning(steps: int, folder: Path, *, way: str) -> list[float]:
+    """Train with Lightning; the times at which its steps ended."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import Callback, ThroughputMonitor
+    from lightning.pytorch.loggers import CSVLogger
+
+    from ergmeter.integrations.lightning import ErgmeterCallback
+
+    ends: list[float] = []
+
+    class Clock(Callback):
+        def on_train_batch_end(self, *_: object, **__: object) -> None:
+            ends.append(time.perf_counter())
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model()
+
+        def training_step(self, batch: dict[str, torch.Tensor], _index: int) -> torch.Tensor:
+            return self.model(**batch).loss  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+    callbacks: list[Any] = [Clock()]
+    if way == "ours":
+        callbacks.append(ErgmeterCallback(folder / "run"))
+    elif way == "monitor":
+        callbacks.append(
+            ThroughputMonitor(
+                batch_size_fn=lambda batch: batch["input_ids"].size(0),
+                length_fn=lambda batch: batch["input_ids"].numel(),
+            )
+        )
+    loader = torch.utils.data.DataLoader(Tokens(steps), batch_size=BATCH)
+    pl.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=callbacks, logger=CSVLogger(str(folder)),
+        log_every_n_steps=10, enable_progress_bar=False, enable_checkpointing=False,
+        enable_model_summary=False, default_root_dir=str(folder),
+    ).fit(Module(), loader)  # fmt: skip
+    return ends
+
+
+WAYS: dict[str, dict[str, Training]] = {
+    "Hugging Face Trainer": {
+        "nothing (bare)": partial(trainer, way="bare"),
+        "ergmeter's callback": partial(trainer, way="ours"),
+        "ergmeter's callback and all nine sinks, every second": partial(trainer, way="sinks"),
+        "its own token counting (non_padding)": partial(trainer, way="hf"),
+        "CodeCarbon's callback": partial(trainer, way="codecarbon"),
+    },
+    "Lightning Trainer": {
+        "nothing (bare)": partial(lightning, way="bare"),
+        "ergmeter's callback": partial(lightning, way="ours"),
+        "its ThroughputMonitor": partial(lightning, way="monitor"),
+    },
+}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """What trainers print is no part of the table."""
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings(), Path(os.devnull).open("w") as nowhere:
+        warnings.simplefilter("ignore")
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    logging.disable(logging.NOTSET)
+
+
+def main() -> None:
+    """Run the trainings in turns and print how they compare."""
+    options = tables.parser(__doc__)
+    options.add_argument("--steps", type=int, default=600, help="steps of each training")
+    given = options.parse_args()
+    rounds = given.rounds or 5
+    os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", CODECARBON_LOG_LEVEL="critical")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ.update(TRACKIO_DIR=scratch, WANDB_DIR=scratch)
+        os.chdir(scratch)
+        for framework, ways in WAYS.items():
+            found = measured(ways, given.steps, rounds, Path(scratch))
+            show(framework, found, given.steps, rounds)
+            tables.save(given.json, {framework: found})
+
+
+def measured(
+    ways: dict[str, Training], steps: int, rounds: int, scratch: Path
+) -> dict[str, list[list[float]]]:
+    """Step times of every round of every way; one round beforehand is for caches and databases."""
+    found: dict[str, list[list[float]]] = {name: [] for name in ways}
+    for turn in range(-1, rounds):
+        for number, (name, train) in enumerate(ways.items()):
+            folder = scratch / f"{turn}-{number}-{id(ways)}"
+            folder.mkdir()
+            with quiet():
+                ends = train(steps if turn >= 0 else steps // 4, folder)
+            if turn >= 0:
+                found[name].append([b - a for a, b in pairwise(ends)])
+    return found
+
+
+def show(framework: str, found: dict[str, list[list[float]]], steps: int, rounds: int) -> None:
+    """The table of one framework."""
+    bare = found["nothing (bare)"]
+    rows = []
+    for name, turns in found.items():
+        each = [statistics.median(turn[steps // 3 :]) for turn in turns]
+        against = [
+            (
+                statistics.median(turn[steps // 3 :]) / statistics.median(other[steps // 3 :]),
+                statistics.mean(turn[steps // 3 :]) / statistics.mean(other[steps // 3 :]),
+                statistics.mean(turn[: steps // 3]) / statistics.mean(other[: steps // 3]),
+            )
+            for turn, other in zip(turns, bare, strict=True)
+        ]
+        columns = [statistics.median(column) for column in zip(*against, strict=True)]
+        rows.append((name, f"{statistics.median(each) * 1e3:.3f}", *(f"{c:.3f}" for c in columns)))
+    note = f"{tables.machine()}; {rounds} rounds of {steps} steps of {BATCH} x {LENGTH} tokens"
+    tables.show(f"A training step under {framework}", HEADER, rows, note=note)
+
+
+if __name__ == "__main__":
+    main()

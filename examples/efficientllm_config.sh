@@ -1,0 +1,15 @@
+# The four variables of the EfficientLLM metrics, at their defaults. Before the training:
+#
+#     source examples/efficientllm_config.sh
+
+# true or false; anything else counts as false, and is remarked on.
+export EFFICIENTLLM_METRICS_ENABLED=${EFFICIENTLLM_METRICS_ENABLED:-true}
+
+# Seconds between readings of the devices, at the most. They are read ten times a second anyway.
+export EFFICIENTLLM_COLLECTION_INTERVAL=${EFFICIENTLLM_COLLECTION_INTERVAL:-1.0}
+
+# How many iteration times are kept in memory. No figure depends on it.
+export EFFICIENTLLM_HISTORY_SIZE=${EFFICIENTLLM_HISTORY_SIZE:-1000}
+
+# Iterations from one block on the console to the next.
+export EFFICIENTLLM_LOG_INTERVAL=${EFFICIENTLLM_LOG_INTERVAL:-10}

@@ -1,0 +1,256 @@
+"""transformers' Trainer, and what is built on it (TRL), measured by one callback.
+
+    trainer = Trainer(..., callbacks=[ErgmeterCallback(warmup_steps=3)])
+
+Two traps shaped it. Callbacks are never shown a batch: those who count in the collator or under a
+forward hook count what is prefetched, evaluated or traced. So the trainer itself is looked up among
+the callers of `on_train_begin`, and what it hands to its `training_step` is counted, on this one
+object and until its training is over. And a loss is logged as the mean since the last time it was:
+it is kept with the step it was logged at, and a mark in the run says what it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import wraps
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback
+
+from ergmeter.errors import UsageError
+from ergmeter.integrations.training import Training, failure
+from ergmeter.meter import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
+
+    from ergmeter.records import Phase, Summary
+
+# What a trainer spends time on that is no step. Whichever is called inside another belongs to that:
+# several sets are evaluated by calling oneself, and a checkpoint saves the model.
+_PHASES: dict[str, Phase] = {
+    "get_batch_samples": "data",
+    "evaluate": "eval",
+    "_save_checkpoint": "checkpoint",
+    "save_model": "checkpoint",
+}
+_LOGGED = ("loss", "grad_norm", "learning_rate")
+# What products are computed in, as a Trainer's arguments call it, the shortest first.
+_DTYPES = ("bf16", "fp16", "tf32")
+
+
+class ErgmeterCallback(TrainerCallback):
+    """Measures every training of a Trainer: a run each, or a share of the run around it."""
+
+    def __init__(
+        self,
+        out: str | Path | None = None,
+        *,
+        meter: Meter | None = None,
+        **options: Any,  # noqa: ANN401  as Meter takes them
+    ) -> None:
+        """`options` are those of `Meter`: name, warmup_steps, sinks, dtype, note, ...
+
+        `meter` is one that is measuring already or will be started; options go to that one then.
+        """
+        if meter is not None and (out is not None or options):
+            raise UsageError("give meter= or what to make one of, not both")
+        if meter is None:
+            Meter(out, **options)  # a mistake is told now, and not once the model is loaded
+        self.looks_on = bool(options.get("looks_on"))
+        self._out = out
+        self._given = meter
+        self._options = options
+        self._trainings = 0
+        self._training: Training | None = None
+        self._meter: Meter | None = None
+        self._trainer: Any = None
+        self._state: object = None
+        self._replaced: dict[str, Any] = {}
+        self._is_inside = False
+        self._micro_steps = 0
+        self._counts_tokens = True
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The run of the last training that began."""
+        return self._last_meter().path
+
+    def summary(self) -> Summary:
+        """Every metric of that run."""
+        return self._last_meter().summary()
+
+    # -- what the Trainer says --------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """A training begins, or goes on from a checkpoint."""
+        try:
+            self._begin(args, state, kwargs.get("model"))
+        except Exception as error:  # noqa: BLE001  never break training
+            self._over(f"not measured ({type(error).__name__}: {error})")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """The batches of a step are there."""
+        if self._training is not None:
+            self._training.step_begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """The optimizer has stepped."""
+        if self._training is not None:
+            self._training.step_end(micro_steps=self._micro_steps or None)
+            self._micro_steps = 0
+
+    def on_log(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """Figures of the steps since the last time; those of evaluations and of the end aside."""
+        if self._training is not None and logs and "loss" in logs:
+            self._training.logged({name: logs[name] for name in _LOGGED if name in logs})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """The training has come to its end."""
+        self._over()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _begin(self, args: Any, state: Any, model: object) -> None:  # noqa: ANN401
+        trainer = _trainer_around(self)
+        if state is self._state or not _tells(self, trainer):
+            return  # added twice: once is enough
+        self._over("failed (it began again before its end)")
+        self._state, self._trainer = state, trainer
+        self._training = self._another(args)
+        self._training.begin(model, first_step=state.global_step)
+        if self._training.meter is None:
+            return  # somebody else tells of this training
+        self._meter = self._training.meter
+        self._micro_steps = 0
+        if args.logging_strategy != "steps" or state.logging_steps != 1:
+            self._training.mark("loss_is_mean", "of the steps since the last one it was logged at")
+        self._watch(self._training)
+
+    def _another(self, args: Any) -> Training:  # noqa: ANN401
+        self._trainings += 1
+        if self._given is not None:
+            return Training(self._given)
+        out = self._out
+        if out is not None and self._trainings > 1:
+            out = f"{out}-{self._trainings}"
+        options = dict(self._options)
+        said = next((name for name in _DTYPES if getattr(args, name, None)), None)
+        if said is not None and getattr(options.get("settings"), "dtype", None) is None:
+            options.setdefault("dtype", said)
+        return Training(out=out, **options)
+
+    def _watch(self, training: Training) -> None:
+        """Stand in for the trainer's own methods, on this object alone."""
+        trainer = self._trainer
+        if trainer is None:
+            training.mark("tokens_not_counted", "the Trainer that calls this callback isn't found")
+            return
+        self._counts_tokens = not _ranks_share_batches(trainer)
+        if not self._counts_tokens:
+            training.mark("tokens_not_counted", "ranks share their batches (tensor, context, ...)")
+        self._replace("training_step", self._counted(trainer.training_step))
+        for name, phase in _PHASES.items():
+            if hasattr(trainer, name):
+                self._replace(name, self._timed(getattr(trainer, name), phase))
+
+    def _replace(self, name: str, ours: Callable[..., Any]) -> None:
+        self._replaced[name] = (ours, vars(self._trainer).get(name))
+        setattr(self._trainer, name, ours)
+
+    def _over(self, ended: str | None = None) -> None:
+        """The training has ended, one way or another; the trainer is as it was."""
+        training, self._training = self._training, None
+        for name, (ours, before) in self._replaced.items():
+            if vars(self._trainer).get(name) is not ours:
+                continue  # somebody stands in for ours, which does nothing from now on
+            if before is None:
+                delattr(self._trainer, name)
+            else:
+                setattr(self._trainer, name, before)
+        self._replaced = {}
+        self._trainer = None
+        if training is not None:
+            if ended is not None:
+                training.mark("training_failed", ended)
+            training.end(ended)
+
+    def _counted(self, called: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(called)
+        def training_step(*given: Any, **named: Any) -> Any:  # noqa: ANN401
+            if self._training is not None:
+                inputs = named.get("inputs", given[1] if len(given) > 1 else None)
+                self._micro_steps += 1
+                self._training.batch(inputs if self._counts_tokens else None)
+            return self._passed_on(called, *given, **named)
+
+        return training_step
+
+    def _timed(self, called: Callable[..., Any], phase: Phase) -> Callable[..., Any]:
+        @wraps(called)
+        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401
+            if self._is_inside or self._training is None:
+                return called(*given, **named)
+            self._is_inside = True
+            start_ns = monotonic_ns()
+            try:
+                result = self._passed_on(called, *given, **named)
+            finally:
+                self._is_inside = False
+            if self._training is not None:
+                self._training.phase_over(phase, start_ns)
+            return result
+
+        return call
+
+    def _passed_on(self, called: Callable[..., Any], *given: Any, **named: Any) -> Any:  # noqa: ANN401
+        """An error ends the training: a Trainer handles none, but to begin again."""
+        try:
+            return called(*given, **named)
+        except BaseException as error:
+            self._over(failure(error))
+            raise
+
+    def _last_meter(self) -> Meter:
+        if self._meter is None:
+            raise UsageError("no training has begun with this callback, so there is no run yet")
+        return self._meter
+
+
+def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, or None
+    """The trainer among our callers that holds this callback: callbacks are not told of it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        held = getattr(getattr(caller, "callback_handler", None), "callbacks", ())
+        if any(one is callback for one in held):
+            return caller
+        frame = frame.f_back
+    return None
+
+
+def _tells(callback: ErgmeterCallback, trainer: Any) -> bool:  # noqa: ANN401
+    """Whether it is this one of several that tells: the first, but one that was asked for."""
+    if trainer is None:
+        return True
+    ours = [c for c in trainer.callback_handler.callbacks if isinstance(c, ErgmeterCallback)]
+    asked = [one for one in ours if not one.looks_on]
+    return (asked or ours)[0] is callback
+
+
+def _ranks_share_batches(trainer: Any) -> bool:  # noqa: ANN401
+    """Whether several ranks are given the same tokens, so that their sum would be too much."""
+    config = getattr(trainer.accelerator, "parallelism_config", None)
+    return trainer.get_tp_size() > 1 or getattr(config, "non_data_parallel_size", 1) > 1

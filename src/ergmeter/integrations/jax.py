@@ -1,0 +1,271 @@
+"""A loop of JAX, Flax or anything else that takes batches and returns before the work is done.
+
+    training = JaxTraining(parameters=params)
+    for batch in training(loader):
+        state, loss = train_step(state, batch)
+
+The trap: asynchronous dispatch. A jitted function returns at once, so the time that a step takes on
+the host is not the device's. Waiting for it would slow the loop down, so nobody does: the times are
+the host's and the run says so. Over many steps they come to the right total, because the host is
+held back once the device's queue is full, and exactly where the loop looks at its loss.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.hlo import count_bytes
+from ergmeter.integrations.batches import is_ids
+from ergmeter.integrations.guard import Guarded, guarded
+from ergmeter.integrations.training import Training, failure
+from ergmeter.records import Flops
+from ergmeter.runlog.meeting import world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+    from ergmeter.meter import Meter
+    from ergmeter.records import Phase, Summary
+
+_Batch = TypeVar("_Batch")
+_CLOCK = (
+    "step times are the host's: jax returns before the work is done; totals are right over many"
+    " steps, and exact up to where the loop looks at a result"
+)
+_NO_FLOPS = "a jax loop's FLOPs are counted if it passes flops=train_step.lower(state, batch)"
+_AGAIN = "rematted_computation"  # what jax calls the part that jax.checkpoint computes again
+
+
+class JaxTraining(Guarded):
+    """A training of a JAX loop, over one loader or several, one after the other."""
+
+    def __init__(
+        self,
+        meter: Meter | None = None,
+        *,
+        parameters: Any = None,  # noqa: ANN401  a pytree of arrays, or their number
+        flops: Any = None,  # noqa: ANN401  a Flops, or the lowered train step
+        micro_steps: int = 1,
+        first_step: int = 0,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """`meter` is used if given, else one that measures already, else one made of `options`.
+
+        `parameters` is the pytree that is trained, or how many numbers it holds. `flops` is the
+        train step as it is compiled, `train_step.lower(state, batch)`: its products are counted
+        from XLA's module, loops as often as they run. `micro_steps` batches make a step, as with
+        `optax.MultiSteps`.
+        """
+        if micro_steps < 1:
+            raise UsageError(f"micro_steps must be a whole number above 0; got {micro_steps!r}")
+        if world_size() > 1:
+            options.setdefault("rank", jax.process_index())
+        self._training = Training(meter, **options)
+        self._meter: Meter | None = None
+        self._parameters = _number_of(parameters)
+        self._flops, self._no_flops = _counted(flops)  # now: it may take a second
+        self._shapes = _shapes(flops)
+        self._micro_steps = micro_steps
+        self._first_step = first_step
+        self._done = 0  # micro-batches of the step under way
+        self._logged: dict[str, Any] = {}
+        self._is_told = False
+
+    def __call__(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """The loader's batches: a step lasts from where one is handed out to the next request."""
+        self._begin()
+        batches = iter(loader)
+        while True:
+            asked_ns = time.monotonic_ns()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._training.phase_over("data", asked_ns)
+            with self.step(batch):
+                yield batch
+
+    @contextmanager
+    def step(self, batch: object) -> Iterator[None]:
+        """What trains on this batch, where a loop has no loader to go through."""
+        self._before(batch)
+        try:
+            yield
+        except GeneratorExit:  # the loop over a loader was left, before it trained or after
+            self._after() if self._logged else self._leave()
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        self._after()
+
+    def logged(self, **values: Any) -> None:  # noqa: ANN401
+        """The loss of this step, its learning_rate, its grad_norm; arrays are not waited for."""
+        self._logged |= values
+
+    def phase(self, phase: Phase) -> Any:  # noqa: ANN401  a context
+        """Time that is no training step: eval, checkpoint, data."""
+        self._begin()
+        return self._training.phase(phase)
+
+    def end(self, ended: str | None = None) -> None:
+        """The training is over. Left out, it is when the program is."""
+        self._training.step_cancelled()
+        self._training.end(ended)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._last_meter().path
+
+    def summary(self) -> Summary:
+        """Every metric of the run. The training is over with this."""
+        self.end()
+        return self._last_meter().summary()
+
+    def __enter__(self) -> JaxTraining:
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end(failure(error) if error is not None else None)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    @guarded
+    def _before(self, batch: object) -> None:
+        self._begin()
+        if not self._is_told:
+            self._tell(batch)
+        self._training.step_begin()
+        for part in _local(batch):
+            self._training.batch(part)
+
+    @guarded
+    def _after(self) -> None:
+        self._done += 1
+        if self._done == self._micro_steps:
+            self._done = 0
+            self._training.step_end(micro_steps=self._micro_steps)
+            logged, self._logged = self._logged, {}
+            self._training.logged(logged)
+
+    @guarded
+    def _leave(self) -> None:
+        self._done = 0
+        self._training.step_cancelled()
+        self._training.mark("step_left", "the loop was left inside a step, which is not counted")
+
+    @guarded
+    def _begin(self) -> None:
+        if self._meter is None and not self._training.failed:
+            self._training.begin(first_step=self._first_step)
+            self._training.mark("host_clock", _CLOCK)
+            self._meter = self._training.meter
+
+    def _last_meter(self) -> Meter:
+        if self._meter is None:
+            raise UsageError("the loop has not begun, so there is no run yet")
+        return self._meter
+
+    def _tell(self, batch: object) -> None:
+        """Say how large the model is and what a step of it costs, now that a batch is there."""
+        self._is_told = True
+        meter = self._training.meter
+        if meter is None or meter._handover is None:
+            return
+        flops, reason = self._flops, self._no_flops
+        ids = next((one for one in jax.tree.leaves(batch) if is_ids(one)), None)
+        if self._shapes and flops:
+            if ids is None or tuple(ids.shape) not in self._shapes:
+                flops, reason = (), "flops= was lowered for other batches than the first that came"
+            else:
+                flops = (replace(flops[0], tokens_per_step=prod(ids.shape)),)
+        found = replace(
+            meter.plan.settings, parameters=meter.plan.settings.parameters or self._parameters
+        )
+        meter.plan = replace(meter.plan, settings=found, flops=flops, no_flops=reason)
+        meter._handover.describe(**meter.plan.facts())
+
+
+def _number_of(parameters: Any) -> int | None:  # noqa: ANN401
+    """How many numbers a pytree holds, all devices together."""
+    if parameters is None or isinstance(parameters, int):
+        return parameters
+    leaves = jax.tree.leaves(parameters)
+    sizes: list[int] = [prod(one.shape) for one in leaves if hasattr(one, "shape")]
+    return sum(sizes)
+
+
+def _local(batch: Any) -> list[Any]:  # noqa: ANN401
+    """The batch, or the rows of it that this process feeds where several feed one array.
+
+    A global array must not be computed with here: every process would have to, at the same time.
+    """
+    leaves, form = jax.tree.flatten(batch)
+    if all(getattr(one, "is_fully_addressable", True) for one in leaves):
+        return [batch]
+    rows = [_own_rows(one) for one in leaves]
+    if any(one is None for one in rows) or len({len(one or ()) for one in rows}) != 1:
+        return [None]  # cut along its sequences, or in several ways: the tokens can't be told
+    return [jax.tree.unflatten(form, part) for part in zip(*rows, strict=True)]
+
+
+def _own_rows(array: Any) -> list[Any] | None:  # noqa: ANN401
+    if getattr(array, "is_fully_addressable", True):
+        return None
+    pieces = [one.data for one in array.addressable_shards if one.replica_id == 0]
+    whole_rows = all(piece.shape[1:] == array.shape[1:] for piece in pieces)
+    return pieces if pieces and whole_rows else None
+
+
+def _shapes(lowered: Any) -> set[tuple[int, ...]]:  # noqa: ANN401
+    """Of everything that a lowered function takes."""
+    if not hasattr(lowered, "args_info"):
+        return set()
+    return {tuple(one.shape) for one in jax.tree.leaves(lowered.args_info)}
+
+
+def _counted(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
+    """The FLOPs of the step that was lowered, or why there are none."""
+    if lowered is None:
+        return (), _NO_FLOPS
+    if isinstance(lowered, Flops):
+        return (lowered,), ""
+    if not hasattr(lowered, "compiler_ir"):
+        kind = type(lowered).__name__
+        return (), f"flops= takes train_step.lower(state, batch), not yet compiled; got a {kind}"
+    module = lowered.compiler_ir(dialect="hlo").as_serialized_hlo_module_proto()
+    try:
+        found = count_bytes(module, "the train step")
+    except FormatError as error:
+        return (), str(error)
+    if _AGAIN.encode() in module:
+        return (
+            (),
+            "jax.checkpoint computes a part again, and what that is can't be told apart",
+        )
+    unknown = (*found.unknown_loops, *found.unknown_calls)
+    if unknown:
+        return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"
+    flops = Flops(
+        model_per_step=float(found.flops),
+        convention="hlo",
+        engine="hlo",
+        assumptions=("products of the train step as it was lowered; elementwise work is left out",),
+    )
+    return (flops,), ""

@@ -1,0 +1,224 @@
+"""Lightning's Trainer, measured by one callback.
+
+    Trainer(callbacks=[ErgmeterCallback()])
+
+Two traps shaped it. `on_train_batch_end` is not the end of a step: with gradient accumulation it
+ends a micro-batch, and the Trainer's own `global_step` tells. And what a module logs is there
+without a logger, as a number that may still lie on a device: it is passed on as it is, and only if
+it is new, since the Trainer keeps showing the last one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import PluginError, UsageError
+from ergmeter.integrations.guard import Guarded, guarded
+from ergmeter.integrations.training import LOSSES, Training, failure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergmeter.meter import Meter
+    from ergmeter.records import Summary
+
+_LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
+_ON_EACH_STEP = "_step"  # what Lightning adds to the name of what it logs by the epoch too
+
+
+def _callback_class() -> Any:  # noqa: ANN401
+    """Of the library that the program uses, if it has loaded one: the other takes seconds."""
+    loaded = [name for name in _LIBRARIES if name in sys.modules]
+    for name in (*loaded, *_LIBRARIES):
+        try:
+            return importlib.import_module(name).Callback
+        except ImportError:
+            continue
+    raise PluginError("Lightning is not installed here; pip install lightning")
+
+
+_Callback: Any = _callback_class()
+
+
+class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
+    """Tells each `fit` of a Trainer to a Meter. Of several in one Trainer the first does."""
+
+    def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
+        """`meter` is used if given, else one that measures already, else one made of `options`."""
+        self._given: tuple[Meter | None, dict[str, Any]] = (meter, options)
+        self._next = Training(meter, **options)  # at once: a wrong option is refused here
+        self._training: Training | None = None
+        self._meter: Meter | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._training = None
+        self._steps = 0
+        self._eval_ns = 0
+        self._loss: Any = None  # of the step under way, as far as it was returned
+        self._rate: float | None = None
+        self._seen: dict[str, Any] = {}
+        self._counts_tokens = True
+        self._comes_late = False  # a module that takes the loader itself: its batch is known after
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a spawned process is given: how to make it again."""
+        return {"_given": self._given}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Made again in a process that was spawned."""
+        meter, options = state["_given"]
+        self.__init__(meter, **options)  # type: ignore[misc]
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    @property
+    def path(self) -> Path:
+        """The run of the last training that began in this process."""
+        return self._last_meter().path
+
+    def summary(self) -> Summary:
+        """Every metric of that run."""
+        return self._last_meter().summary()
+
+    def _last_meter(self) -> Meter:
+        if self._meter is None:
+            raise UsageError("no training has begun here with this callback: there is no run yet")
+        return self._meter
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @guarded
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        """The ranks have met, and what a checkpoint held is restored, the number of steps too."""
+        self._clear()
+        first = next(one for one in trainer.callbacks if isinstance(one, ErgmeterCallback))
+        if first is not self:
+            return
+        meter, options = self._given
+        training, self._next = self._next, Training(meter, **options)
+        self._training = training
+        self._steps = trainer.global_step
+        training.begin(trainer.strategy.model, first_step=trainer.global_step)
+        self._meter = training.meter
+        self._counts_tokens = _has_its_own_batches(trainer)
+        if not self._counts_tokens:
+            training.mark("tokens_not_counted", "ranks share their batches (tensor parallel, ...)")
+        _time_checkpoints(trainer, training)
+
+    @guarded
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        """The last step is done, and so is what followed it."""
+        self._end(trainer, None)
+
+    @guarded
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
+        """The training has failed, or was interrupted."""
+        self._end(trainer, failure(exception))
+
+    def _end(self, trainer: Any, ended: str | None) -> None:  # noqa: ANN401
+        if self._training is not None:
+            trainer.__dict__.pop("save_checkpoint", None)
+            self._training.step_cancelled()
+            self._training.end(ended)
+            self._training = None
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    @guarded
+    def on_train_batch_start(
+        self,
+        trainer: Any,  # noqa: ANN401
+        pl_module: Any,  # noqa: ANN401, ARG002
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """A micro-batch is where the model will look at it."""
+        training = self._training
+        if training is None:
+            return
+        training.step_begin()
+        self._comes_late = self._comes_late or batch is None
+        if not self._comes_late:
+            training.batch(batch if self._counts_tokens else None)
+        if trainer.optimizers:  # now: its schedule goes on before the batch's end
+            self._rate = trainer.optimizers[0].param_groups[0].get("lr")
+
+    @guarded
+    def on_train_batch_end(
+        self,
+        trainer: Any,  # noqa: ANN401
+        pl_module: Any,  # noqa: ANN401, ARG002
+        outputs: Any,  # noqa: ANN401
+        batch: Any,  # noqa: ANN401
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
+        """A micro-batch is done, and a step with it if the optimizer has stepped."""
+        training = self._training
+        if training is None:
+            return
+        if self._comes_late:
+            training.batch(batch if self._counts_tokens else None)
+        self._add_loss(outputs)
+        if trainer.global_step == self._steps:
+            return
+        self._steps = trainer.global_step
+        training.step_end(learning_rate=self._rate)
+        logged = self._newly_logged(trainer)
+        if not any(name in logged for name in LOSSES):
+            logged["loss"] = self._loss
+        training.logged(logged)
+        self._loss = None
+
+    def _add_loss(self, outputs: Any) -> None:  # noqa: ANN401
+        """Lightning has divided each by the number of micro-batches: they add up to the step's."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+        if loss is not None:
+            self._loss = loss if self._loss is None else self._loss + loss
+
+    def _newly_logged(self, trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+        shown = dict(trainer.callback_metrics)
+        new = {name: one for name, one in shown.items() if not _is_same(one, self._seen.get(name))}
+        self._seen = shown  # kept, so that no new number is put where an old one was
+        return {name.removesuffix(_ON_EACH_STEP): value for name, value in new.items()}
+
+    # -- what is no step --------------------------------------------------------------------------
+
+    @guarded
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        """Evaluation."""
+        self._eval_ns = time.monotonic_ns()
+
+    @guarded
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
+        """Evaluation is over."""
+        if self._training is not None:
+            self._training.phase_over("eval", self._eval_ns)
+
+
+def _is_same(one: Any, other: Any) -> bool:  # noqa: ANN401
+    """Whether these are one number in memory: each time it is asked, Lightning wraps it anew."""
+    return other is not None and one.data_ptr() == other.data_ptr()
+
+
+def _has_its_own_batches(trainer: Any) -> bool:  # noqa: ANN401
+    """Whether each rank trains on other rows: as many replicas of the data as there are ranks."""
+    told = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
+    return bool(told.get("num_replicas", trainer.world_size) == trainer.world_size)
+
+
+def _time_checkpoints(trainer: Any, training: Training) -> None:  # noqa: ANN401
+    """Everybody saves by this method, and no hook says when it is done."""
+    save = trainer.save_checkpoint
+
+    @wraps(save)
+    def saved(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        with training.phase("checkpoint"):
+            return save(*arguments, **options)
+
+    trainer.save_checkpoint = saved

@@ -1,0 +1,144 @@
+"""What the hook of `erg record` does in a program that knows nothing of ergmeter.
+
+The bootstrap on the program's path calls `attach` when one of the libraries that we know has been
+imported; nothing is imported for our sake. Frameworks get their callback, other loops are watched.
+The trap: saying a thing twice. Where a Meter measures already, the program's own or a callback's,
+the watcher stands aside; where one begins later, it makes way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from contextlib import suppress
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.integrations.training import Training
+from ergmeter.meter import measuring
+from ergmeter.runlog import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ergmeter.integrations.torch_steps import Loop
+    from ergmeter.integrations.trackers import Taps
+
+_TRACKERS = ("wandb", "mlflow", "torch.utils.tensorboard.writer")
+_NEEDED = (
+    "pyarrow", "ergmeter.runlog.writer", "ergmeter.flops.live", "ergmeter.flops.counted",
+)  # fmt: skip
+_loop: Loop | None = None
+_taps: Taps | None = None
+_later: dict[str, ModuleType] = {}
+_loading = threading.Lock()
+
+
+def attach(name: str, module: ModuleType) -> None:
+    """This library has just been imported."""
+    if name == "torch":
+        _watch_loops()
+    elif name == "transformers.trainer":
+        _give_callback(module.Trainer, "ergmeter.integrations.huggingface", _add_to_trainer)
+    elif name.endswith("trainer.trainer"):
+        _give_callback(module.Trainer, "ergmeter.integrations.lightning", _add_to_lightning)
+    elif name not in _TRACKERS:
+        _look_at(name, module)
+    elif _taps is not None:
+        _taps.tap(name, module)
+    else:  # before torch
+        _later[name] = module
+    announce(name)
+
+
+def announce(name: str) -> None:
+    """Tell the recorder around us what was found, or what failed."""
+    path = Path(os.environ.get(fmt.RUN_VARIABLE, "")) / ".hook" / str(os.getpid())
+    with suppress(OSError), path.open("a") as file:
+        file.write(f"attached\t{name}\n")
+
+
+def _watch_loops() -> None:
+    global _loop, _taps
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415
+
+    from ergmeter.integrations import torch_around  # noqa: PLC0415
+    from ergmeter.integrations.torch_steps import Loop  # noqa: PLC0415
+    from ergmeter.integrations.trackers import Taps  # noqa: PLC0415
+
+    _loop = Loop(_training, is_told=lambda: bool(measuring.meters()), on_made=_get_ready)
+    _taps = Taps(_loop)
+    for name, module in _later.items():
+        _taps.tap(name, module)
+    torch_around.look_at_torch()
+    torch_around.loops.append(_loop)
+    register_optimizer_step_post_hook(_loop.stepped)
+    os.register_at_fork(after_in_child=_loop.forked)
+    # A child that is forked in the middle of an import of ours would wait for it for ever.
+    release = _loading.release
+    os.register_at_fork(before=_loading.acquire, after_in_parent=release, after_in_child=release)
+
+
+def _training() -> Training | None:
+    if measuring.meters() or not _has_run():
+        return None
+    training = Training(looks_on=True)
+    if "multiprocessing.util" in sys.modules:
+        # Its children leave by os._exit; before the Meter's own finalizer, which has priority 10.
+        sys.modules["multiprocessing.util"].Finalize(None, training.end, exitpriority=20)
+    return training
+
+
+def _has_run() -> bool:
+    run = os.environ.get(fmt.RUN_VARIABLE)
+    return bool(run) and (Path(run or "") / fmt.RUN_FILE).exists()
+
+
+def _get_ready() -> None:
+    """Somebody is going to train: load what a Meter needs beside it, not in its first step."""
+    threading.Thread(target=_load, name="ergmeter-load", daemon=True).start()
+
+
+def _load() -> None:
+    with _loading:
+        for name in _NEEDED:
+            importlib.import_module(name)
+
+
+def _look_at(name: str, module: ModuleType) -> None:
+    if "torch" not in sys.modules:
+        return
+    from ergmeter.integrations import torch_around  # noqa: PLC0415
+
+    torch_around.look_at_saves(name, module)
+
+
+def _give_callback(trainer: Any, where: str, add: Callable[[Any, type], None]) -> None:  # noqa: ANN401
+    """Every Trainer of this kind has our callback when it has been made."""
+    init = trainer.__init__
+
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        init(self, *args, **kwargs)
+        try:
+            if _has_run():
+                __import__(where)
+                add(self, sys.modules[where].ErgmeterCallback)
+        except Exception as error:  # noqa: BLE001  never break training
+            announce(f"{where}: {type(error).__name__}: {error}"[:300])
+
+    trainer.__init__ = call
+
+
+def _add_to_trainer(trainer: Any, callback: type) -> None:  # noqa: ANN401
+    if not any(isinstance(one, callback) for one in trainer.callback_handler.callbacks):
+        trainer.add_callback(callback(looks_on=True))
+
+
+def _add_to_lightning(trainer: Any, callback: type) -> None:  # noqa: ANN401
+    if not any(isinstance(one, callback) for one in trainer.callbacks):
+        trainer.callbacks.append(callback(looks_on=True))

@@ -1,0 +1,120 @@
+"""Where torch is looked at: optimizers, evaluation mode, data loaders, and what saves a checkpoint.
+
+The trap: `torch.save` alone. Most checkpoints are safetensors by now, and the little torch.save of
+the arguments beside them makes "0.0 s, measured" of a minute. Everything here is put in place once
+and for all and tells whichever loops are watched; one that is over hears no more.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ergmeter.integrations.torch_steps import Loop
+
+loops: list[Loop] = []
+SAVES = {
+    "torch": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
+    "lightning.fabric.fabric": ("Fabric.save",),
+    "deepspeed": ("DeepSpeedEngine.save_checkpoint",),
+}
+# Those that took the name for themselves when they were imported.
+_HOLD_NAMES = ("transformers.", "accelerate.", "peft.", "lightning.", "deepspeed.", "diffusers.")
+_wrapped: set[str] = set()
+
+
+def look_at_torch() -> None:
+    """Evaluation mode, data loaders, checkpoints and new optimizers."""
+    if "torch" in _wrapped:
+        return
+    _wrapped.add("torch")
+    module, optimizer = torch.nn.Module, torch.optim.Optimizer
+    module.train = _with_mode(module.train)  # type: ignore[method-assign]
+    optimizer.__init__ = _then_made(optimizer.__init__)  # type: ignore[method-assign]
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    iterator.__next__ = _timed_fetch(iterator.__next__)  # type: ignore[method-assign]
+    for name in SAVES:
+        if name in sys.modules:
+            look_at_saves(name, sys.modules[name])
+
+
+def look_at_saves(name: str, module: ModuleType) -> None:
+    """What this module writes checkpoints with. One inside another is the same one."""
+    if f"{name}.save" in _wrapped:
+        return
+    _wrapped.add(f"{name}.save")
+    for path in SAVES[name]:
+        owner, _, method = path.rpartition(".")
+        holder = getattr(module, owner, None) if owner else module
+        save = getattr(holder, method, None)
+        if save is not None:
+            _replace(holder, method, save, _timed_save(save))
+
+
+def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
+    setattr(holder, name, timed)
+    for other in [one for key, one in sys.modules.items() if key.startswith(_HOLD_NAMES)]:
+        for held, value in list(getattr(other, "__dict__", {}).items()):
+            if value is save:
+                setattr(other, held, timed)
+
+
+def _with_mode(train: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(train)
+    def call(self: Any, mode: bool = True) -> Any:  # noqa: ANN401  as torch's
+        found = train(self, mode)
+        for loop in loops:
+            loop.mode(self, training=mode)
+        return found
+
+    return call
+
+
+def _then_made(init: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        init(self, *args, **kwargs)
+        for loop in loops:
+            loop.optimizer_made(self)
+
+    return call
+
+
+def _timed_fetch(fetch: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(fetch)
+    def call(self: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        batch = fetch(self)
+        for loop in loops:
+            loop.fetched(start_ns)
+        return batch
+
+    return call
+
+
+def _timed_save(save: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(save)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if any(isinstance(one, io.BytesIO) for one in args):  # passed on to somebody, not kept
+            return save(*args, **kwargs)
+        starts_ns = [(loop, loop.saves()) for loop in loops]
+        try:
+            return save(*args, **kwargs)
+        finally:
+            for loop, start_ns in starts_ns:
+                loop.saved(start_ns)
+
+    return call

@@ -1,0 +1,316 @@
+"""The model that an optimizer trains: which of the modules that a loop calls it is, and its calls.
+
+Three traps shaped it. The first module called in training mode may be a frozen teacher: so the root
+is the outermost called module that owns the optimizer's parameters. A global hook is seen by
+torch.compile, which warns and compiles anew when it goes: so until the root is known the call of
+Module itself is replaced, and put back for as long as an outermost call lasts; nothing inside ever
+sees it. And a hook on a module is copied, pickled and scripted with the module: so it is looked at
+where module.compile() puts what it made, which none of these takes along.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Mapping
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from ergmeter.integrations.batches import Counts, counted, is_ids
+from ergmeter.integrations.fetching import now_on
+from ergmeter.integrations.training import _shifts_labels as shifts_labels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from ergmeter.integrations.torch_steps import Loop
+
+_CALL = "_compiled_call_impl"  # where torch looks first when a module is called, since 2.2
+_NAMED = "input_ids"
+_WRAPPED_IN = ("module", "_orig_mod")
+_KEPT_COUNTS = 4096  # of a module that nobody trains, as far as is known
+_MOST_OF_IT = 0.95
+_Module: Any = torch.nn.Module
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
+
+class Root:
+    """One module that a loop calls: when it began to compute for a step, and with what tokens."""
+
+    def __init__(self, module: nn.Module, loop: Loop) -> None:
+        self.module = ref(module)
+        self.parts = frozenset(id(part) for part in unwrapped(module))
+        self.active = True
+        self.was_called = False
+        self.is_whole = True  # it owns all that its optimizer trains
+        self.start_ns: int | None = None
+        self.counts: list[Counts] = []
+        self.micro_steps = 0
+        self.on_device: Any = None  # the last number of this step that is not in host memory
+        self.is_unknown = False  # a batch without tokens: their sum can't be told
+        self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
+        self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
+        self._loop = loop
+        self._thread = 0  # that calls it first; another one is ours, counting its FLOPs
+        self._call: Any = None
+        self.compiled: Any = None  # what module.compile() had made of it
+        self._names = _argument_names(unwrapped(module)[-1])
+        self._shifts = shifts_labels(module)
+        self._alike: dict[Any, Counts] = {}
+
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is about to compute this."""
+        self._thread = self._thread or get_ident()
+        if get_ident() != self._thread:
+            return
+        if not _is_grad_enabled():
+            self._loop.evaluates(self, time.monotonic_ns())
+        elif _backward_task() != -1:
+            return  # computed again for the backward pass
+        elif module.training or self.trains_in_eval:
+            if self.start_ns is None:
+                self.start_ns = time.monotonic_ns()
+                self.was_called = True
+                if self._loop.eval_ns is not None:
+                    self._loop.trains(self, self.start_ns)
+            self._add(args, kwargs)
+        else:
+            now_ns = time.monotonic_ns()
+            self.was_called = True
+            self._loop.evaluates(self, now_ns)
+            if self.aside is None:
+                self.aside = (now_ns, [])
+            found = self._tokens(args, kwargs)
+            if found is not None and len(self.aside[1]) < _KEPT_COUNTS:
+                self.aside[1].append(found)
+
+    def taken(self) -> tuple[int | None, list[Counts], int, Any]:
+        """When the step that is over now began, and what it was given; the next begins anew."""
+        if self.start_ns is None and self.aside is not None:
+            self.start_ns, self.counts = self.aside
+            self.micro_steps = len(self.counts)
+            self.trains_in_eval = True
+            self._loop.evaluated_nothing()
+        start_ns, self.start_ns = self.start_ns, None
+        counts, self.counts = self.counts, []
+        micro_steps, self.micro_steps = self.micro_steps or 1, 0
+        is_unknown, self.is_unknown = self.is_unknown, False
+        on_device, self.on_device = self.on_device, None
+        self.aside = None
+        after = now_on(on_device) if on_device is not None else None
+        return start_ns, [] if is_unknown else counts, micro_steps, after
+
+    def attach(self) -> None:
+        """See every call of it from now on."""
+        module = self.module()
+        if self._call is None and module is not None:
+            self._call = _looked_into(self, module)
+            module.__dict__[_CALL] = self._call
+
+    def detach(self) -> None:
+        """See none any more."""
+        self.active = False
+        module = self.module()
+        if module is not None and module.__dict__.get(_CALL) is self._call is not None:
+            module.__dict__.pop(_CALL)
+            if self.compiled is not None:
+                module.__dict__[_CALL] = self.compiled
+        self._call = None
+
+    def owned(self, parameters: Mapping[int, int]) -> int:
+        """How many numbers of these parameters are this module's."""
+        module = self.module()
+        if module is None:
+            return 0
+        return sum(parameters.get(id(one), 0) for one in module.parameters())
+
+    @property
+    def trainable(self) -> int:
+        """How many numbers of it could be trained."""
+        module = self.module()
+        return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
+
+    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.micro_steps += 1
+        found = None
+        if _is_one_tensor(args, kwargs):
+            found = self._alike.get((args[0].shape, args[0].dtype))
+        if found is None:
+            found = self._tokens(args, kwargs)
+        if found is None:
+            self.is_unknown = True
+        elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
+            self.counts.append(found)
+
+    def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
+        if _is_captured():
+            return None
+        found = counted(self._batch(args, kwargs), shifts=self._shifts)
+        if found is not None and found.laters:
+            self.on_device = found.laters[-1]
+        elif found is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _KEPT_COUNTS:
+            # Nothing but its shape was asked, and the next is often the same.
+            self._alike[args[0].shape, args[0].dtype] = found
+        return found
+
+    def _batch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """What was passed, by names where there are some: as a dict or a tuple, as loops do."""
+        if len(args) == 1 and isinstance(args[0], Mapping):
+            return args[0]
+        named = dict(zip(self._names, args, strict=False)) | kwargs
+        if any(name.endswith(_NAMED) and is_ids(value) for name, value in named.items()):
+            return named
+        values = (*args, *kwargs.values())
+        return values[0] if len(values) == 1 and isinstance(values[0], Mapping) else values
+
+
+def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
+    """What a module calls itself by, with a look at what it is given."""
+    to = ref(module)  # or a model would hold itself, and its memory, until it is collected
+    compiled = root.compiled = module.__dict__.get(_CALL)
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        called = to()
+        assert called is not None
+        if root.active and not _is_compiling():
+            try:
+                root.called(called, args, kwargs)
+            except Exception as error:  # noqa: BLE001  never break training
+                root._loop.fail(error)
+        if compiled is not None:
+            return compiled(*args, **kwargs)
+        return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    return call
+
+
+class Discovery:
+    """Looks at every outermost call, until the optimizers that were made have found their roots."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._seen: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
+        self._original: Any = None
+
+    def arm(self) -> None:
+        """Look at the calls from now on."""
+        if self._original is None:
+            self._original = _Module.__call__
+            _Module.__call__ = _looked_at(self, self._original)
+
+    def disarm(self) -> None:
+        """Leave no trace."""
+        if self._original is not None:
+            _Module.__call__, self._original = self._original, None
+        self._seen = WeakKeyDictionary()
+
+    @property
+    def armed(self) -> bool:
+        """Whether calls are looked at."""
+        return self._original is not None
+
+    def know(self, root: Root) -> None:
+        """This module's calls are seen by a hook of its own."""
+        module = root.module()
+        if module is not None:
+            self._seen[module] = None
+
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost call is about to be made."""
+        if module not in self._seen:
+            has_parameters = next(module.parameters(), None) is not None
+            self._seen[module] = Root(module, self._loop) if has_parameters else None
+        root = self._seen[module]
+        if root is not None and _is_grad_enabled():
+            root.called(module, args, kwargs)
+
+    def forget(self) -> None:
+        """A step is over: what was called in it is not called for the next."""
+        for root in self._seen.values():
+            if root is not None:
+                root.taken()
+
+    def root_of(self, optimizer: torch.optim.Optimizer) -> Root | None:
+        """The module that owns what this optimizer trains, of those that were called.
+
+        Optimizers with copies of their own (ZeRO, Megatron) own nothing of any module: then it is
+        the largest that was called in training mode.
+        """
+        parameters = parameters_of(optimizer)
+        called = [one for one in self._seen.values() if one is not None and one.was_called]
+        if not called:
+            return None
+        best = max(called, key=lambda one: one.owned(parameters))
+        owned = best.owned(parameters)
+        if not owned:
+            return max(called, key=lambda one: one.trainable)
+        best.is_whole = owned >= _MOST_OF_IT * sum(parameters.values())
+        return best
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """What an optimizer trains: how many numbers each has, by their ids."""
+    return {id(one): one.numel() for group in optimizer.param_groups for one in group["params"]}
+
+
+def _looked_at(discovery: Discovery, original: Any) -> Any:  # noqa: ANN401
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
+        if _is_compiling() or not discovery.armed:
+            return original(self, *args, **kwargs)
+        _Module.__call__ = original
+        _keep_from_dynamo(original)
+        try:
+            discovery.see(self, args, kwargs)
+        except Exception as error:  # noqa: BLE001  never break training
+            discovery._loop.fail(error)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            if discovery.armed:
+                _Module.__call__ = looked_at
+
+    looked_at = __call__
+    return looked_at
+
+
+def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
+    """It remembers the call that it found when it was imported, to know one that was changed."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and hasattr(dynamo, "unpatched_nn_module_call"):
+        dynamo.unpatched_nn_module_call = original
+
+
+def unwrapped(module: nn.Module) -> list[nn.Module]:
+    """A module, and what it was wrapped around."""
+    found = [module]
+    while True:
+        inner = (found[-1]._modules.get(name) for name in _WRAPPED_IN)
+        inside = next((one for one in inner if one is not None), None)
+        if inside is None:
+            return found
+        found.append(inside)
+
+
+def _argument_names(module: nn.Module) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):  # a scripted module
+        return ()
+
+
+def _is_one_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
+
+
+def _is_captured() -> bool:
+    """Whether a CUDA graph is being recorded: nothing of ours may get into it."""
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

@@ -1,0 +1,127 @@
+# ruff: noqa: ANN001, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH102, PTH110, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
+# mypy: ignore-errors
+"""Put on the path of a recorded command: Python runs it when it starts, in every process.
+
+It waits for the libraries that a training is written with, says in the run directory that it was
+here, runs the sitecustomize that it stands in the way of, and takes itself off the path. It prints
+nothing, imports nothing that is heavy, and what fails here fails silently: the program goes first.
+Whoever reads it may be an old Python, so it is written for all of them.
+"""
+
+import os
+import sys
+
+_NAMES = (
+    "torch",
+    "safetensors.torch",
+    "torch.distributed.checkpoint",
+    "transformers.modeling_utils",
+    "accelerate.accelerator",
+    "lightning.fabric.fabric",
+    "deepspeed",
+    "transformers.trainer",
+    "lightning.pytorch.trainer.trainer",
+    "pytorch_lightning.trainer.trainer",
+    "wandb",
+    "mlflow",
+    "torch.utils.tensorboard.writer",
+)
+
+
+class _Then(object):
+    """A loader that tells when its module has been executed."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        spec = module.__spec__
+        spec.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            import importlib
+
+            importlib.import_module("ergmeter.integrations.passive").attach(spec.name, module)
+        except Exception:
+            pass
+
+
+class _Waiting(object):
+    """Finds no module itself; of those that are waited for it is told when they are there."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in _NAMES:
+            return None
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Then(spec.loader)
+                return spec
+        return None
+
+
+def _is_there(name):
+    for finder in sys.meta_path:
+        if hasattr(finder, "find_spec") and finder.find_spec(name, None) is not None:
+            return True
+    return False
+
+
+def _announce(run, is_there):
+    folder = os.path.join(run, ".hook")
+    if not os.path.isdir(folder):
+        try:
+            os.mkdir(folder)
+        except OSError:  # another process was quicker
+            pass
+    said = (
+        ("executable", sys.executable),
+        ("version", "%d.%d.%d" % sys.version_info[:3]),
+        ("ergmeter", "yes" if is_there else "no"),
+    )
+    with open(os.path.join(folder, str(os.getpid())), "w") as file:
+        file.write("".join("%s\t%s\n" % one for one in said))
+
+
+def _begin():
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [one for one in sys.path if os.path.abspath(one) != here]
+    run = os.environ.get("ERGMETER_RUN")
+    if not run or not os.path.exists(os.path.join(run, "run.json")):
+        return
+    is_there = sys.version_info >= (3, 10) and _is_there("ergmeter")
+    _announce(run, is_there)
+    if is_there:
+        sys.meta_path.insert(0, _Waiting())
+
+
+def _other():
+    """The sitecustomize that Python would have run without us."""
+    for finder in sys.meta_path:
+        if hasattr(finder, "find_spec"):
+            spec = finder.find_spec("sitecustomize", None)
+            if spec is not None and spec.loader is not None:
+                return spec
+    return None
+
+
+try:
+    _begin()
+    _spec = _other()
+except Exception:
+    _spec = None
+if _spec is not None:
+    import importlib.util
+
+    _module = importlib.util.module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _module
+    _spec.loader.exec_module(_module)

@@ -1,0 +1,75 @@
+"""What the processes of one group agree on, without waiting for each other.
+
+The trap: the environment. Lightning sets a rank late and `spawn` sets none; two groups that are
+spawned one after the other meet at the same address. So the group itself is asked, once there is
+one: its processes share a store, whoever comes first leaves a word in it, and the others find it.
+Nothing is imported to ask: a framework that is not loaded has no group.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Any
+
+from ergmeter.runlog.liveness import started_s
+
+
+def world_size() -> int:
+    """How many processes train together with this one, itself included."""
+    distributed = _distributed()
+    if distributed is not None:
+        return int(distributed.get_world_size())
+    if _jax_client() is not None:
+        return int(sys.modules["jax"].process_count())
+    return 1
+
+
+def agreed(name: str) -> str | None:
+    """A word that all processes of this group are told and those of no other; None if alone."""
+    if world_size() < 2:
+        return None
+    own = secrets.token_hex(6)
+    try:
+        distributed = _distributed()
+        if distributed is not None:
+            store = distributed.distributed_c10d._get_default_store()
+            return bytes(store.compare_set(name, "", own)).decode()
+        return _left_in_jax(_jax_client(), name, own)
+    except (AttributeError, RuntimeError, ValueError, NotImplementedError):
+        return _met_at(name)  # a store that can't compare, or a group that is gone already
+
+
+def _left_in_jax(client: Any, name: str, own: str) -> str:  # noqa: ANN401  of its coordinator
+    try:
+        client.key_value_set(name, own)
+    except RuntimeError:  # somebody was here before
+        return str(client.key_value_try_get(name))
+    return own
+
+
+def _distributed() -> Any:  # noqa: ANN401  torch.distributed, with a group
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return distributed
+    except (AttributeError, RuntimeError, ValueError):
+        pass  # half imported
+    return None
+
+
+def _jax_client() -> Any:  # noqa: ANN401
+    if "jax" not in sys.modules or "jax._src.distributed" not in sys.modules:
+        return None
+    return getattr(sys.modules["jax._src.distributed"].global_state, "client", None)
+
+
+def _met_at(name: str) -> str:
+    """The next best: the address where a group met, or else whoever started its processes."""
+    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    said = [os.environ.get(one, "") for one in names]
+    if any(said):
+        return "|".join([*said, name])
+    parent = os.getppid()
+    return f"{parent}|{started_s(parent)}|{name}"

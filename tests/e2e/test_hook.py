@@ -1,0 +1,332 @@
+"""`erg record` of programs that know nothing of ergmeter, against their own count and clock."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Missing, Reading
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import ERG, PYTHON, QUICK, script
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Lab
+
+WARM = (*QUICK, "--warmup-steps", "1")
+
+
+def truths(printed: bytes) -> list[dict[str, Any]]:
+    lines = printed.decode().splitlines()
+    return [json.loads(line.removeprefix("TRUTH ")) for line in lines if line.startswith("TRUTH ")]
+
+
+def value(run: Run, key: str) -> float:
+    found = summarize(run).readings[key]
+    assert isinstance(found, Reading), (key, found)
+    return found.value
+
+
+def missing(run: Run, key: str) -> str:
+    found = summarize(run).readings[key]
+    assert isinstance(found, Missing), (key, found)
+    return found.reason
+
+
+def said_of(run: Run) -> list[dict[str, Any]]:
+    """What the writers say of their training."""
+    return [w.header["training"] for w in run.writers if "training" in w.header]
+
+
+def no_steps(run: Run) -> str:
+    (mark,) = [mark for mark in run.marks if mark.name == "output_unrecognised"]
+    return mark.detail
+
+
+@pytest.fixture(scope="module")
+def one_after_the_other(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Nine trainings in one process: each with its truth, and its share of the run."""
+    from tests.e2e.conftest import Lab
+
+    lab = Lab(tmp_path_factory.mktemp("trainings"))
+    done = lab.record(*script("hook_trainings"))
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr == b""
+    run = Run.open(lab.path / "run")
+    told = truths(done.stdout)
+    assert len(run.trainings) == len(told) == 9
+    found: dict[str, Any] = {
+        one["name"]: (one, run.training(n)) for n, one in enumerate(told, start=1)
+    }
+    found["run"] = run
+    lab.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "teacher", "padded", "accumulated", "gan", "halves", "loaded", "uneven", "in_eval_mode",
+        "copied",
+    ],
+)  # fmt: skip
+def test_each_of_several_trainings_has_its_own_steps_tokens_and_time(
+    one_after_the_other: dict[str, Any], name: str
+) -> None:
+    truth, run = one_after_the_other[name]
+    assert value(run, "steps.count") == truth["steps"]
+    # By the program's own stamps; a microsecond of ours lies between its and ours.
+    assert value(run, "time.window_s") == pytest.approx(truth["window_s"], rel=0.02)
+    if truth["tokens"]:
+        tokens = truth.get("real", truth["tokens"])
+        assert value(run, "tokens.total") == tokens
+        assert value(run, "throughput.tokens_per_s") == pytest.approx(
+            tokens / truth["window_s"], rel=0.02
+        )
+    if "parameters" in truth:
+        assert said_of(run)[0]["parameters"] == truth["parameters"]
+
+
+def test_padding_is_not_counted_as_tokens(one_after_the_other: dict[str, Any]) -> None:
+    truth, run = one_after_the_other["padded"]
+    assert truth["real"] < truth["tokens"]
+    padding = 1 - truth["real"] / truth["tokens"]
+    assert value(run, "tokens.padding_frac") == pytest.approx(padding)
+
+
+def test_evaluation_and_safetensors_checkpoints_are_timed(
+    one_after_the_other: dict[str, Any],
+) -> None:
+    truth, run = one_after_the_other["accumulated"]
+    assert value(run, "time.eval_s") == pytest.approx(truth["eval_s"], rel=0.05)
+    assert value(run, "time.checkpoint_s") == pytest.approx(truth["checkpoint_s"], rel=0.05)
+    assert set(run.steps()["micro_steps"][run.steps()["phase"] == 0].tolist()) == {truth["micro"]}
+
+
+def test_what_was_not_seen_is_missing_and_not_zero(one_after_the_other: dict[str, Any]) -> None:
+    _, run = one_after_the_other["uneven"]
+    for key in ("time.eval_s", "time.checkpoint_s", "time.data_s"):
+        assert "no " in missing(run, key)
+
+
+def test_data_is_waited_for_as_long_as_the_program_says(
+    one_after_the_other: dict[str, Any],
+) -> None:
+    truth, run = one_after_the_other["loaded"]
+    assert value(run, "time.data_s") == pytest.approx(truth["data_s"], rel=0.05)
+    assert value(one_after_the_other["loaded"][1], "steps.count") == 20
+
+
+def test_a_slow_step_in_ten_is_in_the_mean_and_in_the_tail(
+    one_after_the_other: dict[str, Any],
+) -> None:
+    _, run = one_after_the_other["uneven"]
+    rate, step_s = value(run, "throughput.tokens_per_s"), value(run, "time.step_s")
+    assert rate * step_s == pytest.approx(16)
+    assert value(run, "time.step_p95_s") > 5 * value(run, "time.step_median_s")
+
+
+def test_models_that_share_a_training_have_no_flops_of_one_of_them(
+    one_after_the_other: dict[str, Any],
+) -> None:
+    _, run = one_after_the_other["gan"]
+    assert "several models" in run.no_flops
+    assert run.flops == ()
+
+
+def test_the_run_of_several_refuses_to_be_one(one_after_the_other: dict[str, Any]) -> None:
+    assert "9 trainings" in missing(one_after_the_other["run"], "throughput.tokens_per_s")
+
+
+def test_two_trainings_side_by_side_are_not_two_ranks(lab: Lab) -> None:
+    both = " ".join(["(", *script("hook_plain", 20), "&", *script("hook_plain", 30), "& wait )"])
+    done = lab.record("bash", "-c", both, options=WARM)
+    run = Run.open(lab.path / "run")
+    told = {one["steps"]: one for one in truths(done.stdout)}
+    assert len(run.trainings) == 2
+    for number in (1, 2):
+        one = run.training(number)
+        truth = told[round(value(one, "steps.count")) + 1]
+        assert value(one, "tokens.total") == truth["tokens"] - 4 * 32
+        assert value(one, "throughput.tokens_per_s") == pytest.approx(
+            truth["tokens_per_s"], rel=0.05
+        )
+
+
+@pytest.mark.parametrize(("start", "port"), [("spawn", 29711), ("fork", 29712)])
+def test_ranks_that_a_program_starts_itself_are_one_training(
+    lab: Lab, start: str, port: int
+) -> None:
+    done = lab.record(*script("hook_ranks", port, start))
+    assert done.returncode == 0, done.stderr.decode()
+    two_ranks(lab, steps=30)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_lightning_on_two_devices_is_one_training(lab: Lab, strategy: str) -> None:
+    pytest.importorskip("lightning")
+    done = lab.record(*script("hook_lightning", strategy))
+    assert done.returncode == 0, done.stderr.decode()
+    two_ranks(lab, steps=30)
+
+
+def two_ranks(lab: Lab, *, steps: int) -> None:
+    run = Run.open(lab.path / "run")
+    each = [json.loads((lab.path / f"rank-{rank}.json").read_text()) for rank in (0, 1)]
+    assert len(run.trainings) == 1
+    assert [one["world"] for one in said_of(run)] == [2, 2]
+    assert set(run.steps()["rank"].tolist()) == {0, 1}
+    assert value(run, "steps.count") == steps
+    tokens = sum(one["tokens"] for one in each)
+    assert value(run, "tokens.total") == tokens
+    window_s = max(one["end_s"] for one in each) - min(one["start_s"] for one in each)
+    assert value(run, "throughput.tokens_per_s") == pytest.approx(tokens / window_s, rel=0.02)
+
+
+def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:
+    pytest.importorskip("accelerate")
+    pytest.importorskip("peft")
+    alone = lab.run(*script("hook_accelerate"))
+    within = lab.record(*script("hook_accelerate"))
+    assert within.stderr == alone.stderr
+    (bare,), (truth,) = truths(alone.stdout), truths(within.stdout)
+    assert truth["losses"] == bare["losses"]
+    run = Run.open(lab.path / "run")
+    assert value(run, "steps.count") == truth["steps"] == 16
+    assert value(run, "tokens.total") == truth["real"]
+    assert value(run, "throughput.tokens_per_s") == pytest.approx(
+        truth["real"] / truth["window_s"], rel=0.02
+    )
+    assert value(run, "time.checkpoint_s") == pytest.approx(truth["checkpoint_s"], rel=0.1)
+    (said,) = said_of(run)
+    assert (said["parameters"], said["parameters_trained"]) == (29_856, 1_024)
+    # Of a frozen model the products of its weights' gradients are left out: 4 of 6 FLOPs for each
+    # weight that multiplies, which are all but the table of 128 x 32 and the norms of 5 x 32.
+    flops = run.flops[0]
+    assert flops.tokens_per_step
+    per_token = flops.model_per_step / flops.tokens_per_step
+    multiplying = 29_856 - 1_024 - 128 * 32 - 5 * 32
+    assert 4 * multiplying < per_token < 5 * multiplying
+
+
+def test_a_trainer_is_seen_by_its_callback_and_prints_what_it_prints_alone(lab: Lab) -> None:
+    pytest.importorskip("transformers")
+    alone = lab.run(*script("hf_trainer", "alone.json", "no"))
+    within = lab.record(*script("hf_trainer", "recorded.json", "no"))
+    losses = [re.findall(rb"'loss': '[^']*'", done.stdout) for done in (alone, within)]
+    assert losses[0] == losses[1] != []
+    assert len(within.stderr.splitlines()) == len(alone.stderr.splitlines())
+    tokens = json.loads((lab.path / "recorded.json").read_text())
+    run = Run.open(lab.path / "run")
+    assert len(run.trainings) == 1
+    assert value(run, "steps.count") == len(tokens) == 20
+    assert value(run, "tokens.total") == sum(tokens)
+    found = summarize(run).readings["throughput.tokens_per_s"]
+    assert isinstance(found, Reading)
+    assert found.basis == "measured"
+
+
+def test_a_compiled_model_prints_and_learns_what_it_does_alone(lab: Lab) -> None:
+    alone = lab.run(*script("hook_plain", 12, "compiled"))
+    within = lab.record(*script("hook_plain", 12, "compiled"), options=WARM)
+    assert within.stderr == alone.stderr == b""
+    (bare,), (truth,) = truths(alone.stdout), truths(within.stdout)
+    assert truth["losses"] == bare["losses"]
+    run = Run.open(lab.path / "run")
+    assert value(run, "tokens.total") == truth["tokens"] - 4 * 32
+    assert said_of(run)[0]["parameters"] == truth["parameters"]
+
+
+def test_what_a_program_logs_to_trackers_is_kept_and_its_loss_is_the_steps(lab: Lab) -> None:
+    for name in ("wandb", "mlflow", "tensorboard"):
+        pytest.importorskip(name)
+    done = lab.record(*script("hook_trackers"))
+    assert done.returncode == 0, done.stderr.decode()
+    (truth,) = truths(done.stdout)
+    run = Run.open(lab.path / "run")
+    assert run.steps()["loss"].tolist() == pytest.approx(truth["losses"])
+    told = {one.name: one.value for one in run.reported()}
+    assert (told["gpu_hours"], told["rate"]) == (0.5, 0.1)
+    assert {"norm", "train/loss"} <= told.keys()
+    assert "note" not in told
+
+
+def test_a_python_that_is_deaf_is_named_with_the_cure(lab: Lab) -> None:
+    lab.record(PYTHON, "-uI", "-c", "print(1)")
+    said = no_steps(Run.open(lab.path / "run"))
+    assert "a Python with -I (isolated mode); run it without -I" in said
+
+
+def test_a_python_without_ergmeter_is_told_how_to_get_it(lab: Lab) -> None:
+    lab.run(sys.executable, "-m", "venv", "--without-pip", "bare")
+    python = lab.path / "bare" / "bin" / "python"
+    done = lab.record(python, "-c", "print(1)")
+    assert (done.stdout, done.stderr) == (b"1\n", b"")
+    assert f"{python} -m pip install ergmeter" in no_steps(Run.open(lab.path / "run"))
+
+
+def test_without_a_python_or_without_torch_that_is_what_is_said(lab: Lab) -> None:
+    lab.record("true", out="true")
+    assert "no Python that loads the hook" in no_steps(Run.open(lab.path / "true"))
+    lab.record(PYTHON, "-c", "0", out="python")
+    assert "its Python loaded no torch" in no_steps(Run.open(lab.path / "python"))
+
+
+def test_the_hook_can_be_left_out(lab: Lab) -> None:
+    print_path = "import os; print(os.environ.get('PYTHONPATH'))"
+    done = lab.record(PYTHON, "-c", print_path, options=(*QUICK, "--no-hook"))
+    assert done.stdout.strip() == b"None"
+    assert "hook" not in no_steps(Run.open(lab.path / "run"))
+
+
+def test_the_program_sees_its_own_path_and_its_own_sitecustomize(lab: Lab) -> None:
+    (lab.path / "mine").mkdir()
+    (lab.path / "mine" / "sitecustomize.py").write_text("print('mine')")
+    from tests.e2e.conftest import environment
+
+    mine = environment(PYTHONPATH=str(lab.path / "mine"))
+    code = "import sys, sitecustomize as s; print([p for p in sys.path if 'ergm' in p], s.__file__)"
+    alone = lab.run(PYTHON, "-c", code, env=mine)
+    within = lab.record(PYTHON, "-c", code, env=mine)
+    assert within.stdout == alone.stdout
+    assert alone.stdout.startswith(b"mine\n")
+    assert within.stderr == b""
+
+
+def test_a_meter_in_the_program_goes_first(lab: Lab) -> None:
+    """Before it the hook looks on; when it begins, that makes way, and nothing is told twice."""
+    lines = (
+        "import torch; from ergmeter import Meter",
+        "model = torch.nn.Embedding(9, 4); opt = torch.optim.SGD(model.parameters(), lr=0.1)",
+        "def step(): model(torch.zeros(2, 3, dtype=torch.long)).sum().backward(); opt.step()",
+        "for _ in range(5): step()",
+        "with Meter() as meter:",
+        "    for _ in range(7):",
+        "        with meter.step(tokens=100): step()",
+    )
+    done = lab.record(PYTHON, "-c", "\n".join(lines))
+    assert done.returncode == 0, done.stderr.decode()
+    steps = Run.open(lab.path / "run").steps()
+    assert sorted(steps["tokens_computed"].tolist()) == [6.0] * 5 + [100.0] * 7
+
+
+def test_the_card_of_a_hooked_program_has_the_whole_answer(lab: Lab) -> None:
+    done = lab.run(ERG, "record", "--out", "run", "--", *script("hook_plain", 30))
+    card = done.stderr.decode()
+    for words in ("tokens/s", "step time, median", "95th percentile", "start-up", "MFU", "memory"):
+        assert words in card, words
+    assert "no energy" in card or "J/token" in card
+    assert "finished" in card
+
+
+def test_the_hook_is_where_a_command_finds_it() -> None:
+    from ergmeter.recorder import hook
+
+    first = Path(hook.environment({"PYTHONPATH": "/a"})["PYTHONPATH"].split(":")[0])
+    assert (first / "sitecustomize.py").exists()
+    assert sorted(path.name for path in first.iterdir() if path.suffix) == ["sitecustomize.py"]

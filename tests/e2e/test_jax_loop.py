@@ -1,0 +1,56 @@
+"""A loop of JAX with Flax and optax: its own count beside what one line told of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.conftest import script
+from tests.e2e.told import steps, sums, trainings
+
+if TYPE_CHECKING:
+    from tests.e2e.conftest import Lab
+
+pytest.importorskip("flax")
+pytest.importorskip("optax")
+
+BATCHES, MICRO, BATCH, LENGTH, VOCABULARY, WIDTH, LAYERS = 160, 2, 4, 32, 128, 32, 3
+HOW = ("plain", "metered")
+
+
+def test_a_jax_loop_is_told_with_its_tokens_losses_and_flops(lab: Lab) -> None:
+    for how in HOW:
+        done = lab.run(*script("jax_loop", f"{how}.json", how))
+        assert done.returncode == 0, done.stderr.decode()
+        assert done.stdout + done.stderr == b""
+    alone, own = (
+        json.loads((lab.path / f"{how}.json").read_text()) for how in ("plain", "metered")
+    )
+    assert own["losses"] == alone["losses"]
+    (run,) = lab.runs()
+    rows = steps(run)
+    assert rows["index"] == list(range(BATCHES // MICRO))
+    assert rows["tokens_computed"] == sums(own["computed"], MICRO)
+    assert rows["tokens_real"] == sums(own["real"], MICRO)
+    assert rows["loss"] == own["losses"][MICRO - 1 :: MICRO]
+    assert len(steps(run, phase="data")["index"]) == BATCHES
+
+    readings: dict[str, Any] = lab.report(str(run))["readings"]
+    rate = readings["throughput.tokens_per_s"]["value"]
+    assert rate == pytest.approx(sum(own["real"]) / own["loop_s"], rel=0.03)
+    (head,) = run.glob("*/writer.json")
+    said = json.loads(head.read_text())
+    assert said["settings"]["parameters"] == own["parameters"]
+    assert trainings(run)[0]["world"] == 1
+    # By hand: two for each weight of a product and token, and the scores and their sums; a
+    # backward pass is twice that. XLA takes the scanned layer once, and less than that is wrong.
+    weights = LAYERS * (4 * WIDTH * WIDTH + 8 * WIDTH * WIDTH) + WIDTH * VOCABULARY
+    scores = LAYERS * BATCH * 4 * LENGTH * LENGTH * WIDTH
+    by_hand = 3 * (2 * weights * BATCH * LENGTH + scores)
+    (flops,) = said["flops"]
+    assert flops["model_per_step"] == by_hand > own["xla_flops"]
+    assert flops["tokens_per_step"] == BATCH * LENGTH
+    marks = (head.parent / "marks.jsonl").read_text()
+    assert "step times are the host's" in marks

@@ -1,0 +1,120 @@
+"""Lightning's Trainer, real, on 1 and 2 devices: its own count beside what a callback told."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.e2e.conftest import ERG, QUICK, script
+from tests.e2e.told import steps, sums, trainings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.e2e.conftest import Lab
+
+pytest.importorskip("lightning")
+
+STEPS, MICRO = 12, 4
+FIT = "lightning_trainer"
+_CHANCE = re.compile(rb"\d+(\.\d+)? ?s\b")
+HOW = ("plain", "metered")
+
+
+def fitted(lab: Lab, name: str, how: str, *more: object, recorded: bool = False) -> bytes:
+    command = script(FIT, name, how, *more)
+    if recorded:
+        command = [ERG, "record", *QUICK, "--out", f"{name}-run", "--", *command]
+    done = lab.run(*command)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout + done.stderr
+
+
+def truth(lab: Lab, name: str, ranks: int = 1) -> list[dict[str, Any]]:
+    return [json.loads((lab.path / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
+    """Tokens, steps, losses, times and parameters, each against the program's own."""
+    for rank, said in enumerate(own):
+        rows = steps(run, rank=rank)
+        assert rows["index"] == list(range(STEPS))
+        assert rows["micro_steps"] == [MICRO] * STEPS
+        assert rows["tokens_computed"] == sums(said["computed"], MICRO)
+        assert rows["tokens_real"] == sums(said["real"], MICRO)
+        # The first of each row bears no loss: the model compares it with nothing.
+        assert sum(rows["tokens_loss"]) == sum(said["real"]) - 4 * MICRO * STEPS
+        assert rows["loss"] == said["losses"][MICRO - 1 :: MICRO]  # as it was logged
+        assert rows["learning_rate"] == [1e-3] * STEPS
+    readings = lab.report(str(run.relative_to(lab.path)))["readings"]
+    start_s, end_s = min(one["start_s"] for one in own), max(one["end_s"] for one in own)
+    tokens = sum(sum(one["real"]) for one in own)
+    assert readings["steps.count"]["value"] == STEPS
+    assert readings["tokens.total"]["value"] == tokens
+    assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
+        tokens / (end_s - start_s), rel=0.03
+    )
+    longest = {name: max(one[name] for one in own) for name in ("eval_s", "checkpoint_s")}
+    assert readings["time.eval_s"]["value"] == pytest.approx(longest["eval_s"], rel=0.1)
+    assert longest["checkpoint_s"] > 0.1
+    assert readings["time.checkpoint_s"]["value"] == pytest.approx(longest["checkpoint_s"], rel=0.1)
+    for one in trainings(run):
+        assert one["world"] == len(own)
+        assert one["parameters"] == one["parameters_trained"] == own[0]["parameters"]
+
+
+def test_a_callback_sees_steps_tokens_losses_evaluation_and_checkpoints(lab: Lab) -> None:
+    alone = fitted(lab, "alone", "plain")
+    within = fitted(lab, "within", "metered")
+    assert _CHANCE.sub(b"TIME", within) == _CHANCE.sub(b"TIME", alone)
+    own = truth(lab, "within")
+    assert own[0]["losses"] == truth(lab, "alone")[0]["losses"]
+    assert len(own[0]["losses"]) == STEPS * MICRO
+    (run,) = lab.runs()  # though the callback is there twice
+    check(lab, run, own)
+    assert "compute.model_flops_per_token" in lab.report(str(run))["readings"]
+
+
+def test_two_devices_without_torchrun_are_one_training_of_two_ranks(lab: Lab) -> None:
+    fitted(lab, "alone", "plain", "ddp", 2)
+    fitted(lab, "within", "metered", "ddp", 2)
+    own = truth(lab, "within", 2)
+    assert [one["losses"] for one in own] == [one["losses"] for one in truth(lab, "alone", 2)]
+    (run,) = lab.runs()
+    check(lab, run, own)
+    first, second = trainings(run)
+    assert first["id"] == second["id"]
+
+
+def test_spawned_devices_are_one_training_of_two_ranks(lab: Lab) -> None:
+    fitted(lab, "spawned", "metered", "ddp_spawn", 2, recorded=True)
+    (run,) = lab.runs()
+    check(lab, run, truth(lab, "spawned", 2))
+    first, second = trainings(run)
+    assert first["id"] == second["id"]
+
+
+def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
+    for how in HOW:
+        done = lab.run(*script("fabric_loop", f"{how}.json", how))
+        assert done.returncode == 0, done.stderr.decode()
+    alone, own = (
+        json.loads((lab.path / f"{how}.json").read_text()) for how in ("plain", "metered")
+    )
+    assert own["losses"] == alone["losses"]
+    (run,) = lab.runs()
+    rows = steps(run)
+    assert rows["index"] == list(range(20))
+    assert rows["micro_steps"] == [MICRO] * 20
+    assert rows["tokens_computed"] == sums(own["computed"], MICRO)
+    assert rows["tokens_real"] == sums(own["real"], MICRO)
+    assert rows["loss"] == own["losses"][MICRO - 1 :: MICRO]
+    assert trainings(run)[0]["parameters"] == own["parameters"]
+    readings = lab.report(str(run))["readings"]
+    assert readings["time.eval_s"]["value"] == pytest.approx(own["eval_s"], rel=0.1)
+    assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
+        sum(own["real"]) / own["loop_s"], rel=0.05
+    )

@@ -1,0 +1,118 @@
+"""What is particular to Lightning: losses that are old, loaders taken whole, failures, resuming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ergmeter.errors import UsageError
+from tests.e2e.told import steps, sums
+
+pytest.importorskip("lightning")
+
+from lightning.pytorch import LightningModule, Trainer
+
+from ergmeter.integrations.lightning import ErgmeterCallback
+
+ROWS, BATCH, LENGTH, VOCABULARY = 24, 2, 8, 16
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, about small loaders
+
+
+class Words(LightningModule):
+    """A table and a head, on batches of ids of which each row ends later than the one before."""
+
+    def __init__(self, log_every: int = 0, fails_at: int = -1) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(VOCABULARY, 4)
+        self.head = torch.nn.Linear(4, VOCABULARY)
+        self.log_every, self.fails_at = log_every, fails_at
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, index: int) -> Any:
+        if index == self.fails_at:
+            raise RuntimeError("the disk is full")
+        loss = torch.nn.functional.cross_entropy(
+            self.head(self.table(batch)).flatten(0, 1), batch.flatten()
+        )
+        self.losses.append(loss.item())
+        if self.log_every and index % self.log_every == 0:
+            self.log("train_loss", 2 * loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Taker(Words):
+    """Takes the loader itself, as modules do that fetch as they like."""
+
+    def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+        batch, index, _ = next(dataloader_iter)
+        return super().training_step(batch, index)
+
+
+class Growing(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Any:
+        for number in range(ROWS // BATCH):
+            yield torch.full((BATCH, LENGTH + number), number % VOCABULARY)
+
+
+def fitted(module: Words, path: Path, **options: Any) -> tuple[Any, dict[str, list[Any]]]:
+    callback = ErgmeterCallback(out=path, probes=[])
+    resumed = {"ckpt_path": options.pop("ckpt_path", None)}
+    trainer: Any = Trainer(
+        **{"max_epochs": 1, **options}, accelerator="cpu", logger=False, callbacks=[callback],
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        default_root_dir=path.parent,
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(Growing(), batch_size=None)
+    try:
+        trainer.fit(module, loader, **resumed)
+    finally:
+        assert "save_checkpoint" not in vars(trainer)
+    return trainer, steps(path)
+
+
+def test_a_loss_that_is_not_logged_is_the_mean_of_what_was_returned(tmp_path: Path) -> None:
+    module = Words()
+    _, rows = fitted(module, tmp_path / "run", accumulate_grad_batches=3)
+    losses = torch.tensor(module.losses).reshape(-1, 3).mean(1)
+    assert rows["loss"] == pytest.approx(losses.tolist(), rel=1e-6)
+    lengths = [BATCH * (LENGTH + number) for number in range(ROWS // BATCH)]
+    assert rows["tokens_computed"] == sums(lengths, 3)
+
+
+def test_a_loss_that_was_logged_before_is_not_taken_again(tmp_path: Path) -> None:
+    module = Words(log_every=4)
+    _, rows = fitted(module, tmp_path / "run")
+    wanted = [loss * (1 if n % 4 else 2) for n, loss in enumerate(module.losses)]
+    assert rows["loss"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_module_that_takes_the_loader_has_the_tokens_of_what_it_took(tmp_path: Path) -> None:
+    _, rows = fitted(Taker(), tmp_path / "run")
+    assert rows["tokens_computed"] == [BATCH * (LENGTH + n) for n in range(ROWS // BATCH)]
+
+
+def test_a_training_that_fails_is_told_so_and_fails_as_before(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        fitted(Words(fails_at=5), tmp_path / "run")
+    assert steps(tmp_path / "run")["index"] == list(range(5))
+    (marks,) = (tmp_path / "run").glob("*/marks.jsonl")
+    assert "failed (RuntimeError: the disk is full)" in marks.read_text()
+
+
+def test_a_training_that_is_resumed_goes_on_counting(tmp_path: Path) -> None:
+    trainer, _ = fitted(Words(), tmp_path / "first", max_steps=4, max_epochs=-1)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    more: dict[str, Any] = {"max_epochs": -1, "ckpt_path": tmp_path / "saved.ckpt"}
+    _, rows = fitted(Words(), tmp_path / "second", max_steps=7, **more)
+    assert rows["index"] == [4, 5, 6]
+
+
+def test_a_wrong_option_is_refused_where_it_is_given() -> None:
+    with pytest.raises(UsageError, match="no setting 'warmup_step'"):
+        ErgmeterCallback(warmup_step=3)

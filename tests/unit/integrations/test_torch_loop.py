@@ -1,0 +1,182 @@
+"""`watch`: any torch loop, seen in this process. The hook of `erg record` sees as it does."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ergmeter.errors import UsageError
+from ergmeter.integrations.torch_loop import Watched, watch
+from ergmeter.records import PHASES
+from ergmeter.runlog.reader import Run
+
+ROWS, LENGTH = 2, 8
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 8)
+        self.head = nn.Linear(8, 32)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.embed(ids))
+        return found
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(0, 32, (ROWS, LENGTH))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def steps(watched: Watched, phase: str = "train") -> dict[str, Any]:
+    watched.close()
+    found = Run.open(watched.path).steps()
+    rows = found["phase"] == PHASES.index(phase)
+    return {name: column[rows] for name, column in found.items()}
+
+
+@pytest.fixture
+def watching(tmp_path: Path) -> Callable[..., Watched]:
+    def make(*given: Any, **options: Any) -> Watched:
+        return watch(*given, **{"out": tmp_path / "run", "probes": [], **options})
+
+    return make
+
+
+def test_the_model_and_the_optimizer_are_found_out(watching: Callable[..., Watched]) -> None:
+    watched = watching()
+    other, model = Small(), Small()
+    optimizer = sgd(model)
+    for _ in range(3):
+        other(ids())  # trains nothing here
+        model(ids()).sum().backward()
+        optimizer.step()
+    found = steps(watched)
+    assert found["tokens_computed"].tolist() == [ROWS * LENGTH] * 3
+    assert nn.Module.__call__ is nn.Module._wrapped_call_impl  # nothing is left behind
+
+
+def test_a_step_that_a_scaler_skips_counts_with_the_next(watching: Callable[..., Watched]) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    for is_broken in (False, True, False):
+        loss = model(ids()).sum()
+        scaler.scale(loss * (float("inf") if is_broken else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    found = steps(watched)
+    assert found["tokens_computed"].tolist() == [ROWS * LENGTH, 2 * ROWS * LENGTH]
+    assert found["micro_steps"].tolist() == [1, 2]
+
+
+def test_a_model_that_was_compiled_in_place_is_seen(watching: Callable[..., Watched]) -> None:
+    model = Small()
+    model.compile(backend="eager")
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    for _ in range(3):
+        model(ids()).sum().backward()
+        optimizer.step()
+    assert steps(watched)["tokens_computed"].tolist() == [ROWS * LENGTH] * 3
+    assert model._compiled_call_impl is not None  # and is compiled still
+    model(ids())
+
+
+def test_what_is_recomputed_for_the_backward_pass_is_counted_once(
+    watching: Callable[..., Watched],
+) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    checkpoint(model, ids(), use_reentrant=False).sum().backward()
+    optimizer.step()
+    assert steps(watched)["tokens_computed"].tolist() == [ROWS * LENGTH]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_model_that_is_watched_can_be_copied_pickled_saved_and_scripted(
+    watching: Callable[..., Watched],
+) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    model(ids()).sum().backward()
+    optimizer.step()
+    given = ids()
+    kept = io.BytesIO()
+    torch.save(model, kept)
+    assert b"ergmeter" not in kept.getvalue()
+    scripted: Any = torch.jit.script(model)
+    copies = (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), scripted)
+    for other in copies:
+        assert torch.equal(other(given), model(given))
+    model(ids()).sum().backward()
+    optimizer.step()
+    # The call above, in training mode and with gradients, is taken for the step's.
+    assert steps(watched)["tokens_computed"].tolist()[0] == ROWS * LENGTH
+
+
+def test_evaluation_without_eval_mode_ends_where_the_next_batch_is_fetched(
+    watching: Callable[..., Watched],
+) -> None:
+    from torch.utils.data import DataLoader
+
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    rows: Any = torch.zeros(8, LENGTH, dtype=torch.long)
+    for batch in DataLoader(rows, batch_size=ROWS):
+        model(batch).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            model(ids())
+            model(ids())
+    evaluated, waited = steps(watched, "eval"), steps(watched, "data")
+    trained = steps(watched)
+    assert trained["tokens_computed"].tolist() == [ROWS * LENGTH] * 4
+    assert len(evaluated["start_ns"]) == 3  # the last did not end: nothing came after it
+    assert len(waited["start_ns"]) == 4
+    assert np.all(evaluated["end_ns"] <= waited["start_ns"][1:])
+
+
+def test_a_loss_is_kept_with_its_step(watching: Callable[..., Watched]) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    for number in range(3):
+        model(ids()).sum().backward()
+        optimizer.step()
+        watched.logged(loss=float(number))
+    assert steps(watched)["loss"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_is_no_model_or_optimizer_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"must be a torch\.nn\.Module; got a str"):
+        watch("model")
+    with pytest.raises(UsageError, match="must be a torch optimizer; got a int"):
+        watch(optimizer=3)
+
+
+def test_where_nothing_stepped_there_is_no_run(watching: Callable[..., Watched]) -> None:
+    watched = watching()
+    watched.close()
+    with pytest.raises(UsageError, match="no optimizer has stepped"):
+        _ = watched.path

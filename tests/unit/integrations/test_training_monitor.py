@@ -1,0 +1,419 @@
+"""TrainingMonitor: MFU of every step by hand, a log that is always valid, and no harm done."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from ergmeter.integrations import guard
+from ergmeter.integrations.monitor import TrainingMonitor, calculate_mfu_with_profiler, knowledge
+from ergmeter.integrations.monitor_figures import Masked
+from ergmeter.integrations.monitor_log import TrainingLog
+from ergmeter.integrations.monitor_settings import MonitorSettings
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Reading
+from ergmeter.runlog.reader import Run
+
+PEAK = 1e12
+LAYERS, HIDDEN, INNER, VOCABULARY = 2, 64, 160, 256
+CONFIG = LlamaConfig(
+    hidden_size=HIDDEN,
+    num_hidden_layers=LAYERS,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    intermediate_size=INNER,
+    vocab_size=VOCABULARY,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    made: Any = LlamaForCausalLM
+    return made(CONFIG).to(torch.bfloat16).train()
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(guard, "_warned", set())
+
+
+@pytest.fixture
+def monitor(model: Any) -> Iterator[TrainingMonitor]:
+    made = TrainingMonitor("out", {}, model=model, peak_flops_per_s=PEAK)
+    yield made
+    made.finish_training()
+
+
+def by_hand(lengths: list[int]) -> float:
+    """FLOPs of a training step over these sequences: 6 a weight a token, 6 a causal pair a width.
+
+    A pair costs 2 for its score and 2 for its value, a width each; three times that with gradients.
+    """
+    weights = LAYERS * (4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER) + HIDDEN * VOCABULARY
+    pairs = sum(length * (length + 1) // 2 for length in lengths)
+    return 6.0 * weights * sum(lengths) + 12.0 * LAYERS * HIDDEN * pairs
+
+
+def mask(*lengths: int, width: int = 0) -> torch.Tensor:
+    """Rows of these lengths, padded on the right."""
+    width = width or max(lengths)
+    return torch.tensor([[1] * length + [0] * (width - length) for length in lengths])
+
+
+def logged(monitor: TrainingMonitor) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(monitor.log_file).read_text(encoding="utf-8"))
+    return found
+
+
+def test_every_step_has_its_mfu_of_its_real_tokens(monitor: TrainingMonitor) -> None:
+    monitor.start_training()
+    batches = [[16, 16], [16, 9], [3, 16], [5, 7]]
+    for step, lengths in enumerate(batches):
+        time.sleep(0.002)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(*lengths, width=16))
+    monitor.save_logs()
+    steps = logged(monitor)["step_logs"]
+    assert [one["step"] for one in steps] == [0, 1, 2, 3]
+    for one, lengths in zip(steps, batches, strict=True):
+        flops = by_hand(lengths)
+        assert one["mfu"] == pytest.approx(flops / one["step_time"] / PEAK, rel=1e-6)
+        assert one["tokens_per_second"] == pytest.approx(sum(lengths) / one["step_time"])
+
+
+def test_lengths_between_two_that_were_counted_are_exact(model: Any) -> None:
+    for length in (1, 17, 100, 384, 1000):
+        expected = by_hand([length]) / length
+        assert knowledge(model).token_flops(model, length) == pytest.approx(expected, rel=1e-9)
+
+
+def test_it_agrees_with_the_function(
+    monitor: TrainingMonitor, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _=None: "NVIDIA H100 80GB HBM3")
+    monitor.start_training()
+    time.sleep(0.001)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(32, 32, 32, 32))
+    entry = monitor.get_latest_metrics()
+    assert entry is not None
+    function = calculate_mfu_with_profiler(model, 4, 32, entry["step_time"])
+    assert entry["mfu"] * PEAK == pytest.approx(function * 989.5e12, rel=1e-6)
+
+
+def test_the_first_step_has_no_time_where_nobody_saw_it_begin(monitor: TrainingMonitor) -> None:
+    """Seed 004's loop never calls start_training."""
+    for step in range(3):
+        time.sleep(0.002)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    first, *rest = monitor.step_logs
+    assert first["step_time"] is None
+    assert first["mfu"] is None
+    assert all(one["step_time"] >= 0.002 and one["mfu"] > 0 for one in rest)
+
+
+def test_profiled_steps_are_printed_and_the_others_are_not(
+    monitor: TrainingMonitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor.flops_profile_freq = 3
+    monitor.start_training()
+    for step in range(7):
+        time.sleep(0.001)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8, 8))
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("🔍")]
+    mfus = [one["mfu"] for one in monitor.step_logs]
+    assert said == [f"🔍 步骤 {n}: 使用profiler计算MFU = {mfus[n]:.4f}" for n in (0, 3, 6)]
+
+
+def test_without_a_mask_or_a_model_mfu_is_absent_and_says_why(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = TrainingMonitor("out", None, flops_profile_freq=1)
+    bare.start_training()
+    bare.log_step(1, 0, 2.0, 1.0, 1e-4)
+    bare.log_step(2, 0, 2.0, 1.0, 1e-4, mask(4))
+    bare.set_model_ref(model)
+    bare.log_step(3, 0, 2.0, 1.0, 1e-4, mask(4))
+    bare.finish_training()
+    reasons = [line.partition("- ")[2] for line in capsys.readouterr().out.splitlines()[1:4]]
+    assert "no attention_mask" in reasons[0]
+    assert "the model is not known" in reasons[1]
+    if not torch.cuda.is_available():
+        assert "pass peak_flops_per_s=" in reasons[2]
+    assert [one["mfu"] for one in bare.step_logs[:2]] == [None, None]
+
+
+def test_accumulation_multiplies_what_the_mask_says(model: Any) -> None:
+    config = {"deepspeed": {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}}
+    monitor = TrainingMonitor("out", config, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    time.sleep(0.002)
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(10, 6))
+    entry = monitor.get_latest_metrics()
+    path = monitor.run_path
+    monitor.finish_training()
+    assert entry is not None
+    assert entry["tokens_per_second"] * entry["step_time"] == pytest.approx(4 * 16)
+    expected = 4 * by_hand([10, 6]) / entry["step_time"] / PEAK
+    assert entry["mfu"] == pytest.approx(expected, rel=1e-6)
+    assert path is not None
+    steps = Run.open(path).steps()
+    assert (steps["tokens_real"][0], steps["tokens_computed"][0]) == (64, 80)
+    assert (steps["samples"][0], steps["micro_steps"][0]) == (8, 4)
+    assert any("4 micro-batches" in mark.detail for mark in Run.open(path).marks)
+
+
+def test_the_run_has_the_same_steps_tokens_and_mfu(monitor: TrainingMonitor) -> None:
+    monitor.start_training()
+    for step in range(1, 13):
+        time.sleep(0.003)
+        monitor.log_step(step, 0, 3.0 / step, 1.5, 1e-4, mask(16, 9))
+    path = monitor.run_path
+    entries = monitor.step_logs
+    monitor.finish_training()
+    assert path is not None
+    run = Run.open(path)
+    found = summarize(run).readings
+
+    def value(key: str) -> float:
+        reading = found[key]
+        assert isinstance(reading, Reading), reading
+        return reading.value
+
+    assert value("tokens.total") == 12 * 25
+    assert value("steps.count") == 12
+    assert list(run.steps()["loss"]) == [pytest.approx(3.0 / step) for step in range(1, 13)]
+    inside_s = sum(entry["step_time"] for entry in entries)
+    assert value("time.in_step_s") * 12 == pytest.approx(inside_s, rel=1e-9)
+    mean_mfu = sum(entry["mfu"] * entry["step_time"] for entry in entries) / inside_s
+    # Over the wall clock, logging included, and with sequences of one whole length.
+    assert value("utilization.mfu_frac") == pytest.approx(
+        mean_mfu * inside_s / value("time.window_s"), rel=0.02
+    )
+
+
+def test_the_model_trains_on_as_before(monitor: TrainingMonitor, model: Any) -> None:
+    state = torch.get_rng_state()
+    calls: list[int] = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    monitor.flops_profile_freq = 1
+    monitor.start_training()
+    for step in range(3):
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(11, 5))
+    hook.remove()
+    assert model.training
+    assert calls == []
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_evaluation_is_no_steps_time(monitor: TrainingMonitor) -> None:
+    monitor.start_training()
+    for step in (1, 2):
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    time.sleep(0.2)
+    monitor.log_evaluation(2, 1.9, 0.5, {"f1": 0.4})
+    evaluated_s = time.perf_counter()
+    time.sleep(0.002)
+    most_s = time.perf_counter() - evaluated_s
+    monitor.log_step(3, 0, 2.0, 1.0, 1e-4, mask(8))
+    assert monitor.step_logs[-1]["step_time"] == pytest.approx(most_s, rel=0.2)
+    path = monitor.run_path
+    monitor.finish_training()
+    assert path is not None
+    reading = summarize(Run.open(path)).readings["time.eval_s"]
+    assert isinstance(reading, Reading)
+    assert reading.value >= 0.2
+
+
+def test_a_step_with_an_evaluation_somewhere_in_it_has_no_time(monitor: TrainingMonitor) -> None:
+    monitor.start_training()
+    for step in range(1, 4):
+        time.sleep(0.002)
+        if step == 2:
+            monitor.log_evaluation(step, 1.9, 0.5)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    assert [one["step_time"] is None for one in monitor.step_logs] == [False, True, False]
+    assert monitor.step_logs[1]["mfu"] is None
+
+
+def test_the_log_has_the_documented_keys_and_no_nan(monitor: TrainingMonitor) -> None:
+    monitor.start_training()
+    monitor.log_step(1, 0, math.nan, math.inf, 1e-4, mask(8))
+    monitor.log_epoch(0, 2.5, 12.5, current_step=1)
+    text = Path(monitor.log_file).read_text(encoding="utf-8")
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert list(found) == ["step_logs", "epoch_logs", "total_training_time"]
+    [step], [epoch] = found["step_logs"], found["epoch_logs"]
+    documented = ["step", "epoch", "loss", "grad_norm", "learning_rate", "step_time", "timestamp"]
+    assert list(step)[:7] == documented
+    assert step["loss"] is None
+    assert step["not_finite"] == {"loss": "nan", "grad_norm": "inf"}
+    assert (epoch["epoch"], epoch["avg_loss"], epoch["elapsed_time"]) == (0, 2.5, 12.5)
+    assert found["total_training_time"] > 0
+
+
+def test_the_log_is_rewritten_in_all_a_bounded_number_of_times_its_size(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path / "log.json", save_every=10)
+    written = saves = 0
+    for number in range(20_000):
+        log.append({"step": number})
+        before = log._saved
+        log.save_if_due(1.0)
+        if log._saved != before:
+            saves += 1
+            written += log._saved
+            assert log.path.stat().st_size > 10 * log._saved
+    assert written < 12 * 20_000
+    assert saves < 100
+    log.save(2.0)
+    found = json.loads(log.path.read_text())
+    assert [entry["step"] for entry in found["step_logs"]] == list(range(20_000))
+    assert len(log.recent) == 1000
+    log.close()
+
+
+def test_an_earlier_trainings_log_is_set_aside(model: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        monitor = TrainingMonitor(tmp_path / "out", {}, model=model)
+        monitor.log_step(1, 0, 2.0, 1.0, 1e-4)
+        monitor.finish_training()
+    kept = json.loads((tmp_path / "out" / "training_log.json.1").read_text())
+    assert len(kept["step_logs"]) == 1
+    assert len(logged(monitor)["step_logs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "freq", "source"),
+    [
+        ({"monitoring": {"flops_profile_freq": 7}}, None, 7, "monitoring.flops_profile_freq"),
+        (
+            {"monitor": {"freq": {"flops_profile_freq": 8}}}, None,
+            8, "monitor.freq.flops_profile_freq",
+        ),
+        ({"monitor": {"flops_profile_freq": 9}}, None, 9, "monitor.flops_profile_freq"),
+        ({"monitoring": {"flops_profile_freq": 7}}, 3, 3, "the argument"),
+        ({}, None, 500, "the default"),
+        (None, None, 500, "the default"),
+    ],
+)  # fmt: skip
+def test_each_spelling_of_the_frequency_is_read(
+    config: Any, given: int | None, freq: int, source: str
+) -> None:
+    found = MonitorSettings.of(config, flops_profile_freq=given, world=1)
+    assert (found.flops_profile_freq, found.flops_profile_freq_from) == (freq, source)
+
+
+def test_the_batch_size_is_deepspeeds_else_the_roots_else_not_known(tmp_path: Path) -> None:
+    def batch(config: Any) -> int | None:
+        return MonitorSettings.of(config, flops_profile_freq=None, world=2).batch_size
+
+    assert batch({"deepspeed": {"train_batch_size": 48}, "train_batch_size": 5}) == 48
+    micro = {"train_micro_batch_size_per_gpu": 3, "gradient_accumulation_steps": 4}
+    assert batch({"deepspeed": micro}) == 3 * 4 * 2
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_batch_size": 64}))
+    assert batch({"deepspeed": str(path)}) == 64
+    assert batch({"deepspeed": "nowhere.json", "train_batch_size": 5}) == 5
+    assert batch({"deepspeed": {"train_batch_size": "auto"}}) is None
+
+
+def test_a_disk_that_fails_costs_the_log_and_nothing_else(
+    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").write_text("a file where a folder should be")
+    monitor = TrainingMonitor(tmp_path / "out", {}, model=model)
+    for step in range(3):
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
+    path = monitor.run_path
+    monitor.finish_training()
+    assert capsys.readouterr().err.count("TrainingLog stopped") == 1
+    assert path is not None
+    assert len(Run.open(path).steps()["start_ns"]) == 2
+
+
+def test_another_rank_is_in_the_run_and_says_and_writes_nothing(
+    model: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monitor = TrainingMonitor("out", {}, flops_profile_freq=1, model=model, peak_flops_per_s=PEAK)
+    monitor.start_training()
+    monitor.log_step(1, 0, 2.0, 1.0, 1e-4, mask(8))
+    monitor.finish_training()
+    assert capsys.readouterr().out == ""
+    assert not Path("out").exists()
+    assert monitor.run_path is not None
+    steps = Run.open(monitor.run_path).steps()
+    assert (steps["rank"][0], steps["tokens_real"][0]) == (1, 8)
+
+
+class Rows:
+    """W&B's side of a monitor, in memory."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int | None, dict[str, Any]] = {}
+
+    def log(self, values: dict[str, Any], *, step: int | None = None) -> None:
+        self.rows.setdefault(step, {}).update(values)
+
+    def finish(self) -> None:
+        pass
+
+
+def test_rows_come_as_often_as_the_configuration_says_and_not_for_skipped_steps(model: Any) -> None:
+    config = {"monitor": {"freq": {"training_log_freq": 2, "perf_log_freq": 3}}}
+    monitor = TrainingMonitor("out", config, model=model, peak_flops_per_s=PEAK)
+    rows = Rows()
+    monitor._rows = rows  # type: ignore[assignment]
+    monitor.start_training()
+    for step in range(1, 13):
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8), step in (4, 9))
+    by_group = {
+        group: [step for step, row in rows.rows.items() if any(n.startswith(group) for n in row)]
+        for group in ("training/", "perf/")
+    }
+    monitor.finish_training()
+    assert by_group == {"training/": [2, 6, 8, 10, 12], "perf/": [3, 6, 12]}
+    assert set(rows.rows) == {2, 3, 6, 8, 10, 12, None}
+    assert set(rows.rows[None]) == {"training/total_time"}
+
+
+class OnItsWay:
+    """A fetch of two sums that arrives when the test says so."""
+
+    def __init__(self, *sums: int) -> None:
+        self.is_here = False
+        self._sums = list(sums)
+
+    def values(self) -> list[int]:
+        return self._sums
+
+
+def test_a_mask_on_a_device_is_not_waited_for_and_steps_stay_in_order(
+    monitor: TrainingMonitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = OnItsWay(8, 64)
+    masks: Any = [Masked(1, 8, None, None, first), Masked(1, 8, 4, 16, None)]  # type: ignore[arg-type]
+    masks += [Masked(1, 8, None, None, OnItsWay(2, 4))]  # type: ignore[arg-type]
+    monkeypatch.setattr(Masked, "of", lambda *_, **__: masks.pop(0))
+    monkeypatch.setattr(monitor, "_tell", lambda *_: None)
+    monitor.start_training()
+    for step in (1, 2):
+        time.sleep(0.001)
+        monitor.log_step(step, 0, 2.0, 1.0, 1e-4, None)
+    assert monitor.step_logs == []
+    first.is_here = True
+    monitor.log_step(3, 0, 2.0, 1.0, 1e-4, None)
+    assert [one["step"] for one in monitor.step_logs] == [1, 2]
+    monitor.save_logs()  # which waits
+    steps = logged(monitor)["step_logs"]
+    found = [round(one["tokens_per_second"] * one["step_time"]) for one in steps]
+    assert found == [8, 4, 2]
