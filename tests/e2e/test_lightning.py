@@ -21,6 +21,7 @@ pytest.importorskip("lightning")
 STEPS, MICRO = 12, 4
 FIT = "lightning_trainer"
 _CHANCE = re.compile(rb"\d+(\.\d+)? ?s\b")
+CLOCK_S = 0.05  # between two clocks read one after the other, on a machine that is busy
 HOW = ("plain", "metered")
 
 
@@ -55,12 +56,16 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
     assert readings["steps.count"]["value"] == STEPS
     assert readings["tokens.total"]["value"] == tokens
     assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
-        tokens / (end_s - start_s), rel=0.03
+        tokens / (end_s - start_s), rel=0.05
     )
     longest = {name: max(one[name] for one in own) for name in ("eval_s", "checkpoint_s")}
-    assert readings["time.eval_s"]["value"] == pytest.approx(longest["eval_s"], rel=0.1)
+    assert readings["time.eval_s"]["value"] == pytest.approx(
+        longest["eval_s"], rel=0.1, abs=CLOCK_S
+    )
     assert longest["checkpoint_s"] > 0.1
-    assert readings["time.checkpoint_s"]["value"] == pytest.approx(longest["checkpoint_s"], rel=0.1)
+    assert readings["time.checkpoint_s"]["value"] == pytest.approx(
+        longest["checkpoint_s"], rel=0.1, abs=CLOCK_S
+    )
     for one in trainings(run):
         assert one["world"] == len(own)
         assert one["parameters"] == one["parameters_trained"] == own[0]["parameters"]
@@ -114,7 +119,7 @@ def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
     assert rows["loss"] == own["losses"][MICRO - 1 :: MICRO]
     assert trainings(run)[0]["parameters"] == own["parameters"]
     readings = lab.report(str(run))["readings"]
-    assert readings["time.eval_s"]["value"] == pytest.approx(own["eval_s"], rel=0.1)
+    assert readings["time.eval_s"]["value"] == pytest.approx(own["eval_s"], rel=0.1, abs=CLOCK_S)
     assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
         sum(own["real"]) / own["loop_s"], rel=0.05
     )

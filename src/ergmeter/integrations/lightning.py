@@ -48,8 +48,15 @@ _Callback: Any = _callback_class()
 class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
     """Tells each `fit` of a Trainer to a Meter. Of several in one Trainer the first does."""
 
-    def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        out: str | Path | None = None,
+        *,
+        meter: Meter | None = None,
+        **options: Any,  # noqa: ANN401  as Meter takes them
+    ) -> None:
         """`meter` is used if given, else one that measures already, else one made of `options`."""
+        options = options if out is None else {"out": out, **options}
         self._given: tuple[Meter | None, dict[str, Any]] = (meter, options)
         self._next = Training(meter, **options)  # at once: a wrong option is refused here
         self._training: Training | None = None

@@ -53,9 +53,8 @@ class Root:
         self.is_whole = True  # it owns all that its optimizer trains
         self.start_ns: int | None = None
         self.counts: list[Counts] = []
-        self.micro_steps = 0
         self.on_device: Any = None  # the last number of this step that is not in host memory
-        self.is_unknown = False  # a batch without tokens: their sum can't be told
+        self.unknown = 0  # batches without tokens: their sum can't be told, then
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
         self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
         self._loop = loop
@@ -67,46 +66,56 @@ class Root:
         self._alike: dict[Any, Counts] = {}
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is about to compute this."""
-        self._thread = self._thread or get_ident()
-        if get_ident() != self._thread:
+        """The module is about to compute this. Few lines: they are paid for each time."""
+        if self._thread != get_ident() and self._thread:
             return
-        if not _is_grad_enabled():
-            self._loop.evaluates(self, time.monotonic_ns())
-        elif _backward_task() != -1:
+        if not _is_grad_enabled() or not (module.training or self.trains_in_eval):
+            self._called_aside(args, kwargs)
+            return
+        if _backward_task() != -1:
             return  # computed again for the backward pass
-        elif module.training or self.trains_in_eval:
-            if self.start_ns is None:
-                self.start_ns = time.monotonic_ns()
-                self.was_called = True
-                if self._loop.eval_ns is not None:
-                    self._loop.trains(self, self.start_ns)
-            self._add(args, kwargs)
-        else:
-            now_ns = time.monotonic_ns()
-            self.was_called = True
-            self._loop.evaluates(self, now_ns)
-            if self.aside is None:
-                self.aside = (now_ns, [])
+        if self.start_ns is None:
+            self.start_ns = time.monotonic_ns()
+            if self._loop.eval_ns is not None:
+                self._loop.trains(self, self.start_ns)
+        found = None
+        if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
+            found = self._alike.get((args[0].shape, args[0].dtype))
+        if found is None:
             found = self._tokens(args, kwargs)
-            if found is not None and len(self.aside[1]) < _KEPT_COUNTS:
-                self.aside[1].append(found)
+            self._thread = get_ident()
+            self.was_called = True
+        if found is None:
+            self.unknown += 1
+        elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
+            self.counts.append(found)
+
+    def _called_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """For an evaluation; or, in eval mode but with gradients, perhaps for a training step."""
+        now_ns = time.monotonic_ns()
+        self._loop.evaluates(self, now_ns)
+        if not _is_grad_enabled() or _backward_task() != -1:
+            return
+        self.was_called = True
+        if self.aside is None:
+            self.aside = (now_ns, [])
+        found = self._tokens(args, kwargs)
+        if found is not None and len(self.aside[1]) < _KEPT_COUNTS:
+            self.aside[1].append(found)
 
     def taken(self) -> tuple[int | None, list[Counts], int, Any]:
         """When the step that is over now began, and what it was given; the next begins anew."""
         if self.start_ns is None and self.aside is not None:
             self.start_ns, self.counts = self.aside
-            self.micro_steps = len(self.counts)
             self.trains_in_eval = True
             self._loop.evaluated_nothing()
         start_ns, self.start_ns = self.start_ns, None
         counts, self.counts = self.counts, []
-        micro_steps, self.micro_steps = self.micro_steps or 1, 0
-        is_unknown, self.is_unknown = self.is_unknown, False
+        unknown, self.unknown = self.unknown, 0
         on_device, self.on_device = self.on_device, None
         self.aside = None
         after = now_on(on_device) if on_device is not None else None
-        return start_ns, [] if is_unknown else counts, micro_steps, after
+        return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
 
     def attach(self) -> None:
         """See every call of it from now on."""
@@ -137,18 +146,6 @@ class Root:
         """How many numbers of it could be trained."""
         module = self.module()
         return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
-
-    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.micro_steps += 1
-        found = None
-        if _is_one_tensor(args, kwargs):
-            found = self._alike.get((args[0].shape, args[0].dtype))
-        if found is None:
-            found = self._tokens(args, kwargs)
-        if found is None:
-            self.is_unknown = True
-        elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
-            self.counts.append(found)
 
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
         if _is_captured():
@@ -199,9 +196,11 @@ class Discovery:
         self._loop = loop
         self._seen: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
         self._original: Any = None
+        self.thread = 0
 
     def arm(self) -> None:
         """Look at the calls from now on."""
+        self.thread = get_ident()  # in another one we may count FLOPs
         if self._original is None:
             self._original = _Module.__call__
             _Module.__call__ = _looked_at(self, self._original)
@@ -210,6 +209,7 @@ class Discovery:
         """Leave no trace."""
         if self._original is not None:
             _Module.__call__, self._original = self._original, None
+            self.thread = 0
         self._seen = WeakKeyDictionary()
 
     @property
@@ -263,7 +263,7 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 def _looked_at(discovery: Discovery, original: Any) -> Any:  # noqa: ANN401
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
-        if _is_compiling() or not discovery.armed:
+        if _is_compiling() or discovery.thread != get_ident():
             return original(self, *args, **kwargs)
         _Module.__call__ = original
         _keep_from_dynamo(original)

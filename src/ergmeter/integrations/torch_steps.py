@@ -37,6 +37,10 @@ _IN_PARTS = "what is trained is spread over several models, each called by itsel
 _is_compiling = torch.compiler.is_compiling
 
 
+def _say_nothing(*_step: object) -> None:
+    """No training is seen."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """What an optimizer ended: a step, or its part of one."""
@@ -84,7 +88,7 @@ class Loop:
         self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
         self._members: dict[int, ref[Optimizer]] = {}
         self._root: Root | None = None  # the first of them
-        self._say: Callable[..., None] = lambda *_: None
+        self._say: Callable[..., None] = _say_nothing
         self._told: dict[str, Any] = {}  # logged within the step under way
         self._only = 0  # the one member's id, if there is one: all but a few loops
         self._round: set[int] = set()
@@ -114,33 +118,24 @@ class Loop:
         if self.off or _is_compiling():
             return
         end_ns = time.monotonic_ns()
+        root = self._root
         try:
-            if id(optimizer) == self._only and self._is_quick():
-                root = self._roots[0]
+            if (
+                id(optimizer) == self._only
+                and root is not None
+                and root.start_ns is not None
+                and not (root.unknown or root.aside or root.on_device is not None)
+                and not (self._waits or self._told or self._newcomers or self.discovery.thread)
+            ):  # nothing to do but to tell it, as of all steps but a few
                 counts, root.counts = root.counts, []
-                self._say(root.start_ns, end_ns, counts, root.micro_steps)
-                root.start_ns, root.micro_steps, self._end_ns = None, 0, end_ns
+                self._say(root.start_ns, end_ns, counts, len(counts))
+                root.start_ns, self._end_ns = None, end_ns
             elif self.training is None and self._is_told():
                 self._resolved(optimizer)
             else:
                 self._stepped(optimizer, end_ns)
         except Exception as error:  # noqa: BLE001  never break training
             self.fail(error)
-
-    def _is_quick(self) -> bool:
-        """Whether there is nothing to do but to tell the step: so in all but a few."""
-        root = self._root
-        return not (
-            root is None
-            or root.start_ns is None
-            or root.is_unknown
-            or root.aside is not None
-            or root.on_device is not None
-            or self._newcomers
-            or self._waits
-            or self._told
-            or self.discovery.armed
-        )
 
     def _stepped(self, optimizer: Optimizer, end_ns: int) -> None:
         training = self.training
@@ -175,7 +170,7 @@ class Loop:
         root = self._root_of(optimizer)
         began_ns = root.start_ns if root is not None else None
         before = [one.piece for one in self._newcomers if one.optimizer() is optimizer]
-        if before or all(one() is None for one in self._members.values()):
+        if before or not self._members:
             self._begin(optimizer, before, end_ns)
         elif root in self._roots or began_ns is None or began_ns < self._end_ns:
             self._join(optimizer)  # of the same model, or of the same batch
@@ -194,7 +189,7 @@ class Loop:
             self._roots.append(root)
             if self.training is not None:
                 self.training.in_parts(_IN_PARTS)
-        self._members[id(optimizer)] = ref(optimizer)
+        self._enter(optimizer)
         self._only = 0
 
     def _root_of(self, optimizer: Optimizer) -> Root | None:
@@ -232,7 +227,8 @@ class Loop:
         self._root = root
         self._told = told
         self._say = training.stepped
-        self._members = {id(optimizer): ref(optimizer, self._gone)}
+        self._members = {}
+        self._enter(optimizer)
         self._only = id(optimizer)
         self._round = {id(optimizer)}
         piece = self._piece(end_ns)
@@ -248,8 +244,15 @@ class Loop:
         """The model to describe, if it is all of what is trained."""
         return root.module() if root is not None and root.is_whole else None
 
-    def _gone(self, _optimizer: object) -> None:
-        self._only = 0  # another one may get its id
+    def _enter(self, optimizer: Optimizer) -> None:
+        number, members = id(optimizer), self._members
+
+        def gone(_dead: object) -> None:  # and another one may get its id
+            members.pop(number, None)
+            if self._only == number:
+                self._only = 0
+
+        members[number] = ref(optimizer, gone)
 
     def end(self) -> None:
         """The training that was seen is over."""
@@ -272,6 +275,7 @@ class Loop:
             root.active = False
         self._roots, self._members, self._round, self._newcomers = [], {}, set(), []
         self._root = None
+        self._say = _say_nothing
         self._told = {}
         self._only = 0
         self.eval_ns = self._eval_fetch = None

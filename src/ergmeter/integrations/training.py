@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from weakref import ref
 
 from ergmeter.integrations.batches import Counts, counted
 from ergmeter.integrations.fetching import Fetch, now_on
@@ -67,7 +68,7 @@ class Training:
         self._given = meter
         self.meter: Meter | None = None
         self.failed = False
-        self._model: object = None
+        self._model: Callable[[], object] = _nothing  # not held: its memory is the program's
         self._shifts = True
         self._start_ns: int | None = None
         self._counts: list[Counts] = []
@@ -101,7 +102,7 @@ class Training:
         assert self.meter is not None
         if self.meter not in others:
             self.meter.start()
-        self._model = model
+        self._model = _weakly(model)
         self._shifts = _shifts_labels(model)
         self._index = first_step
         assert self.meter._handover is not None
@@ -202,7 +203,7 @@ class Training:
     @_guarded
     def in_parts(self, why: str) -> None:
         """What was begun with is not all of the model: its FLOPs are not those of a step."""
-        self._model, self._no_flops = None, why
+        self._model, self._no_flops = _nothing, why
 
     @_guarded
     def step_cancelled(self) -> None:
@@ -351,19 +352,21 @@ class Training:
         if meter is None or meter._handover is None:
             return
         try:
-            meter._handover.describe(training=training_identity(self._model))
-            if self._model is not None:
-                meter.describe(self._model, seq_len=length or None)
+            model = self._model()
+            meter._handover.describe(training=training_identity(model))
+            if model is not None:
+                meter.describe(model, seq_len=length or None)
         except Exception as error:  # noqa: BLE001  never break training
             self._fail(error)
 
     def _describe_again(self) -> None:
         """With the length that sequences had on average, as attention counts it."""
-        if not self._computed or self._model is None or self.meter is None:
+        model = self._model()
+        if not self._computed or model is None or self.meter is None:
             return
         length = self._squares / self._computed
         if abs(length - self._told_length) > _LENGTHS_ALIKE_FRAC * self._told_length:
-            self.meter.describe(self._model, seq_len=max(1, round(length)))
+            self.meter.describe(model, seq_len=max(1, round(length)))
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
@@ -415,6 +418,18 @@ def _with_logged(step: Step, logged: Mapping[str, Any]) -> Step:
         learning_rate=first(_RATES, step.learning_rate),
         grad_norm=first(_NORMS, step.grad_norm),
     )
+
+
+def _nothing() -> None:
+    """There is no model, as far as is known."""
+
+
+def _weakly(model: object) -> Callable[[], object]:
+    """The model as long as the program has it."""
+    try:
+        return ref(model)
+    except TypeError:  # a tree of arrays
+        return lambda: model
 
 
 def _shifts_labels(model: object) -> bool:

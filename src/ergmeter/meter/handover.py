@@ -20,6 +20,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
+from ergmeter.runlog.meeting import own_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,8 +82,9 @@ class HandOver:
         self._ending: Mark | None = None
         self._finished = False
         self._paused = False
-        # Called before steps are taken: whoever holds some back until their tokens are known.
-        self.sources: list[Callable[[], None]] = []
+        # Called before steps are taken: whoever holds some back until their tokens are known. At
+        # the end, with wait=True, they are waited for.
+        self.sources: list[Callable[..., None]] = []
 
     @property
     def run(self) -> Path:
@@ -149,9 +151,9 @@ class HandOver:
             if not self._finished:
                 self._flush(samples=samples)
 
-    def _flush(self, *, samples: bool) -> None:
+    def _flush(self, *, samples: bool, wait: bool = False) -> None:
         for source in self.sources:
-            self._guarded(source)
+            self._guarded(partial(source, wait=wait))
         # The samples first: a process killed in between has no steps that nothing was read for.
         steps = [self.steps.popleft() for _ in range(len(self.steps))]
         if samples:
@@ -170,7 +172,7 @@ class HandOver:
                 self.marks.append(Mark(time.monotonic_ns(), "ticks_missed", f"{probe}: {ticks}"))
             if self._ending is not None:
                 self.marks.append(self._ending)
-            self._flush(samples=True)
+            self._flush(samples=True, wait=True)
             self._guarded(self._write_own_cost)
             self._write_marks()  # what went wrong just now
             self._writer.mark(Mark(time.monotonic_ns(), "closed"))
@@ -280,7 +282,7 @@ class HandOver:
     def _ask_rank(self) -> None:
         """Ask while there is somebody to ask: at the end of a program its process group is gone."""
         if self._rank is None:
-            given = _framework_rank()
+            given = own_rank()
             self._given_rank = self._given_rank if given is None else given
 
     def _rank_now(self) -> int:
@@ -301,13 +303,3 @@ class HandOver:
 def own_id(writer: str) -> str:
     """The device under which a writer's own cost is written."""
     return f"ergmeter:{writer}"
-
-
-def _framework_rank() -> int | None:
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    try:
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            return int(distributed.get_rank())
-    except (AttributeError, RuntimeError, ValueError):
-        pass  # half imported, or the group was destroyed between two questions
-    return None

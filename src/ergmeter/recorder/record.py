@@ -123,6 +123,7 @@ def record(request: Request) -> Recording:
         nothing = unrecognised(reader, why)
         if nothing is not None:
             meter.record(nothing)
+    shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
     meter.close(_ended(code))
     while late := signal.sigpending() & _WAITED:
         signal.sigwait(late)  # meant for a command that has ended

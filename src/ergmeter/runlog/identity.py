@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.runlog.liveness import boot_id, started_s
+from ergmeter.runlog.meeting import agreed
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def launched_group() -> str | None:
     Only to find the run directory together: a process's rank is asked of its framework, later.
     """
     if int(os.environ.get("WORLD_SIZE") or 1) < 2:
-        return None
+        return agreed("ergmeter/run")  # ranks that were spawned: no environment tells them
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     parts = [os.environ.get(name, "") for name in (*names, *_JOB_VARIABLES)]
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:

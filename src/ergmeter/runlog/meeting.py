@@ -26,6 +26,19 @@ def world_size() -> int:
     return 1
 
 
+def own_rank() -> int | None:
+    """This process's number in its group; None where there is no group, or no more."""
+    try:
+        distributed = _distributed()
+        if distributed is not None:
+            return int(distributed.get_rank())
+        if _jax_client() is not None:
+            return int(sys.modules["jax"].process_index())
+    except (AttributeError, RuntimeError, ValueError):
+        pass  # the group was destroyed between two questions
+    return None
+
+
 def agreed(name: str) -> str | None:
     """A word that all processes of this group are told and those of no other; None if alone."""
     if world_size() < 2:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from torch import nn
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.torch_loop import Watched, watch
+from ergmeter.integrations.torch_steps import Loop
+from ergmeter.integrations.training import Training
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
 
@@ -61,7 +65,7 @@ def test_the_model_and_the_optimizer_are_found_out(watching: Callable[..., Watch
     other, model = Small(), Small()
     optimizer = sgd(model)
     for _ in range(3):
-        other(ids())  # trains nothing here
+        other(torch.zeros(1, 5, dtype=torch.long))  # is not trained
         model(ids()).sum().backward()
         optimizer.step()
     found = steps(watched)
@@ -86,16 +90,20 @@ def test_a_step_that_a_scaler_skips_counts_with_the_next(watching: Callable[...,
 
 
 def test_a_model_that_was_compiled_in_place_is_seen(watching: Callable[..., Watched]) -> None:
-    model = Small()
-    model.compile(backend="eager")
+    model, compiled = Small(), []
+
+    def backend(graph: Any, _given: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    model.compile(backend=backend)
     optimizer = sgd(model)
     watched = watching(model, optimizer)
     for _ in range(3):
         model(ids()).sum().backward()
         optimizer.step()
     assert steps(watched)["tokens_computed"].tolist() == [ROWS * LENGTH] * 3
-    assert model._compiled_call_impl is not None  # and is compiled still
-    model(ids())
+    assert len(compiled) == 1  # and once only
 
 
 def test_what_is_recomputed_for_the_backward_pass_is_counted_once(
@@ -166,6 +174,35 @@ def test_a_loss_is_kept_with_its_step(watching: Callable[..., Watched]) -> None:
         optimizer.step()
         watched.logged(loss=float(number))
     assert steps(watched)["loss"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_an_optimizer_where_a_dead_one_was_begins_a_training_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Training] = []
+
+    def make() -> Training:
+        made.append(Training(out=tmp_path / f"run{len(made)}", probes=[]))
+        return made[-1]
+
+    monkeypatch.setattr("ergmeter.integrations.torch_steps.id", lambda _: 7, raising=False)
+    loop = Loop(make)
+    for _ in range(2):
+        model = Small()
+        optimizer = sgd(model)
+        loop.optimizer_made(optimizer)
+        for _ in range(3):
+            model(ids()).sum().backward()
+            loop.stepped(optimizer)
+        was, trained = ref(optimizer), ref(model)
+        del optimizer, model
+        assert was() is None
+    loop.stop()
+    gc.collect()
+    assert trained() is None  # nobody holds on to what the program has let go
+    for number in range(2):
+        rows = Run.open(tmp_path / f"run{number}").steps()
+        assert rows["tokens_computed"].tolist() == [ROWS * LENGTH] * 3
 
 
 def test_what_is_no_model_or_optimizer_is_refused() -> None:
