@@ -121,48 +121,10 @@ def _with(options: list[Any]) -> Callable[[Any], Any]:
     return add
 
 
-SCRIPT = "calculate_training_metrics.py"
+_SCRIPT = "calculate_training_metrics.py"
 
 
-class _Command(click.Command):
-    """Goes by the script's name, in its help and its errors, where it was called as the script."""
-
-    is_script = False
-
-    def make_context(
-        self,
-        info_name: str | None,
-        args: list[str],
-        parent: click.Context | None = None,
-        **extra: Any,  # noqa: ANN401  click's own
-    ) -> click.Context:
-        if not self.is_script or parent is None:
-            return super().make_context(info_name, args, parent, **extra)
-        extra.setdefault("help_option_names", parent.help_option_names)
-        extra.setdefault("max_content_width", parent.max_content_width)
-        with _errors_of_script():
-            return super().make_context(SCRIPT, args, None, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  as click has it
-        if not self.is_script:
-            return super().invoke(ctx)
-        with _errors_of_script():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _errors_of_script() -> Iterator[None]:
-    from ergmeter.errors import ErgmeterError
-
-    try:
-        yield
-    except (click.UsageError, ErgmeterError) as error:
-        said = error.format_message() if isinstance(error, click.UsageError) else str(error)
-        click.echo(f"{SCRIPT}: {said}", err=True)
-        raise click.exceptions.Exit(error.exit_code) from error
-
-
-@click.command(cls=_Command)
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("earlier", nargs=-1, metavar="[FILES]...")
 @_with([*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT])
 def command(
@@ -202,10 +164,9 @@ def command(
 
 def main() -> None:
     """Entry point of `calculate_training_metrics.py`."""
-    from ergmeter.cli.main import main as erg
+    from ergmeter.cli.main import main as run
 
-    _Command.is_script = True
-    erg(["analyze", *sys.argv[1:]])
+    run(command=command, program=_SCRIPT)
 
 
 def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import UsageError
 from ergmeter.flops.conventions import EXACT
 from ergmeter.neuron.cache import Choice
 from ergmeter.neuron.score import Baseline
@@ -77,10 +77,4 @@ def check_model(path: str) -> None:
         raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")
     from ergmeter.flops.source import read_model  # noqa: PLC0415  the engine, for a hub's name
 
-    try:
-        read_model(path)
-    except FormatError as error:
-        # What begins with the name is that nothing is there; a damaged file has its own path.
-        if str(error).startswith(f"{path}:"):
-            raise UsageError(str(error)) from error
-        raise
+    read_model(path)
