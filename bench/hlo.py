@@ -5,16 +5,13 @@ process, imports included, and its memory is the sum of the peaks of all its pro
 
 The plain way parses each file with XLA's full schema under upb and adds up the dots and the
 kernels' `mac_count` over all computations. It does less than ours: it knows no loops, calls,
-convolutions or branches. The cache and the single files are made by bench/hlo_cache.py, once.
+convolutions or branches. Both ways are in bench/hlo_worker.py. The cache and the single files are
+made by bench/hlo_cache.py, once.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-import binascii
-import json
-import math
 import os
 import statistics
 import subprocess
@@ -22,16 +19,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 
 import tables
+from hlo_worker import paths_in
 
 ROUNDS = 3
+WORKER = Path(__file__).with_name("hlo_worker.py")
 POLL_S = 0.05  # the kernel keeps the peaks; to ask it often would be a load of its own
 PURE = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
 UNCOMPILED = {"ERGMETER_COMPILED": "0"}
@@ -55,61 +52,6 @@ FILES = {
 HEADER = ("way", "wall s", "range s", "CPU s", "MB/s", "times as fast", "by CPU", "peak MB")
 
 
-def plain_macs(data: bytes, module_class: Any) -> int:  # noqa: ANN401
-    """Dots and kernels of all computations, as a script does that knows no more."""
-    total = 0
-    for computation in module_class.FromString(data).computations:
-        rows = {row.id: row for row in computation.instructions}
-        for row in computation.instructions:
-            if row.opcode == "dot":
-                left = rows[row.operand_ids[0]].shape.dimensions
-                axes = row.dot_dimension_numbers.lhs_contracting_dimensions
-                total += math.prod(row.shape.dimensions) * math.prod(left[axis] for axis in axes)
-            elif row.custom_call_target == "AwsNeuronCustomNativeKernel":
-                total += _mac_count(row.backend_config)
-    return total
-
-
-def _mac_count(config: bytes) -> int:
-    try:
-        return int(json.loads(base64.b64decode(config))["mac_count"])
-    except (binascii.Error, ValueError, KeyError):
-        return 0
-
-
-def plain_file(path: Path) -> int:
-    """A file by the plain way."""
-    import gzip
-
-    import hlo_schema
-
-    module_class = plain_classes.setdefault("module", None) or hlo_schema.module_class()
-    plain_classes["module"] = module_class
-    data = path.read_bytes()
-    return plain_macs(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data, module_class)
-
-
-plain_classes: dict[str, Any] = {}
-
-
-def worker(way: str, processes: int, memo: str, paths: Sequence[Path]) -> int:
-    """In a process of its own: count, once."""
-    if way == "whole":
-        if processes == 1:
-            return sum(map(plain_file, paths))
-        ordered = sorted(paths, key=lambda path: -path.stat().st_size)
-        with ProcessPoolExecutor(processes) as pool:
-            return sum(pool.map(plain_file, ordered, chunksize=4))
-    from ergmeter.hlo import count_files
-
-    total = 0
-    for found in count_files(paths, processes=processes, memo=Path(memo) if memo else None):
-        if found.count is None:
-            raise RuntimeError(f"{found.path}: {found.error}")
-        total += found.count.macs
-    return total
-
-
 class Took(NamedTuple):
     """What one run of a way took and found."""
 
@@ -122,7 +64,7 @@ class Took(NamedTuple):
 def measured(way: str, paths: Path, memo: str = "") -> Took:
     """One run of a way, in a process of its own."""
     kind, processes, environment = WAYS[way]
-    command = [sys.executable, __file__, "--worker", kind, str(processes), memo, str(paths)]
+    command = [sys.executable, str(WORKER), kind, str(processes), memo, str(paths)]
     before = time.perf_counter()
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, env={**os.environ, **environment}, stdout=said)
@@ -160,11 +102,6 @@ def _watch(pid: int, peaks: dict[int, int], done: threading.Event) -> None:
             for line in status.splitlines():
                 if line.startswith("VmHWM:"):
                     peaks[each.pid] = max(peaks.get(each.pid, 0), int(line.split()[1]) * 1024)
-
-
-def paths_in(root: Path) -> list[Path]:
-    """A file, or the modules below a folder."""
-    return [root] if root.is_file() else sorted(root.rglob("*.pb"))
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -234,10 +171,6 @@ def note(seen: dict[str, list[Took]]) -> str:
 
 def main() -> None:
     """Entry point."""
-    if sys.argv[1:2] == ["--worker"]:
-        kind, processes, memo, root = sys.argv[2:]
-        print(worker(kind, int(processes), memo, paths_in(Path(root))))
-        return
     tables.run(bench, tables.parser(__doc__).parse_args())
 
 

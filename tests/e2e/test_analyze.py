@@ -8,13 +8,16 @@ by hand in docs/flops.md, 224.04 by the original. The cache holds two graphs: on
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ergmeter.views.analyze import score_section
 from tests.e2e.conftest import ERG, PYTHON, Lab
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
+from tests.unit.neuron.test_agreement import megatron
 
 DATA = Path(__file__).parents[1] / "data"
 MODEL = DATA / "configs" / "llama-3.1-8b.json"
@@ -232,9 +235,39 @@ def test_a_loss_that_is_no_number_is_counted(example: Lab) -> None:
     out, _ = analyze(example, WAYS[0], *options)
     found = written(example, "out.json")["log_metrics"]
     assert (found["losses"]["count"], found["losses"]["not_finite"]) == (19, 1)
-    assert "  Without a number: 1 of 20 lines (nan, inf or not printed)" in out
+    assert (found["losses"]["first_not_finite_step"], found["losses"]["not_printed"]) == (10, 0)
+    assert "  Not a number (nan or inf): 1 of 20 printed, first at step 10\n" in out
     assert found["timestamps"]["file_modification"].startswith("20")
     assert "log file: 2.00 seq/s\n  1216 sequences in 608 s by the progress bar\n" in out
+
+
+def test_a_log_of_other_sequences_than_the_yaml_s_makes_the_figures(example: Lab) -> None:
+    # 128 sequences of 2048 in 5 s a step; the YAML says 64 of 4096.
+    head = ["  seq_length ......... 2048", "  global_batch_size .......... 128"]
+    lines = [megatron(10 * step) for step in range(1, 9)]
+    (example.path / "other.log").write_text("\n".join(head + lines) + "\n")
+    out, _ = analyze(example, WAYS[0], "--log-file", "other.log", "--output", "a.json")
+    found = written(example, "a.json")
+    assert (found["sequence_length"], found["sequence_length_from"]) == (2048, "the log")
+    assert (found["batch_size"], found["batch_size_from"]) == (128, "the log")
+    assert found["time_per_batch_seconds"] == pytest.approx(5.0)
+    assert "  Batch size: 128 (the log's)\n  Sequence length: 2048 (the log's)\n" in out
+    asked = ("--throughput", "25.6", "--seq-len", "2048", "--batch-size", "128", "--json")
+    same = json.loads(analyze(example, WAYS[0], *asked)[0])
+    assert found["mfu_percent"] == pytest.approx(same["mfu_percent"])
+    assert (same["sequence_length_from"], same["batch_size_from"]) == ("--seq-len", "--batch-size")
+    said = [one["text"] for one in found["findings"] if one["about"] == "log_disagrees"]
+    assert len(said) == 2
+
+
+def test_losses_that_are_all_nan_are_said(example: Lab) -> None:
+    log = example.path / "train.log"
+    log.write_text(re.sub(r"reduced_train_loss=[\d.]+", "reduced_train_loss=nan", log.read_text()))
+    options = ("--log-file", "train.log", "--compile-dir", "cache", "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], *options)
+    said = "Loss Statistics:\n  Not a number (nan or inf): 20 of 20 printed, first at step 1\n"
+    assert said in out
+    assert written(example, "out.json")["log_metrics"]["losses"]["average"] is None
 
 
 def test_graphs_are_chosen_by_the_log_and_weighted_by_their_runs(example: Lab) -> None:
@@ -290,3 +323,81 @@ def test_outputs_of_both_kinds_are_compared(example: Lab) -> None:
     shown = example.run(ERG, "analyze", "--compare", "a.json", "b.json", "c.json").stdout.decode()
     assert "mean of 2" in shown
     assert example.run(ERG, "analyze", "--compare", "a.json").returncode == 2
+
+
+def test_the_script_calls_itself_by_its_own_name(lab: Lab) -> None:
+    done = lab.run(*WAYS[1], "--help")
+    assert done.returncode == 0
+    assert done.stdout.decode().startswith("Usage: calculate_training_metrics.py [OPTIONS]")
+    for arguments, said in (
+        (("--batch",), "calculate_training_metrics.py: No such option"),
+        ((), "calculate_training_metrics.py: the training's YAML is needed"),
+    ):
+        done = lab.run(*WAYS[1], *arguments)
+        assert done.returncode == 2
+        assert done.stderr.decode().startswith(said)
+        assert "erg" not in done.stderr.decode()
+
+
+def test_compat_says_where_it_looked_for_graphs(lab: Lab) -> None:
+    options = ("--compat", "--throughput", "2", "--compile-dir", "nowhere", "--output", "a.json")
+    out, _ = analyze(lab, WAYS[0], *options)
+    assert "Found 0 HLO files" in out
+    said = " ".join(out.partition("Worth knowing:")[2].split())
+    assert said.startswith("- no HLO found: looked in nowhere, which does not exist, for *.hlo_mod")
+    (finding,) = written(lab, "a.json")["findings"]
+    assert finding["about"] == "no_hlo"
+    assert written(lab, "a.json")["nki_analysis"]["summary"]["total_files"] == 0
+
+
+# The guide's own lines, in the order that the original prints its sections.
+BREAKDOWN = """Training Score Breakdown:
+==================================================
+MFU improvement: 1.2000 (50.00% → 60.00%)
+Throughput improvement: 1.5000 (100.00 → 150.00 seq/s)
+Loss improvement: 1.2000
+Convergence rate improvement: 1.1000
+NKI flop ratio: 0.1500
+==================================================
+Final Training Score: 2.7324"""
+COMPAT_LABELS = [
+    "=" * 60, "LOG FILE METRICS SUMMARY", "=" * 60, "Log file: ",
+    "Training Steps:", "  Total steps recorded: ", "  First step: ", "  Last step: ",
+    "Throughput Statistics:", "  Average: ", "  Min: ", "  Max: ", "  Number of measurements: ",
+    "Loss Statistics:", "  Average: ", "  Min: ", "  Max: ", "  First loss: ", "  Last loss: ",
+    "Using average throughput from log file: ",
+    "Calculating metrics with:", "  Model config: ", "  Batch size: ", "  Sequence length: ",
+    "  Throughput: ", "  Hardware: ", "  Nodes: ",
+    "Searching for HLO files in ", "Found 4 HLO files", "Analyzing: ", "Analyzing: ",
+    "-" * 120, "File Name", "-" * 120, "model.hlo_module.pb", "-" * 120,
+    "Per-file Score Statistics:", "  Average Score: ", "  Min Score: ", "  Max Score: ",
+    "Training Score Breakdown:", "=" * 50, "MFU improvement: ", "Throughput improvement: ",
+    "Loss improvement: ", "Convergence rate improvement: ", "NKI flop ratio: ", "=" * 50,
+    "Final Training Score: ",
+    "=" * 50, "TRAINING METRICS SUMMARY", "=" * 50, "MFU: ", "TFLOPs/second: ",
+    "NKI Analysis Summary:", "  Files analyzed: ", "  Overall NKI Ratio: ",
+    "  Average NKI Ratio: ", "  Min NKI Ratio: ", "  Max NKI Ratio: ",
+    "Metrics saved to: ",
+]  # fmt: skip
+
+
+def test_compat_prints_the_original_s_sections_and_labels_in_their_order(example: Lab) -> None:
+    out, _ = analyze(example, WAYS[1], *FULL, "--compat")
+    lines = iter(out.splitlines())
+    for label in COMPAT_LABELS:
+        assert any(line.startswith(label) for line in lines), label
+    head = next(line for line in out.splitlines() if line.startswith("File Name"))
+    widths = f"{'File Name':<40} {'Module':<{len(FIRST)}} {'HLO MACs':>15} {'NKI MACs':>15}"
+    assert head == f"{widths} {'NKI Ratio':>10} {'Score':>10}"
+    assert f"{'model.hlo_module.pb':<40} ERROR: " in out
+
+
+def test_the_guide_s_score_is_printed_as_the_guide_has_it() -> None:
+    # MFU 60 % against 50, 150 sequences/s against 100: the guide's example.
+    parts = {
+        "base_mfu": 50.0, "base_throughput": 100.0, "achieved_mfu": 60.0,
+        "achieved_throughput": 150.0, "mfu_improvement": 1.2, "throughput_improvement": 1.5,
+        "nki_flop_ratio": 0.15, "loss_improvement": 1.2, "convergence_rate": 1.1,
+    }  # fmt: skip
+    document = {"training_score_breakdown": parts, "training_score": 1.2 * 1.5 * 1.2 * 1.1 * 1.15}
+    assert "\n".join(score_section(document)).strip() == BREAKDOWN

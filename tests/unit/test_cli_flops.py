@@ -79,7 +79,7 @@ def test_a_decoding_step_has_bytes_to_move(erg: Erg, config: Path) -> None:
         (("flops", "hidden=64,layers=2", "--seq-len", "8"), 2, "heads, ffn, vocab are missing"),
         (("flops", TYPED + ",type=lama", "--seq-len", "8"), 2, "'lama' is not known"),
         (("flops", TYPED.replace("4096", "-1"), "--seq-len", "8"), 2, "hidden must be at least 1"),
-        (("flops", "acme/Llama-9B", "--seq-len", "8"), 1, "hf download acme/Llama-9B config.json"),
+        (("flops", "acme/Llama-9B", "--seq-len", "8"), 2, "hf download acme/Llama-9B config.json"),
         (("flops", "{config}", "--seq-len", "8", "--weights-dtype", "nf4"), 2, "out of training"),
         (("report", "x", "--lengths", "8"), 2, "pass --model-config"),
         (("flops", "{config}", "--seq-len", "8", "--convention", "plam"), 2, "no convention"),

@@ -121,7 +121,10 @@ def _with(options: list[Any]) -> Callable[[Any], Any]:
     return add
 
 
-@click.command()
+_SCRIPT = "calculate_training_metrics.py"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("earlier", nargs=-1, metavar="[FILES]...")
 @_with([*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT])
 def command(
@@ -161,9 +164,9 @@ def command(
 
 def main() -> None:
     """Entry point of `calculate_training_metrics.py`."""
-    from ergmeter.cli.main import main as erg
+    from ergmeter.cli.main import main as run
 
-    erg(["analyze", *sys.argv[1:]])
+    run(command=command, program=_SCRIPT)
 
 
 def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -> dict[str, Any]:

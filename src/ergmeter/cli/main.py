@@ -10,6 +10,7 @@ import importlib
 import keyword
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import click
@@ -97,19 +98,22 @@ def cli(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Entry point of the `erg` command."""
+def main(
+    arguments: list[str] | None = None, *, command: click.Command = cli, program: str = "erg"
+) -> None:
+    """Entry point of the `erg` command, or of one command that goes by a name of its own."""
+    say = partial(_tell, program)
     try:
-        result: Any = cli.main(args=arguments, prog_name="erg", standalone_mode=False)
+        result: Any = command.main(args=arguments, prog_name=program, standalone_mode=False)
     except click.exceptions.Exit as done:
         result = done.exit_code
     except click.Abort:
         result = 130
     except click.ClickException as error:
-        _say(error.format_message())
+        say(error.format_message())
         result = 2 if isinstance(error, click.UsageError) else error.exit_code
     except ErgmeterError as error:
-        _say(str(error))
+        say(str(error))
         result = error.exit_code
     except KeyboardInterrupt:
         result = 130
@@ -119,10 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
         result = 141
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
-        _say(f"the system refused{where}: {error.strerror or error}")
+        say(f"the system refused{where}: {error.strerror or error}")
         result = 1
     sys.exit(result if isinstance(result, int) else 0)
 
 
-def _say(message: str) -> None:
-    click.echo(f"erg: {message}", err=True)
+def _tell(program: str, message: str) -> None:
+    click.echo(f"{program}: {message}", err=True)

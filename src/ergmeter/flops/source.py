@@ -91,7 +91,7 @@ def _downloaded(name: str) -> Config:
         found = None
     if found is None or not found.is_file():
         local = name.rpartition("/")[2]
-        raise FormatError(
+        raise UsageError(
             f"{name}: no such file, and no config.json of it in the local cache; fetch it with"
             f" `hf download {name} config.json --local-dir {local}` and pass {local}"
         )

@@ -59,6 +59,7 @@ KINDS = {
         QUIET,
     ),
 }
+QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)
 
 
 class Places(Protocol):

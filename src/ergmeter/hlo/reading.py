@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import PluginError
 from ergmeter.hlo import compiled, protobuf
-from ergmeter.hlo.lines import PlainParser, idle_computation, index
+from ergmeter.hlo.lines import idle_computation, index
 from ergmeter.hlo.module import (
     MODULE_COMPUTATION,
     MODULE_ENTRY_ID,
@@ -22,11 +22,12 @@ from ergmeter.hlo.module import (
     Computations,
     Module,
 )
+from ergmeter.hlo.plain import PlainParser
 from ergmeter.hlo.wire import Buffer, Fields, Malformed, integer, message, span, spans, text
 
 if TYPE_CHECKING:
-    from ergmeter.hlo.lines import Parser
     from ergmeter.hlo.module import Computation
+    from ergmeter.hlo.plain import Parser
 
 READERS = ("compiled", "protobuf", "python")
 _NEEDS = {
@@ -38,11 +39,14 @@ _NEEDS = {
 def read(data: Buffer, *, reader: str | None = None) -> Module:
     """Index the module in `data`, an HloModuleProto or an HloProto around one."""
     library = _library() if reader in (None, "compiled") else None
+    found = library.module(data) if library else None
+    if found:
+        return found
+    # Not before: to load protobuf takes as long as a dozen files take the compiled reader.
     parser = protobuf.parser() if reader in (None, "protobuf") else None
     if (reader == "compiled" and not library) or (reader == "protobuf" and not parser):
         raise PluginError(f"no {reader} HLO reader here: it needs {_NEEDS[reader]}")
-    found = library.module(data) if library else None
-    return found or _parsed(data, parser)
+    return _parsed(data, parser)
 
 
 def _parsed(data: Buffer, parser: Parser | None) -> Module:
@@ -50,8 +54,8 @@ def _parsed(data: Buffer, parser: Parser | None) -> Module:
     places = spans(fields, MODULE_COMPUTATION)
     if not places:
         raise Malformed("it has no computations", start)
-    plain = PlainParser()
-    listed = [index(data, place, parser or plain, plain) for place in places]
+    every = (parser or PlainParser()).parsed(data, places)
+    listed = [index(data, place, one) for place, one in zip(places, every, strict=True)]
 
     def make(number: int) -> Computation:
         return listed[number].computation or idle_computation(data, places[number])

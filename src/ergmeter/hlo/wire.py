@@ -102,11 +102,16 @@ def message(data: Buffer, start: int, end: int) -> Fields:
     grow.
     """
     found: Fields = {}
+    value: int | Span | None
     at = last = start
     try:
         while at < end:
             last = at
-            number, value, at = field(data, at)
+            tag = data[at]
+            if tag & 0x87 == _BYTES < tag and (size := data[at + 1]) < 0x80:  # as in nearly all
+                number, value, at = tag >> 3, (at + 2, at + 2 + size), at + 2 + size
+            else:
+                number, value, at = field(data, at)
             if value is None:
                 continue
             if number in found:

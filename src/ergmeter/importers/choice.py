@@ -37,8 +37,11 @@ class Chosen:
     lines: Iterator[Line]
 
 
-def chosen(log: LogFile, *, format: str | None, options: dict[str, Any] | None = None) -> Chosen:
-    """The importer of a log. Raises FormatError, with what was looked for, if there is none."""
+def chosen(
+    log: LogFile, *, format: str | None, options: dict[str, Any] | None = None, hint: str = ""
+) -> Chosen:
+    """The importer of a log. Raises FormatError, with what was looked for, if there is none;
+    `hint` is what else can be done where the caller stands."""
     importers = {name: made(name, options or {}) for name in _names(format)}
     log.words = _words_of_all(importers.values())
     lines = log.lines()
@@ -50,7 +53,7 @@ def chosen(log: LogFile, *, format: str | None, options: dict[str, Any] | None =
             settled = _settled(importers, best, line, [*before], lines)
             log.words = _words(settled.importer, settled.recognised)
             return settled
-    raise FormatError(_nothing(log, importers.values()))
+    raise FormatError(_nothing(log, importers.values()) + (f"; {hint}" if hint else ""))
 
 
 def made(name: str, options: dict[str, Any]) -> Importer:
@@ -128,5 +131,5 @@ def _nothing(log: LogFile, importers: Iterable[Importer]) -> str:
     shown = " / ".join(repr(" ".join(text.split())[:60]) for text in log.first_texts)
     return (
         f"{log.path}: no training step recognised in {lines}; looked for {looked}; "
-        f"it begins {shown}; --format NAME chooses a reader"
+        f"it begins {shown}"
     )

@@ -9,6 +9,7 @@ in `steplines`, `reading` and `log`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Literal
 
 from ergmeter.importers.pairs import (
     Pair,
@@ -18,6 +19,8 @@ from ergmeter.importers.pairs import (
     worth_reading,
 )
 from ergmeter.ports import Line
+
+Kind = Literal["step", "evaluation", "other"]
 
 
 class Dialect:
@@ -53,6 +56,13 @@ class Dialect:
     def is_evaluation(self, found: list[Pair], text: str) -> bool:
         """Whether all that it says is about an evaluation."""
         return is_evaluation_line(found, text)
+
+    def read(self, text: str) -> tuple[list[Pair], Kind]:
+        """The figures of a line, and what it tells of."""
+        found = self.pairs(text)
+        if self.is_evaluation(found, text):
+            return found, "evaluation"
+        return found, "step" if self.is_step(found, text) else "other"
 
     def note(self, said: str) -> None:
         """Say what was assumed, once."""

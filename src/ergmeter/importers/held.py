@@ -27,6 +27,7 @@ class Held:
     found: list[Pair]
     drawn: bool = False
     text: str = ""
+    epoch: float | None = None  # that it names
 
     @property
     def t_ns(self) -> int:
@@ -37,11 +38,6 @@ class Held:
     def number(self) -> int | None:
         """The step it names."""
         return self.seen.number
-
-    @property
-    def epoch(self) -> float | None:
-        """The epoch it names."""
-        return next((p.value for p in self.found if p.means.kind == "epoch"), None)
 
     @property
     def says(self) -> frozenset[str]:
@@ -80,23 +76,29 @@ def stamp_in(found: list[Pair]) -> int | None:
     return next((t_ns for t_ns in stamps if t_ns is not None), None)
 
 
-def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int]]:
-    """What a line says about training, its time apart, and its counts by name."""
+def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int], float | None]:
+    """What a line says about training, its time apart, its counts by name, and its epoch."""
     best: dict[str, Pair] = {}
     counts: dict[str, int] = {}
     for pair in found:
-        kind = pair.means.kind
+        means = pair.means
+        kind = means.kind
         if kind == "count":
-            counts.setdefault(pair.means.name, int(pair.value))
-        elif kind not in best or pair.means.rank < best[kind].means.rank:
+            counts.setdefault(means.name, int(pair.value))
+        elif kind not in best or means.rank < best[kind].means.rank:
             best[kind] = pair
-    loss, learning_rate, grad_norm = (
-        best[kind].value if kind in best else None for kind in STEP_FIGURES
-    )
-    seen = Seen(0, loss=loss, learning_rate=learning_rate, grad_norm=grad_norm)
+    seen = Seen(0)
     if "step" in best:
         seen.number = int(best["step"].value)
+    if "loss" in best:
+        seen.loss = best["loss"].value
+    if "learning_rate" in best:
+        seen.learning_rate = best["learning_rate"].value
+    if "grad_norm" in best:
+        seen.grad_norm = best["grad_norm"].value
     if "own_time" in best:
         own_s = best["own_time"].value * best["own_time"].means.scale
         seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
-    return seen, counts
+    if "timestamp" in best:
+        seen.stamp_ns = stamp_in(found)
+    return seen, counts, best["epoch"].value if "epoch" in best else None

@@ -9,8 +9,9 @@ becomes the moment at which the run was made, and the header holds which wall-cl
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ _STREAM = "output"  # where what was seen in a program's output is kept
 _BATCH_ROWS = 10_000
 _BEFORE_FIRST = 1000  # records that wait for the first step, to know when the run began
 _WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
+# dataclasses.replace takes as long as all else that is done here to a record.
+_BESIDE_TIMES = attrgetter(*(one.name for one in fields(Step)[2:]))
 _UNTIMED = (
     "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
     " progress bar with its time); what its lines say is in the table of reported figures"
@@ -79,7 +82,8 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
     """Make a run of a log, or several where it holds several. Raises FormatError for no steps."""
     log = LogFile(request.log, progress=progress)
     options = {"tokens_are": request.tokens_are} if request.tokens_are else {}
-    found = chosen(log, format=request.format, options=options)
+    hint = "" if request.format else "--format NAME chooses a reader"
+    found = chosen(log, format=request.format, options=options, hint=hint)
     runs: list[ImportedRun] = []
     sink = _Sink(request, found.importer.name, number=1)
     for record in found.importer.records(found.lines):
@@ -148,7 +152,8 @@ class _Sink:
         assert writer is not None
         if not self._count:
             self._write(Mark(0, "output_unrecognised", _UNTIMED))
-        self._flush(rows=0)
+        self._flush("steps", self._steps)
+        self._flush("reported", self._reported)
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
@@ -190,20 +195,27 @@ class _Sink:
         assert self._writer is not None
         if isinstance(record, Step):
             start_ns, end_ns = record.start_ns + self._shift_ns, record.end_ns + self._shift_ns
-            self._steps.append(replace(record, start_ns=start_ns, end_ns=end_ns))
+            self._steps.append(Step(start_ns, end_ns, *_BESIDE_TIMES(record)))
             self._last_ns = max(self._last_ns, end_ns)
             self._note_step(record)
+            if len(self._steps) > _BATCH_ROWS:
+                self._flush("steps", self._steps)
         elif isinstance(record, Reported):
-            self._reported.append(replace(record, t_ns=self._shifted(record.t_ns)))
+            t_ns = self._shifted(record.t_ns)
+            self._reported.append(Reported(t_ns, record.name, record.value, record.unit))
+            if len(self._reported) > _BATCH_ROWS:
+                self._flush("reported", self._reported)
         elif isinstance(record, Mark):
             self._writer.mark(replace(record, t_ns=self._shifted(record.t_ns)))
             self._notes.append(record.detail)
-        self._flush(rows=_BATCH_ROWS)
 
     def _shifted(self, t_ns: int) -> int:
         """A time on the run's clock; what was said before there was one is at its beginning."""
-        shifted_ns = max(self._opened_ns, t_ns + self._shift_ns)
-        self._last_ns = max(self._last_ns, shifted_ns)
+        shifted_ns = t_ns + self._shift_ns
+        if shifted_ns < self._opened_ns:
+            shifted_ns = self._opened_ns
+        if shifted_ns > self._last_ns:
+            self._last_ns = shifted_ns
         return shifted_ns
 
     def _note_step(self, step: Step) -> None:
@@ -214,16 +226,11 @@ class _Sink:
             self._first = step.index if self._first is None else self._first
             self._final = step.index
 
-    def _flush(self, *, rows: int) -> None:
+    def _flush(self, table: str, batch: list[Any]) -> None:
         assert self._writer is not None
-        batches: Iterable[tuple[str, list[Any]]] = (
-            ("steps", self._steps),
-            ("reported", self._reported),
-        )
-        for table, batch in batches:
-            if len(batch) > rows:
-                self._writer.write(table, batch, stream=_STREAM)
-                batch.clear()
+        if batch:
+            self._writer.write(table, batch, stream=_STREAM)
+            batch.clear()
 
 
 def _begins_ns(record: Record) -> int:

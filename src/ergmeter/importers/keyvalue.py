@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.counts import TokensAre
-from ergmeter.importers.dialect import Dialect
+from ergmeter.importers.dialect import Dialect, Kind
+from ergmeter.importers.layouts import Layouts
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.pairs import HINTS
+from ergmeter.importers.pairs import HINTS, Pair
 from ergmeter.importers.reading import Reading
 from ergmeter.importers.signatures import of_another
 from ergmeter.ports import Line
@@ -55,4 +56,19 @@ class KeyValueImporter:
 
     def dialect(self) -> Dialect:
         """How its lines are read."""
-        return Dialect()
+        return _AnyLoop()
+
+
+class _AnyLoop(Dialect):
+    def __init__(self) -> None:
+        super().__init__()
+        self._layouts = Layouts()
+
+    def read(self, text: str) -> tuple[list[Pair], Kind]:
+        """As any line is read, or as one like it was."""
+        known = self._layouts.read(text)
+        if known is not None:
+            return known
+        found, kind = super().read(text)
+        self._layouts.learn(text, found, kind)
+        return found, kind

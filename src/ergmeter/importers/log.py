@@ -20,19 +20,30 @@ import numpy as np
 from ergmeter.errors import UsageError
 from ergmeter.importers.choice import chosen
 from ergmeter.importers.columns import Columns, runs_of
+from ergmeter.importers.folding import MOST_ROWS, Printed
 from ergmeter.importers.logfile import LogFile
 from ergmeter.importers.steady import Steady, steady
 from ergmeter.importers.steplines import Told, step_lines
+from ergmeter.importers.tally import Tally
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from ergmeter.importers.dialect import Dialect
     from ergmeter.ports import Importer, Line
     from ergmeter.records import FloatArray
 
+_FEW_ROWS = 1024  # of a run that is not the last, where there are too many rows in all
+_MANY = "{} step lines: {} to a row, so the end of the warm-up is known to so many lines"
+
 
 @dataclass(frozen=True)
 class LogRun:
-    """One run in a log: a row for each step line, NaN where the line did not say."""
+    """One run in a log: a row for each step line, NaN where the line did not say.
+
+    Of a run of more than `MOST_ROWS` lines, a row stands for several: its number, epoch, learning
+    rate and time are those of the last, its other figures their means.
+    """
 
     step: FloatArray
     epoch: FloatArray
@@ -45,10 +56,20 @@ class LogRun:
     samples: FloatArray  # since the row before
     tokens: FloatArray
     rates: dict[str, FloatArray]  # by unit, as printed
+    has_loss: npt.NDArray[np.bool_]  # a loss was printed, `nan` or not
+    lines: FloatArray  # step lines that a row stands for
+    printed: dict[str, Printed]  # loss, grad_norm, step_time_s, and rates by unit: exact sums
+    tally: Tally  # exact counts of steps and losses
     rate_steps: int = 1  # a printed rate is a mean over so many steps
+    of_one_rank: bool = False  # several ranks print: samples and tokens are those of one
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def lines_per_row(self) -> int:
+        """1, unless the run has too many lines for a row each."""
+        return int(self.lines.max(initial=1))
 
     @cached_property
     def period_s(self) -> FloatArray:
@@ -107,13 +128,17 @@ def read_log(
     log = LogFile(path, progress=progress)
     found = chosen(log, format=format)
     notes: list[str] = []
-    runs, began = [], []
+    all_columns: list[Columns] = []
     make = getattr(found.importer, "dialect", None)
     dialect: Dialect | None = make() if make else None
     for columns in runs_of(_told(found.importer, dialect, found.lines)):
-        runs.append(_run(columns, dialect.rate_steps if dialect else 1))
-        notes += columns.notes
-        began += [columns.began] if columns.began else []
+        all_columns.append(columns)
+        _bound(all_columns)
+    runs = [_run(columns, dialect.rate_steps if dialect else 1) for columns in all_columns]
+    notes += [note for columns in all_columns for note in columns.notes]
+    began = [columns.began for columns in all_columns if columns.began]
+    if (many := runs[-1].lines_per_row) > 1:
+        notes.append(_MANY.format(int(runs[-1].lines.sum()), many))
     if dialect is not None:
         notes = [*dialect.notes, *notes]
     if len(runs) > 1:
@@ -130,6 +155,17 @@ def read_log(
         tuple(runs),
         told,
     )
+
+
+def _bound(finished: list[Columns]) -> None:
+    """Keep the rows of all runs but the last within bounds, from the first on."""
+    rows = sum(len(columns) for columns in finished)
+    for columns in finished[:-1]:
+        if rows <= MOST_ROWS:
+            return
+        before = len(columns)
+        columns.shrink(_FEW_ROWS)
+        rows -= before - len(columns)
 
 
 def _told(importer: Importer, dialect: Dialect | None, lines: Iterator[Line]) -> Iterator[Told]:
@@ -149,7 +185,12 @@ def _run(columns: Columns, rate_steps: int) -> LogRun:
         samples=columns.done("samples"),
         tokens=columns.done("tokens_real", "tokens_computed"),
         rates=columns.rates(),
+        has_loss=columns.has_loss(),
+        lines=columns.lines(),
+        printed=columns.printed(),
+        tally=columns.tally,
         rate_steps=rate_steps,
+        of_one_rank=columns.of_one_rank,
     )
 
 

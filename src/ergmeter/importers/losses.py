@@ -19,9 +19,15 @@ class Losses:
         self._since = ""  # where it began
         self._told = 0  # marks
 
+    def is_news(self, loss: float | None) -> bool:
+        """Whether there is something to say about it."""
+        if loss is None or self._told > 1:
+            return False
+        return math.isfinite(loss) == bool(self._since)
+
     def watch(self, t_ns: int, loss: float | None, where: str) -> Iterator[Mark]:
         """Take the loss of the next line, and where in the training that is."""
-        if loss is None or math.isfinite(loss) != bool(self._since) or self._told > 1:
+        if not self.is_news(loss):
             return
         self._told += 1
         if self._since:

@@ -71,8 +71,11 @@ def is_evaluation_line(found: list[Pair], text: str) -> bool:
     kinds = {pair.means.kind for pair in found}
     if not kinds & {"step", "loss", "count", "eval"}:
         return False
-    counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in found)
-    return ("step" not in kinds and counts_its_own) or of_evaluation(text[:MAX_CHARS])
+    if "eval" in kinds and "step" not in kinds:
+        counts_its_own = any(EVALUATION_STEP.fullmatch(pair.means.name) for pair in found)
+    else:
+        counts_its_own = False
+    return counts_its_own or of_evaluation(text[:MAX_CHARS])
 
 
 def is_step_line(found: list[Pair], text: str) -> bool:
@@ -92,7 +95,24 @@ def is_step_line(found: list[Pair], text: str) -> bool:
     return bool(others) or not step.spaced or _ONLY_STEP.fullmatch(text) is not None
 
 
-def _text_pairs(text: str) -> Iterator[Pair]:
+class Field(NamedTuple):
+    """A name with a figure, as they stand in a line, whether or not they mean something."""
+
+    means: Meaning | None
+    printed: str
+    figure: str
+    suffix: str
+    start: int  # of the figure
+    spaced: bool
+
+    @property
+    def value(self) -> float | None:
+        """None if the name means nothing, or the figure does not go with it."""
+        return None if self.means is None else figure_of(self.means, self.figure, self.suffix)
+
+
+def fields_of(text: str) -> Iterator[Field]:
+    """The names with figures that stand in a line of text."""
     for match in _PAIR.finditer(text):
         printed, separator, figure, unit = match.groups()
         start = match.start()
@@ -102,11 +122,14 @@ def _text_pairs(text: str) -> Iterator[Pair]:
         suffix = unit.strip() if unit else ""
         if means is None and printed.lower() == "time" and suffix in SECONDS:
             means = meaning("step_time")  # `time 123.45ms`: with its unit, it is the step's own
-        if means is None:
-            continue
-        value = _value(means, figure, suffix)
-        if value is not None:
-            yield Pair(means, printed, value, spaced=separator.isspace())
+        yield Field(means, printed, figure, suffix, match.start(3), separator.isspace())
+
+
+def _text_pairs(text: str) -> Iterator[Pair]:
+    for field in fields_of(text):
+        value = field.value
+        if field.means is not None and value is not None:
+            yield Pair(field.means, field.printed, value, spaced=field.spaced)
 
 
 def _qualified(before: str, name: str) -> str:
@@ -118,7 +141,7 @@ def _qualified(before: str, name: str) -> str:
     return f"{last} {name}" if last.lower() in _QUALIFIERS else name
 
 
-def _value(means: Meaning, text: str, suffix: str) -> float | None:
+def figure_of(means: Meaning, text: str, suffix: str) -> float | None:
     """The figure in the unit its name has; None with a suffix that does not go with it, as "%"."""
     if means.kind == "step":
         return count(text, suffix) if suffix == "" else None
@@ -166,5 +189,5 @@ def _json_pair(name: str, value: object) -> Pair | None:
     means = meaning(name) if len(name) <= 100 else None
     if means is None or isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
-    figure = _value(means, str(value)[:60], "")
+    figure = figure_of(means, str(value)[:60], "")
     return None if figure is None else Pair(means, name, figure)

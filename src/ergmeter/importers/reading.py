@@ -19,22 +19,23 @@ from ergmeter.importers.counts import (
     taken_back,
 )
 from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.held import STEP_FIGURES, Held, counts_of, is_result, stamp_in
+from ergmeter.importers.held import STEP_FIGURES, Held, counts_of, is_result
 from ergmeter.importers.losses import Losses
 from ergmeter.importers.pairs import Pair
 from ergmeter.importers.seen import Mode
 from ergmeter.importers.spans import Spans
 from ergmeter.importers.stamps import stamp_ns
-from ergmeter.importers.steplines import StepLines, Told
+from ergmeter.importers.steplines import StepLines, Told, one_rank
 from ergmeter.importers.streams import SEVERAL, TWICE, Waiting
 from ergmeter.importers.times import FileClock
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
 
-_ONE_RANK = "of the step lines of several ranks, only those of rank {} are read"
-_ITS_OWN = ": tokens are of one rank"
 _NO_TIME = "{}{} can't be how long a step took: it is left out, and so are others like it"
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
+
+
+_BESIDE_STEP = ("rate", "eval", "own_time")  # figures that become no field of a Step
 
 
 class Reading:
@@ -73,8 +74,10 @@ class Reading:
         for line in self._dialect.joined(lines):
             if line.t_ns is not None:
                 yield from self._tick(line.t_ns)
-            if self._dialect.wanted(line.text):
-                yield from self._read(line)
+            if not self._dialect.wanted(line.text):
+                continue
+            told = self._step_lines.read(line)
+            yield from self._step(line, told) if told.kind == "step" else self._beside(line, told)
         yield from self._finish()
 
     def _say_again(self, t_ns: int) -> Iterator[Record]:
@@ -111,44 +114,45 @@ class Reading:
         if not self._held and not self._waiting and not self._waiting.streams.mixed:
             yield from self._spans.tick(t_ns)
 
-    def _read(self, line: Line) -> Iterator[Record]:
-        told = self._step_lines.read(line)
-        if told.kind == "step":
-            yield from self._step(line, told)
-            return
+    def _beside(self, line: Line, told: Told) -> Iterator[Record]:
+        """A line that is no step."""
         yield from self._say_noted(line)
         if told.kind == "evaluation":
             yield from self._evaluation(line, told.found)
         elif told.kind == "another rank":
-            said = _ONE_RANK.format(self._step_lines.rank)
-            said += "" if self._dialect.counts_all_ranks else _ITS_OWN
+            said = one_rank(self._step_lines.rank, self._dialect)
             yield from self._say(self._now_ns if line.t_ns is None else line.t_ns, said)
         elif told.kind == "other":
             self._evaluated |= any(pair.means.kind == "eval" for pair in told.found)
             self._now_ns = self._now_ns if line.t_ns is None else line.t_ns
             stated = [pair for pair in told.found if not pair.spaced]  # and not prose
-            yield from self._reported(stated, "rate", "eval", "own_time")
+            yield from self._reported(stated, *_BESIDE_STEP)
             yield from self._reported(stated, *STEP_FIGURES)
 
     def _step(self, line: Line, told: Told) -> Iterator[Record]:
         found, seen = told.found, told.seen
         t_ns = line.t_ns
         if t_ns is None:
-            t_ns = self._clock.time(line.text, stamp_in(found), seen)
+            t_ns = self._clock.time(line.text, seen)
         if told.restarted:
             yield from self._begin_again(self._now_ns if t_ns is None else t_ns, told.restarted)
-        yield from self._say_noted(line)
-        yield from self._clock.told(t_ns if line.t_ns is None else None)
+        if self._dialect.notes:
+            yield from self._say_noted(line)
+        if line.t_ns is None and self._clock.is_untold:
+            yield from self._clock.told(t_ns)
         self._now_ns = self._now_ns if t_ns is None else t_ns
-        yield from self._refuse_time(told)
-        yield from self._reported(found, "rate", "eval", "own_time")
+        if seen.own_s is None:
+            yield from self._refuse_time(told)
+        for pair in found:
+            if pair.means.kind in _BESIDE_STEP:
+                yield Reported(self._now_ns, pair.printed, pair.value, pair.means.unit)
         if t_ns is None:
             yield from self._reported(found, *STEP_FIGURES)
             return
         if self._waiting.streams.mixed:
             return
         seen.t_ns, seen.stamped = t_ns, line.t_ns is None
-        yield from self._take(Held(seen, told.counts, found, told.drawn, line.text))
+        yield from self._take(Held(seen, told.counts, found, told.drawn, line.text, told.epoch))
 
     def _evaluation(self, line: Line, found: list[Pair]) -> Iterator[Record]:
         """A line that is labelled as an evaluation's: no step, and its loss is not training's."""
@@ -163,8 +167,9 @@ class Reading:
                 yield Reported(self._now_ns, "eval_loss", pair.value, "")
 
     def _take(self, line: Held) -> Iterator[Record]:
-        named = (p for p in line.found if p.means.kind == "step")
-        line.seen.number_done = line.drawn and all(p.printed == "it" for p in named)
+        if line.drawn:
+            named = (p for p in line.found if p.means.kind == "step")
+            line.seen.number_done = all(p.printed == "it" for p in named)
         epoch, before = line.epoch, self._epoch
         rose = epoch is not None and before is not None and epoch > before
         line.seen.goes_on = rose or self._evaluated
@@ -173,7 +178,8 @@ class Reading:
             yield from self._say(line.t_ns, _EVALUATED)
         self._epoch, self._evaluated = before if epoch is None else epoch, False
         # Of the lines before: only the next step tells a rank's line from one that came twice.
-        yield from self._say_twice(line.t_ns)
+        if self._waiting.twice:
+            yield from self._say_twice(line.t_ns)
         for held in self._waiting.take(line):
             self._held.append(held)
             yield from self._release(final=False)
@@ -213,12 +219,13 @@ class Reading:
     def _release(self, *, final: bool) -> Iterator[Record]:
         """Hand on the held lines whose counts are understood."""
         while self._held:
-            for name in self._held[0].counts:
-                if name not in self._modes:
-                    yield from self._decide(name, final=final)
             first = self._held[0]
-            if any(name not in self._modes for name in first.counts):
-                return
+            if not self._modes.keys() >= first.counts.keys():
+                for name in first.counts:
+                    if name not in self._modes:
+                        yield from self._decide(name, final=final)
+                if not self._modes.keys() >= first.counts.keys():
+                    return
             del self._held[0]
             yield from self._push(first)
 
@@ -246,13 +253,17 @@ class Reading:
 
     def _push(self, held: Held) -> Iterator[Record]:
         seen = held.seen
-        yield from self._disprove(held)
+        if self._totals:
+            yield from self._disprove(held)
         seen.counts = counts_of(held.counts, self._modes)
-        totals = [count.value for count in seen.counts if count.mode == "total"]
+        totals = (count.value for count in seen.counts if count.mode == "total")
         seen.totals_from_zero = seen.number in (0, 1) and all(totals)
-        yield from self._tell_multiplied(held)
-        where = "a line without a step" if seen.number is None else f"step {seen.number}"
-        yield from self._losses.watch(seen.t_ns, seen.loss, where)
+        last, self._number = self._number, seen.number
+        if held.counts and last is not None and seen.number is not None and seen.number - last > 1:
+            yield from self._tell_multiplied(held)
+        if self._losses.is_news(seen.loss):
+            where = "a line without a step" if seen.number is None else f"step {seen.number}"
+            yield from self._losses.watch(seen.t_ns, seen.loss, where)
         if seen.evaluated_ns is not None:
             if self._spans.resumes(seen):
                 yield from self._spans.evaluated(seen.evaluated_ns)
@@ -276,9 +287,6 @@ class Reading:
 
     def _tell_multiplied(self, held: Held) -> Iterator[Record]:
         """A name that means one step, on a line that covers several: say what is made of it."""
-        last, self._number = self._number, held.seen.number
-        if last is None or self._number is None or self._number - last < 2:
-            return
         totals = {COUNTS[n][0] for n in held.counts if self._modes[n] == "total"}
         for name in held.counts:
             is_used = COUNTS[name][0] not in totals

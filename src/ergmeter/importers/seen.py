@@ -39,3 +39,4 @@ class Seen:
     evaluated_ns: int | None = None  # when the last line of an evaluation before it was seen
     stamped: bool = False  # its time was printed, and is not when it arrived
     elapsed_s: float | None = None  # since its progress bar began, by the bar itself
+    stamp_ns: int | None = None  # the time that it gives under a name such as `timestamp`

@@ -150,8 +150,7 @@ class Spans:
 
     def _restart(self, seen: Seen) -> str | None:
         reason = self._back(seen)
-        late = self._late(seen.t_ns) and not self._goes_on(seen)
-        if self._fell(seen) and (reason or late):
+        if self._fell(seen) and (reason or (self._late(seen.t_ns) and not self._goes_on(seen))):
             return f"the step number went from {self._last_number} back to {seen.number}"
         return reason
 
@@ -176,7 +175,7 @@ class Spans:
     def _back(self, seen: Seen) -> str | None:
         if seen.t_ns < self._last_t_ns:
             return "the time went back"
-        totals = self._totals
+        totals = self._totals if seen.counts else {}
         for count in seen.counts:
             before = totals.get(count.field)
             if count.mode == "total" and before is not None and count.value < before:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.metrics.stats import MIN_BLOCKS, mean_rate, ratio_interval, settled_after
+from ergmeter.metrics.stats import MIN_BLOCKS, ratio_interval, settled_after
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -54,11 +54,12 @@ def steady(run: LogRun, *, skip_rows: int | None = None) -> Steady:
 def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
     """The first row that is counted, and why that one."""
     if skip_rows is not None:
-        return skip_rows, f"the first {skip_rows} rows left out, as asked for"
+        rows = "row" if skip_rows == 1 else f"{skip_rows} rows"
+        return skip_rows, f"the first {rows} left out, as asked for"
     if len(run) < 2:
         return 0, "one row: nothing can be left out"
     opened = "the first row left out: it only starts the clock, and its steps hold the compile"
-    periods = run.period_s[1:]
+    periods = run.period_s[1:] / run.lines[1:]
     if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
         return 1, opened
     settled = settled_after(periods)
@@ -66,7 +67,8 @@ def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
         return 1, f"{opened}; the step time never settled (MSER)"
     if settled == 0:
         return 1, opened
-    return 1 + settled, f"the first {1 + settled} rows left out, until the step time settled (MSER)"
+    left_out = int(run.lines[: 1 + settled].sum())
+    return 1 + settled, f"the first {left_out} rows left out, until the step time settled (MSER)"
 
 
 class _Window:
@@ -84,8 +86,8 @@ class _Window:
         if periods is not None and len(amounts) and np.isfinite(amounts).all():
             value = float(amounts.sum() / periods.sum())
             low, high = self._interval(amounts, periods, float(periods.sum()))
-            what = unit.partition("/")[0]
-            note = f"{amounts.sum():.0f} {what} in {periods.sum():.6g} s{self._clock}; {self._rule}"
+            what = _of(float(amounts.sum()), unit.partition("/")[0])
+            note = f"{what} in {periods.sum():.6g} s{self._clock}; {self._rule}"
             return Reading(value, unit, self._basis, low, high, note)
         return self._printed(unit, printed)
 
@@ -94,14 +96,15 @@ class _Window:
         periods, steps = self._durations_s(), self._run.covered[self._rows]
         if periods is not None and len(steps) and np.isfinite(steps).all():
             low, high = self._interval(periods, steps, float(periods.sum()))
-            note = f"{periods.sum():.6g} s{self._clock} over {steps.sum():.0f} steps; {self._rule}"
+            over = _of(float(steps.sum()), "steps")
+            note = f"{periods.sum():.6g} s{self._clock} over {over}; {self._rule}"
             return Reading(float(periods.sum() / steps.sum()), "s", self._basis, low, high, note)
-        said = self._run.step_time_s[self._rows]
-        said = said[np.isfinite(said)]
-        if not len(said):
+        said = self._run.printed["step_time_s"].after(self._first)
+        if not said.count:
             return Missing(self._why())
-        note = f"mean of {len(said)} printed step times; {self._rule}"
-        return Reading(float(said.mean()), "s", "reported", note=note)
+        many = f"mean of {said.count} printed step times"
+        note = f"{'the one printed step time' if said.count == 1 else many}; {self._rule}"
+        return Reading(said.mean, "s", "reported", note=note)
 
     def _interval(
         self, tops: FloatArray, bottoms: FloatArray, window_s: float
@@ -130,20 +133,22 @@ class _Window:
         return periods if np.isfinite(periods).all() and periods.sum() > 0 else None
 
     def _printed(self, unit: str, printed: tuple[str, ...]) -> Result:
-        column = next((self._run.rates[p] for p in printed if p in self._run.rates), None)
+        column = next((self._run.printed[p] for p in printed if p in self._run.printed), None)
         if column is None:
             return Missing(f"{self._why()}, and the program printed no {' or '.join(printed)}")
         first = self._past_averages()
-        said = column[first:]
-        said = said[np.isfinite(said) & (said > 0)]
-        if not len(said):
-            return Missing(f"no {unit} was printed after the warm-up: {self._rule}")
-        averaged = f", from row {first} on as each is a mean over {self._run.rate_steps} steps"
+        said = column.after(first)
+        if not said.count_positive:
+            return Missing(f"no {unit} above 0 was printed after the warm-up: {self._rule}")
+        row = int(self._run.lines[:first].sum())
+        averaged = f", from row {row} on as each is a mean over {self._run.rate_steps} steps"
+        count = said.count_positive
+        many = f"harmonic mean of {count} printed figures"
         note = (
-            f"harmonic mean of {len(said)} printed figures, not samples over time; {self._rule}"
-            f"{averaged if first > self._first else ''}"
+            f"{'the one printed figure' if count == 1 else many}, not samples over time;"
+            f" {self._rule}{averaged if first > self._first else ''}"
         )
-        return Reading(mean_rate(said), unit, "reported", note=note)
+        return Reading(said.harmonic_mean, unit, "reported", note=note)
 
     def _past_averages(self) -> int:
         """The first row whose printed rate, a moving average, has nothing of the warm-up in it."""
@@ -151,7 +156,10 @@ class _Window:
         if run.rate_steps < 2 or not len(run) or not np.isfinite(run.step[first]):
             return self._first
         beyond = np.flatnonzero(run.step >= run.step[max(0, first - 1)] + run.rate_steps)
-        return int(beyond[0]) if len(beyond) else self._first
+        if not len(beyond):
+            return self._first
+        # A row of several lines is beyond it from its first line on if the row before is.
+        return min(int(beyond[0]) + (run.lines_per_row > 1), len(run) - 1)
 
     def _why(self) -> str:
         if len(self._run) < 2:
@@ -159,3 +167,8 @@ class _Window:
         if self._run.clock is None:
             return "the log has no timestamps, step times or bar to time its steps by"
         return "the log's step lines do not say how much was done"
+
+
+def _of(amount: float, what: str) -> str:
+    """So many of something, or one: `steps`, `step`."""
+    return f"{amount:.0f} {what.removesuffix('s') if amount == 1 else what}"

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ergmeter.importers.bars import bar
 from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.held import seen_in, stamp_in
+from ergmeter.importers.held import seen_in
 from ergmeter.importers.numbering import Numbering
 from ergmeter.importers.pairs import Pair
 from ergmeter.importers.ranks import Ranks
@@ -37,6 +37,7 @@ class Told:
     epoch: float | None = None
     t_ns: int | None = None  # when it was written, where that is known
     clock: str | None = None  # and by which clock
+    of_one_rank: bool = False  # other ranks print too, and each counts its own
 
 
 class StepLines:
@@ -59,17 +60,15 @@ class StepLines:
 
     def read(self, line: Line) -> Told:
         """What this line tells."""
-        found = self._dialect.pairs(line.text)
-        if self._dialect.is_evaluation(found, line.text):
-            return Told("evaluation", found)
-        if not self._dialect.is_step(found, line.text):
-            return Told("other", found)
-        seen, counts = seen_in(found)
+        found, kind = self._dialect.read(line.text)
+        if kind != "step":
+            return Told(kind, found)
+        seen, counts, epoch = seen_in(found)
         if self._ranks.is_another(line.text, seen.number):
             return Told("another rank", found)
         drawn = bar(line.text)
         seen.elapsed_s = drawn.elapsed_s if drawn else None
-        told = Told("step", found, seen, counts, drawn is not None)
+        told = Told("step", found, seen, counts, drawn is not None, epoch=epoch)
         if self._dialect.whole_numbers and seen.number is not None:
             self._judge(told, seen.number, line)
         return told
@@ -83,18 +82,28 @@ class StepLines:
             told.restarted = f"the step number went from {last} back to {number}"
 
 
+def one_rank(rank: int | None, dialect: Dialect) -> str:
+    """What is said where several ranks print."""
+    said = f"of the step lines of several ranks, only those of rank {rank} are read"
+    return said if dialect.counts_all_ranks else f"{said}: tokens are of one rank"
+
+
 def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[Told]:
     """The step lines of a log file one by one, each with its time by the log's own clock."""
     reader, clock = StepLines(dialect), FileClock()
+    of_one_rank = False
     for line in dialect.joined(lines):
         if not dialect.wanted(line.text):
             continue
         told = reader.read(line)
+        if told.kind == "another rank":
+            of_one_rank = not dialect.counts_all_ranks
+            dialect.note(one_rank(reader.rank, dialect))
         if told.kind != "step":
             continue
+        told.of_one_rank = of_one_rank
         if told.restarted:
             clock.begin_again()
-        told.epoch = next((p.value for p in told.found if p.means.kind == "epoch"), None)
-        told.t_ns = clock.time(line.text, stamp_in(told.found), told.seen)
+        told.t_ns = clock.time(line.text, told.seen)
         told.clock = clock.kind
         yield told

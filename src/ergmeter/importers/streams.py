@@ -73,12 +73,14 @@ class Streams:
     def __init__(self) -> None:
         self.mixed = False
         self._runs = Runs()
-        self._figures: tuple[str, ...] = ()  # of the last line
-        self._figures_before: tuple[str, ...] = ()  # of the last line of the number before
+        self._last: Numbered | None = None
+        self._before: Numbered | None = None  # the last line of the number before
         self._doubled = False  # the last line has come twice
         self._watched: deque[tuple[float, int]] = deque(maxlen=_WATCHED)
         self._epoch = 0.0
-        self._said: set[frozenset[str]] = set()  # what the lines of the last number said
+        self._said: set[frozenset[str]] = (
+            set()
+        )  # what its lines said, where the last number has several
         self._lines = 0
         self._rose = 0  # lines since one fell or came again
         self._suspect = False
@@ -90,13 +92,14 @@ class Streams:
         self._epoch = self._epoch if line.epoch is None else line.epoch
         at = (self._epoch, line.number)
         again = bool(self._watched) and at == self._watched[-1]
-        if not again:
-            self._figures_before = self._figures
-        self._figures, self._doubled = line.figures, False
+        if again:
+            self._said = self._said or {_says(self._last)}
+        else:
+            self._before, self._said = self._last, set()
+        self._last, self._doubled = line, False
         if again and (line.drawn or line.says not in self._said):
             self._said.add(line.says)
             return False  # more about the same step
-        self._said = {line.says} if not again else self._said
         self._lines += 1
         fell = bool(self._watched) and at <= self._watched[-1]
         self._watched.append(at)
@@ -112,11 +115,13 @@ class Streams:
 
         Ranks may say the same too, where nothing they say changes; and a third is a rank's.
         """
-        if not self._watched or line.drawn or self._doubled or not line.figures:
+        if not self._watched or line.drawn or self._doubled:
             return False
         epoch = self._epoch if line.epoch is None else line.epoch
-        same = (epoch, line.number) == self._watched[-1] and line.figures == self._figures
-        self._doubled = same and line.figures != self._figures_before
+        if (epoch, line.number) != self._watched[-1]:
+            return False
+        figures, before = line.figures, _figures(self._before)
+        self._doubled = bool(figures) and figures == _figures(self._last) and figures != before
         self._suspect |= self._doubled and self._lines == 1
         return self._doubled
 
@@ -204,6 +209,14 @@ class Waiting(deque[T]):
             self._leap = self._leap or (line, last)
         else:
             self._strides.append(number - last)
+
+
+def _says(line: Numbered | None) -> frozenset[str]:
+    return frozenset() if line is None else line.says
+
+
+def _figures(line: Numbered | None) -> tuple[str, ...]:
+    return () if line is None else line.figures
 
 
 def _excess(numbers: list[tuple[float, int]]) -> int:

@@ -59,10 +59,11 @@ class FileClock:
         self._last_ns = 0
         self._bars = BarClock()
         self._number: int | None = None
-        self._untold = True
+        self.is_untold = True  # where the times come from
 
-    def time(self, text: str, stamp: int | None, seen: Seen) -> int | None:
+    def time(self, text: str, seen: Seen) -> int | None:
         """When this line was written, or None if it does not say."""
+        stamp = seen.stamp_ns
         if stamp is None and self.kind in (None, "stamps"):
             stamp = stamp_ns(text)
         if self.kind is None:
@@ -79,13 +80,13 @@ class FileClock:
 
     def told(self, t_ns: int | None) -> Iterator[Mark]:
         """Say once, with the first time there is, where the times come from."""
-        if t_ns is not None and self._untold:
+        if t_ns is not None and self.is_untold:
             yield from self.told_again(t_ns)
 
     def told_again(self, t_ns: int) -> Iterator[Mark]:
         """Say it of a further run."""
         if self.kind is not None:
-            self._untold = False
+            self.is_untold = False
             yield Mark(t_ns, "assumed", _TOLD[self.kind] if self.is_dated else _DATELESS)
 
     def _stamped(self, stamp_ns: int) -> int:

@@ -72,6 +72,8 @@ class Span:
         A step of no tokens would be false, so such a span stays open until the total moves. A total
         of zero that stays zero is no total at all, and does not hold anything up.
         """
+        if not self.totals:
+            return False
         totals = {f: v for f, v in self.totals.items() if f != "samples" and v > 0}
         return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
 
@@ -105,6 +107,8 @@ class Span:
 
     def _count(self, name: str, edge: Edge) -> int | None:
         """How much of this was done in the span, or None where some line of it did not say."""
+        if name not in self.sums and name not in self.totals:
+            return None
         total, before = self.totals.get(name), edge.totals.get(name)
         if total is not None and before is not None:
             return total - before if total > before else None

@@ -14,6 +14,7 @@ from ergmeter.hlo.files import WRAPPED
 from ergmeter.neuron.cache import SHOWN_NAMES, some
 from ergmeter.neuron.figures import ORIGINAL
 from ergmeter.neuron.runs import name_in
+from ergmeter.neuron.shares import percent
 from ergmeter.records import Reading
 from ergmeter.units import significant
 
@@ -54,7 +55,8 @@ def about_graphs(
     if found.seen:  # stubs: a choice that leaves nothing is refused before
         return [Finding("no_hlo", f"no HLO in {directory} but {found.seen} {WRAPPED}")]
     text = (
-        f"no HLO found: looked in {directory} and all below it at {found.other_files} files for"
+        f"no HLO found: looked in {directory} and all below it at"
+        f" {_number(found.other_files, 'file')} for"
         f" {SHOWN_NAMES}"
     )
     if found.near:
@@ -103,7 +105,7 @@ def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) 
     texts = []
     if silent:
         macs, left = (sum(one.macs for one in them) for them in (good, silent))
-        share = f", with {_percent(left / macs)} of the MACs if each graph ran once" if macs else ""
+        share = f", with {percent(left / macs)} of the MACs if each graph ran once" if macs else ""
         texts.append(
             f"{len(silent)} of {_number(len(good), 'graph')} {_are(len(silent))} not in {path}:"
             f" not counted{share}"
@@ -133,23 +135,24 @@ def about_mfu(
 
 
 def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> list[str]:
-    said = [f"MFU {_percent(mfu)} is above the peak, so an input is wrong"]
+    said = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
     as_tokens = mfu / job.seq_len
     if as_tokens < 1:
         said.append(
             f"if {significant(throughput.seq_per_s or 0)} are tokens/s, not sequences/s, it is"
-            f" {_percent(as_tokens)} (sequences of {job.seq_len})"
+            f" {percent(as_tokens)} (sequences of {job.seq_len})"
         )
     said.append(
-        f"the peak is that of {machine.cores} cores on {_number(machine.nodes, 'node')} of"
-        f" {machine.backend}: were there more (--num-nodes, --devices)?"
+        f"the peak is that of {_number(machine.cores or 0, 'core')} on"
+        f" {_number(machine.nodes, 'node')} of {machine.backend}: were there more"
+        " (--num-nodes, --devices)?"
     )
     return said
 
 
 def _low(mfu: float, figures: Figures, job: Job, machine: Machine) -> list[str]:
     said = [
-        f"peak: {machine.cores} cores of {machine.backend}"
+        f"peak: {_number(machine.cores or 0, 'core')} of {machine.backend}"
         f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
         " reads too low by that factor (--devices, --num-nodes)"
     ]
@@ -157,22 +160,22 @@ def _low(mfu: float, figures: Figures, job: Job, machine: Machine) -> list[str]:
     if job.lora is None and most[1] > mfu:
         said.append(
             f"convention: this is under {figures.convention}; {most[0]} counts most and says"
-            f" {_percent(most[1])}"
+            f" {percent(most[1])}"
         )
     if job.lora is not None and ORIGINAL in figures.mfu_by_convention:
         said.append(
             "LoRA: gradients of frozen weights are not computed and not counted; counted as full"
-            f" training it reads {_percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
+            f" training it reads {percent(figures.mfu_by_convention[ORIGINAL])} ({ORIGINAL})"
         )
     if isinstance(figures.hfu, Reading) and figures.hfu.value > mfu:
         said.append(
             f"recomputation ({job.checkpointing}): the hardware computed"
-            f" {_percent(figures.hfu.value)} of its peak (HFU)"
+            f" {percent(figures.hfu.value)} of its peak (HFU)"
         )
     if job.replicas is not None and 1 < job.replicas <= 1 / mfu:
         said.append(
             f"throughput: if the figure is that of one of the {job.replicas} replicas, MFU is"
-            f" {_percent(mfu * job.replicas)}"
+            f" {percent(mfu * job.replicas)}"
         )
     said += _bubble(job)
     return said
@@ -184,8 +187,8 @@ def _bubble(job: Job) -> list[str]:
         return []
     idle = (job.pipeline_stages - 1) / (job.micro_batches + job.pipeline_stages - 1)
     return [
-        f"pipeline: {job.pipeline_stages} stages with {job.micro_batches} micro-batches are idle"
-        f" {_percent(idle)} of the time; a larger global batch shrinks that"
+        f"pipeline: {job.pipeline_stages} stages with {_number(job.micro_batches, 'micro-batch')}"
+        f" are idle {percent(idle)} of the time; a larger global batch shrinks that"
     ]
 
 
@@ -198,8 +201,4 @@ def _are(count: int) -> str:
 
 
 def _number(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _percent(frac: float) -> str:
-    return f"{significant(100 * frac, 4)} %"
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('ch') else 's'}"

@@ -1,19 +1,23 @@
-"""Do the log, the YAML and the command line speak of the same training?
+"""Do the log, the YAML and the command line speak of the same training, and who is believed?
 
 The trap: MFU takes its sequences per second from the log and the length of a sequence from the
 YAML. Where the log is of another run (2048 tokens a sequence, the YAML 4096) each is right and the
-product is wrong by a factor of two. So what the log says of its own steps is held against what the
-figures were made with, and every difference is a finding with the option that settles it.
+product is wrong by a factor of two. So what the log says of its own steps is held against what was
+configured. What was measured beats what was configured, an option beats both, and every difference
+is a finding that says which was taken and what takes another.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.neuron.advice import Finding
-from ergmeter.neuron.logged import printed_rates
+from ergmeter.neuron.job import micro_batches
+from ergmeter.neuron.logged import rate_unit
 from ergmeter.neuron.pace import throughput
 from ergmeter.records import Reading
 from ergmeter.units import significant
@@ -28,54 +32,109 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
 _ALIKE_FRAC = 0.05
+_LOG = "the log"
+_ASKED = "what was given is taken, over the log's time of a step"
+
+
+@dataclass(frozen=True, slots=True)
+class _Each:
+    """So much of one thing for each of another, by the log."""
+
+    mean: float
+    whole: int | None  # where all rows agree on it; lengths without padding do not
+    is_exact: bool  # the rows agree to the last digit
+
+    def contradicts(self, configured: int) -> bool:
+        return self.mean != configured if self.is_exact else not _alike(self.mean, configured)
+
+
+def settled(job: Job, log: ParsedLog) -> tuple[Job, list[Finding]]:
+    """The job with the log's lengths and batch where they differ from the YAML's, and what is said
+    of it."""
+    run = log.last
+    steady = run.steady()
+    job, texts = _length(job, run, steady)
+    if run.of_one_rank:
+        return replace(job, batch_overrules=True), [Finding("log_disagrees", t) for t in texts]
+    samples = _each(run.samples, run.covered, run, steady)
+    if samples is not None:
+        job, more = _batch(job, samples)
+    else:
+        job, more = _tokens(job, _each(run.tokens, run.covered, run, steady))
+    return job, [Finding("log_disagrees", text) for text in (*texts, *more)]
 
 
 def about_log(log: ParsedLog, job: Job, pace: Throughput) -> list[Finding]:
-    """What the log's last run says otherwise."""
+    """Where the log's paces differ: printed, by its clock, and as given."""
     run = log.last
     steady = run.steady()
-    samples = _each(run.samples, run.covered, steady)
+    is_counted = not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None
     texts = [
-        *_lengths(run, steady, job),
-        *(_batches(samples, job) if samples else _tokens(run, steady, job)),
-        *(_clock(run, steady) if samples else _step_times(run, steady, job)),
+        *(_clock(run, steady) if is_counted else _step_times(run, steady, job)),
         *_given(log, job, pace),
     ]
     return [Finding("log_disagrees", text) for text in texts]
 
 
-def _lengths(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
+def _length(job: Job, run: LogRun, steady: Steady) -> tuple[Job, list[str]]:
     """Tokens over sequences, counted or as rates."""
-    length = _each(run.tokens, run.samples, steady)
-    rates = printed_rates(run)
-    if length is None and rates is not None and "tokens/s" in run.rates:
-        length = _each(run.rates["tokens/s"], rates, steady)
-    if length and not _alike(length, job.seq_len):
-        yield (
-            f"the log says {_count(length)} tokens a sequence, {job.seq_len_from}"
-            f" {job.seq_len:,}, which FLOPs are counted for: --seq-len takes another"
-        )
+    length = _each(run.tokens, run.samples, run, steady)
+    unit = rate_unit(run)
+    if length is None and unit is not None and "tokens/s" in run.rates:
+        length = _each(run.rates["tokens/s"], run.rates[unit], run, steady)
+    if length is None or not length.contradicts(job.seq_len):
+        return job, []
+    said = (
+        f"the log says {_count(length.mean)} tokens a sequence, {job.seq_len_from} {job.seq_len:,}:"
+    )
+    if job.seq_len_from == "--seq-len":
+        return job, [f"{said} what was given is taken"]
+    if length.whole is None:
+        why = "the log's vary from line to line, as without padding"
+        return job, [f"{said} the YAML's is taken, as {why}; --seq-len takes another"]
+    taken = replace(job, seq_len=length.whole, seq_len_from=_LOG)
+    return taken, [f"{said} the log's is taken, as what was measured; --seq-len takes another"]
 
 
-def _batches(samples: float, job: Job) -> Iterator[str]:
-    if not _alike(samples, job.batch_size):
-        yield (
-            f"the log says {_count(samples)} sequences a step, {job.batch_from}"
-            f" {job.batch_size:,}: --batch-size takes another"
-        )
+def _batch(job: Job, samples: _Each) -> tuple[Job, list[str]]:
+    """Sequences of a step, counted."""
+    if not samples.contradicts(job.batch_size):
+        return job, []
+    said = f"the log says {_sequences(samples.mean)} a step, {job.batch_from} {job.batch_size:,}:"
+    if job.batch_from == "--batch-size":
+        return replace(job, batch_overrules=True), [f"{said} {_ASKED}"]
+    if samples.whole is None:
+        why = "the log's vary from line to line"
+        return job, [f"{said} the YAML's is shown, as {why}; throughput is the log's"]
+    taken = _with_batch(job, samples.whole)
+    return taken, [f"{said} the log's is taken, as what was measured; --batch-size takes another"]
 
 
-def _tokens(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
+def _tokens(job: Job, tokens: _Each | None) -> tuple[Job, list[str]]:
     """Tokens of a step, where the log does not say how many sequences they are."""
-    tokens, whole = _each(run.tokens, run.covered, steady), job.batch_size * job.seq_len
-    if not tokens or _alike(tokens, whole):
-        return
-    times = whole / tokens
+    whole = job.batch_size * job.seq_len
+    if tokens is None or not tokens.contradicts(whole):
+        return job, []
+    times = whole / tokens.mean
     ranks = f" Are they those of one of {times:.0f} ranks?" if times > 1 and times % 1 == 0 else ""
-    yield (
-        f"the log says {_count(tokens)} tokens a step, while {job.batch_size:,} sequences of"
-        f" {job.seq_len:,} are {whole:,}.{ranks} --throughput, --batch-size and --seq-len take"
-        " others"
+    said = (
+        f"the log says {_count(tokens.mean)} tokens a step, while {_sequences(job.batch_size)} of"
+        f" {job.seq_len:,} ({job.batch_from}, {job.seq_len_from}) make {whole:,}"
+    )
+    if job.batch_from == "--batch-size":
+        return replace(job, batch_overrules=True), [f"{said}: {_ASKED}"]
+    said += f": the log's are taken, as what was measured.{ranks} --batch-size takes another"
+    if tokens.whole is None or tokens.whole % job.seq_len:
+        return job, [said]
+    return _with_batch(job, tokens.whole // job.seq_len), [said]
+
+
+def _with_batch(job: Job, batch: int) -> Job:
+    return replace(
+        job,
+        batch_size=batch,
+        batch_from=_LOG,
+        micro_batches=micro_batches(batch, job.at_once),
     )
 
 
@@ -98,8 +157,8 @@ def _step_times(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
     timed = job.batch_size / step.value
     if not _alike(printed, timed):
         yield (
-            f"the log prints {significant(printed)} sequences/s, while {job.batch_size:,} sequences"
-            f" ({job.batch_from}) in its {significant(step.value)} s a step are"
+            f"the log prints {significant(printed)} sequences/s, while {_sequences(job.batch_size)}"
+            f" ({job.batch_from}) in its {significant(step.value)} s a step make"
             f" {significant(timed)}: --batch-size or --throughput takes another"
         )
 
@@ -108,7 +167,7 @@ def _given(log: ParsedLog, job: Job, pace: Throughput) -> Iterator[str]:
     """--throughput against what the log would have said."""
     if pace.is_from_log or pace.seq_per_s is None:
         return
-    logged = throughput(None, log, seq_len=job.seq_len, batch_size=job.batch_size).seq_per_s
+    logged = throughput(None, log, job).seq_per_s
     if logged and not _alike(pace.seq_per_s, logged):
         yield (
             f"--throughput is {significant(pace.seq_per_s)} sequences/s and is taken; the log"
@@ -117,16 +176,28 @@ def _given(log: ParsedLog, job: Job, pace: Throughput) -> Iterator[str]:
 
 
 def _printed(run: LogRun, steady: Steady) -> float | None:
-    rates = printed_rates(run)
-    return None if rates is None else _each(rates, np.ones_like(rates), steady)
+    unit = rate_unit(run)
+    if unit is None:
+        return None
+    rates = run.rates[unit]
+    found = _each(rates, np.ones_like(rates), run, steady)
+    return None if found is None else found.mean
 
 
-def _each(amounts: FloatArray, of: FloatArray, steady: Steady) -> float | None:
+def _each(amounts: FloatArray, of: FloatArray, run: LogRun, steady: Steady) -> _Each | None:
     """The one over the other after the warm-up, over the rows that have both."""
     rows = slice(steady.first, steady.last)
     amounts, of = amounts[rows], of[rows]
-    known = np.isfinite(amounts) & np.isfinite(of) & (of > 0)
-    return float(amounts[known].sum() / of[known].sum()) if known.any() else None
+    known = np.isfinite(amounts) & np.isfinite(of) & (amounts > 0) & (of > 0)
+    if not known.any():
+        return None
+    each = amounts[known] / of[known]
+    is_exact = bool((each == each[0]).all()) and float(each[0]).is_integer()
+    mean = float(each[0] if is_exact else amounts[known].sum() / of[known].sum())
+    # Means of many lines differ by less than the lines do.
+    alike_frac = _ALIKE_FRAC / math.sqrt(run.lines_per_row)
+    agree = is_exact or bool((np.abs(each / mean - 1) <= alike_frac).all())
+    return _Each(mean, max(1, round(mean)) if agree else None, is_exact)
 
 
 def _alike(one: float, other: float) -> bool:
@@ -134,4 +205,8 @@ def _alike(one: float, other: float) -> bool:
 
 
 def _count(value: float) -> str:
-    return f"{value:,.0f}"
+    return f"{value:,.0f}" if value >= 10 else significant(value)
+
+
+def _sequences(count: float) -> str:
+    return f"{_count(count)} sequence{'' if count == 1 else 's'}"

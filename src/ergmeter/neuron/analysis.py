@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
-from ergmeter.neuron.document import Parts, document
+from ergmeter.neuron.document import document
 from ergmeter.neuron.figures import figures
+from ergmeter.neuron.graphs import graph_documents
 from ergmeter.neuron.job import read_job
 from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import machine
 from ergmeter.neuron.pace import throughput
+from ergmeter.neuron.parts import Parts
 from ergmeter.neuron.request import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
@@ -68,8 +70,10 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
         dtype=job.dtype,
         devices_from=job.devices_from,
     )
+    runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
     log = _read_log(request, watch)
-    pace = throughput(request.throughput, log, seq_len=job.seq_len, batch_size=job.batch_size)
+    job, differences = _settled(job, log)
+    pace = throughput(request.throughput, log, job)
     if log is not None:
         watch(LogRead(log_document(log, pace)))
     if pace.is_from_log and pace.seq_per_s is not None:
@@ -78,7 +82,6 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, found_figures, log)
     watch(Inputs(document(parts)))
-    runs = None if request.graph_runs is None else read_graph_runs(request.graph_runs)
     found, results = _count(request, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
@@ -86,6 +89,7 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
         *about_graphs(found, directory, named_in_yaml=job.cache),
         *about_kernels(summary),
         *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
+        *differences,
         *_about_log(log, job, pace),
         *about_mfu(found_figures, job, hardware, pace),
     ]
@@ -97,7 +101,15 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
         findings=tuple(findings),
         score=_score(request, found_figures, pace, summary),
     )
-    return document(whole), whole.files()
+    return document(whole), graph_documents(whole)
+
+
+def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:
+    if log is None:
+        return job, []
+    from ergmeter.neuron.agreement import settled  # noqa: PLC0415  numpy, for those with a log
+
+    return settled(job, log)
 
 
 def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Finding]:

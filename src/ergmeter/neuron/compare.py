@@ -185,10 +185,16 @@ def _read(path: str) -> dict[str, Any]:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file; --compare takes earlier outputs") from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(f"{path} can't be read: {why}; --compare takes earlier outputs") from error
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{path} can't be read as JSON: {error}") from error
     if not isinstance(found, dict) or "mfu_percent" not in found:
         raise FormatError(f"{path} is no output of erg analyze: it has no mfu_percent")
+    mfu = found["mfu_percent"]
+    if mfu is not None and not _is_number(mfu):
+        raise FormatError(f"{path}: mfu_percent must be a number or null; got {mfu!r}")
     return found
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.neuron.advice import Finding
 from ergmeter.neuron.cache import Choice, graph_file
-from ergmeter.neuron.document import FORMAT, file_score, model_version
+from ergmeter.neuron.document import FORMAT, model_version
+from ergmeter.neuron.graphs import file_score
 from ergmeter.neuron.original import (
     DEFAULT_SEQ_PER_S,
     NOT_KEPT,
+    PATTERNS,
     QUIRKS,
     VERSION,
     original_figures,
@@ -34,6 +37,8 @@ from ergmeter.neuron.watch import (
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ergmeter.neuron.original import OriginalFigures
     from ergmeter.neuron.original_log import OriginalLog
     from ergmeter.neuron.request import Request
@@ -44,6 +49,10 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
     """The original's document, and its graphs one by one."""
     check_request(request, is_original=True)
     check_model(request.model_config)
+    if not Path(request.model_config).exists():
+        raise UsageError(
+            f"--compat takes a config.json, as the original does; got {request.model_config}"
+        )
     _check(request)
     file = read_training_file(request.config)
     batch = request.batch_size or file.required(
@@ -76,17 +85,30 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
         whole["nki_analysis"]["per_file_metrics"] = files
     if request.calculate_score:
         whole |= _score(request, found, rate, summary["overall_nki_ratio"])
+    findings = _findings(request.compile_dir or DEFAULT_COMPILE_DIR, len(files), unreadable)
     compilers = {one for file in files if (one := graph_file(file["file_path"]).compiler)}
     return whole | {
         "format": FORMAT,
         "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
         "unreadable_kernel_configs": unreadable,
+        "findings": [{"about": one.about, "text": one.text} for one in findings],
         "versions": {
             "ergmeter": __version__,
             "model": model_version(request.model_config),
             "neuronxcc": sorted(compilers),
         },
     }, files
+
+
+def _findings(directory: str, count: int, unreadable: int) -> Iterator[Finding]:
+    """What the original leaves without a word: where it looked in vain, and what it took for 0."""
+    if not count:
+        gone = "" if Path(directory).exists() else ", which does not exist,"
+        names = ", ".join(PATTERNS)
+        yield Finding("no_hlo", f"no HLO found: looked in {directory}{gone} for {names}")
+    if unreadable:
+        what = "kernel configuration" if unreadable == 1 else "kernel configurations"
+        yield Finding("nki_ratio", f"{unreadable} {what} can't be read: taken as 0")
 
 
 def _check(request: Request) -> None:
@@ -109,7 +131,8 @@ def _read_log(request: Request, watch: Watch) -> OriginalLog | None:
     if request.log_file is None:
         return None
     if not Path(request.log_file).is_file():
-        raise UsageError(f"--log-file {request.log_file}: no such file")
+        what = "is no file" if Path(request.log_file).exists() else "no such file"
+        raise UsageError(f"--log-file {request.log_file}: {what}")
     log = read_original_log(request.log_file)
     watch(LogRead(log.document()))
     return log

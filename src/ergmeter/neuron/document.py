@@ -8,52 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.neuron.figures import ORIGINAL
+from ergmeter.neuron.graphs import nki_document
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import BACKENDS
-from ergmeter.neuron.score import REMARK, Score, score_statistics
+from ergmeter.neuron.score import REMARK
 from ergmeter.records import Missing, Reading
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
-    from ergmeter.importers.log import ParsedLog
-    from ergmeter.neuron.advice import Finding
-    from ergmeter.neuron.cache import Found
-    from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job import Job
-    from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.machine import Machine
-    from ergmeter.neuron.pace import Throughput
-    from ergmeter.neuron.request import Request
+    from ergmeter.neuron.parts import Parts
 
 FORMAT = "ergmeter analyze 1"
 _TERA = 1e12
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a document is made from; the graphs come last."""
-
-    request: Request
-    job: Job
-    machine: Machine
-    pace: Throughput
-    figures: Figures
-    log: ParsedLog | None
-    found: Found | None = None
-    results: tuple[GraphResult, ...] = ()
-    summary: NkiSummary | None = None
-    findings: tuple[Finding, ...] = ()
-    score: Score | str | None = None
-
-    def files(self) -> list[dict[str, Any]]:
-        """The graphs one by one."""
-        return [_file(result, self) for result in self.results]
 
 
 def document(parts: Parts) -> dict[str, Any]:
@@ -74,7 +46,7 @@ def document(parts: Parts) -> dict[str, Any]:
         "time_per_batch_seconds": None
         if pace.seq_per_s is None
         else job.batch_size / pace.seq_per_s,
-        "nki_analysis": _nki(parts, missing),
+        "nki_analysis": nki_document(parts, missing),
     }
     if pace.seq_per_s is None:
         for key, value in whole.items():
@@ -95,108 +67,6 @@ def _percent(key: str, found: Reading | Missing, missing: dict[str, str]) -> flo
 
 def _tera(flops: float | None) -> float | None:
     return None if flops is None else flops / _TERA
-
-
-def _nki(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
-    summary = parts.summary
-    if summary is None:
-        return {"summary": {}}
-    ratios = {
-        "total_hlo_macs": summary.macs,
-        "total_nki_macs": summary.nki_macs,
-        "overall_nki_ratio": summary.overall_ratio,
-        "average_nki_ratio": summary.average_ratio,
-        "min_nki_ratio": summary.least_ratio,
-        "max_nki_ratio": summary.most_ratio,
-    }
-    files = parts.files()
-    figures: dict[str, Any] = {
-        "total_files": summary.total,
-        "successful_analyses": summary.successful,
-        "failed_analyses": summary.total - summary.successful,
-        **ratios,
-        **score_statistics(file.get("training_score") for file in files),
-        "ratios_are_over": _ratios_are_over(summary),
-        "files_with_nki_macs": summary.graphs_with_nki,
-        "files_without_nki_macs": summary.graphs_without_nki,
-        "files_without_macs": summary.graphs_without_macs,
-        "is_lower_bound": summary.is_lower_bound,
-        "weighting": summary.weighting,
-        "kernel_calls": summary.calls,
-    }
-    why = next((one.text for one in parts.findings if one.about == "no_hlo"), None)
-    why = why or "no graph that could be read has a matrix product"
-    if parts.request.graph_runs is not None and not any(one.runs for one in parts.results):
-        why = f"none of the graphs ran, by {parts.request.graph_runs}"
-    missing.update({key: why for key, value in ratios.items() if value is None})
-    whole: dict[str, Any] = {"summary": figures}
-    if parts.request.detailed:
-        whole["per_file_metrics"] = files
-    return whole | {
-        "kernels": summary.kernels,
-        "unreadable_kernel_configs": summary.unreadable,
-        "not_known": summary.doubts,
-        "left_out": parts.found.left_out if parts.found else {},
-        "failed": [
-            {"module_name": one.module, "file_path": one.path, "error": one.error}
-            for one in parts.results
-            if one.error is not None
-        ],
-    }
-
-
-def _ratios_are_over(summary: NkiSummary) -> str:
-    without = summary.graphs_without_nki
-    count = summary.graphs_with_nki + without
-    graphs = "1 graph that multiplies" if count == 1 else f"{count} graphs that multiply"
-    return f"{graphs}, of which {without} {'has' if without == 1 else 'have'} no NKI MACs"
-
-
-def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
-    """One graph, under the original's names."""
-    whole: dict[str, Any] = {
-        "status": "success" if result.error is None else "error",
-        "file_path": result.path,
-        "file_name": result.name,
-        "module_name": result.module,
-        "neuronxcc_version": result.compiler,
-    }
-    if result.error is not None:
-        # The zeros are the original's, for its readers; they are in no sum here.
-        return whole | {"error": result.error, "hlo_macs": 0, "nki_macs": 0, "nki_ratio": 0.0}
-    whole |= {
-        "hlo_macs": result.macs,
-        "nki_macs": result.nki_macs,
-        "nki_ratio": result.nki_ratio,
-        "is_lower_bound": result.is_lower_bound,
-        "runs": result.runs if parts.request.graph_runs is not None else None,
-        "kernels": [
-            {
-                "function": kernel.function,
-                "target": kernel.target,
-                "macs_state": kernel.state,
-                "calls": kernel.calls,
-                "macs_per_call": kernel.macs_per_call,
-            }
-            for kernel in result.kernels
-        ],
-        "not_known": result.doubts,
-    }
-    if parts.request.per_file_scores and isinstance(parts.score, Score):
-        whole["training_score"] = file_score(replace(parts.score, nki_ratio=result.nki_ratio))
-    return whole
-
-
-def file_score(found: Score) -> dict[str, Any]:
-    """A graph's own score: the job's factors with the graph's NKI ratio."""
-    return {
-        "score": found.value,
-        "mfu_improvement": found.mfu_improvement,
-        "throughput_improvement": found.throughput_improvement,
-        "loss_improvement": found.loss_improvement,
-        "convergence_rate": found.convergence_rate,
-        "nki_flop_ratio": found.nki_ratio,
-    }
 
 
 def _score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
@@ -237,6 +107,8 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "compat": None,
+        "batch_size_from": job.batch_from,
+        "sequence_length_from": job.seq_len_from,
         "convention": found.convention,
         "convention_formula": CONVENTIONS[found.convention].formula,
         "tflop_per_sequence": found.model_flops / _TERA,

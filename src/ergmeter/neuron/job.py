@@ -50,8 +50,11 @@ class Job:
     micro_batches: int | None  # of one replica in a step
     cache: str | None  # where the YAML says the compiled graphs are
     notes: tuple[str, ...]
-    batch_from: str = "the YAML"
+    batch_from: str = "the YAML"  # or "--batch-size", "the log"
     seq_len_from: str = "the YAML"
+    at_once: int | None = None  # sequences of one micro-batch, over all replicas
+    # The batch goes before what the log counts: it was given, or the log's is that of one rank.
+    batch_overrules: bool = False
 
 
 def read_job(
@@ -76,6 +79,7 @@ def read_job(
     found_devices = devices or file.whole("trainer.devices", instead="pass --devices")
     stages = _degree(file, "pipeline_model_parallel_size")
     replicas = _replicas(file, found_devices, found_nodes, stages)
+    at_once = _at_once(file, replicas)
     return Job(
         batch_size=batch,
         seq_len=length,
@@ -88,11 +92,12 @@ def read_job(
         overrides=_overrides(file),
         replicas=replicas,
         pipeline_stages=stages,
-        micro_batches=_micro_batches(file, batch, replicas),
+        micro_batches=micro_batches(batch, at_once),
         cache=file.word("compiler_cache_url"),
         notes=(*notes, *_strategy_notes(file)),
         batch_from="--batch-size" if batch_size else "the YAML",
         seq_len_from="--seq-len" if seq_len else "the YAML",
+        at_once=at_once,
     )
 
 
@@ -185,11 +190,16 @@ def _replicas(file: TrainingFile, devices: int | None, nodes: int, stages: int) 
     return devices * nodes // size if devices * nodes % size == 0 else None
 
 
-def _micro_batches(file: TrainingFile, batch: int, replicas: int | None) -> int | None:
+def _at_once(file: TrainingFile, replicas: int | None) -> int | None:
     micro = file.value("data.micro_batch_size")
-    if replicas is None or not isinstance(micro, int) or micro < 1:
+    if replicas is None or not isinstance(micro, int) or isinstance(micro, bool) or micro < 1:
         return None
-    return batch // (micro * replicas) or None
+    return micro * replicas
+
+
+def micro_batches(batch_size: int, at_once: int | None) -> int | None:
+    """How many turns a replica takes for its part of a batch, where the YAML says enough."""
+    return None if at_once is None else batch_size // at_once or None
 
 
 def _strategy_notes(file: TrainingFile) -> list[str]:

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    from ergmeter.importers.folding import Printed
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.neuron.pace import Throughput
-    from ergmeter.records import FloatArray
+
+_NONE: dict[str, Any] = {"average": None, "min": None, "max": None, "count": 0}
 
 
 def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
     """`log_metrics`: the last run of the log; rates and times after its warm-up."""
     run = log.last
     steady = run.steady()
-    rows = slice(steady.first, steady.last)
-    printed = printed_rates(run)
-    rates = _statistics(np.full(0, np.nan) if printed is None else printed[rows])
+    unit = rate_unit(run)
+    rates = _statistics(run.printed[unit].after(steady.first)) if unit else dict(_NONE)
     if pace.is_from_log:
         rates |= {"used": pace.seq_per_s, "used_is": pace.said}
-    losses = run.loss[np.isfinite(run.loss)]
     return {
         "log_file": log.path,
         "timestamps": {
@@ -36,24 +36,35 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
             "file_modification": _modified(log.path),
         },
         "steps": _steps(run),
-        "step_times": _statistics(run.step_time_s[rows]),
+        "step_times": _statistics(run.printed["step_time_s"].after(steady.first)),
         "throughput": rates,
-        "losses": _statistics(losses)
-        | {
-            "first": float(losses[0]) if len(losses) else None,
-            "last": float(losses[-1]) if len(losses) else None,
-            "not_finite": len(run.loss) - len(losses),
-        },
+        "losses": _losses(run),
         "format": log.format,
         "runs_in_log": len(log.runs),
-        "steady_state": {"first_row": steady.first, "last_row": steady.last, "rule": steady.rule},
+        "steady_state": {
+            "first_row": int(run.lines[: steady.first].sum()),
+            "last_row": int(run.lines[: steady.last].sum()),
+            "rule": steady.rule,
+        },
         "notes": list(log.notes),
     }
 
 
-def printed_rates(run: LogRun) -> FloatArray | None:
-    """Sequences per second as the program printed them, row by row."""
-    return run.rates.get("sequences/s", run.rates.get("samples/s"))
+def _losses(run: LogRun) -> dict[str, Any]:
+    """Printed losses. One that is `nan` or `inf` is counted; a line without one is another case."""
+    tally = run.tally
+    return _statistics(run.printed["loss"]) | {
+        "first": tally.first_loss,
+        "last": tally.last_loss,
+        "not_finite": tally.losses_not_finite,
+        "first_not_finite_step": tally.first_not_finite_step,
+        "not_printed": tally.losses_not_printed,
+    }
+
+
+def rate_unit(run: LogRun) -> str | None:
+    """The unit of the sequences per second that the program printed."""
+    return next((unit for unit in ("sequences/s", "samples/s") if unit in run.rates), None)
 
 
 def _modified(path: str) -> str | None:
@@ -63,23 +74,18 @@ def _modified(path: str) -> str | None:
 
 
 def _steps(run: LogRun) -> dict[str, Any]:
-    steps = run.step[~np.isnan(run.step)]
-    return {
-        "count": len(np.unique(steps)),
-        "first": int(steps.min()) if len(steps) else None,
-        "last": int(steps.max()) if len(steps) else None,
-    }
+    tally = run.tally
+    return {"count": tally.steps, "first": tally.first_step, "last": tally.last_step}
 
 
-def _statistics(values: FloatArray) -> dict[str, Any]:
-    kept = values[np.isfinite(values)]
-    if not len(kept):
-        return {"average": None, "min": None, "max": None, "count": 0}
+def _statistics(printed: Printed) -> dict[str, Any]:
+    if not printed.count:
+        return dict(_NONE)
     return {
-        "average": float(kept.mean()),
-        "min": float(kept.min()),
-        "max": float(kept.max()),
-        "count": len(kept),
+        "average": printed.mean,
+        "min": float(np.nanmin(printed.low)),
+        "max": float(np.nanmax(printed.high)),
+        "count": printed.count,
     }
 
 

@@ -56,7 +56,8 @@ _LLAMA = {
     "num_hidden_layers": 32,
     "vocab_size": 32000,
 }
-_PATTERNS = ("**/*.hlo_module.pb", "**/model.hlo_module.pb", "**/*.hlo", "**/graph.hlo")
+# Its own also name model.hlo_module.pb and graph.hlo, which these match first.
+PATTERNS = ("*.hlo_module.pb", "*.hlo")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def sequence_flops(model: str, seq_len: int) -> int:
 def original_files(directory: str) -> list[str]:
     """The files it would open, in its order: pattern by pattern, each path once."""
     base = Path(directory)
-    found = (str(path) for pattern in _PATTERNS for path in base.glob(pattern))
+    found = (str(path) for pattern in PATTERNS for path in base.rglob(pattern))
     return list(dict.fromkeys(found))
 
 

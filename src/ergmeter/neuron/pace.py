@@ -15,6 +15,7 @@ from ergmeter.records import Reading
 
 if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
+    from ergmeter.neuron.job import Job
     from ergmeter.records import Basis
 
 
@@ -29,29 +30,35 @@ class Throughput:
     how: str | None = None  # how it was obtained from the log, in a few words
 
 
-def throughput(
-    given: float | None, log: ParsedLog | None, *, seq_len: int, batch_size: int
-) -> Throughput:
+def throughput(given: float | None, log: ParsedLog | None, job: Job) -> Throughput:
     """What was given on the command line, else what the log's last run shows."""
     if given is not None:
         return Throughput(given, f"{given:g} sequences/s, as given")
     if log is None:
         return Throughput(None, "no throughput: pass --throughput, or --log-file")
     steady = log.last.steady()
-    found = steady.sequences_per_s
+    found, tokens, step = steady.sequences_per_s, steady.tokens_per_s, steady.step_s
+    if isinstance(step, Reading) and job.batch_overrules:
+        return _by_batch(log, step, job)
     if isinstance(found, Reading):
         said = f"{log.path}: {found.note}"
         return Throughput(found.value, said, found.basis, is_from_log=True, how=_how(found))
-    tokens, step = steady.tokens_per_s, steady.step_s
     if isinstance(tokens, Reading):
-        said = f"{log.path}, in sequences of {seq_len}: {tokens.note}"
-        how = f"{_how(tokens)}, in sequences of {seq_len}"
-        return Throughput(tokens.value / seq_len, said, tokens.basis, is_from_log=True, how=how)
+        length = job.seq_len
+        said = f"{log.path}, in sequences of {length}: {tokens.note}"
+        how = f"{_how(tokens)}, in sequences of {length}"
+        return Throughput(tokens.value / length, said, tokens.basis, is_from_log=True, how=how)
     if isinstance(step, Reading):
-        said = f"{log.path}, with {batch_size} sequences a step: {step.note}"
-        how = f"{_how(step)}, with {batch_size} sequences a step"
-        return Throughput(batch_size / step.value, said, step.basis, is_from_log=True, how=how)
+        return _by_batch(log, step, job)
     return Throughput(None, f"{log.path} shows no throughput ({found.reason}): pass --throughput")
+
+
+def _by_batch(log: ParsedLog, step: Reading, job: Job) -> Throughput:
+    """The batch over the log's time of a step."""
+    batch = f"{job.batch_size} sequence{'' if job.batch_size == 1 else 's'} a step"
+    said = f"{log.path}, with {batch} ({job.batch_from}): {step.note}"
+    how = f"{_how(step)}, with {batch} ({job.batch_from})"
+    return Throughput(job.batch_size / step.value, said, step.basis, is_from_log=True, how=how)
 
 
 def _how(found: Reading) -> str:

@@ -70,8 +70,11 @@ def check_request(request: Request, *, is_original: bool = False) -> None:
 
 
 def check_model(path: str) -> None:
-    """Refuse a path where nothing is: misuse, not a damaged file."""
-    # No paths: dimensions (layers=32,...), and a name on the hub (owner/model).
-    is_path = path.endswith(".json") or path[:1] in ("/", ".") or not set("/=") & set(path)
-    if is_path and not Path(path).exists():
+    """Refuse a path where nothing is, or a model that is not here: misuse, not a damaged file."""
+    if Path(path).exists() or "=" in path:  # typed dimensions: layers=32,...
+        return
+    if path.endswith(".json") or path[:1] in ("/", ".") or "/" not in path:
         raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")
+    from ergmeter.flops.source import read_model  # noqa: PLC0415  the engine, for a hub's name
+
+    read_model(path)

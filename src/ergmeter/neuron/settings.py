@@ -138,7 +138,12 @@ def read_training_file(path: str | Path) -> TrainingFile:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise UsageError(f"{path}: no such file; --config takes the training's YAML") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        why = error.strerror or error
+        raise UsageError(
+            f"{path} can't be read: {why}; --config takes the training's YAML"
+        ) from error
+    except UnicodeDecodeError as error:
         raise FormatError(f"{path} can't be read as text: {error}") from error
     try:
         fields = yaml.safe_load(text)

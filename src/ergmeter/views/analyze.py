@@ -7,10 +7,10 @@ what is new stands behind it or on lines of its own.
 from __future__ import annotations
 
 import re
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.neuron.cache import some
+from ergmeter.neuron.shares import decimals
 from ergmeter.neuron.watch import (
     Counted,
     FoundGraphs,
@@ -19,6 +19,8 @@ from ergmeter.neuron.watch import (
     Searching,
     ThroughputChosen,
 )
+from ergmeter.views.analyze_log import log_section
+from ergmeter.views.analyze_text import heading, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
     Document = Mapping[str, Any]
 
-_WIDE, _NARROW, _TABLE, _COLUMNS = 60, 50, 120, 80
+_NARROW, _TABLE = 50, 120
 
 
 def event_lines(event: Event) -> Iterator[str]:
@@ -50,60 +52,13 @@ def event_lines(event: Event) -> Iterator[str]:
             yield f"Analyzing: {path}"
 
 
-def log_section(log: Document) -> Iterator[str]:
-    """What the log holds."""
-    yield ""
-    yield from _heading("LOG FILE METRICS SUMMARY", _WIDE)
-    yield f"Log file: {log['log_file']}"
-    stamps, steps = log["timestamps"], log["steps"]
-    if stamps["first"]:
-        yield "\nTraining Timeline:"
-        yield f"  First timestamp: {stamps['first']}"
-        yield f"  Last timestamp: {stamps['last']}"
-    elif stamps["file_modification"]:
-        yield f"\nFile modified: {stamps['file_modification']} (the lines have no time)"
-    if steps["count"]:
-        yield "\nTraining Steps:"
-        yield f"  Total steps recorded: {steps['count']}"
-        yield f"  First step: {steps['first']}"
-        yield f"  Last step: {steps['last']}"
-    yield from _statistics("Step Time Statistics", log["step_times"], "seconds", 3)
-    yield from _statistics("Throughput Statistics", log["throughput"], "seq/s", 3)
-    yield from _statistics("Loss Statistics", log["losses"], "", 4)
-    lost = log["losses"].get("not_finite")
-    if lost and log["losses"]["count"]:
-        rows = lost + log["losses"]["count"]
-        yield f"  Without a number: {lost} of {rows} lines (nan, inf or not printed)"
-    if "steady_state" in log:
-        if log["runs_in_log"] > 1:
-            yield f"\n{log['runs_in_log']} runs in this log: the last one is shown"
-        yield ""
-        yield from wrapped(f"Steady state: {log['steady_state']['rule']}")
-        for note in log["notes"]:
-            yield from wrapped(note, "  - ")
-
-
-def _statistics(title: str, of: Document, unit: str, digits: int) -> Iterator[str]:
-    if of["average"] is None:
-        return
-    yield f"\n{title}:"
-    names = {
-        "average": "Average", "min": "Min", "max": "Max",
-        "first": f"First {title.split()[0].lower()}", "last": f"Last {title.split()[0].lower()}",
-    }  # fmt: skip
-    for key, name in names.items():
-        if of.get(key) is not None:
-            yield f"  {name}: {of[key]:.{digits}f} {unit}".rstrip()
-    yield f"  Number of measurements: {of['count']}"
-
-
 def inputs_section(document: Document) -> Iterator[str]:
     """What the figures are made from."""
     rate = document["throughput_seq_per_sec"]
     yield "\nCalculating metrics with:"
     yield f"  Model config: {document['model_config']}"
-    yield f"  Batch size: {document['batch_size']}"
-    yield f"  Sequence length: {document['sequence_length']}"
+    yield f"  Batch size: {document['batch_size']}{_by_log(document, 'batch_size')}"
+    yield f"  Sequence length: {document['sequence_length']}{_by_log(document, 'sequence_length')}"
     yield f"  Throughput: {'-' if rate is None else rate} seq/s"
     yield f"  Hardware: {document['hardware_backend']}"
     yield f"  Nodes: {document['num_nodes']}"
@@ -125,7 +80,13 @@ def inputs_section(document: Document) -> Iterator[str]:
     if lora:
         share = 100 * document["parameters_trained"] / document["parameters"]
         targets = ", ".join(lora["targets"])
-        yield from wrapped(f"LoRA: r={lora['r']} on {targets} ({share:.3f} % trained)", "  ")
+        yield from wrapped(
+            f"LoRA: r={lora['r']} on {targets} ({decimals(share, 3, whole=100)} % trained)", "  "
+        )
+
+
+def _by_log(document: Document, key: str) -> str:
+    return " (the log's)" if document.get(f"{key}_from") == "the log" else ""
 
 
 def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]:
@@ -141,14 +102,15 @@ def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]
     yield "-" * _TABLE
     for one in files:
         if one["status"] != "success":
-            module = one.get("module_name") or "-"
-            yield f"{one['file_name']:<{long}} {module:<{wide}} ERROR: {one['error']}"
+            # The original names no module of a file that it can't read.
+            module = f" {one['module_name'] or '-':<{wide}}" if "module_name" in one else ""
+            yield f"{one['file_name']:<{long}}{module} ERROR: {one['error']}"
             continue
         mark = "*" if one.get("is_lower_bound") else ""
         line = (
             f"{one['file_name']:<{long}} {one['module_name'] or '-':<{wide}}"
             f" {one['hlo_macs']:>{many},} {one['nki_macs']:>{many},}"
-            f" {_fixed(one['nki_ratio'], 4) + mark:>10}"
+            f" {_ratio(one['nki_ratio']) + mark:>10}"
         )
         found = one.get("training_score")
         yield line + (f" {_fixed(found['score'], 4):>10}" if found else "")
@@ -172,7 +134,7 @@ def score_section(document: Document) -> Iterator[str]:
         return
     yield (
         f"MFU improvement: {parts['mfu_improvement']:.4f}"
-        f" ({parts['base_mfu']:.2f}% → {parts['achieved_mfu']:.2f}%)"
+        f" ({parts['base_mfu']:.2f}% → {_percent(parts['achieved_mfu'])})"
     )
     yield (
         f"Throughput improvement: {parts['throughput_improvement']:.4f}"
@@ -180,7 +142,7 @@ def score_section(document: Document) -> Iterator[str]:
     )
     yield f"Loss improvement: {parts['loss_improvement']:.4f}"
     yield f"Convergence rate improvement: {parts['convergence_rate']:.4f}"
-    yield f"NKI flop ratio: {_fixed(parts['nki_flop_ratio'], 4)}"
+    yield f"NKI flop ratio: {_ratio(parts['nki_flop_ratio'])}"
     if parts.get("nki_factor") is not None:
         yield f"NKI factor: {parts['nki_factor']:.4f} ({parts['score_offset']:g} + NKI flop ratio)"
     yield "=" * _NARROW
@@ -197,10 +159,11 @@ def score_section(document: Document) -> Iterator[str]:
 def summary_section(document: Document) -> Iterator[str]:
     """The figures everybody looks for, then what they stand on."""
     yield ""
-    yield from _heading("TRAINING METRICS SUMMARY", _NARROW)
+    yield from heading("TRAINING METRICS SUMMARY", _NARROW)
     missing = document.get("missing", {})
     under = f" ({document['convention']})" if document["compat"] is None else ""
-    mfu = _or_why(document["mfu_percent"], ".2f", f"%{under}", missing.get("mfu_percent"))
+    value = document["mfu_percent"]
+    mfu = f"- ({missing.get('mfu_percent')})" if value is None else f"{_percent(value)}{under}"
     yield from wrapped(f"MFU: {mfu}")
     per_second = _or_why(document["tflops_per_second"], ".2f", "", missing.get("tflops_per_second"))
     yield from wrapped(f"TFLOPs/second: {per_second}")
@@ -219,7 +182,7 @@ def _by_convention(document: Document) -> Iterator[str]:
     yield f"TFLOP per sequence: {document['tflop_per_sequence']:.2f} ({document['convention']})"
     hfu, mfu = document["hfu_percent"], document["mfu_percent"]
     if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
-        yield f"HFU: {hfu:.2f}% (with what is computed twice)"
+        yield f"HFU: {_percent(hfu)} (with what is computed twice)"
     theirs = document["original_count"]
     if theirs is None or theirs["convention"] == document["convention"]:
         return
@@ -238,7 +201,7 @@ def _nki_summary(summary: Document) -> Iterator[str]:
     yield "\nNKI Analysis Summary:"
     yield f"  Files analyzed: {summary['successful_analyses']}/{summary['total_files']}"
     for name in ("overall", "average", "min", "max"):
-        yield f"  {name.title()} NKI Ratio: {_fixed(summary[f'{name}_nki_ratio'], 4)}"
+        yield f"  {name.title()} NKI Ratio: {_ratio(summary[f'{name}_nki_ratio'])}"
     yield f"  Total HLO MACs: {_fixed(summary['total_hlo_macs'], 0)}"
     yield f"  Total NKI MACs: {_fixed(summary['total_nki_macs'], 0)}"
     if "weighting" in summary and summary["successful_analyses"]:
@@ -258,7 +221,7 @@ def _reasons(document: Document) -> Iterator[str]:
         "Worth knowing": [one["text"] for one in document.get("findings", ())],
         "Assumed and noted": document.get("notes", ()),
         "Not known in the graphs": [
-            f"{count} {what}"
+            _counted(count, what)
             for what, count in document["nki_analysis"].get("not_known", {}).items()
         ],
         "Not counted": [*_failed(document), *_left_out(document)],
@@ -267,15 +230,19 @@ def _reasons(document: Document) -> Iterator[str]:
     if compat is not None:
         groups[f"Kept as in {compat['version']}"] = compat["quirks_kept"]
         groups["Not kept"] = compat["not_kept"]
-        unread = document["unreadable_kernel_configs"]
-        if unread:
-            what = "kernel configuration" if unread == 1 else "kernel configurations"
-            groups["Worth knowing"] = [f"{unread} {what} can't be read: taken as 0"]
     for title, texts in groups.items():
         if texts:
             yield f"\n{title}:"
             for text in texts:
                 yield from wrapped(text, "  - ")
+
+
+def _counted(count: int, what: str) -> str:
+    """`2 loops whose ...`, `1 loop whose ...`."""
+    noun, _, rest = what.partition(" ")
+    if count == 1:
+        noun = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
+    return f"{count:,} {noun} {rest}"
 
 
 def _failed(document: Document) -> Iterator[str]:
@@ -294,26 +261,16 @@ def _left_out(document: Document) -> Iterator[str]:
         yield f"{count} {'file' if count == 1 else 'files'} left out: {why}"
 
 
-def wrapped(text: str, lead: str = "") -> Iterator[str]:
-    """A sentence in lines of a terminal's width; paths and names stay whole."""
-    yield from textwrap.wrap(
-        text,
-        _COLUMNS,
-        initial_indent=lead,
-        subsequent_indent=" " * max(2, len(lead)),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def _heading(title: str, width: int) -> Iterator[str]:
-    yield "=" * width
-    yield title
-    yield "=" * width
-
-
 def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else decimals(value, 4)
+
+
+def _percent(value: float) -> str:
+    return f"{decimals(value, 2, whole=100)}%"
 
 
 def _fixed(value: float | None, digits: int) -> str:

@@ -46,7 +46,9 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
             table.add_row(name, *("-" if v is None else significant(v, 5) for v in values))
         if len(group.outputs) > 1:
             spreads = [group.spreads.get(name) for name in METRICS]
-            table.add_row(f"mean of {len(group.outputs)}", *map(_mean, spreads), style="bold")
+            many = len(group.outputs)
+            means = (_mean(spread, of=many) for spread in spreads)
+            table.add_row(f"mean of {many}", *means, style="bold")
             table.add_row("± standard deviation", *map(_deviation, spreads))
     yield table
     for before, group in zip(found.groups, found.groups[1:], strict=False):
@@ -55,8 +57,11 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
         yield Text(note, style="dim")
 
 
-def _mean(spread: Spread | None) -> str:
-    return "-" if spread is None else significant(spread.mean, 5)
+def _mean(spread: Spread | None, *, of: int) -> str:
+    if spread is None:
+        return "-"
+    some = f" (of {spread.count})" if spread.count < of else ""
+    return f"{significant(spread.mean, 5)}{some}"
 
 
 def _deviation(spread: Spread | None) -> str:

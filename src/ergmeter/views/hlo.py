@@ -18,7 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.hlo.reading import reader_name
-from ergmeter.units import scaled, significant
+from ergmeter.neuron.shares import percent
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -46,7 +47,8 @@ def shown(
         yield from (Text(line, "yellow") for line in _open(counts))
     if left_out:
         yield Text(f"left out: {left_out} wrapped_neff.hlo, whose work is in their modules", "dim")
-    yield from (Text(line, "red") for line in _failures(counted))
+    in_table = bool(counts) and by == "module"
+    yield from (Text(line, "red") for line in _failures(counted, in_table=in_table))
     if verbose:
         remembered = sum(one.from_memo for one in counted)
         yield Text(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory", "dim")
@@ -98,27 +100,24 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
     table = _grid(by, "MACs", "share")
     whole = sum(sums.values())
     for name, macs in sums.most_common():
-        table.add_row(name, f"{macs:,}", f"{significant(100 * macs / whole)} %")
+        table.add_row(name, f"{macs:,}", percent(macs / whole) if whole else "-")
     return table
 
 
 def _modules(counted: Sequence[FileCount]) -> Table:
     """A row each, under its directory; a file name that all have stands in the title."""
     table = _grid("module", "MACs", "NKI", "instructions")
-    paths = [one.path.absolute() for one in counted]
-    same = paths[0].name if len(paths) > 1 and len({path.name for path in paths}) == 1 else None
-    places = [path.parent if same else path for path in paths]
-    shared = os.path.commonpath([place.parent for place in places])
-    title = f"{shared}, each {same}" if same else shared
+    shared, same, places = _places(counted)
+    title = f"{shared}, each {same}" if same else str(shared)
     table.title, table.title_justify, table.title_style = title, "left", "dim"
-    above = Path(shared)
+    above = shared
     for one, place in zip(counted, places, strict=True):
         if one.count:
             if place.parent != above:
                 above = place.parent
                 table.add_row(Text(f"{above.relative_to(shared)}/", "dim"))
             share = one.count.nki_share_frac
-            nki = f"{significant(100 * share)} %" if share is not None else "-"
+            nki = percent(share) if share is not None else "-"
             mark = "*" if next(_open([one.count]), None) else ""
             table.add_row(
                 place.name,
@@ -127,6 +126,14 @@ def _modules(counted: Sequence[FileCount]) -> Table:
                 f"{one.count.instructions:,}",
             )
     return table
+
+
+def _places(counted: Sequence[FileCount]) -> tuple[Path, str | None, list[Path]]:
+    """The directory that all are below, the file name if all have one, and where each is."""
+    paths = [one.path.absolute() for one in counted]
+    same = paths[0].name if len(paths) > 1 and len({path.name for path in paths}) == 1 else None
+    places = [path.parent if same else path for path in paths]
+    return Path(os.path.commonpath([place.parent for place in places])), same, places
 
 
 def _kernels(counts: Sequence[ModuleCount]) -> Table:
@@ -161,19 +168,29 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
     calls = sum(count.nki_calls for count in counts)
     if calls:
         nki = sum(count.nki_macs for count in counts)
-        yield Text(f"{nki:,} of them in NKI kernels ({known} of {calls} calls state their MACs)")
+        state = (
+            f"{known} of {calls} calls state their"
+            if calls > 1
+            else f"{known} of 1 call states its"
+        )
+        yield Text(f"{nki:,} of them in NKI kernels ({state} MACs)")
 
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
     """What the total leaves open."""
     silent = sum(count.nki_calls - count.nki_calls_known for count in counts)
     if silent:
-        yield f"not counted: {silent} calls of NKI kernels that do not state their MACs"
+        one = "1 call of an NKI kernel that does not state its MACs"
+        many = f"{silent} calls of NKI kernels that do not state their MACs"
+        yield f"not counted: {one if silent == 1 else many}"
     unknown: Counter[str] = Counter()
     for count in counts:
         unknown.update(count.unknown_calls)
     if unknown:
-        names = [f"{target} ({calls:,} calls)" for target, calls in unknown.most_common()]
+        names = [
+            f"{target} ({times:,} call{'s'[: times != 1]})"
+            for target, times in unknown.most_common()
+        ]
         yield f"not counted: custom calls that may hold products: {_some(names)}"
     loops = [name for count in counts for name in count.unknown_loops]
     if loops:
@@ -191,12 +208,27 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _failures(counted: Sequence[FileCount]) -> Iterator[str]:
+def _failures(counted: Sequence[FileCount], *, in_table: bool) -> Iterator[str]:
     """Each kind of error once, with how many files it struck and one of them."""
-    kinds: dict[str, list[FileCount]] = {}
-    for one in counted:
+    kinds: dict[str, list[str]] = {}
+    errors: dict[str, str] = {}
+    for one, name in zip(counted, _names(counted, in_table=in_table), strict=True):
         if one.error:
-            kinds.setdefault(re.sub(r"\d+", "N", one.error), []).append(one)
-    for struck in kinds.values():
+            kind = re.sub(r"\d+", "N", one.error)
+            kinds.setdefault(kind, []).append(name)
+            errors.setdefault(kind, one.error)
+    for kind, struck in kinds.items():
         more = f" (and {len(struck) - 1} more like it)" if len(struck) > 1 else ""
-        yield f"{struck[0].path}: {struck[0].error}{more}"
+        yield f"{struck[0]}: {errors[kind]}{more}"
+
+
+def _names(counted: Sequence[FileCount], *, in_table: bool) -> list[str]:
+    """What files are called: below the title of a table, else from here."""
+    if not counted:
+        return []
+    if in_table:
+        shared, _, places = _places(counted)
+        return [str(place.relative_to(shared)) for place in places]
+    here = Path.cwd()
+    paths = [one.path.absolute() for one in counted]
+    return [str(p.relative_to(here)) if p.is_relative_to(here) else str(p) for p in paths]

@@ -41,7 +41,7 @@ def test_a_name_on_the_hub_is_read_from_what_was_downloaded(
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, str(tmp_path))
-    with pytest.raises(FormatError) as caught:
+    with pytest.raises(UsageError) as caught:
         read_model(NAME)
     assert f"hf download {NAME} config.json --local-dir Llama-3.1-8B" in str(caught.value)
     downloaded(tmp_path / below)

@@ -80,7 +80,7 @@ def test_where_nothing_is_recognised_it_is_said_what_was_looked_for(tmp_path: Pa
     text = str(said.value)
     assert "\n" not in text
     assert "no training step recognised in 5 lines" in text
-    assert "it begins 'first line' / 'second line' / 'third';" in text
+    assert "it begins 'first line' / 'second line' / 'third'" in text
     for name in registry.names("importers"):
         assert registry.load("importers", name)().looks_for in text
     with pytest.raises(FormatError, match="is empty"):

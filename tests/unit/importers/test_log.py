@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
+from ergmeter.neuron.logged import log_document
+from ergmeter.neuron.pace import Throughput
 from ergmeter.records import Missing, Reading
 from tests.unit.importers.captured import capture
 from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan
@@ -179,3 +181,30 @@ def test_a_clock_that_falls_back_begins_another_run_and_that_is_said(tmp_path: P
     parsed = read(tmp_path, *lines)
     assert [run.step.tolist() for run in parsed.runs] == [[1, 2, 3], [4, 5, 6]]
     assert "2 runs in one log: the time went back" in parsed.notes
+
+
+def test_a_loss_that_is_nan_is_told_from_one_that_was_not_printed(tmp_path: Path) -> None:
+    losses = ("loss=2.5 ", "loss=nan ", "", "loss=inf ", "")
+    lines = [f"step={n} {said}tokens=8" for n, said in enumerate(losses, 1)]
+    run = read(tmp_path, *lines).last
+    assert run.has_loss.tolist() == [True, True, False, True, False]
+    assert run.loss[0] == 2.5
+    assert np.isnan(run.loss[[1, 2, 4]]).all()
+    assert np.isinf(run.loss[3])
+    assert log_document(read(tmp_path, *lines), Throughput(None, ""))["losses"] == {
+        "average": 2.5, "min": 2.5, "max": 2.5, "count": 1, "first": 2.5, "last": 2.5,
+        "not_finite": 2, "first_not_finite_step": 2, "not_printed": 2,
+    }  # fmt: skip
+
+
+def test_a_nan_that_was_printed_stands_though_the_step_is_told_of_again(tmp_path: Path) -> None:
+    run = read(tmp_path, "step=1 loss=nan tokens=8", "step=1 loss=2.0 tokens=8").last
+    assert (len(run), bool(np.isnan(run.loss[0])), run.has_loss.tolist()) == (1, True, [True])
+
+
+def test_one_printed_figure_is_no_mean(tmp_path: Path) -> None:
+    found = read(tmp_path, "step_time: 2.0", "throughput: 3.0", "loss: 2.5").last.steady()
+    assert isinstance(found.sequences_per_s, Reading)
+    assert found.sequences_per_s.note.startswith("the one printed figure, not samples over time;")
+    assert isinstance(found.step_s, Reading)
+    assert found.step_s.note.startswith("the one printed step time;")

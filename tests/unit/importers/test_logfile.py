@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import os
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -34,17 +36,18 @@ def test_lines_are_those_of_a_plain_reading_that_hold_a_word(
     parts: list[bytes], block: int, folds_case: bool
 ) -> None:
     data = b"".join(parts)
-    lines = data.replace(b"\0", b"").replace(b"\r", b"\n").split(b"\n")
+    lines = data.replace(b"\0", b"").replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     wanted = [line for line in lines if any(w in (line.lower() if folds_case else line)
                                             for w in (b"loss", b"step"))]  # fmt: skip
-    blocks = [data[i : i + block] for i in range(0, len(data), block)]
     log = LogFile("unused")
-    cleaned = log._blocks(io.BytesIO(data))
-    assert b"".join(cleaned).split(b"\n") == lines
-    cut = (part.replace(b"\0", b"").replace(b"\r", b"\n") for part in blocks)
+    with mock.patch.object(logfile, "_BLOCK_BYTES", block):
+        cut = list(log._blocks(io.BytesIO(data)))
+    assert b"".join(cut).split(b"\n") == lines
     words = Words((b"loss", b"step"), folds_case=folds_case)
     found = [
-        line for whole in logfile._whole_lines(cut) for line in logfile._with_words(whole, words)
+        line
+        for whole in logfile._whole_lines(iter(cut))
+        for line in logfile._with_words(whole, words)
     ]
     assert found == wanted
 
@@ -135,3 +138,15 @@ def test_a_log_that_is_not_there_is_misuse(tmp_path: Path) -> None:
         texts(tmp_path / "none.log")
     with pytest.raises(UsageError, match="directory"):
         texts(tmp_path)
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 1 << 20])
+def test_an_end_of_line_of_two_bytes_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("ergmeter.importers.logfile._BLOCK_BYTES", size)
+    path = tmp_path / "a.log"
+    path.write_bytes(codecs.BOM_UTF8 + b"ab\r\ncd\r\nef\rgh\r\n\r\n")
+    log = LogFile(path)
+    assert [line.text for line in log.lines()] == ["ab", "cd", "ef", "gh", ""]
+    assert log.line_count == 5

@@ -103,7 +103,7 @@ def test_where_no_graph_was_found_it_says_where_and_what_would_match(tmp_path: P
     write(tmp_path / "a", b"", name="model.neff")
     found = find_graphs(str(tmp_path), Choice())
     (finding,) = about_graphs(found, str(tmp_path))
-    assert f"looked in {tmp_path} and all below it at 1 files" in finding.text
+    assert f"looked in {tmp_path} and all below it at 1 file" in finding.text
     assert "*.hlo_module.pb" in finding.text
     assert "model.neff" in finding.text
     write(tmp_path / "MODULE_1+00000000", b"", name="wrapped_neff.hlo")

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.agreement import about_log
-from ergmeter.neuron.pace import throughput
+from ergmeter.neuron.agreement import about_log, settled
+from ergmeter.neuron.job import Job
+from ergmeter.neuron.pace import Throughput, throughput
 from tests.unit.neuron.test_figures import job
 
 
@@ -29,10 +30,18 @@ def log_of(tmp_path: Path, lines: list[str]) -> ParsedLog:
     return read_log(path)
 
 
+def come_to(
+    log: ParsedLog, what: Job, given: float | None = None
+) -> tuple[Job, Throughput, list[str]]:
+    """What is taken of a job and a log, its throughput, and what is said of it."""
+    taken, findings = settled(what, log)
+    pace = throughput(given, log, taken)
+    texts = [finding.text for finding in (*findings, *about_log(log, taken, pace))]
+    return taken, pace, texts
+
+
 def said(log: ParsedLog, *, batch: int, seq_len: int, given: float | None = None) -> list[str]:
-    what = replace(job(seq_len), batch_size=batch)
-    pace = throughput(given, log, seq_len=seq_len, batch_size=batch)
-    return [finding.text for finding in about_log(log, what, pace)]
+    return come_to(log, replace(job(seq_len), batch_size=batch), given)[2]
 
 
 @pytest.fixture
@@ -44,9 +53,39 @@ def of_2048(tmp_path: Path) -> ParsedLog:
 
 def test_another_length_and_another_batch_are_said(of_2048: ParsedLog) -> None:
     length, batch = said(of_2048, batch=64, seq_len=4096)
-    assert length.startswith("the log says 2,048 tokens a sequence, the YAML 4,096,")
+    assert length.startswith("the log says 2,048 tokens a sequence, the YAML 4,096:")
     assert batch.startswith("the log says 128 sequences a step, the YAML 64:")
     assert said(of_2048, batch=128, seq_len=2048) == []
+
+
+def test_what_was_measured_beats_what_was_configured(of_2048: ParsedLog) -> None:
+    taken, pace, texts = come_to(of_2048, replace(job(4096), batch_size=64, at_once=32))
+    assert (taken.seq_len, taken.seq_len_from) == (2048, "the log")
+    assert (taken.batch_size, taken.batch_from) == (128, "the log")
+    assert taken.micro_batches == 4  # 128 sequences, 32 at once
+    assert pace.seq_per_s == pytest.approx(25.6)
+    assert all("the log's is taken, as what was measured" in text for text in texts)
+
+
+def test_an_option_beats_the_log(of_2048: ParsedLog) -> None:
+    given = replace(job(4096), batch_size=64, batch_from="--batch-size", seq_len_from="--seq-len")
+    taken, pace, texts = come_to(of_2048, given)
+    assert (taken.seq_len, taken.batch_size) == (4096, 64)
+    assert pace.seq_per_s == pytest.approx(64 / 5)  # the log's 5 s a step are not disputed
+    assert "with 64 sequences a step (--batch-size)" in pace.said
+    assert len(texts) == 2
+    assert all("what was given is taken" in text for text in texts)
+
+
+def test_lengths_that_vary_are_no_sequence_length(tmp_path: Path) -> None:
+    lines = [
+        f"2026-01-01 10:00:{3 * step:02d} step: {step}, loss: 3.9, samples: 4,"
+        f" tokens: {4 * (1000 + 300 * (step % 2))}"
+        for step in range(1, 20)
+    ]
+    taken, _, texts = come_to(log_of(tmp_path, lines), replace(job(4096), batch_size=4))
+    assert (taken.seq_len, taken.seq_len_from) == (4096, "the YAML")
+    assert "the YAML's is taken, as the log's vary from line to line" in texts[0]
 
 
 def test_a_given_throughput_is_held_against_the_log(of_2048: ParsedLog) -> None:
@@ -61,8 +100,10 @@ def test_tokens_of_one_rank_are_recognised(tmp_path: Path) -> None:
         f"2026-01-01 10:00:{3 * step:02d} step: {step}, loss: 3.9, tokens: 8192"
         for step in range(1, 20)
     ]
-    (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=4096)
-    assert "8,192 tokens a step, while 64 sequences of 4,096 are 262,144." in text
+    taken, pace, (text,) = come_to(log_of(tmp_path, lines), job(4096))
+    assert (taken.batch_size, taken.batch_from) == (2, "the log")
+    assert pace.seq_per_s == pytest.approx(2 / 3)
+    assert "8,192 tokens a step, while 64 sequences of 4,096 (the YAML, the YAML) make" in text
     assert "one of 32 ranks?" in text
     assert said(log_of(tmp_path, lines), batch=2, seq_len=4096) == []
 
@@ -71,7 +112,7 @@ def test_a_printed_throughput_is_held_against_the_batch_and_the_step_time(tmp_pa
     log = log_of(tmp_path, ["step_time: 1.234", "throughput: 150.5", "seq/s: 150.5", "loss: 2.345"])
     (text,) = said(log, batch=64, seq_len=4096)
     assert "prints 150.5 sequences/s, while 64 sequences (the YAML) in its 1.234 s" in text
-    assert "are 51.86:" in text  # 64 / 1.234
+    assert "make 51.86:" in text  # 64 / 1.234
     assert said(log, batch=186, seq_len=4096) == []  # 150.7 a second
 
 
@@ -91,3 +132,17 @@ def test_a_clock_that_contradicts_the_printed_throughput_is_said(tmp_path: Path)
     (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=4096)
     assert text.startswith("the log prints 32 sequences/s on average")
     assert "come to 2.133" in text  # 64 in 30 s
+
+
+def test_tokens_of_a_rank_that_names_itself_are_no_batch(tmp_path: Path) -> None:
+    lines = [
+        f"[rank{rank}]: 2026-01-01 10:00:{3 * step:02d} step: {step} loss: 3.9 tokens: 8192"
+        for step in range(1, 20)
+        for rank in range(4)
+    ]
+    log = log_of(tmp_path, lines)
+    taken, pace, texts = come_to(log, job(4096))
+    assert (taken.batch_size, taken.batch_from) == (64, "the YAML")
+    assert pace.seq_per_s == pytest.approx(64 / 3)
+    assert texts == []
+    assert any("only those of rank 0 are read: tokens are of one rank" in n for n in log.notes)

@@ -138,3 +138,25 @@ def test_on_a_terminal_of_80_columns_every_value_is_whole(tmp_path: Path) -> Non
     assert ["2.json", "13.789", "1.871", "0.2", "1.2"] in lines
     assert "MFU % +0.0 %" in shown  # a thousandth less
     assert "…" not in shown
+
+
+@pytest.mark.parametrize("mfu", ["NaN", '"x"', "true"])
+def test_an_mfu_that_is_no_number_is_refused(tmp_path: Path, mfu: str) -> None:
+    path, other = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_text(f'{{"mfu_percent": {mfu}}}')
+    other.write_text('{"mfu_percent": 12.0}')
+    with pytest.raises(FormatError, match=r"a\.json: mfu_percent must be a number or null; got"):
+        read_outputs([str(path), str(other)])
+    with pytest.raises(UsageError, match="can't be read: Is a directory"):
+        read_outputs([str(tmp_path), str(other)])
+
+
+def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> None:
+    known = ours(13.0, "2.16")
+    absent = ours(13.0, "2.16") | {"training_score": None}
+    console = Console(width=100, file=StringIO())
+    for part in parts(compared(tmp_path, known, absent)):
+        console.print(part)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    (mean,) = (line for line in shown.splitlines() if line.startswith(" mean of 2"))
+    assert mean.split()[-3:] == ["1.2", "(of", "1)"]

@@ -8,6 +8,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.pace import Throughput, throughput
+from tests.unit.neuron.test_figures import job
 
 
 def log_of(tmp_path: Path, *lines: str) -> ParsedLog:
@@ -17,7 +18,7 @@ def log_of(tmp_path: Path, *lines: str) -> ParsedLog:
 
 
 def pace(log: ParsedLog | None, given: float | None = None) -> Throughput:
-    return throughput(given, log, seq_len=4096, batch_size=64)
+    return throughput(given, log, job(4096))
 
 
 def test_what_is_given_wins(tmp_path: Path) -> None:

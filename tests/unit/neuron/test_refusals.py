@@ -10,6 +10,7 @@ import pytest
 from ergmeter.cli.main import main
 
 DATA = Path(__file__).parents[2] / "data"
+YAML, MODEL = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
 Analyze = Callable[..., tuple[int, str]]
 
 
@@ -19,8 +20,7 @@ def analyze(
 ) -> Analyze:
     """The command in an empty directory: its code, and what it says on the error stream."""
     monkeypatch.chdir(tmp_path)
-    yaml, model = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
-    files = ("--config", str(yaml), "--model-config", str(model))
+    files = ("--config", str(YAML), "--model-config", str(MODEL))
 
     def call(*arguments: str) -> tuple[int, str]:
         with pytest.raises(SystemExit) as ended:
@@ -34,6 +34,11 @@ def analyze(
     ("arguments", "rc", "said"),
     [
         (("--config", "none.yaml"), 2, "none.yaml: no such file"),
+        (
+            ("--config", "."),
+            2,
+            ". can't be read: Is a directory; --config takes the training's YAML",
+        ),
         (("--model-config", "none.json"), 2, "none.json: no such file"),
         (("--model-config", "none"), 2, "none: no such file"),
         (("--graph-runs", "none"), 2, "--graph-runs none can't be read: No such file"),
@@ -55,6 +60,8 @@ def analyze(
         (("--compat", "--hw-backend", "trn3"), 2, "--compat knows --hw-backend trn1 and trn2"),
         (("--compat", "--convention", "exact"), 2, "the original, which has no --convention"),
         (("--compat", "--module", "MODULE_1"), 2, "--module, --since or --until; leave it out"),
+        (("--compat", "--log-file", "."), 2, "--log-file .: is no file"),
+        (("--compat", "--model-config", "layers=2,hidden=8,heads=2"), 2, "--compat takes a config"),
         (("--compat", "--log-file", "none.log"), 2, "--log-file none.log: no such file"),
     ],
 )
@@ -91,3 +98,50 @@ def test_the_files_of_a_job_are_needed(capsys: pytest.CaptureFixture[str]) -> No
     with pytest.raises(SystemExit):
         main(["analyze", "stray.json"])
     assert "'stray.json' is no option; files are for --compare" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_in_the_local_cache_is_misuse(
+    analyze: Analyze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "hub")
+    for mode in ((), ("--compat",)):
+        code, err = analyze("--model-config", "meta-llama/Llama-3.1-8B", *mode)
+        assert code == 2
+        assert "meta-llama/Llama-3.1-8B: no such file, and no config.json of it in the" in err
+        assert err.count("\n") == 1
+
+
+def test_a_damaged_model_in_the_local_cache_is_a_damaged_file(
+    analyze: Analyze, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "hub")
+    folder = Path("hub/models--meta-llama--Llama-3.1-8B")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc" / "config.json").write_text("{")
+    code, err = analyze("--model-config", "meta-llama/Llama-3.1-8B")
+    assert code == 1
+    assert "snapshots/abc/config.json" in err
+
+
+def test_a_log_without_steps_is_refused_without_advice_that_analyze_does_not_take(
+    analyze: Analyze,
+) -> None:
+    Path("train.log").write_text("hello\nworld 3\n")
+    code, err = analyze("--log-file", "train.log")
+    assert code == 1
+    assert "no training step recognised in 2 lines" in err
+    assert "--format" not in err
+
+
+def test_a_file_of_runs_is_read_before_anything_is_printed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs.json").write_text('{"MODULE_1": [1]}')
+    files = ["--config", str(YAML), "--model-config", str(MODEL)]
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", *files, "--graph-runs", "runs.json"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,35 @@
+"""What the document of a job is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ergmeter.importers.log import ParsedLog
+    from ergmeter.neuron.advice import Finding
+    from ergmeter.neuron.cache import Found
+    from ergmeter.neuron.figures import Figures
+    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.kernels import GraphResult, NkiSummary
+    from ergmeter.neuron.machine import Machine
+    from ergmeter.neuron.pace import Throughput
+    from ergmeter.neuron.request import Request
+    from ergmeter.neuron.score import Score
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a document is made from; the graphs come last."""
+
+    request: Request
+    job: Job
+    machine: Machine
+    pace: Throughput
+    figures: Figures
+    log: ParsedLog | None
+    found: Found | None = None
+    results: tuple[GraphResult, ...] = ()
+    summary: NkiSummary | None = None
+    findings: tuple[Finding, ...] = ()
+    score: Score | str | None = None
