@@ -36,9 +36,10 @@ from ergmeter.records import Record
 _HEAD = re.compile(r"\[EfficientLLM Metrics\] (?:Iteration|Step) (\d{1,12}):")
 _LINE = re.compile(
     r"(?:^|[\s:|\]>])(Loss|AMU \(GB\)|PCU \(Ratio\)|AL \(Seconds\)|TT \(Tokens/Param/Sec\)"
-    rf"|ST \(Samples/Param/Sec\)|AEC \(Watts\)):\s{{0,12}}({NUMBER})\s*$"
+    rf"|ST \(Samples/Param/Sec\)|AEC \(Watts\)|Energy \(J\)):\s{{0,12}}({NUMBER})\s*$"
 )
 _LAST = "AEC (Watts)"
+_OURS = "Energy (J)"  # one line more, after the last: ergmeter's own block, whose GB are GB
 _PATIENCE = 40  # lines of other programs between those of one block, at most
 _LONGEST = 500  # characters of a block's line, with all that a logger puts before it
 _GIB = 1 << 30
@@ -50,8 +51,9 @@ _MEANS = {
     "TT (Tokens/Param/Sec)": Meaning("rate", "tt", unit="tokens/s/param"),
     "ST (Samples/Param/Sec)": Meaning("rate", "st", unit="samples/s/param"),
     "AEC (Watts)": Meaning("rate", "aec", unit="W"),
+    _OURS: Meaning("rate", "energy", unit="J"),
 }
-_WORDS = (b"Loss:", b"(GB):", b"(Ratio):", b"(Seconds):", b"/Sec):", b"(Watts):")
+_WORDS = (b"Loss:", b"(GB):", b"(Ratio):", b"(Seconds):", b"/Sec):", b"(Watts):", b"(J):")
 _STEP = Meaning("step", "iteration")
 _MEAN = (
     "AL is the mean time of up to a thousand iterations before, and stands here for each of those "
@@ -114,12 +116,13 @@ class _EfficientLlm(Iterations):
         if head is None:
             return super().pairs(text)
         found = [] if self._has_iterations else [Pair(_STEP, "iteration", float(head[1]))]
+        amu_bytes = 10**9 if f"| {_OURS}: " in text else _GIB
         for part in text[head.end() :].split(" | "):
             name, _, figure = part.partition(": ")
             means, value = _MEANS.get(name), number(figure)
             if means is not None and value is not None:
                 self._tell_mean(name)
-                found.append(Pair(means, name, value * (_GIB if name == "AMU (GB)" else 1)))
+                found.append(Pair(means, name, value * (amu_bytes if name == "AMU (GB)" else 1)))
         return found
 
     def _tell_mean(self, name: str) -> None:
@@ -131,20 +134,24 @@ def _blocks(lines: Iterable[Line]) -> Iterator[tuple[Line, bool]]:
     """Each block as one line, of the time of its first; and the lines between, as they are."""
     block: Line | None = None
     since = 0
+    is_whole = False
     for line in lines:
         text = line.text
-        if EFFICIENTLLM in text and _HEAD.search(text):
-            if block is not None:
-                yield block, True
-            block, since = replace(line, text=plain(text[:MAX_CHARS])), 0
-            continue
+        is_head = EFFICIENTLLM in text and _HEAD.search(text) is not None
         match = _LINE.search(plain(text)) if block and len(text) < _LONGEST else None
+        if block is not None and (is_head or (is_whole and (match is None or match[1] != _OURS))):
+            yield block, True
+            block, match = None, None
+        if is_head:
+            block, since, is_whole = replace(line, text=plain(text[:MAX_CHARS])), 0, False
+            continue
         if block is None or match is None:
             yield line, False
             since += 1
         else:
             block = replace(block, text=f"{block.text} | {match[1]}: {match[2]}")
-        if block is not None and (since > _PATIENCE or (match and match[1] == _LAST)):
+            is_whole = match[1] == _LAST
+        if block is not None and (since > _PATIENCE or (match and match[1] == _OURS)):
             yield block, True
             block = None
     if block is not None:

@@ -72,3 +72,11 @@ def test_it_is_known_by_its_first_message() -> None:
     text = "[EfficientLLM] Metrics collection initialized for model with 7615616512 parameters"
     assert IMPORTER.recognises([text])
     assert not IMPORTER.recognises([megatron(1, 1), "AMU (GB): 3"])
+
+
+def test_a_block_that_ergmeter_printed_has_energy_and_decimal_gigabytes() -> None:
+    lines = [*efficientllm(100), "  Energy (J): 5120.5", "done", *efficientllm(110)]
+    told = [(r.name, r.value) for r in reported(from_file(IMPORTER, *lines))]
+    amu = [value for name, value in told if name == "AMU (GB)"]
+    assert amu == [pytest.approx(45.23e9), pytest.approx(45.23 * 2**30)]
+    assert [value for name, value in told if name == "Energy (J)"] == [5120.5]
