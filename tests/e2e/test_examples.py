@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = {"hf_trainer"}  # from outside: they know nothing of ergmeter
 METERED = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in RECORDED)
+NEEDS = {"jax_loop": "jax"}  # which has no release for Python 3.10
 
 
 @pytest.mark.parametrize("example", METERED, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
+    if example.stem in NEEDS:
+        pytest.importorskip(NEEDS[example.stem])
     done = subprocess.run(
         [PYTHON, str(example)], cwd=tmp_path, env=environment(), capture_output=True, text=True,
         check=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert "Reading(value=" in done.stdout
     assert "erg report runs/" in done.stdout
-    assert done.stderr == ""
+    # What bitsandbytes says when it is imported without a GPU is not ours.
+    said = [line for line in done.stderr.splitlines() if "gemm_4bit" not in line]
+    assert said == []
 
 
 def test_the_trainer_of_the_examples_is_recorded_with_its_steps_and_tokens(lab: Lab) -> None:

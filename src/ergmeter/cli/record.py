@@ -6,11 +6,11 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli.options import with_settings
+from ergmeter.cli.options import with_settings, with_sinks
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     "--no-hook", is_flag=True, help="Do not look into the command's Python, only at its output."
 )
 @click.option("--quiet", is_flag=True, help="Show no card at the end.")
+@with_sinks
 @with_model
 @with_settings
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
@@ -58,6 +59,8 @@ def command(
     interval_s: float | None,
     keep_buffering: bool,
     no_hook: bool,
+    sinks: list[tuple[str, dict[str, Any]]],
+    sinks_every_s: float,
     quiet: bool,
 ) -> int:
     """Measure any command: its output, its signals and its exit code pass through unchanged.
@@ -96,6 +99,8 @@ def command(
             tokens_are=tokens_are,
             keep_buffering=keep_buffering,
             hook=not no_hook,
+            sinks=sinks,
+            sinks_every_s=sinks_every_s,
         )
     )
     if not quiet:
@@ -118,13 +123,11 @@ def _check(probes: tuple[str, ...]) -> None:
 def _show(run: Path) -> None:
     from rich.console import Console
 
+    from ergmeter.cli.shown import show_run
     from ergmeter.errors import ErgmeterError
-    from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.terminal import show
 
     try:
-        opened = Run.open(run)
-        show(Console(stderr=True), opened, summarize(opened))
+        show_run(Console(stderr=True), Run.open(run))
     except ErgmeterError as error:
         print(f"erg: {error}", file=sys.stderr)

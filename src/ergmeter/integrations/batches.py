@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
+import numpy as np
+
 Later: TypeAlias = Any  # a number on a device, whose value is not asked for yet
 Amount: TypeAlias = "int | Later | None"
 
@@ -92,15 +94,15 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
     rows, length = (1, ids.shape[0]) if len(ids.shape) == 1 else (ids.shape[0], ids.shape[1])
     prefix = name[: -len(_IDS)]
     computed = int(rows * length)
-    mask: Any = parts.get(f"{prefix}attention_mask")
-    positions: Any = parts.get(f"{prefix}position_ids")
+    mask: Any = _near(parts.get(f"{prefix}attention_mask"))
+    positions: Any = _near(parts.get(f"{prefix}position_ids"))
     samples: Amount = int(rows)
     squares: Amount = computed * int(length)
     real: Amount = None
     if _fits(mask, ids):
-        real = _amount((mask != 0).sum())
+        real = _number(mask != 0)
         if _fits(positions, ids):  # packed rows that are attended to as one
-            samples = _amount(((positions == 0) & (mask != 0)).sum())
+            samples = _number((positions == 0) & (mask != 0))
     elif _fits(positions, ids):
         real, samples, squares = _packed(positions)
     return Counts(computed, samples, real, _with_loss(parts, prefix, ids, shifts=shifts), squares)
@@ -115,23 +117,23 @@ def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  t
     moved = (positions != 0).cumsum(-1)
     is_real = (positions != 0) | (moved != moved[..., -1:])
     return (
-        _amount(is_real.sum()),
-        _amount(((positions == 0) & is_real).sum()),
+        _number(is_real),
+        _number((positions == 0) & is_real),
         _amount(((2 * positions + 1) * is_real).sum()),
     )
 
 
 def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool) -> Amount:  # noqa: ANN401
-    labels: Any = parts.get(f"{prefix}labels")
+    labels: Any = _near(parts.get(f"{prefix}labels"))
     # TRL's preference trainers make the labels later, of what this mask leaves.
-    completion: Any = parts.get(f"{prefix}completion_mask")
+    completion: Any = _near(parts.get(f"{prefix}completion_mask"))
     if labels is not None and (_fits(labels, ids) or (not shifts and _are_targets(labels, ids))):
         borne = labels != IGNORED
     elif labels is None and _fits(completion, ids):
         borne = completion != 0
     else:
         return None
-    return _amount((borne[..., 1:] if shifts else borne).sum())
+    return _number(borne[..., 1:] if shifts else borne)
 
 
 def _are_targets(labels: Any, ids: Any) -> bool:  # noqa: ANN401
@@ -187,6 +189,22 @@ def _is_traced(kind: type) -> bool:
 
 def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
     return hasattr(value, "shape") and tuple(value.shape) == tuple(ids.shape)
+
+
+def _near(value: Any) -> Any:  # noqa: ANN401
+    """A torch tensor in host memory as the numpy array it shares it with, which counts ten times
+    as fast; whatever else as it is."""
+    if getattr(getattr(value, "device", None), "type", None) not in _HOST:
+        return value
+    try:
+        return value.numpy()
+    except (AttributeError, RuntimeError, TypeError):  # a tensor of somebody's own kind
+        return value
+
+
+def _number(those: Any) -> Amount:  # noqa: ANN401
+    """How many of these truths hold."""
+    return int(np.count_nonzero(those)) if isinstance(those, np.ndarray) else _amount(those.sum())
 
 
 def _amount(value: Any) -> Amount:  # noqa: ANN401

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
+from ergmeter.meter.feed import EVERY_S, planned
 from ergmeter.recorder import hook
 from ergmeter.recorder.cost import Cost
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
@@ -69,6 +70,8 @@ class Request:
     probe_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tokens_are: str | None = None
     keep_buffering: bool = False
+    sinks: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    sinks_every_s: float = EVERY_S
     hook: bool = True  # look into the Python programs among it
 
 
@@ -77,6 +80,7 @@ def record(request: Request) -> Recording:
     program = shutil.which(request.command[0])
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
+    planned(request.sinks)  # or what is wrong with one of them
     name = request.name or _name(request.command)
     path = request.out or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
@@ -100,6 +104,8 @@ def record(request: Request) -> Recording:
         flops=request.flops,
         probes=request.probes,
         probe_options=_with_peak(request.probe_options, peak),
+        sinks=request.sinks,
+        sinks_every_s=request.sinks_every_s,
         around=Around(run, _alone(environment), Cost(relay_pid)),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)

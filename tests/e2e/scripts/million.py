@@ -14,7 +14,9 @@ STEPS = 1_000_000
 
 
 def resident_kb() -> int:
-    return int(re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+    found = re.search(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1])
 
 
 training = Training(out=sys.argv[1], probes=("process",), sinks=("jsonl",), sinks_every_s=1.0)
