@@ -13,6 +13,8 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.evidence import OUTPUT
+from ergmeter.metrics.steps import Steps
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -27,15 +29,30 @@ _HOW = {
 
 
 def _last(column: str, evidence: Evidence) -> Reading:
-    """The last that was told in the window, of the first rank that tells it."""
+    """The last that was told in the window, of the first rank that tells it; else as printed."""
     for lane in evidence.counted.lanes:
-        told = np.flatnonzero(~np.isnan(lane[column]))
-        if len(told):
-            index = lane["index"][told[-1]]
-            which = "" if np.isnan(index) else f" of step {index + 1:.0f}"
-            note = f"the program's own{which}, the last of {len(told)} told; {evidence.window_note}"
-            return Reading(float(lane[column][told[-1]]), "1", "reported", note=note)
+        found = _of(lane, column, evidence)
+        if found is not None:
+            return found
+    if not evidence.from_output:
+        printed = Steps(evidence.run.steps(OUTPUT))
+        window = evidence.window
+        inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < window.end_ns)
+        found = _of(printed.where(inside), column, evidence, how=", as printed")
+        if found is not None:
+            return found
     raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
+
+
+def _of(rows: Steps, column: str, evidence: Evidence, *, how: str = "") -> Reading | None:
+    told = np.flatnonzero(~np.isnan(rows[column]))
+    if not len(told):
+        return None
+    index = rows["index"][told[-1]]
+    # A program that prints counts as it likes; our own numbers begin at 0.
+    which = "" if np.isnan(index) or how else f" of step {index + 1:.0f}"
+    note = f"the program's own{which}{how}, the last of {len(told)} told; {evidence.window_note}"
+    return Reading(float(rows[column][told[-1]]), "1", "reported", note=note)
 
 
 def _metric(column: str, title: str, direction: Direction) -> Metric:

@@ -116,6 +116,18 @@ def test_what_the_training_says_is_of_its_last_step_that_says_it(tmp_path: Path)
     assert "no step tells its grad norm" in found["training.grad_norm"].reason  # type: ignore[union-attr]
 
 
+def test_a_loss_that_is_only_printed_stands_beside_the_steps_that_a_meter_tells(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=even_steps(10))
+    lines = [Step(i * S, i * S + 2 * S, index=i, loss=9.0 - i) for i in range(0, 14, 2)]
+    add_writer(run, steps=lines, stream="output")
+    found = whole(Run.open(run)).summary.readings["training.loss"]
+    assert value(found) == 1.0  # of the line at 8 to 10 s; those after the last step are not its
+    assert "as printed" in found.note  # type: ignore[union-attr]
+
+
 def test_files_from_before_the_window_are_not_opened(tmp_path: Path) -> None:
     """A week-long run is followed at the price of its last minutes."""
     path = tmp_path / "run"
