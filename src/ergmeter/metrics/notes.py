@@ -37,6 +37,9 @@ _TOLD = {
     "restarted": "the step numbers began again: {}",
     "several_programs": "{}",
     "handover_failed": "part of the record is missing: {}",
+    "sink_failed": "a sink failed: {}",
+    "sink_recovered": "a sink went on: {}",
+    "integration_failed": "ergmeter's part in the program stopped: {}",
 }
 
 
