@@ -204,7 +204,8 @@ def test_what_was_not_counted_is_named_without_being_asked_for(example: Lab) -> 
     assert failed["module_name"] == "MODULE_99+00000000"
     assert "damaged or not an HLO module" in failed["error"]
     said = " ".join(out.partition("Not counted:")[2].split())
-    assert "1 graph that can't be read (MODULE_99+00000000): damaged" in said
+    file = "MODULE_99+00000000/model.hlo_module.pb"
+    assert f"1 graph that can't be read ({file}): damaged" in said
     assert "1 file left out: wrapped_neff.hlo, a stub around a compiled graph" in said
 
 
@@ -226,6 +227,81 @@ def test_a_graph_with_kernels_of_unknown_work_is_no_plain_0(example: Lab) -> Non
     rows = [line.split()[-1] for line in out.splitlines() if line.startswith("model.hlo_module")]
     assert rows == ["0.0000*", "0.0000"]
     assert "\n* a lower bound: kernels that do not state their MACs" in out
+
+
+def test_a_score_of_a_lower_bound_is_a_lower_bound(example: Lab) -> None:
+    write(example.path / "one" / "MODULE_5+0", one_dot(3, 5, 7, config(45), config(None)))
+    write(example.path / "one" / "MODULE_6+0", one_dot(3, 5, 7))
+    scores = ("--calculate-score", "--per-file-scores", "--detailed", "--print-per-file")
+    options = ("--compile-dir", "one", "--throughput", "2", *scores, "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], *options)
+    found = written(example, "out.json")
+    assert found["training_score_breakdown"]["is_lower_bound"] is True
+    assert found["nki_analysis"]["summary"]["overall_nki_ratio"] == 45 / 255
+    files = found["nki_analysis"]["per_file_metrics"]
+    assert [one["training_score"]["is_lower_bound"] for one in files] == [True, False]
+    rows = [line.split()[-2:] for line in out.splitlines() if line.startswith("model.hlo_module")]
+    assert [[word.endswith("*") for word in row] for row in rows] == [[True] * 2, [False] * 2]
+    for label in (
+        "  Overall NKI Ratio: 0.1765", "NKI flop ratio: 0.1765", "NKI factor: 1.1765",
+        "Final Training Score: 0.0061", "  Average Score: ",
+    ):  # fmt: skip
+        (line,) = (line for line in out.splitlines() if line.startswith(label))
+        assert line.endswith("(a lower bound)"), line
+    write(example.path / "two" / "MODULE_6+0", one_dot(3, 5, 7, config(45)))
+    options = ("--compile-dir", "two", "--throughput", "2", *scores, "--output", "out.json")
+    assert "lower bound" not in analyze(example, WAYS[0], *options)[0]
+    assert written(example, "out.json")["training_score_breakdown"]["is_lower_bound"] is False
+
+
+def test_without_a_throughput_the_score_s_other_factors_are_shown(example: Lab) -> None:
+    scores = ("--calculate-score", "--per-file-scores", "--detailed", "--print-per-file")
+    given = ("--loss-improvement", "1.2", "--convergence-rate", "1.1", "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], "--compile-dir", "cache", *scores, *given)
+    found = written(example, "out.json")
+    parts = found["training_score_breakdown"]
+    assert (parts["loss_improvement"], parts["convergence_rate"]) == (1.2, 1.1)
+    assert parts["mfu_improvement"] is parts["score_without_nki"] is None
+    assert parts["nki_factor"] == 1 + 1000 / 1306
+    lines = out.splitlines()
+    for line in (
+        "MFU improvement: -", "Throughput improvement: -", "Loss improvement: 1.2000",
+        "Convergence rate improvement: 1.1000", "NKI flop ratio: 0.7657",
+    ):  # fmt: skip
+        assert line in lines
+    why = "no throughput: pass --throughput, or --log-file"
+    assert f"Final Training Score: - ({why})" in lines
+    assert f"No score of a graph: {why}" in lines  # in place of a column of dashes
+    head = next(line for line in lines if line.startswith("File Name"))
+    assert "Score" not in head
+    assert found["missing"]["average_score"] == why
+
+
+def test_the_table_of_graphs_is_as_wide_as_its_rules(example: Lab) -> None:
+    options = ("--compile-dir", "cache", "--throughput", "2", "--output", "out.json")
+    extra = ("--print-per-file", "--per-file-scores", "--module", FIRST)
+    out, _ = analyze(example, WAYS[0], *options, *extra)
+    lines = out.splitlines()
+    head = next(line for line in lines if line.startswith("File Name"))
+    assert {len(line) for line in lines if line.startswith("---")} == {len(head)}
+    assert len(head) > 120
+    assert "Found 1 HLO file\n" in out
+    (example.path / "none").mkdir()
+    empty = ("--compile-dir", "none", "--throughput", "2", "--output", "out.json")
+    out, _ = analyze(example, WAYS[0], *empty, "--print-per-file")
+    assert "Per-file NKI analysis: no graphs\n" in out
+    assert "---" not in out
+
+
+def test_figures_on_the_console_are_rounded_and_a_reason_stands_once(lab: Lab) -> None:
+    given = ("--throughput", "51.78311317793129", "--output", "out.json")
+    out, _ = analyze(lab, WAYS[0], *given)
+    assert "  Throughput: 51.7831 seq/s\n" in out
+    assert written(lab, "out.json")["throughput_seq_per_sec"] == 51.78311317793129
+    assert "  Throughput: 51.78311317793129 seq/s" in analyze(lab, WAYS[0], *given, "--compat")[0]
+    out, _ = analyze(lab, WAYS[0], "--output", "out.json")
+    assert out.count("no throughput: pass --throughput, or --log-file") == 1
+    assert "\nTFLOPs/second: -\n" in out
 
 
 def test_a_loss_that_is_no_number_is_counted(example: Lab) -> None:
@@ -316,7 +392,7 @@ def test_outputs_of_both_kinds_are_compared(example: Lab) -> None:
     done = example.run(ERG, "analyze", "--compare", "a.json", "b.json", "c.json", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["convention"] == "neuron"
+    assert found["convention"] == "the original's"
     means = [group["metrics"]["mfu_percent"]["mean"] for group in found["groups"]]
     assert means == pytest.approx([15.477] * len(means), abs=5e-4)
     assert [len(group["outputs"]) for group in found["groups"]] == [2, 1]

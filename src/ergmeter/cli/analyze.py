@@ -27,7 +27,7 @@ _INPUTS = [
     click.option("--batch-size", type=int, help="Global batch size, over the YAML's."),
     click.option("--seq-len", type=int, help="Tokens of a sequence, over the YAML's."),
     click.option("--throughput", type=float, help="Sequences per second, over the log's."),
-    click.option("--num-nodes", type=int, help="Over trainer.num_nodes.  [default: 1]"),
+    click.option("--num-nodes", type=int, help="Over trainer.num_nodes; 1 if neither is given."),
     click.option("--devices", type=int, help="Devices of a node, over trainer.devices."),
     click.option(
         "--lnc",
@@ -172,6 +172,7 @@ def main() -> None:
 def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -> dict[str, Any]:
     from ergmeter.neuron.watch import Progress
     from ergmeter.views import analyze as view
+    from ergmeter.views.analyze_files import files_section
 
     if compat:
         from ergmeter.neuron.compat import analyze_compat as analyze
@@ -190,7 +191,9 @@ def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -
         document, files = analyze(request, watch)
     sections = []
     if per_file:
-        sections.append(view.files_section(files, document["nki_analysis"]["summary"]))
+        why = document.get("missing", {}).get("average_score")
+        summary = document["nki_analysis"]["summary"]
+        sections.append(files_section(files, summary, why=why, is_original=compat))
     if request.calculate_score:
         sections.append(view.score_section(document))
     sections.append(view.summary_section(document))
@@ -235,8 +238,12 @@ def _check_writable(path: str) -> None:
 
     from ergmeter.errors import UsageError
 
-    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"--output {path} can't be written: it takes a file in a directory")
+    if Path(path).is_dir():
+        raise UsageError(f"--output {path}: is a directory; it takes a file")
+    folder = Path(path).parent
+    if not folder.is_dir():
+        what = "is no directory" if folder.exists() else "does not exist"
+        raise UsageError(f"--output {path}: the directory {folder} {what}")
 
 
 def _write(path: str, document: dict[str, Any]) -> None:
@@ -292,7 +299,8 @@ def _check_alone() -> None:
 def _compare(paths: tuple[str, ...], *, as_json: bool) -> None:
     from rich.console import Console
 
-    from ergmeter.neuron.compare import compare, read_outputs
+    from ergmeter.neuron.compare import compare
+    from ergmeter.neuron.outputs import read_outputs
     from ergmeter.views import analyze_compare
 
     found = compare(read_outputs(paths))

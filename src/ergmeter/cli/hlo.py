@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,12 +51,15 @@ def command(
     """
     from rich.console import Console
 
+    from ergmeter.errors import FormatError
     from ergmeter.hlo import count_files
     from ergmeter.views import hlo
 
     files, left_out = _files(paths)
     with _progress(files) as progress:
         counted = list(count_files(files, processes=processes, memo=not no_memo, progress=progress))
+    if not as_json and not any(one.count for one in counted):
+        raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
     if as_json:
         click.echo(json.dumps(hlo.document(counted, left_out=left_out), indent=1))
     else:
@@ -67,23 +71,23 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _files(paths: tuple[Path, ...]) -> tuple[list[Path], int]:
-    """The files that are meant, each once, and how many wrapped binaries were left out."""
+def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
+    """The files that are meant, each once, and how many were left out, by reason."""
     from ergmeter.errors import UsageError
-    from ergmeter.hlo.files import PATTERNS, module_files
+    from ergmeter.hlo.files import SHOWN_NAMES, module_files
 
     found: dict[Path, None] = {}
-    left_out = 0
+    left_out: Counter[str] = Counter()
     for path in paths:
         if path.is_dir():
-            modules, wrapped = module_files(path)
-            left_out += wrapped
+            modules, others = module_files(path)
+            left_out.update(others)
             if not modules:
-                raise UsageError(f"no HLO modules in {path}; they are named {', '.join(PATTERNS)}")
+                raise UsageError(f"no HLO modules in {path}; they are named {SHOWN_NAMES}")
             found.update(dict.fromkeys(modules))
         else:
             found[path] = None
-    return list(found), left_out
+    return list(found), dict(left_out)
 
 
 @contextmanager

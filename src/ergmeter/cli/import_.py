@@ -107,8 +107,11 @@ def _lines(imported: Imported) -> Iterator[str]:
     yield f"{imported.log}: {imported.format}, by {imported.recognised!r} ({read})"
     for run in imported.runs:
         steps = f"{run.steps} timed step line{'s'[: run.steps != 1]}"
-        numbers = f", steps {run.first_step} to {run.last_step}" if run.first_step else ""
+        is_numbered = run.first_step is not None
+        numbers = f", steps {run.first_step} to {run.last_step}" if is_numbered else ""
         yield f"{run.path}: {steps}{numbers}"
+        if run.why_no_steps:
+            yield run.why_no_steps
     if len(imported.runs) > 1:
         why = list(dict.fromkeys(run.began for run in imported.runs if run.began))
         more = "; ..." if len(why) > _REASONS else ""

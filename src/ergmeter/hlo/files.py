@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,9 +29,15 @@ if TYPE_CHECKING:
 
     from ergmeter.hlo.memo import Key
 
-# The names that Neuron's caches and XLA's dumps use: model.hlo_module.pb, model.hlo.pb, graph.hlo.
-PATTERNS = ("*.hlo_module.pb", "*.hlo.pb", "*.hlo", "*.pb.gz", "*.hlo.gz")
+# The names that Neuron's caches and XLA's dumps use, in the order in which a graph that is there
+# under several of them is taken: model.hlo_module.pb; model.hlo.pb of 2023 and XLA's own dumps;
+# graph.hlo of inference. Since SDK 2.27 inference also has hlo_module in the middle of a name.
+_ENDINGS = (".hlo_module.pb", ".hlo.pb", ".hlo")
+_OTHER = re.compile(r"(?!.*\.(lock|json|txt|neff|done|log)$).*hlo_module.*")
+SHOWN_NAMES = "*.hlo_module.pb, *.hlo.pb, *.hlo, names with hlo_module; each also as .gz"
 WRAPPED = "wrapped_neff.hlo"  # a compiled binary in an HLO wrapping: its work is in the module
+STUBS = f"{WRAPPED}, a stub around a compiled graph"
+DOUBLES = "the same graph under another name or packing, in the same directory"
 # Below this, starting a process takes longer than the work; the compiled reader is quick.
 _BYTES_PER_PROCESS = {"compiled": 200 << 20, "protobuf": 8 << 20, "python": 1 << 20}
 
@@ -46,11 +53,42 @@ class FileCount:
     from_memo: bool = False
 
 
-def module_files(path: Path) -> tuple[list[Path], int]:
-    """The modules in a directory and below, and how many wrapped binaries were left out."""
-    found = sorted({file for pattern in PATTERNS for file in path.rglob(pattern) if file.is_file()})
-    kept = [file for file in found if file.name != WRAPPED]
-    return kept, len(found) - len(kept)
+def is_module_name(name: str) -> bool:
+    """Whether a file of that name holds a module."""
+    return name.removesuffix(".gz").endswith(_ENDINGS) or bool(_OTHER.fullmatch(name))
+
+
+def without_doubles(paths: Iterable[str]) -> list[str]:
+    """Each graph once: of files in one directory that differ in ending or packing, one.
+
+    A cache that is carried over keeps model.hlo.pb beside model.hlo_module.pb, and what is packed
+    beside what is not; counted each, one graph weighs three times.
+    """
+    best: dict[str, tuple[int, str]] = {}
+    for path in paths:
+        graph, rank = _graph_of(path)
+        best[graph] = min(best.get(graph, (rank, path)), (rank, path))
+    return [path for _, path in best.values()]
+
+
+def _graph_of(path: str) -> tuple[str, int]:
+    """The path without its ending, and how far back the ending stands."""
+    plain = path.removesuffix(".gz")
+    is_packed = plain != path
+    for rank, ending in enumerate(_ENDINGS):
+        if plain.endswith(ending):
+            return plain.removesuffix(ending), 2 * rank + is_packed
+    return plain, 2 * len(_ENDINGS) + is_packed
+
+
+def module_files(path: Path) -> tuple[list[Path], dict[str, int]]:
+    """The modules in a directory and below, and how many files were left out, by reason."""
+    found = sorted(str(one) for one in path.rglob("*") if is_module_name(one.name))
+    files = [one for one in found if Path(one).is_file()]
+    graphs = [one for one in files if Path(one).name != WRAPPED]
+    kept = without_doubles(graphs)
+    left_out = {STUBS: len(files) - len(graphs), DOUBLES: len(graphs) - len(kept)}
+    return list(map(Path, kept)), {why: count for why, count in left_out.items() if count}
 
 
 def count_files(

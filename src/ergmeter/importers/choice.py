@@ -53,7 +53,9 @@ def chosen(
             settled = _settled(importers, best, line, [*before], lines)
             log.words = _words(settled.importer, settled.recognised)
             return settled
-    raise FormatError(_nothing(log, importers.values()) + (f"; {hint}" if hint else ""))
+    if not log.line_count:
+        raise FormatError(f"{log.path} is empty")
+    raise FormatError(_nothing(log, importers) + (f"; {hint}" if hint else ""))
 
 
 def made(name: str, options: dict[str, Any]) -> Importer:
@@ -120,16 +122,26 @@ def _settled(
         if found is not None:
             best, recognised = found, further.text
             better = better[: better.index(found)]
-    return Chosen(best, " ".join(recognised.split())[:_SHOWN], chain(head, lines))
+    return Chosen(best, _shown(recognised, _SHOWN), chain(head, lines))
 
 
-def _nothing(log: LogFile, importers: Iterable[Importer]) -> str:
-    looked = "; ".join(getattr(one, "looks_for", one.name) for one in importers)
-    if not log.line_count:
-        return f"{log.path} is empty"
+def _nothing(log: LogFile, importers: dict[str, Importer]) -> str:
     lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
-    shown = " / ".join(repr(" ".join(text.split())[:60]) for text in log.first_texts)
+    shown = " / ".join(repr(_shown(text, _SHOWN // 3)) for text in log.first_texts)
+    *known, last = importers.items()
+    looked = getattr(last[1], "looks_for", last[0])
+    if known:
+        looked = f"lines of {', '.join(name for name, _ in known)}, or {looked}"
     return (
         f"{log.path}: no training step recognised in {lines}; looked for {looked}; "
         f"it begins {shown}"
     )
+
+
+def _shown(text: str, most: int) -> str:
+    """A line for a message: cut between words, or within one that is all there is."""
+    text = " ".join(text.split())
+    if len(text) <= most:
+        return text
+    begin, _, rest = text[: most - 3].rpartition(" ")
+    return f"{begin or rest} ..."

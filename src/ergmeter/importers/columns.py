@@ -43,6 +43,8 @@ class Columns:
         self.began = began  # why it is another run than the one before
         self.clock: str | None = None
         self.of_one_rank = False
+        self.first_stamp_ns: int | None = None  # of those that are not the clock
+        self.last_stamp_ns: int | None = None
         self.notes: list[str] = []
         self.tally = Tally()
         self._rows = 0  # that are lines
@@ -74,6 +76,9 @@ class Columns:
         if self.clock is None:
             self.clock = told.clock
         self.of_one_rank |= told.of_one_rank
+        if told.stamp_ns is not None:
+            self.first_stamp_ns = self.first_stamp_ns or told.stamp_ns
+            self.last_stamp_ns = told.stamp_ns
         for name, count in told.counts.items():
             self._put(self._counts, name, count)
         for means, printed, value, _ in told.found:

@@ -33,6 +33,9 @@ class Dialect:
     rate_steps: int = 1
     # Its counts are of the whole training, whichever rank prints them.
     counts_all_ranks: bool = False
+    # Its step lines were counted, and how many steps lie between two is not known: stamps say when
+    # they were, and only the printed step times how long a step took.
+    sums_step_times: bool = False
 
     def __init__(self) -> None:
         self.notes: list[str] = []  # what was assumed, to be told once each

@@ -34,6 +34,7 @@ _BEFORE_FIRST = 1000  # records that wait for the first step, to know when the r
 _WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
 # dataclasses.replace takes as long as all else that is done here to a record.
 _BESIDE_TIMES = attrgetter(*(one.name for one in fields(Step)[2:]))
+_WHY_NO_STEPS = ("output_unrecognised", "several_programs")
 _UNTIMED = (
     "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
     " progress bar with its time); what its lines say is in the table of reported figures"
@@ -63,6 +64,7 @@ class ImportedRun:
     last_step: int | None
     notes: tuple[str, ...]
     began: str = ""  # why it is another run than the one before
+    why_no_steps: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
         runs.append(sink.close())
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
+        why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
         raise FormatError(
-            f"{log.path}: recognised as {found.importer.name}, but it holds no step{cut}"
+            f"{log.path}: recognised as {found.importer.name}, but it holds no step{cut}{why}"
         )
     return Imported(
         log.path,
@@ -131,6 +134,7 @@ class _Sink:
         self._first: int | None = None
         self._final: int | None = None
         self._notes: list[str] = []
+        self.why_no_steps = ""  # or no further ones
 
     @property
     def has_records(self) -> bool:
@@ -138,6 +142,8 @@ class _Sink:
         return self._writer is not None or any(not isinstance(r, Mark) for r in self._early)
 
     def take(self, record: Record) -> None:
+        if isinstance(record, Mark) and record.name in _WHY_NO_STEPS:
+            self.why_no_steps = record.detail
         if self._writer is None:
             self._early.append(record)
             if isinstance(record, Step) or len(self._early) >= _BEFORE_FIRST:
@@ -151,14 +157,21 @@ class _Sink:
         writer = self._writer
         assert writer is not None
         if not self._count:
-            self._write(Mark(0, "output_unrecognised", _UNTIMED))
+            self.take(Mark(0, "output_unrecognised", self.why_no_steps or _UNTIMED))
         self._flush("steps", self._steps)
         self._flush("reported", self._reported)
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
-        notes = tuple(self._notes)
-        return ImportedRun(self._run, self._count, self._first, self._final, notes, self._began)
+        return ImportedRun(
+            self._run,
+            self._count,
+            self._first,
+            self._final,
+            tuple(self._notes),
+            self._began,
+            "" if self._count else self.why_no_steps,
+        )
 
     def _open(self) -> None:
         """Make the run, of the first time there is, and write what has waited for it."""

@@ -25,6 +25,7 @@ from ergmeter.importers.logfile import LogFile
 from ergmeter.importers.steady import Steady, steady
 from ergmeter.importers.steplines import Told, step_lines
 from ergmeter.importers.tally import Tally
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray
 
 _FEW_ROWS = 1024  # of a run that is not the last, where there are too many rows in all
+_APART = (
+    "by its timestamps the log took {:.6g} s from the first step line to the last, by its printed "
+    "step times {:.6g} s: the rest is not in the step times, or lines stand for several steps"
+)
+_ALIKE = 0.1  # of the time by stamps, which may be whole seconds
 _MANY = "{} step lines: {} to a row, so the end of the warm-up is known to so many lines"
 
 
@@ -62,6 +68,8 @@ class LogRun:
     tally: Tally  # exact counts of steps and losses
     rate_steps: int = 1  # a printed rate is a mean over so many steps
     of_one_rank: bool = False  # several ranks print: samples and tokens are those of one
+    first_stamp: datetime | None = None  # of its step lines, whatever the clock
+    last_stamp: datetime | None = None
 
     def __len__(self) -> int:
         return len(self.step)
@@ -103,16 +111,6 @@ class ParsedLog:
         """The last run in the file."""
         return self.runs[-1]
 
-    @property
-    def first_stamp(self) -> datetime | None:
-        """When the first stamped step line was written."""
-        return _moment(self.runs, np.nanmin)
-
-    @property
-    def last_stamp(self) -> datetime | None:
-        """When the last stamped step line was written."""
-        return _moment(self.runs, np.nanmax)
-
 
 def read_log(
     path: str | Path,
@@ -139,6 +137,7 @@ def read_log(
     began = [columns.began for columns in all_columns if columns.began]
     if (many := runs[-1].lines_per_row) > 1:
         notes.append(_MANY.format(int(runs[-1].lines.sum()), many))
+    notes += _apart(runs[-1])
     if dialect is not None:
         notes = [*dialect.notes, *notes]
     if len(runs) > 1:
@@ -179,8 +178,10 @@ def _told(importer: Importer, dialect: Dialect | None, lines: Iterator[Line]) ->
 
 
 def _run(columns: Columns, rate_steps: int) -> LogRun:
+    plain = columns.plain()
+    first_stamp, last_stamp = _stamps(columns, plain["t_s"])
     return LogRun(
-        **columns.plain(),
+        **plain,
         clock=columns.clock,
         samples=columns.done("samples"),
         tokens=columns.done("tokens_real", "tokens_computed"),
@@ -191,11 +192,30 @@ def _run(columns: Columns, rate_steps: int) -> LogRun:
         tally=columns.tally,
         rate_steps=rate_steps,
         of_one_rank=columns.of_one_rank,
+        first_stamp=first_stamp,
+        last_stamp=last_stamp,
     )
 
 
-def _moment(runs: tuple[LogRun, ...], pick: Callable[[FloatArray], float]) -> datetime | None:
-    stamped = [run.t_s for run in runs if run.clock == "stamps" and np.isfinite(run.t_s).any()]
-    if not stamped:
-        return None
-    return datetime.fromtimestamp(float(pick(np.concatenate(stamped))), tz=timezone.utc)
+def _apart(run: LogRun) -> list[str]:
+    """What is said where step times are the clock, and there are stamps that tell otherwise."""
+    if run.clock != "step times" or run.first_stamp is None or run.last_stamp is None:
+        return []
+    stamped_s = (run.last_stamp - run.first_stamp).total_seconds()
+    summed_s = float(run.t_s[-1] - run.t_s[0])
+    is_alike = abs(stamped_s - summed_s) <= max(1.0, _ALIKE * stamped_s)
+    return [] if is_alike or not summed_s > 0 else [_APART.format(stamped_s, summed_s)]
+
+
+def _stamps(columns: Columns, t_s: FloatArray) -> tuple[datetime | None, datetime | None]:
+    """The first and the last timestamp of the step lines."""
+    if columns.clock == "stamps" and np.isfinite(t_s).any():
+        return _moment(float(np.nanmin(t_s))), _moment(float(np.nanmax(t_s)))
+    first_ns, last_ns = columns.first_stamp_ns, columns.last_stamp_ns
+    if first_ns is None or last_ns is None:
+        return None, None
+    return _moment(first_ns / NS_PER_S), _moment(last_ns / NS_PER_S)
+
+
+def _moment(t_s: float) -> datetime:
+    return datetime.fromtimestamp(t_s, tz=timezone.utc)

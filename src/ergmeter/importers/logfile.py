@@ -176,5 +176,7 @@ def _opened(path: str) -> IO[bytes]:
         return sys.stdin.buffer
     try:
         return Path(path).open("rb")
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: no such file") from error
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ergmeter.importers.bars import bar
 from ergmeter.importers.dialect import Dialect
+from ergmeter.importers.groups import GROUP, Groups, said_in
 from ergmeter.importers.labels import plain
 from ergmeter.importers.logfile import Words
 from ergmeter.importers.names import Meaning, meaning
 from ergmeter.importers.numbers import count, number
 from ergmeter.importers.pairs import MAX_CHARS, Pair
-from ergmeter.importers.plainlines import OWN, PLAIN_WORDS, plain_figures
+from ergmeter.importers.plainlines import PLAIN_WORDS, is_own, plain_figures
 from ergmeter.importers.reading import Reading
 from ergmeter.importers.signatures import NXDT
 from ergmeter.ports import Line
@@ -82,7 +82,7 @@ class NxdtImporter:
 def _is_own(text: str) -> bool:
     if NXDT in text:
         return bool(_fields(text))
-    return any(name in OWN for name, _ in plain_figures(text) or ())
+    return any(is_own(name) for name, _ in plain_figures(text) or ())
 
 
 class _Nxdt(Dialect):
@@ -93,39 +93,35 @@ class _Nxdt(Dialect):
         self._exact: tuple[int, int] | None = None  # the last step whose total was printed whole
         self._per_step: int | None = None  # samples, by two such totals
         self._has_bars = False  # or lines of NeMo's: then there are no plain ones
-        self._groups = 0
+        self._groups = Groups()
         self._step_text = ""  # as the last bar has it
 
     def joined(self, lines: Iterable[Line]) -> Iterator[Line]:
-        """With the plain lines of a step made one: a name that comes again begins the next."""
-        group: dict[str, str] = {}
-        first: Line | None = None
+        """With the plain lines of a step made one."""
+        groups = self._groups
         for line in lines:
             said = None if self._has_bars else plain_figures(line.text)
-            if said is None:
-                if NXDT in line.text and not self._has_bars:
-                    # What looked like steps was configuration.
-                    self._has_bars, first = True, None
-                    self.whole_numbers, self.counts_all_ranks = True, True
-                    self.rate_steps = _MEAN_STEPS
-                elif first is not None and self._is_loops_own(line.text):
-                    # A step of its own: what comes before it in time is handed on before it.
-                    yield self._group(first, group)
-                    group, first = {}, None
-                yield line
+            if said is not None:
+                for group in groups.take(line, said):
+                    yield self._counted(group)
                 continue
-            if first is not None and any(name in group for name, _ in said):
-                yield self._group(first, group)
-                group, first = {}, None
-            first = first or line
-            group |= dict(said)
-        if first is not None:
-            yield self._group(first, group)
+            if NXDT in line.text and not self._has_bars:
+                groups.drop()
+                self._has_bars, self.sums_step_times = True, False
+                self.whole_numbers, self.counts_all_ranks = True, True
+                self.rate_steps = _MEAN_STEPS
+            elif groups and self._is_loops_own(line.text):
+                # A step of its own: what comes before it in time is handed on before it.
+                yield from groups.end(before_a_step=True)
+                self.counts_all_ranks = False
+            yield line
+        for group in groups.end():
+            yield self._counted(group)
 
     def wanted(self, text: str) -> bool:
         """Every line but a bar that is drawn again for the step before: most of them are."""
         if NXDT not in text:
-            return not self._has_bars and (_GROUP in text or super().wanted(text))
+            return not self._has_bars and (GROUP in text or super().wanted(text))
         if self._step_text and self._step_text in text:
             return False
         start = text.find("global_step=")
@@ -135,8 +131,8 @@ class _Nxdt(Dialect):
     def pairs(self, text: str) -> list[Pair]:
         if NXDT in text:
             found = self._without_rounding(_fields(text))
-        elif _GROUP in text:
-            found = [Pair(means, name, v) for name, means, v in _figures(_said(text))]
+        elif GROUP in text:
+            found = [Pair(means, name, v) for name, means, v in _figures(said_in(text))]
         else:
             found = [_in_sequences(pair) for pair in super().pairs(text)]
         if any(pair.means is _SEQUENCES for pair in found):
@@ -144,33 +140,30 @@ class _Nxdt(Dialect):
         return found
 
     def is_step(self, found: list[Pair], text: str) -> bool:
-        """A bar or a line of NeMo's; a group that has a step's number or time, or a loss."""
+        """A bar or a line of NeMo's; a group with a step's number or time, or a loss and a rate."""
         kinds = {pair.means.kind for pair in found}
         if NXDT in text:
             return {"step", "loss"} <= kinds
-        if _GROUP in text:
-            return bool(kinds & {"step", "own_time"}) or {"loss", "rate"} <= kinds
+        if GROUP in text:
+            others = {"loss"} if not self._groups.rates_are_steps else set()
+            return bool(kinds & {"step", "own_time"}) or {"rate"} | others <= kinds
         return super().is_step(found, text)
 
     def is_evaluation(self, found: list[Pair], text: str) -> bool:
-        is_own = NXDT in text or _GROUP in text
+        is_own = NXDT in text or GROUP in text
         return not is_own and super().is_evaluation(found, text)
 
     def _is_loops_own(self, text: str) -> bool:
         """Whether this is a step line as any loop prints them."""
         return super().wanted(text) and super().is_step(super().pairs(text), text)
 
-    def _group(self, first: Line, group: dict[str, str]) -> Line:
-        """A group as one line. Its time is its own where it is a step by its own account."""
-        text = first.text
-        is_timed = any(name.startswith("step_time") for name in group)
-        is_numbered = "step" in group or "global_step" in group
-        if is_timed and not is_numbered and first.t_ns is None:
-            self._groups += 1
+    def _counted(self, group: Line) -> Line:
+        """The group. One that was numbered here lasts as long as it says, stamped or not."""
+        self.counts_all_ranks = True  # its throughput is the job's
+        if self._groups.has_counted:
+            self.sums_step_times = True
             self.note(_COUNTED)
-            group, text = {"step": str(self._groups), **group}, ""
-        fields = " | ".join(f"{name}={figure}" for name, figure in group.items())
-        return replace(first, text=f"{text}{_GROUP}{fields}")
+        return group
 
     def _without_rounding(self, found: list[tuple[str, Meaning, float, str]]) -> list[Pair]:
         """The pairs; a rounded total of samples gives way to what a step was seen to hold."""
@@ -195,18 +188,8 @@ class _Nxdt(Dialect):
         self._exact = step, total
 
 
-_GROUP = "\x1f"  # between the first line of a group and its fields; no program prints it
-
-
 def _in_sequences(pair: Pair) -> Pair:
     return pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
-
-
-def _said(text: str) -> Iterator[tuple[str, str]]:
-    """The fields of a joined group."""
-    for part in text.rpartition(_GROUP)[2].split(" | "):
-        name, _, figure = part.partition("=")
-        yield name, figure
 
 
 def _fields(text: str) -> list[tuple[str, Meaning, float, str]]:

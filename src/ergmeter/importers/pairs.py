@@ -34,6 +34,7 @@ _QUALIFIERS = frozenset(
      "save", "num")
 )  # fmt: skip
 _REACH = 30
+_UNIT_BEHIND = re.compile(r"\s?([A-Za-z]{2,12}/(?:s|sec|second))(?![\w/])(?!\s?[:=])")
 _ONLY_STEP = re.compile(
     r"\W*(?:global[_ ])?(?:step|iter|iteration)\s+\d+\s?/\s?\d+\W*", re.IGNORECASE
 )
@@ -120,6 +121,9 @@ def fields_of(text: str) -> Iterator[Field]:
             printed = _qualified(text[max(0, start - _REACH) : start - 1], printed)
         means = meaning(printed)
         suffix = unit.strip() if unit else ""
+        if means is not None and means.name == "throughput":
+            behind = _UNIT_BEHIND.match(text, match.end())  # `throughput: 2.0 seq/s`
+            means = (behind and meaning(behind[1])) or means
         if means is None and printed.lower() == "time" and suffix in SECONDS:
             means = meaning("step_time")  # `time 123.45ms`: with its unit, it is the step's own
         yield Field(means, printed, figure, suffix, match.start(3), separator.isspace())

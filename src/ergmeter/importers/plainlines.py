@@ -19,8 +19,6 @@ from ergmeter.importers.names import SECONDS
 from ergmeter.importers.pairs import HINTS
 from ergmeter.importers.signatures import NXDT
 
-# One of these makes plain lines NXDT's.
-OWN = ("step_time", "throughput", "seq/s", "samples/sec", "tokens/sec")
 _PLAIN = re.compile(
     r"(?<![\w/.\-])(step_time|throughput|samples/sec|tokens/sec|seq/s|train_loss|loss|lr"
     r"|learning_rate|grad_norm|gradient_norm|global_step|step|epoch)\s{0,4}[:=]\s{0,12}"
@@ -38,6 +36,8 @@ _OTHER = re.compile(
     r"\b(?:average|avg|mean|total|final|best|overall|peak|max|min|eval|val|valid|validation|test)\b",
     re.IGNORECASE,
 )
+# `step 3 step_time: 1.2`: without a colon it is a step's number only among figures.
+_SPACED_STEP = re.compile(r"(?<![\w/.\-])(?:step|iter|iteration) (\d{1,12})(?=$|[\s/:,|\])])")
 _LONGEST = 400  # characters of a plain line
 _STEP = {"step", "global_step"}
 
@@ -54,7 +54,15 @@ def plain_figures(text: str) -> list[tuple[str, str]] | None:
         return None
     found = [_in_its_unit(name, figure, unit) for name, figure, unit in said]
     names = {name for name, _ in found}
-    return None if names & _STEP and names - _STEP - {"epoch"} else found
+    if names & _STEP:
+        return None if names - _STEP - {"epoch"} else found
+    numbered = _SPACED_STEP.search(text)
+    return [("step", numbered[1]), *found] if numbered else found
+
+
+def is_own(name: str) -> bool:
+    """Whether this name makes plain lines NXDT's: a step time or a rate, whatever its unit."""
+    return name.startswith("step_time") or name == "throughput" or "/" in name
 
 
 def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:

@@ -28,6 +28,12 @@ def rank_of(text: str) -> int | None:
     return int(match[1] or match[2] or match[3]) if match else None
 
 
+def label_of(text: str) -> int | None:
+    """The number before a line, which may be a rank's."""
+    match = _LABEL.match(text)
+    return int(match[1]) if match else None
+
+
 class Ranks:
     """Keeps the lines of the first rank that prints a step."""
 
@@ -46,10 +52,9 @@ class Ranks:
         return rank != self.kept
 
     def _is_labelled(self, text: str, number: int | None) -> bool:
-        match = _LABEL.match(text)
-        if match is None:
+        label = label_of(text)
+        if label is None:
             return False
-        label = int(match[1])
         self._label = label if self._label is None else self._label
         if not self.labelled and number is not None and label != number:
             # Of two ranks that speak of one step, the first to speak of it is kept.

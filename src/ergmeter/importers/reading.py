@@ -31,7 +31,6 @@ from ergmeter.importers.times import FileClock
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported
 
-_NO_TIME = "{}{} can't be how long a step took: it is left out, and so are others like it"
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
 
 
@@ -133,7 +132,8 @@ class Reading:
         found, seen = told.found, told.seen
         t_ns = line.t_ns
         if t_ns is None:
-            t_ns = self._clock.time(line.text, seen)
+            sums = self._dialect.sums_step_times
+            t_ns = self._clock.time(line.text, seen, sums_step_times=sums)
         if told.restarted:
             yield from self._begin_again(self._now_ns if t_ns is None else t_ns, told.restarted)
         if self._dialect.notes:
@@ -141,11 +141,9 @@ class Reading:
         if line.t_ns is None and self._clock.is_untold:
             yield from self._clock.told(t_ns)
         self._now_ns = self._now_ns if t_ns is None else t_ns
-        if seen.own_s is None:
-            yield from self._refuse_time(told)
-        for pair in found:
-            if pair.means.kind in _BESIDE_STEP:
-                yield Reported(self._now_ns, pair.printed, pair.value, pair.means.unit)
+        if told.refused:
+            yield from self._refuse(told.refused)
+        yield from self._reported(found, *_BESIDE_STEP)
         if t_ns is None:
             yield from self._reported(found, *STEP_FIGURES)
             return
@@ -188,15 +186,12 @@ class Reading:
             told = SEVERAL.format(self._waiting.streams.numbers)
             yield Mark(line.t_ns, "several_programs", told)
 
-    def _refuse_time(self, told: Told) -> Iterator[Record]:
-        """Say of a step time that is none, as -1 or 0, that it is left out."""
-        own = next((p for p in told.found if p.means.kind == "own_time"), None)
-        if own is None or told.seen.own_s is not None or _NO_TIME in self._said:
-            return
-        self._said.add(_NO_TIME)
-        where = "" if told.seen.number is None else f" of step {told.seen.number}"
-        said = _NO_TIME.format(f"{own.printed}={own.value:g}", where)
-        yield Mark(self._now_ns, "value_refused", said)
+    def _refuse(self, refused: dict[str, str]) -> Iterator[Record]:
+        """Say of figures that can't be true that they are left out, of each kind once."""
+        for why, said in refused.items():
+            if why not in self._said:
+                self._said.add(why)
+                yield Mark(self._now_ns, "value_refused", said)
 
     def _say_twice(self, t_ns: int) -> Iterator[Record]:
         if self._waiting.twice and not self._step_lines.has_labels:

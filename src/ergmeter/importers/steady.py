@@ -58,7 +58,9 @@ def _first(run: LogRun, skip_rows: int | None) -> tuple[int, str]:
         return skip_rows, f"the first {rows} left out, as asked for"
     if len(run) < 2:
         return 0, "one row: nothing can be left out"
-    opened = "the first row left out: it only starts the clock, and its steps hold the compile"
+    is_timed = np.isfinite(run.step_time_s[0]) or run.clock in (None, "step times")
+    starts = "" if is_timed else "it only starts the clock, and "
+    opened = f"the first row left out: {starts}its steps hold the compile"
     periods = run.period_s[1:] / run.lines[1:]
     if len(periods) < 2 * MIN_BLOCKS or not np.isfinite(periods).all():
         return 1, opened

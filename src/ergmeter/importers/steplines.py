@@ -18,8 +18,13 @@ from ergmeter.importers.numbering import Numbering
 from ergmeter.importers.pairs import Pair
 from ergmeter.importers.ranks import Ranks
 from ergmeter.importers.seen import Seen
+from ergmeter.importers.stamps import stamp_ns
 from ergmeter.importers.times import FileClock
 from ergmeter.ports import Line
+
+_NO_TIME = "can't be how long a step took"
+_NO_PACE = "can't be a pace"
+_REFUSED = "{}={:g}{} {}: it is left out, and so are others like it"
 
 Kind = Literal["step", "again", "another rank", "evaluation", "other"]
 
@@ -37,7 +42,9 @@ class Told:
     epoch: float | None = None
     t_ns: int | None = None  # when it was written, where that is known
     clock: str | None = None  # and by which clock
+    stamp_ns: int | None = None  # its timestamp, where the clock is another
     of_one_rank: bool = False  # other ranks print too, and each counts its own
+    refused: dict[str, str] = field(default_factory=dict)  # by why: what is said of a figure
 
 
 class StepLines:
@@ -69,6 +76,7 @@ class StepLines:
         drawn = bar(line.text)
         seen.elapsed_s = drawn.elapsed_s if drawn else None
         told = Told("step", found, seen, counts, drawn is not None, epoch=epoch)
+        _refuse(told)
         if self._dialect.whole_numbers and seen.number is not None:
             self._judge(told, seen.number, line)
         return told
@@ -82,6 +90,28 @@ class StepLines:
             told.restarted = f"the step number went from {last} back to {number}"
 
 
+def _refuse(told: Told) -> None:
+    """Leave out a step time or a rate that is none, as 0 or -1."""
+    where = "" if told.seen.number is None else f" of step {told.seen.number}"
+    is_refused = False
+    for pair in told.found:
+        why = ""
+        if pair.means.kind == "own_time" and told.seen.own_s is None:
+            why = _NO_TIME
+        elif pair.value <= 0 and _is_pace(pair):
+            why, is_refused = _NO_PACE, True
+        if why:
+            told.refused.setdefault(why, _REFUSED.format(pair.printed, pair.value, where, why))
+    if is_refused:
+        told.found = [p for p in told.found if not (_is_pace(p) and p.value <= 0)]
+
+
+def _is_pace(pair: Pair) -> bool:
+    if pair.means.kind != "rate" or "peak" in pair.printed:
+        return False
+    return "/s" in pair.means.unit or pair.means.name == "throughput"
+
+
 def one_rank(rank: int | None, dialect: Dialect) -> str:
     """What is said where several ranks print."""
     said = f"of the step lines of several ranks, only those of rank {rank} are read"
@@ -91,7 +121,7 @@ def one_rank(rank: int | None, dialect: Dialect) -> str:
 def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[Told]:
     """The step lines of a log file one by one, each with its time by the log's own clock."""
     reader, clock = StepLines(dialect), FileClock()
-    of_one_rank = False
+    of_one_rank, refused = False, set[str]()
     for line in dialect.joined(lines):
         if not dialect.wanted(line.text):
             continue
@@ -102,8 +132,14 @@ def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[Told]:
         if told.kind != "step":
             continue
         told.of_one_rank = of_one_rank
+        for why, said in told.refused.items():
+            if why not in refused:
+                refused.add(why)
+                dialect.note(said)
         if told.restarted:
             clock.begin_again()
-        told.t_ns = clock.time(line.text, told.seen)
+        sums = dialect.sums_step_times
+        told.t_ns = clock.time(line.text, told.seen, sums_step_times=sums)
         told.clock = clock.kind
+        told.stamp_ns = stamp_ns(line.text) if clock.leaves_stamps else None
         yield told

@@ -24,6 +24,10 @@ _TOLD: dict[Clock, str] = {
     "times the steps its line covers",
     "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
 }
+_NOT_BY_STAMPS = (
+    "nothing says how many steps lie between two of the log's timestamps: times are its step times "
+    "added up"
+)
 _DATELESS = "times are the log's own timestamps, which have no date"
 
 
@@ -60,9 +64,14 @@ class FileClock:
         self._bars = BarClock()
         self._number: int | None = None
         self.is_untold = True  # where the times come from
+        self.leaves_stamps = False  # there are some, and step times are the clock
 
-    def time(self, text: str, seen: Seen) -> int | None:
+    def time(self, text: str, seen: Seen, *, sums_step_times: bool = False) -> int | None:
         """When this line was written, or None if it does not say."""
+        if sums_step_times and self.kind is None:
+            self.leaves_stamps = stamp_ns(text) is not None
+        if sums_step_times:
+            text = ""
         stamp = seen.stamp_ns
         if stamp is None and self.kind in (None, "stamps"):
             stamp = stamp_ns(text)
@@ -87,7 +96,8 @@ class FileClock:
         """Say it of a further run."""
         if self.kind is not None:
             self.is_untold = False
-            yield Mark(t_ns, "assumed", _TOLD[self.kind] if self.is_dated else _DATELESS)
+            told = _TOLD[self.kind] if self.is_dated else _DATELESS
+            yield Mark(t_ns, "assumed", _NOT_BY_STAMPS if self.leaves_stamps else told)
 
     def _stamped(self, stamp_ns: int) -> int:
         """The stamp; of a log that has only times of day, midnight begins another day."""

@@ -23,7 +23,7 @@ from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Basis, FloatArray
+    from ergmeter.records import Basis, FloatArray, Reported
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 _DECODE = PHASES.index("decode")
@@ -74,20 +74,33 @@ def _reported(
     printed after as much work; the last one alone may be of any moment.
     """
     said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
-    said = [one for one in said if not one.name.startswith(_NOT_TRAINING)]
+    said = [one for one in said if not one.name.startswith(_NOT_TRAINING) and one.value > 0]
     if not said:
         raise reason
     name = said[-1].name
-    values = np.array([one.value for one in said if one.name == name and one.value > 0])
-    is_total = name.startswith("train_")  # the Hugging Face Trainer's, over all so far
-    if len(values) > 1 and not is_total:
-        values = values[1:]  # the first holds the warm-up
-        value = mean_rate(values)
-        whose = f"harmonic mean of the {len(values)} {name!r} that the program printed, the first"
-        whose += " left out"
+    own = [one for one in said if one.name == name]
+    if name.startswith("train_"):  # the Hugging Face Trainer's, over all so far
+        own, where = own[-1:], ""
     else:
-        value, whose = said[-1].value, f"the program's own last {name!r}"
+        own, where = _of_window(evidence, own)
+    if not own:
+        raise reason
+    if len(own) == 1:
+        value, whose = own[0].value, f"the program's own last {name!r}"
+    else:
+        value = mean_rate(np.array([one.value for one in own]))
+        whose = f"harmonic mean of the {len(own)} {name!r} that the program printed, {where}"
     return Reading(value, unit, "reported", note=f"{whose}; not measured here: {reason}")
+
+
+def _of_window(evidence: Evidence, said: list[Reported]) -> tuple[list[Reported], str]:
+    """The figures of the counted steps, so that all of a card is of one window, and in words which
+    they are. A step's figure is printed at its end. Without steps, all but the first, which holds
+    the warm-up."""
+    if not evidence.has_work:
+        return said[len(said) > 1 :], "the first left out"
+    ends_ns = int(evidence.counted["end_ns"].min())
+    return [one for one in said if one.t_ns >= ends_ns], "in the counted steps"
 
 
 def tokens_per_s(evidence: Evidence) -> Reading:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.hlo.files import WRAPPED
-from ergmeter.neuron.cache import SHOWN_NAMES, some
+from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
+from ergmeter.neuron.cache import some
 from ergmeter.neuron.figures import ORIGINAL
 from ergmeter.neuron.runs import name_in
 from ergmeter.neuron.shares import percent
@@ -85,7 +85,8 @@ def about_kernels(summary: NkiSummary) -> list[Finding]:
             " without matrix products have"
         )
         found.append(Finding("nki_ratio", text))
-    bound = "NKI ratio 0" if not summary.nki_macs else "the NKI ratio is a lower bound"
+    bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
+    bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
         text = f"{bound}: {_calls(absent)} with no multiply-adds stated (no mac_count)"
         found.append(Finding("nki_ratio", text))
@@ -121,25 +122,34 @@ def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) 
 
 
 def about_mfu(
-    figures: Figures, job: Job, machine: Machine, throughput: Throughput
+    figures: Figures,
+    job: Job,
+    machine: Machine,
+    throughput: Throughput,
+    *,
+    is_printed: bool = True,
 ) -> list[Finding]:
-    """What in the inputs explains a low MFU, or one above the peak."""
+    """What in the inputs explains a low MFU, or one above the peak.
+
+    `is_printed`: the throughput was read or given as such, so that its unit may be another.
+    """
     if not isinstance(figures.mfu, Reading) or throughput.seq_per_s is None:
         return []
     mfu = figures.mfu.value
     if mfu > 1:
-        return [Finding("mfu_above_peak", text) for text in _above(mfu, job, machine, throughput)]
+        rate = throughput.seq_per_s if is_printed else None
+        return [Finding("mfu_above_peak", text) for text in _above(mfu, job, machine, rate)]
     if mfu >= _LOW_FRAC:
         return []
     return [Finding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
 
 
-def _above(mfu: float, job: Job, machine: Machine, throughput: Throughput) -> list[str]:
+def _above(mfu: float, job: Job, machine: Machine, printed: float | None) -> list[str]:
     said = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
     as_tokens = mfu / job.seq_len
-    if as_tokens < 1:
+    if printed is not None and as_tokens < 1:
         said.append(
-            f"if {significant(throughput.seq_per_s or 0)} are tokens/s, not sequences/s, it is"
+            f"if {significant(printed)} are tokens/s, not sequences/s, it is"
             f" {percent(as_tokens)} (sequences of {job.seq_len})"
         )
     said.append(

@@ -61,6 +61,8 @@ def settled(job: Job, log: ParsedLog) -> tuple[Job, list[Finding]]:
         job, more = _batch(job, samples)
     else:
         job, more = _tokens(job, _each(run.tokens, run.covered, run, steady))
+        if job.batch_from == "--batch-size" and _timed(run, steady, job) is not None:
+            job = replace(job, batch_overrules=True)
     return job, [Finding("log_disagrees", text) for text in (*texts, *more)]
 
 
@@ -68,12 +70,23 @@ def about_log(log: ParsedLog, job: Job, pace: Throughput) -> list[Finding]:
     """Where the log's paces differ: printed, by its clock, and as given."""
     run = log.last
     steady = run.steady()
-    is_counted = not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None
-    texts = [
-        *(_clock(run, steady) if is_counted else _step_times(run, steady, job)),
-        *_given(log, job, pace),
-    ]
+    if not pace.is_from_log:
+        texts = _given(log, job, pace)
+    elif not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None:
+        texts = _clock(run, steady, job, pace)
+    else:
+        texts = _step_times(run, steady, job)
     return [Finding("log_disagrees", text) for text in texts]
+
+
+def is_printed(log: ParsedLog, job: Job, pace: Throughput) -> bool:
+    """Whether the throughput is a figure that somebody wrote down, and not sequences over time."""
+    if not pace.is_from_log:
+        return True
+    run = log.last
+    if job.batch_overrules or rate_unit(run) is None:
+        return False
+    return _each(run.samples, run.covered, run, run.steady()) is None
 
 
 def _length(job: Job, run: LogRun, steady: Steady) -> tuple[Job, list[str]]:
@@ -138,34 +151,53 @@ def _with_batch(job: Job, batch: int) -> Job:
     )
 
 
-def _clock(run: LogRun, steady: Steady) -> Iterator[str]:
+def _clock(run: LogRun, steady: Steady, job: Job, pace: Throughput) -> Iterator[str]:
     """A program that prints another throughput than its own samples over its own clock."""
     printed, used = _printed(run, steady), steady.sequences_per_s
-    if printed and isinstance(used, Reading) and not _alike(printed, used.value):
-        yield (
-            f"the log prints {significant(printed)} sequences/s on average, while its samples over"
-            f" its own clock come to {significant(used.value)}, which is taken unless --throughput"
-            " says otherwise"
-        )
+    if not printed or not isinstance(used, Reading) or _alike(printed, used.value):
+        return
+    said = (
+        f"the log prints {significant(printed)} sequences/s on average, while its samples over its"
+        f" own clock come to {significant(used.value)}"
+    )
+    if job.batch_overrules and pace.seq_per_s is not None:
+        taken = significant(pace.seq_per_s)
+        yield f"{said}; {taken} is taken, as --batch-size was given: that batch over its step time"
+    else:
+        yield f"{said}, which is taken; --throughput takes another"
 
 
 def _step_times(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
     """A printed throughput against the batch over the time of a step."""
+    found = _timed(run, steady, job)
+    if found is None:
+        return
+    printed, step_s = found
+    said = (
+        f"the log prints {significant(printed)} sequences/s, while {_sequences(job.batch_size)}"
+        f" ({job.batch_from}) in its {significant(step_s)} s a step make"
+        f" {significant(job.batch_size / step_s)}"
+    )
+    if not job.batch_overrules:
+        yield f"{said}: what it prints is taken; --batch-size or --throughput takes another"
+    elif job.batch_from == "--batch-size":
+        yield f"{said}, which is taken, as --batch-size was given; --throughput takes another"
+    else:
+        yield f"{said}, which is taken, as each rank prints its own; --throughput takes another"
+
+
+def _timed(run: LogRun, steady: Steady, job: Job) -> tuple[float, float] | None:
+    """The printed throughput and the time of a step, where the batch makes another of that."""
     printed, step = _printed(run, steady), steady.step_s
     if not printed or not isinstance(step, Reading):
-        return
-    timed = job.batch_size / step.value
-    if not _alike(printed, timed):
-        yield (
-            f"the log prints {significant(printed)} sequences/s, while {_sequences(job.batch_size)}"
-            f" ({job.batch_from}) in its {significant(step.value)} s a step make"
-            f" {significant(timed)}: --batch-size or --throughput takes another"
-        )
+        return None
+    is_alike = _alike(printed, job.batch_size / step.value)
+    return None if is_alike else (printed, step.value)
 
 
 def _given(log: ParsedLog, job: Job, pace: Throughput) -> Iterator[str]:
     """--throughput against what the log would have said."""
-    if pace.is_from_log or pace.seq_per_s is None:
+    if pace.seq_per_s is None:
         return
     logged = throughput(None, log, job).seq_per_s
     if logged and not _alike(pace.seq_per_s, logged):

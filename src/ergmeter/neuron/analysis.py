@@ -21,6 +21,7 @@ from ergmeter.neuron.parts import Parts
 from ergmeter.neuron.request import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
+    check_log,
     check_model,
     check_request,
 )
@@ -74,15 +75,17 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
     log = _read_log(request, watch)
     job, differences = _settled(job, log)
     pace = throughput(request.throughput, log, job)
+    convention = request.convention or DEFAULT_CONVENTION
+    found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
+    parts = Parts(request, job, hardware, pace, found_figures, log)
+    found = _found(request)
+    # What can be refused has been: from here on there is something to say.
     if log is not None:
         watch(LogRead(log_document(log, pace)))
     if pace.is_from_log and pace.seq_per_s is not None:
         watch(ThroughputChosen(pace.seq_per_s, is_from_log=True, said=pace.how))
-    convention = request.convention or DEFAULT_CONVENTION
-    found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
-    parts = Parts(request, job, hardware, pace, found_figures, log)
     watch(Inputs(document(parts)))
-    found, results = _count(request, runs, watch)
+    results = _count(request, found, runs, watch)
     summary = summarize(results, weighted=runs is not None)
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     findings = [
@@ -91,15 +94,17 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
         *(about_runs(results, runs, request.graph_runs or "") if runs is not None else ()),
         *differences,
         *_about_log(log, job, pace),
-        *about_mfu(found_figures, job, hardware, pace),
+        *about_mfu(found_figures, job, hardware, pace, is_printed=_is_printed(log, job, pace)),
     ]
+    factors, why = _score(request, found_figures, pace, summary)
     whole = replace(
         parts,
         found=found,
         results=tuple(results),
         summary=summary,
         findings=tuple(findings),
-        score=_score(request, found_figures, pace, summary),
+        score=factors,
+        score_missing=why,
     )
     return document(whole), graph_documents(whole)
 
@@ -120,9 +125,18 @@ def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Findin
     return about_log(log, job, pace)
 
 
+def _is_printed(log: ParsedLog | None, job: Job, pace: Throughput) -> bool:
+    if log is None:
+        return True
+    from ergmeter.neuron.agreement import is_printed  # noqa: PLC0415  numpy, for those with a log
+
+    return is_printed(log, job, pace)
+
+
 def _check(request: Request) -> None:
     check_request(request)
     check_model(request.model_config)
+    check_log(request.log_file)
     if request.modules_from_log and request.log_file is None:
         raise UsageError("--modules-from-log needs --log-file")
     if request.compile_dir is not None and not Path(request.compile_dir).exists():
@@ -139,25 +153,31 @@ def _read_log(request: Request, watch: Watch) -> ParsedLog | None:
 
     path = Path(request.log_file)
     size = path.stat().st_size if path.is_file() else 0
-    return read_log(path, progress=lambda done: watch(Progress("reading the log", done, size)))
+    try:
+        return read_log(path, progress=lambda done: watch(Progress("reading the log", done, size)))
+    except FormatError as error:
+        advice = "leave out --log-file, and give --throughput if you know it"
+        raise FormatError(f"{error}; {advice}") from error
 
 
-def _count(
-    request: Request, runs: dict[str, int] | None, watch: Watch
-) -> tuple[Found | None, list[GraphResult]]:
-    """Find the graphs and count them; no directory, no graphs."""
+def _found(request: Request) -> Found | None:
+    """The graphs that are meant; None where the default directory is not there."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     choice: Choice = request.choice
     if request.modules_from_log and request.log_file is not None:
         choice = replace(choice, named_in_log=modules_named_in(request.log_file))
+    return find_graphs(directory, choice) if Path(directory).exists() else None
+
+
+def _count(
+    request: Request, found: Found | None, runs: dict[str, int] | None, watch: Watch
+) -> list[GraphResult]:
+    """The graphs, counted."""
+    directory = request.compile_dir or DEFAULT_COMPILE_DIR
     watch(Searching(directory))
-    if not Path(directory).exists():
-        watch(FoundGraphs(0))
-        return None, []
-    found = find_graphs(directory, choice)
-    watch(FoundGraphs(len(found.chosen)))
-    if not found.chosen:
-        return found, []
+    watch(FoundGraphs(0 if found is None else len(found.chosen)))
+    if found is None or not found.chosen:
+        return []
     from ergmeter.hlo import count_files  # noqa: PLC0415  loaded where there is something to count
 
     done = 0
@@ -180,22 +200,20 @@ def _count(
         watch(Counted(file.path))
     if Path(directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {directory}: {results[0].error}")
-    return found, results
+    return results
 
 
 def _score(
     request: Request, found: Figures, pace: Throughput, summary: NkiSummary
-) -> Score | str | None:
-    """The score, why there is none, or None if none was asked for."""
+) -> tuple[Score | None, str | None]:
+    """The factors of the score, if one was asked for, and why two of them are not known."""
     if not (request.calculate_score or request.per_file_scores):
-        return None
-    if pace.seq_per_s is None:
-        return pace.said
-    if not isinstance(found.mfu, Reading):
-        return found.mfu.reason
-    return score(
+        return None, None
+    mfu = found.mfu
+    factors = score(
         request.baseline,
-        mfu_percent=100 * found.mfu.value,
+        mfu_percent=100 * mfu.value if isinstance(mfu, Reading) else None,
         seq_per_s=pace.seq_per_s,
         nki_ratio=summary.overall_ratio,
     )
+    return factors, None if isinstance(mfu, Reading) else mfu.reason

@@ -18,21 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ergmeter.errors import UsageError
-from ergmeter.hlo.files import WRAPPED
+from ergmeter.hlo.files import DOUBLES, STUBS, WRAPPED, is_module_name, without_doubles
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-# A module of the graph, as its file is called in each generation of the SDK and its work folders.
-_NAMES = (
-    re.compile(r".*\.hlo_module\.pb(\.gz)?"),  # the cache's model.hlo_module.pb; work folders
-    re.compile(r".*\.hlo\.pb(\.gz)?"),  # the cache's model.hlo.pb of 2023; XLA's own dumps
-    re.compile(r".*\.hlo(\.gz)?"),  # graph.hlo of inference
-    re.compile(r"(?!.*\.(lock|json|txt|neff|done|log)$).*hlo_module.*"),  # inference since SDK 2.27
-)
-SHOWN_NAMES = "*.hlo_module.pb, *.hlo.pb, *.hlo, names with hlo_module; each also as .gz"
 _MODULE = re.compile(rb"MODULE_[0-9A-Za-z]+(?:\+[0-9A-Za-z]+)?")
-STUBS = f"{WRAPPED}, a stub around a compiled graph"
 _MOST_OF_A_NAME = 256
 _MOST_NAMES = 4
 _CHUNK_BYTES = 1 << 20
@@ -96,7 +87,7 @@ def find_graphs(directory: str, choice: Choice) -> Found:
     not_meant: list[GraphFile] = []
     for path in _files(directory):
         name = path.rpartition(os.sep)[2]
-        if path != directory and not any(pattern.fullmatch(name) for pattern in _NAMES):
+        if path != directory and not is_module_name(name):
             others += 1
             if name.endswith((".pb", ".neff", ".hlo.txt")) and len(near) < 3:
                 near.append(path)
@@ -113,6 +104,10 @@ def find_graphs(directory: str, choice: Choice) -> Found:
             left_out[reason] = left_out.get(reason, 0) + 1
     if not_meant and not chosen:
         raise UsageError(_nothing_meant(directory, left_out, not_meant))
+    once = set(without_doubles(file.path for file in chosen))
+    if len(once) < len(chosen):
+        left_out[DOUBLES] = len(chosen) - len(once)
+        chosen = [file for file in chosen if file.path in once]
     return Found(directory, tuple(chosen), left_out, seen, others, tuple(near))
 
 

@@ -9,98 +9,16 @@ inputs are repeats: they get a mean and a spread, and a change within that sprea
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
-
-from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.figures import ORIGINAL
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from ergmeter.neuron.outputs import Output
 
 METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")
-_INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
-
-
-@dataclass(frozen=True)
-class Output:
-    """One earlier document."""
-
-    path: str
-    document: dict[str, Any]
-
-    @property
-    def is_original(self) -> bool:
-        """Whether the original wrote it, or we did in its manner."""
-        return "format" not in self.document or bool(self.document.get("compat"))
-
-    @property
-    def mfu_by_convention(self) -> dict[str, float]:
-        """MFU in percent under each convention it has."""
-        if self.is_original:
-            found = {ORIGINAL: self.document.get("mfu_percent")}
-        else:
-            conventions = _part(self.document, "conventions")
-            found = {name: _part(conventions, name).get("mfu_percent") for name in conventions}
-        return {name: float(value) for name, value in found.items() if _is_number(value)}
-
-    @property
-    def convention(self) -> str:
-        """The one its `mfu_percent` is under."""
-        return ORIGINAL if self.is_original else str(self.document.get("convention"))
-
-    @property
-    def inputs(self) -> dict[str, Any]:
-        """What makes two outputs repeats of one run."""
-        document = self.document
-        versions = _part(document, "versions")
-        found = {name: document.get(name) for name in _INPUTS}
-        checksum = _part(versions, "model").get("config_sha256")
-        found["config_sha256"] = checksum
-        found["model_config"] = None if checksum else document.get("model_config")
-        compilers = _list(versions, "neuronxcc") or self._compilers()
-        found["neuronxcc"] = ", ".join(map(str, compilers)) or None
-        found["lora"] = json.dumps(document["lora"] or "none") if "lora" in document else None
-        found["devices_per_node"] = document.get("devices_per_node")
-        return found
-
-    def _compilers(self) -> list[str]:
-        files = _list(_part(self.document, "nki_analysis"), "per_file_metrics")
-        named = {file.get("neuronxcc_version") for file in files if isinstance(file, dict)}
-        return sorted(str(name) for name in named if name)
-
-    @property
-    def score_offset(self) -> float | None:
-        """What the NKI ratio was added to; found from the factors where it is not recorded."""
-        parts = _part(self.document, "training_score_breakdown")
-        recorded = parts.get("score_offset")
-        if _is_number(recorded):
-            return float(recorded)
-        names = (
-            "mfu_improvement",
-            "throughput_improvement",
-            "loss_improvement",
-            "convergence_rate",
-        )
-        score, factors = self.document.get("training_score"), [parts.get(name) for name in names]
-        known = [float(factor) for factor in factors if _is_number(factor) and factor]
-        ratio = parts.get("nki_flop_ratio")
-        if len(known) < len(names) or not _is_number(score) or not _is_number(ratio):
-            return None
-        return round(float(score) / math.prod(known) - float(ratio), 6)
-
-    def value(self, metric: str, *, convention: str | None) -> float | None:
-        """One of the metrics; MFU under a convention, or None."""
-        if metric == "mfu_percent":
-            return self.mfu_by_convention.get(convention) if convention else None
-        if metric == "overall_nki_ratio":
-            found = _part(_part(self.document, "nki_analysis"), "summary").get(metric)
-        else:
-            found = self.document.get(metric)
-        return float(found) if _is_number(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +39,7 @@ class Group:
     outputs: tuple[Output, ...]
     inputs: dict[str, Any]
     changed: dict[str, tuple[Any, Any]]  # against the group before, where both are known
+    not_comparable: tuple[str, ...]  # metrics that are not held against the group before
     spreads: dict[str, Spread]
 
 
@@ -141,6 +60,7 @@ class Comparison:
                 {
                     "inputs": group.inputs,
                     "changed": {name: list(pair) for name, pair in group.changed.items()},
+                    "not_comparable": list(group.not_comparable),
                     "metrics": {
                         name: {
                             "count": spread.count,
@@ -168,52 +88,10 @@ class Comparison:
         }
 
 
-def read_outputs(paths: Sequence[str]) -> list[Output]:
-    """Documents of ours or of the original."""
-    if len(paths) < 2:
-        raise UsageError(f"--compare takes two or more earlier outputs; got {len(paths)}")
-    seen: set[Path] = set()
-    for path in paths:
-        if Path(path).resolve() in seen:
-            raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
-        seen.add(Path(path).resolve())
-    return [Output(path, _read(path)) for path in paths]
-
-
-def _read(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: no such file; --compare takes earlier outputs") from error
-    except OSError as error:
-        why = error.strerror or error
-        raise UsageError(f"{path} can't be read: {why}; --compare takes earlier outputs") from error
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(found, dict) or "mfu_percent" not in found:
-        raise FormatError(f"{path} is no output of erg analyze: it has no mfu_percent")
-    mfu = found["mfu_percent"]
-    if mfu is not None and not _is_number(mfu):
-        raise FormatError(f"{path}: mfu_percent must be a number or null; got {mfu!r}")
-    return found
-
-
 def compare(outputs: Sequence[Output]) -> Comparison:
     """The outputs in groups of repeats, each against the group before."""
     convention, notes = _common_convention(outputs)
-    offsets = {offset for output in outputs if (offset := output.score_offset) is not None}
-    if len(offsets) > 1:
-        said = " and ".join(f"{offset:g}" for offset in sorted(offsets))
-        notes.append(f"the scores were made with offsets {said}: they are not comparable")
-    counts = {output.convention for output in outputs if output.score_offset is not None}
-    if len(counts) > 1:
-        said = " and ".join(sorted(counts))
-        notes.append(f"the scores hold MFUs under {said}: they are not comparable")
-    if len({output.is_original for output in outputs}) > 1:
-        notes.append(
-            "NKI ratios of the original count every computation once, ours what runs: a ratio may"
-            " differ for the same graphs"
-        )
+    notes += [*_about_scores(outputs), *_about_counts(outputs)]
     grouped: dict[str, list[Output]] = {}
     for output in outputs:
         grouped.setdefault(json.dumps(output.inputs, sort_keys=True), []).append(output)
@@ -221,13 +99,63 @@ def compare(outputs: Sequence[Output]) -> Comparison:
     for members in grouped.values():
         inputs = members[0].inputs
         before = groups[-1].inputs if groups else inputs
+        rest = _not_comparable(groups[-1].outputs, members) if groups else ()
         changed = {
             name: (before[name], value)
             for name, value in inputs.items()
             if value != before[name] and value is not None and before[name] is not None
         }
-        groups.append(Group(tuple(members), inputs, changed, _spreads(members, convention)))
+        spreads = _spreads(members, convention)
+        groups.append(Group(tuple(members), inputs, changed, rest, spreads))
+    if len(groups) > 1 and not any(len(group.outputs) > 1 for group in groups):
+        notes.append(
+            "no run was repeated: how far runs with the same inputs lie apart is not known"
+        )
     return Comparison(tuple(groups), convention, tuple(notes))
+
+
+def _about_scores(outputs: Sequence[Output]) -> Iterator[str]:
+    """Why scores are not comparable: the offset, the count of MFU, or the baseline."""
+    scored = [output for output in outputs if output.has_score]
+    offsets = {offset for output in scored if (offset := output.score_offset) is not None}
+    if len(offsets) > 1:
+        said = " and ".join(f"{offset:g}" for offset in sorted(offsets))
+        yield f"the scores were made with offsets {said}: they are not comparable"
+    counts = {output.convention for output in scored}
+    if len(counts) > 1:
+        said = " and ".join(sorted(counts))
+        yield f"the scores hold MFUs under {said}: they are not comparable"
+    if len({output.score_base for output in scored}) > 1:
+        yield "the scores are against several baselines: they are not comparable"
+
+
+def _about_counts(outputs: Sequence[Output]) -> Iterator[str]:
+    if len({output.is_original for output in outputs}) < 2:
+        return
+    has_lora = any(output.inputs["lora"] not in (None, "none") for output in outputs)
+    lora = ", LoRA as full training" if has_lora else ""
+    yield (
+        f"the original counts every model as a dense Llama{lora}, and its peak is that of whole"
+        " instances"
+    )
+    yield (
+        "NKI ratios of the original count every computation once, ours what runs: they are not"
+        " comparable"
+    )
+
+
+def _score_terms(outputs: Sequence[Output]) -> set[tuple[Any, ...]]:
+    """What scores have to share for one to be held against another."""
+    return {(o.convention, o.score_offset, o.score_base) for o in outputs if o.has_score}
+
+
+def _not_comparable(before: Sequence[Output], after: Sequence[Output]) -> tuple[str, ...]:
+    found = []
+    if before[0].is_original != after[0].is_original:
+        found.append("overall_nki_ratio")
+    if len(_score_terms([*before, *after])) > 1:
+        found.append("training_score")
+    return tuple(found)
 
 
 def _common_convention(outputs: Sequence[Output]) -> tuple[str | None, list[str]]:
@@ -245,7 +173,10 @@ def _common_convention(outputs: Sequence[Output]) -> tuple[str | None, list[str]
 
 def _spreads(outputs: Sequence[Output], convention: str | None) -> dict[str, Spread]:
     found = {}
+    mixed = len(_score_terms(outputs)) > 1
     for name in METRICS:
+        if name == "training_score" and mixed:
+            continue
         values = [
             value
             for output in outputs
@@ -256,19 +187,3 @@ def _spreads(outputs: Sequence[Output], convention: str | None) -> dict[str, Spr
             mean = statistics.fmean(values)
             found[name] = Spread(len(values), mean, deviation, min(values), max(values))
     return found
-
-
-def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object inside another; an empty one where there is none."""
-    found = document.get(name)
-    return found if isinstance(found, dict) else {}
-
-
-def _list(document: dict[str, Any], name: str) -> list[Any]:
-    """A list inside an object; an empty one where there is none."""
-    found = document.get(name)
-    return found if isinstance(found, list) else []
-
-
-def _is_number(value: Any) -> TypeGuard[float]:  # noqa: ANN401  whatever the file holds
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

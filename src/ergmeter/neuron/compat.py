@@ -22,7 +22,7 @@ from ergmeter.neuron.original import (
 )
 from ergmeter.neuron.original_hlo import original_count
 from ergmeter.neuron.original_log import read_original_log
-from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_model, check_request
+from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_log, check_model, check_request
 from ergmeter.neuron.score import Score, score
 from ergmeter.neuron.settings import read_training_file
 from ergmeter.neuron.watch import (
@@ -53,6 +53,7 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
         raise UsageError(
             f"--compat takes a config.json, as the original does; got {request.model_config}"
         )
+    check_log(request.log_file)
     _check(request)
     file = read_training_file(request.config)
     batch = request.batch_size or file.required(
@@ -130,9 +131,8 @@ def _check(request: Request) -> None:
 def _read_log(request: Request, watch: Watch) -> OriginalLog | None:
     if request.log_file is None:
         return None
-    if not Path(request.log_file).is_file():
-        what = "is no file" if Path(request.log_file).exists() else "no such file"
-        raise UsageError(f"--log-file {request.log_file}: {what}")
+    if not Path(request.log_file).is_file():  # a pipe, standard input
+        raise UsageError(f"--log-file {request.log_file}: is no file")
     log = read_original_log(request.log_file)
     watch(LogRead(log.document()))
     return log
@@ -163,7 +163,7 @@ def _files(
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     watch(Searching(directory))
     paths = original_files(directory)
-    watch(FoundGraphs(len(paths)))
+    watch(FoundGraphs(len(paths), is_original=True))
     files = []
     unreadable = 0
     for done, path in enumerate(paths, start=1):

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.conventions import CONVENTIONS
-from ergmeter.neuron.figures import ORIGINAL
 from ergmeter.neuron.graphs import nki_document
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import BACKENDS
+from ergmeter.neuron.original import PEAK_TFLOP_PER_S_PER_NODE, VERSION, original_figures
 from ergmeter.neuron.score import REMARK
 from ergmeter.records import Missing, Reading
 from ergmeter.version import __version__
@@ -72,11 +72,10 @@ def _tera(flops: float | None) -> float | None:
 def _score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     if not parts.request.calculate_score or parts.score is None:
         return {}
-    if isinstance(parts.score, str):
-        missing["training_score"] = parts.score
-        return {"training_score": None, "training_score_breakdown": None}
     found, base, pace = parts.score, parts.request.baseline, parts.pace
-    if found.value is None:
+    if parts.score_missing is not None:
+        missing["training_score"] = parts.score_missing
+    elif found.value is None:
         missing["training_score"] = "the NKI ratio is not known: " + missing.get(
             "overall_nki_ratio", "no graphs"
         )
@@ -96,6 +95,8 @@ def _score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
             "nki_factor": found.nki_factor,
             "score_offset": found.offset,
             "score_without_nki": found.without_nki,
+            "is_lower_bound": parts.summary is not None and parts.summary.is_lower_bound,
+            "is_uncertain": parts.summary is not None and parts.summary.is_uncertain,
             "remark": REMARK,
         },
     }
@@ -126,7 +127,7 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
             }
             for name, flops in found.by_convention.items()
         },
-        "original_count": _original(parts),
+        "original_count": _original(parts, missing),
         "peak": _peak(machine),
         "devices_per_node": machine.devices_per_node,
         "parameters": found.params,
@@ -144,18 +145,37 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _original(parts: Parts) -> dict[str, Any] | None:
-    """The same job by the original's count of FLOPs, and why it differs, in TFLOP of a sequence."""
-    found = parts.figures
-    flops = found.by_convention.get(ORIGINAL)
-    if flops is None:
+def _original(parts: Parts, missing: dict[str, str]) -> dict[str, Any] | None:
+    """What the original makes of the same sequences per second, and why its FLOPs are others."""
+    found, request, rate = parts.figures, parts.request, parts.pace.seq_per_s
+    if found.original_flops is None:
         return None
-    mfu, rate = found.mfu_by_convention.get(ORIGINAL), parts.pace.seq_per_s
+    nodes = request.num_nodes or 1
+    peak = PEAK_TFLOP_PER_S_PER_NODE.get(request.hw_backend)
+    mfu = None
+    if peak is None:
+        missing["original_count.mfu_percent"] = (
+            f"the original knows peaks of trn1 and trn2 alone, not of {request.hw_backend}"
+        )
+    elif rate is None:
+        missing["original_count.mfu_percent"] = parts.pace.said
+    else:
+        mfu = original_figures(
+            request.model_config,
+            batch_size=parts.job.batch_size,
+            seq_len=parts.job.seq_len,
+            seq_per_s=rate,
+            nodes=nodes,
+            backend=request.hw_backend,
+        ).mfu_percent
+    flops = found.original_flops
     return {
-        "convention": ORIGINAL,
+        "version": VERSION,
         "tflop_per_sequence": flops / _TERA,
         "tflops_per_second": None if rate is None else flops * rate / _TERA,
-        "mfu_percent": None if mfu is None else 100 * mfu,
+        "mfu_percent": mfu,
+        "num_nodes": nodes,
+        "peak_tflops_per_second": None if peak is None else nodes * peak,
         "over_exact_tflop_per_sequence": {
             reason: extra / _TERA for reason, extra in found.differences
         },

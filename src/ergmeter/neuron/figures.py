@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
@@ -20,6 +20,7 @@ from ergmeter.flops.sizes import sizes
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work, trained_graph
 from ergmeter.metrics.compute import HFU, MFU, Peak, Rate, compute_results
+from ergmeter.neuron.original import sequence_flops
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from ergmeter.neuron.machine import Machine
     from ergmeter.neuron.pace import Throughput
 
-ORIGINAL = "neuron"  # the convention of the original's estimator
+ORIGINAL = "neuron"  # the convention of the original's estimator, for every family
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Figures:
     flops_per_s_per_node: float | None
     params: int
     params_trained: int
-    differences: tuple[tuple[str, float], ...]  # why the original counts another number of FLOPs
+    original_flops: float | None  # what the original itself counts, whatever the model is
+    differences: tuple[tuple[str, float], ...]  # why that is another number of FLOPs
     notes: tuple[str, ...]
 
 
@@ -66,9 +68,10 @@ def figures(
             raise
         raise UsageError(f"model_alignment_strategy.peft.target_modules: {error}") from error
     by_convention = {name: flops.model_per_step for name, flops in work.flops.items()}
-    theirs = _original(graph, batch)
-    if theirs is not None:  # whatever is trained: the original knows of no adapters
-        by_convention[ORIGINAL] = theirs
+    full = _fully_trained(graph, batch)
+    if full is not None:  # whatever is trained: the original knows of no adapters
+        by_convention[ORIGINAL] = full
+    theirs = _original(model, job)
     mfu, hfu = _utilization(work, job, machine, throughput)
     rate = throughput.seq_per_s
     each = work.chosen.model_per_step
@@ -85,7 +88,8 @@ def figures(
         flops_per_s_per_node=None if rate is None else each * rate / machine.nodes,
         params=work.params,
         params_trained=work.params_trained,
-        differences=_differences(graph, batch, training, total(work.parts).model, theirs),
+        original_flops=theirs,
+        differences=_differences(graph, batch, training, total(work.parts).model, full, theirs),
         notes=(*notes, *work.assumptions),
     )
 
@@ -136,22 +140,46 @@ def _scaled_mfu(
     return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
 
 
-def _original(graph: Graph, batch: Batch) -> float | None:
-    """The original's FLOPs of a sequence; None of a model its formula is not defined for."""
+def _fully_trained(graph: Graph, batch: Batch) -> float | None:
+    """A sequence under the original's convention; None of a model that it is not defined for."""
     found = step_work(graph, batch).flops.get(ORIGINAL)
     return None if found is None else found.model_per_step
 
 
+def _original(model: str, job: Job) -> float | None:
+    """A sequence as the original itself counts it; None where it has sizes that are none."""
+    try:
+        return float(sequence_flops(model, job.seq_len))
+    except FormatError:
+        return None
+
+
 def _differences(
-    graph: Graph, batch: Batch, training: Training, ours: float, theirs: float | None
+    graph: Graph,
+    batch: Batch,
+    training: Training,
+    ours: float,
+    full: float | None,
+    theirs: float | None,
 ) -> tuple[tuple[str, float], ...]:
     """What the original's count of a sequence has over `exact`, piece by piece, in FLOPs."""
     if theirs is None:
         return ()
+    pieces = {} if full is None else _pieces(graph, batch, training, ours, full)
+    rest = theirs - ours - sum(pieces.values())
+    if abs(rest) > 1e-9 * theirs:
+        pieces["a dense Llama of config.json's sizes counted instead of this model"] = rest
+    return tuple(pieces.items())
+
+
+def _pieces(
+    graph: Graph, batch: Batch, training: Training, ours: float, full: float
+) -> dict[str, float]:
+    """What its convention has over `exact`."""
     try:
         found = sizes(graph)
     except NotMeasurable:
-        return ()
+        return {}
     adapted, trainable = trained_graph(graph, training)
     unmasked = total(step_flops(adapted, batch, trainable=trainable, pairs="computed")).model
     pieces = {
@@ -161,8 +189,8 @@ def _differences(
         * found.heads * batch.seq_len * batch.tokens,
         "pairs of tokens that the causal mask keeps apart": unmasked - ours,
     }  # fmt: skip
-    rest = theirs - ours - sum(pieces.values())
+    rest = full - ours - sum(pieces.values())
     name = "weights counted as trained that are frozen" if training.lora else "the rest"
-    if abs(rest) > 1e-9 * theirs:
+    if abs(rest) > 1e-9 * full:
         pieces[name] = rest
-    return tuple(pieces.items())
+    return pieces

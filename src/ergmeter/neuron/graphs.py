@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.neuron.score import Score, score_statistics
+from ergmeter.neuron.score import score_statistics
 
 if TYPE_CHECKING:
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.parts import Parts
+    from ergmeter.neuron.score import Score
 
 
 def graph_documents(parts: Parts) -> list[dict[str, Any]]:
@@ -42,6 +43,7 @@ def nki_document(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "files_without_nki_macs": summary.graphs_without_nki,
         "files_without_macs": summary.graphs_without_macs,
         "is_lower_bound": summary.is_lower_bound,
+        "is_uncertain": summary.is_uncertain,
         "weighting": summary.weighting,
         "kernel_calls": summary.calls,
     }
@@ -50,6 +52,8 @@ def nki_document(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     if parts.request.graph_runs is not None and not any(one.runs for one in parts.results):
         why = f"none of the graphs ran, by {parts.request.graph_runs}"
     missing.update({key: why for key, value in ratios.items() if value is None})
+    if parts.request.per_file_scores and parts.score_missing is not None:
+        missing["average_score"] = parts.score_missing
     whole: dict[str, Any] = {"summary": figures}
     if parts.request.detailed:
         whole["per_file_metrics"] = files
@@ -90,6 +94,7 @@ def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
         "nki_macs": result.nki_macs,
         "nki_ratio": result.nki_ratio,
         "is_lower_bound": result.is_lower_bound,
+        "is_uncertain": result.is_uncertain,
         "runs": result.runs if parts.request.graph_runs is not None else None,
         "kernels": [
             {
@@ -103,8 +108,12 @@ def _file(result: GraphResult, parts: Parts) -> dict[str, Any]:
         ],
         "not_known": result.doubts,
     }
-    if parts.request.per_file_scores and isinstance(parts.score, Score):
-        whole["training_score"] = file_score(replace(parts.score, nki_ratio=result.nki_ratio))
+    if parts.request.per_file_scores and parts.score and parts.score_missing is None:
+        own = replace(parts.score, nki_ratio=result.nki_ratio)
+        whole["training_score"] = file_score(own) | {
+            "is_lower_bound": result.is_lower_bound,
+            "is_uncertain": result.is_uncertain,
+        }
     return whole
 
 

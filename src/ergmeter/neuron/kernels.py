@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.neuron.shares import LOWER_BOUND, UNCERTAIN, mark
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,11 +36,17 @@ class GraphResult:
     runs: int = 1
     kernels: tuple[Kernel, ...] = ()
     doubts: dict[str, int] = field(default_factory=dict)  # what the count could not know
+    mark: str = ""  # behind its NKI ratio, where that is not known whole
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether it has kernels whose work is not known."""
-        return any(kernel.state != "known" for kernel in self.kernels)
+        """Whether its ratio may be larger, for kernels whose work is not known, but not smaller."""
+        return self.mark == LOWER_BOUND
+
+    @property
+    def is_uncertain(self) -> bool:
+        """Whether other work is not known, so that its ratio may be larger or smaller."""
+        return self.mark == UNCERTAIN
 
     @property
     def nki_ratio(self) -> float | None:
@@ -63,6 +71,7 @@ def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> Graph
         runs=runs,
         kernels=count.kernels,
         doubts=_doubts(count),
+        mark=mark(count),
     )
 
 
@@ -97,11 +106,13 @@ class NkiSummary:
     unreadable: list[dict[str, Any]]
     doubts: dict[str, int]
     weighting: str
+    is_uncertain: bool  # as one of its graphs is
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether there are kernels whose work is not known."""
-        return bool(self.calls.get("absent") or self.calls.get("unreadable"))
+        """Whether there are kernels whose work is not known, and nothing else is unknown."""
+        has_unknown = bool(self.calls.get("absent") or self.calls.get("unreadable"))
+        return has_unknown and not self.is_uncertain
 
 
 def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
@@ -137,6 +148,7 @@ def summarize(results: Sequence[GraphResult], *, weighted: bool) -> NkiSummary:
         unreadable=_unreadable(good),
         doubts=dict(doubts),
         weighting="each graph as often as it ran" if weighted else "each graph once",
+        is_uncertain=any(result.is_uncertain for result in good),
     )
 
 

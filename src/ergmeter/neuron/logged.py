@@ -31,8 +31,8 @@ def log_document(log: ParsedLog, pace: Throughput) -> dict[str, Any]:
     return {
         "log_file": log.path,
         "timestamps": {
-            "first": _stamp(log.first_stamp),
-            "last": _stamp(log.last_stamp),
+            "first": _stamp(run.first_stamp),
+            "last": _stamp(run.last_stamp),
             "file_modification": _modified(log.path),
         },
         "steps": _steps(run),

@@ -1,7 +1,8 @@
 """The original's numbers: `calculate_training_metrics.py` of nki-llama, 2025-06-12 (3c877c4).
 
 For whoever has to compare with figures it printed. The formulas are the original's, with their
-faults; the list of what was kept goes into the output. Nothing else in ergmeter uses this module.
+faults; the list of what was kept goes into the output. Whatever is shown as the original's figure
+comes from here: a count of ours with the same formula differs for all but dense Llamas.
 
 The FLOPs are those of neuronx-distributed-training's llama_perf_estimate.py, which it calls.
 """
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.config import read_config
+from ergmeter.flops.source import read_model
 from ergmeter.neuron.score import score_statistics
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ NOT_KEPT = (
     "unreadable kernel configurations are counted instead of announced one by one",
 )
 
-_PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
+PEAK_TFLOP_PER_S_PER_NODE = {"trn1": 3040.0, "trn2": 10672.0}
 DEFAULT_SEQ_PER_S = 100.0
 
 # What transformers' LlamaConfig takes where config.json does not say.
@@ -75,7 +76,7 @@ def original_figures(
     model: str, *, batch_size: int, seq_len: int, seq_per_s: float, nodes: int, backend: str
 ) -> OriginalFigures:
     """MFU and what goes with it."""
-    peak = _PEAK_TFLOP_PER_S_PER_NODE.get(backend)
+    peak = PEAK_TFLOP_PER_S_PER_NODE.get(backend)
     if peak is None:
         raise UsageError(
             f"--compat knows --hw-backend trn1 and trn2, as the original does; got {backend}"
@@ -89,7 +90,7 @@ def original_figures(
 
 def sequence_flops(model: str, seq_len: int) -> int:
     """Forward and backward FLOPs of one sequence, by the original's formula."""
-    config = read_config(model)
+    config = read_model(model)
     fields = config.fields
     sizes: dict[str, Any] = {n: fields.get(n, default) for n, default in _LLAMA.items()}
     heads_of_keys = fields.get("num_key_value_heads")

@@ -32,4 +32,5 @@ class Parts:
     results: tuple[GraphResult, ...] = ()
     summary: NkiSummary | None = None
     findings: tuple[Finding, ...] = ()
-    score: Score | str | None = None
+    score: Score | None = None
+    score_missing: str | None = None  # why no score is known, of the job or of any graph

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.conventions import EXACT
 from ergmeter.neuron.cache import Choice
 from ergmeter.neuron.score import Baseline
@@ -69,12 +69,38 @@ def check_request(request: Request, *, is_original: bool = False) -> None:
             raise UsageError(f"{option} must be a number above 0; got {value:g}")
 
 
+def check_log(path: str | None) -> None:
+    """Refuse a log that is not there; a pipe is as good as a file, and - is standard input."""
+    if path is None or path == "-":
+        return
+    if not Path(path).exists():
+        raise UsageError(f"--log-file {path}: no such file")
+    if Path(path).is_dir():
+        raise UsageError(f"--log-file {path}: is no file")
+
+
 def check_model(path: str) -> None:
     """Refuse a path where nothing is, or a model that is not here: misuse, not a damaged file."""
-    if Path(path).exists() or "=" in path:  # typed dimensions: layers=32,...
+    if "=" in path and not Path(path).exists():  # typed dimensions: layers=32,...
+        return
+    if Path(path).exists():
+        _check_config(path)
         return
     if path.endswith(".json") or path[:1] in ("/", ".") or "/" not in path:
         raise UsageError(f"{path}: no such file; --model-config takes the model's config.json")
     from ergmeter.flops.source import read_model  # noqa: PLC0415  the engine, for a hub's name
 
     read_model(path)
+
+
+def _check_config(path: str) -> None:
+    """Refuse what is no config.json, by the option that named it."""
+    from ergmeter.flops.config import read_config  # noqa: PLC0415  the engine
+
+    try:
+        read_config(path)
+    except FormatError as error:
+        if Path(path).suffix in (".yaml", ".yml"):
+            said = "is the training's YAML; is it meant for --config?"
+            raise FormatError(f"--model-config {path} {said}") from error
+        raise FormatError(f"--model-config {error}") from error

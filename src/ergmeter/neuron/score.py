@@ -36,18 +36,20 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The factors. The NKI ratio may be unknown, and then there is no score."""
+    """The factors. One may be unknown, and then there is no score."""
 
-    mfu_improvement: float
-    throughput_improvement: float
+    mfu_improvement: float | None
+    throughput_improvement: float | None
     loss_improvement: float
     convergence_rate: float
     nki_ratio: float | None
     offset: float
 
     @property
-    def without_nki(self) -> float:
+    def without_nki(self) -> float | None:
         """The product of the factors that do not need the compiled graphs."""
+        if self.mfu_improvement is None or self.throughput_improvement is None:
+            return None
         return math.prod(
             (
                 self.mfu_improvement,
@@ -65,12 +67,16 @@ class Score:
     @property
     def value(self) -> float | None:
         """The score."""
-        factor = self.nki_factor
-        return None if factor is None else self.without_nki * factor
+        factor, others = self.nki_factor, self.without_nki
+        return None if factor is None or others is None else others * factor
 
 
 def score(
-    baseline: Baseline, *, mfu_percent: float, seq_per_s: float, nki_ratio: float | None
+    baseline: Baseline,
+    *,
+    mfu_percent: float | None,
+    seq_per_s: float | None,
+    nki_ratio: float | None,
 ) -> Score:
     """The score of a run. A baseline of 0 or less leaves its factor at 1, as the original does."""
     return Score(
@@ -83,7 +89,9 @@ def score(
     )
 
 
-def _over(value: float, base: float) -> float:
+def _over(value: float | None, base: float) -> float | None:
+    if value is None:
+        return None
     return value / base if base > 0 else 1.0
 
 

@@ -19,6 +19,9 @@ from ergmeter.errors import FormatError, UsageError
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _DEEPEST = 20  # references to references; more is a circle
 _SHOWN = 80
+# Keys that tell a training's YAML from a model's config.json, which is YAML too.
+_PARTS = {"data", "trainer", "model"}
+_OF_A_MODEL = {"model_type", "architectures", "hidden_size"}
 
 
 class Unresolved:
@@ -152,4 +155,8 @@ def read_training_file(path: str | Path) -> TrainingFile:
         raise FormatError(f"{path} is not YAML: {said}") from error
     if not isinstance(fields, dict):
         raise FormatError(f"{path} holds no keys; --config takes the training's YAML")
+    if not _PARTS & fields.keys() and _OF_A_MODEL & fields.keys():
+        raise FormatError(
+            f"--config {path} is a model's config.json; is it meant for --model-config?"
+        )
     return TrainingFile(fields, where=str(path))

@@ -7,9 +7,30 @@ it takes to be told from both ends.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ergmeter.units import significant
 
+if TYPE_CHECKING:
+    from ergmeter.hlo import ModuleCount
+
+LOWER_BOUND, UNCERTAIN = "*", "~"
+LEGEND = {
+    LOWER_BOUND: "a lower bound: kernels that do not state their MACs, or not readably",
+    UNCERTAIN: "not certain: loops or calls whose work is not known",
+}
+
 _MOST_DIGITS = 17  # of a float: more say nothing
+
+
+def mark(count: ModuleCount) -> str:
+    """What stands behind a graph's NKI share that is not known whole.
+
+    Kernels of unknown work can only add to it; other unknown work may take from it.
+    """
+    if count.unknown_loops or count.unknown_calls:
+        return UNCERTAIN
+    return LOWER_BOUND if count.nki_calls_known < count.nki_calls else ""
 
 
 def percent(frac: float) -> str:

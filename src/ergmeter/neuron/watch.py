@@ -51,6 +51,7 @@ class FoundGraphs:
     """So many graphs will be counted."""
 
     count: int
+    is_original: bool = False  # said as the original says it, whatever the number
 
 
 @dataclass(frozen=True, slots=True)

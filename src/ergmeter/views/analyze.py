@@ -6,6 +6,7 @@ what is new stands behind it or on lines of its own.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,18 @@ from ergmeter.neuron.watch import (
     Searching,
     ThroughputChosen,
 )
+from ergmeter.units import significant
 from ergmeter.views.analyze_log import log_section
-from ergmeter.views.analyze_text import heading, wrapped
+from ergmeter.views.analyze_text import bound, fixed, heading, ratio, wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from ergmeter.neuron.watch import Event
 
     Document = Mapping[str, Any]
 
-_NARROW, _TABLE = 50, 120
+_NARROW = 50
 
 
 def event_lines(event: Event) -> Iterator[str]:
@@ -46,8 +48,8 @@ def event_lines(event: Event) -> Iterator[str]:
             yield from inputs_section(document)
         case Searching(directory):
             yield f"\nSearching for HLO files in {directory}..."
-        case FoundGraphs(count):
-            yield f"Found {count} HLO files"
+        case FoundGraphs(count, is_original):
+            yield f"Found {count} HLO {'file' if count == 1 and not is_original else 'files'}"
         case Counted(path):
             yield f"Analyzing: {path}"
 
@@ -59,7 +61,8 @@ def inputs_section(document: Document) -> Iterator[str]:
     yield f"  Model config: {document['model_config']}"
     yield f"  Batch size: {document['batch_size']}{_by_log(document, 'batch_size')}"
     yield f"  Sequence length: {document['sequence_length']}{_by_log(document, 'sequence_length')}"
-    yield f"  Throughput: {'-' if rate is None else rate} seq/s"
+    shown = rate if "peak" not in document else None if rate is None else significant(rate, 6)
+    yield f"  Throughput: {'-' if shown is None else shown} seq/s"
     yield f"  Hardware: {document['hardware_backend']}"
     yield f"  Nodes: {document['num_nodes']}"
     if "peak" not in document:
@@ -89,69 +92,40 @@ def _by_log(document: Document, key: str) -> str:
     return " (the log's)" if document.get(f"{key}_from") == "the log" else ""
 
 
-def files_section(files: Sequence[Document], summary: Document) -> Iterator[str]:
-    """The graphs, one a line."""
-    has_scores = any("training_score" in one for one in files)
-    wide = max([20, *(len(one.get("module_name") or "-") for one in files)])
-    long = max([40, *(len(one["file_name"]) for one in files)])
-    many = max([15, *(len(f"{one['hlo_macs']:,}") for one in files)])
-    head = f"{'File Name':<{long}} {'Module':<{wide}} {'HLO MACs':>{many}} {'NKI MACs':>{many}}"
-    yield "\nPer-file NKI analysis:"
-    yield "-" * _TABLE
-    yield f"{head} {'NKI Ratio':>10}" + (f" {'Score':>10}" if has_scores else "")
-    yield "-" * _TABLE
-    for one in files:
-        if one["status"] != "success":
-            # The original names no module of a file that it can't read.
-            module = f" {one['module_name'] or '-':<{wide}}" if "module_name" in one else ""
-            yield f"{one['file_name']:<{long}}{module} ERROR: {one['error']}"
-            continue
-        mark = "*" if one.get("is_lower_bound") else ""
-        line = (
-            f"{one['file_name']:<{long}} {one['module_name'] or '-':<{wide}}"
-            f" {one['hlo_macs']:>{many},} {one['nki_macs']:>{many},}"
-            f" {_ratio(one['nki_ratio']) + mark:>10}"
-        )
-        found = one.get("training_score")
-        yield line + (f" {_fixed(found['score'], 4):>10}" if found else "")
-    yield "-" * _TABLE
-    if any(one.get("is_lower_bound") for one in files):
-        yield "* a lower bound: kernels that do not state their MACs, or not readably"
-    if "average_score" in summary:
-        yield "\nPer-file Score Statistics:"
-        yield f"  Average Score: {summary['average_score']:.4f}"
-        yield f"  Min Score: {summary['min_score']:.4f}"
-        yield f"  Max Score: {summary['max_score']:.4f}"
-
-
 def score_section(document: Document) -> Iterator[str]:
     """The factors of the score, and their product."""
     parts = document["training_score_breakdown"]
     yield "\nTraining Score Breakdown:"
     yield "=" * _NARROW
-    if parts is None:
-        yield from wrapped(f"Final Training Score: - ({document['missing']['training_score']})")
-        return
-    yield (
-        f"MFU improvement: {parts['mfu_improvement']:.4f}"
-        f" ({parts['base_mfu']:.2f}% → {_percent(parts['achieved_mfu'])})"
-    )
-    yield (
-        f"Throughput improvement: {parts['throughput_improvement']:.4f}"
-        f" ({parts['base_throughput']:.2f} → {parts['achieved_throughput']:.2f} seq/s)"
-    )
+    if parts["mfu_improvement"] is None:
+        yield "MFU improvement: -"
+    else:
+        yield (
+            f"MFU improvement: {parts['mfu_improvement']:.4f}"
+            f" ({parts['base_mfu']:.2f}% → {_percent(parts['achieved_mfu'])})"
+        )
+    if parts["throughput_improvement"] is None:
+        yield "Throughput improvement: -"
+    else:
+        yield (
+            f"Throughput improvement: {parts['throughput_improvement']:.4f}"
+            f" ({parts['base_throughput']:.2f} → {parts['achieved_throughput']:.2f} seq/s)"
+        )
     yield f"Loss improvement: {parts['loss_improvement']:.4f}"
     yield f"Convergence rate improvement: {parts['convergence_rate']:.4f}"
-    yield f"NKI flop ratio: {_ratio(parts['nki_flop_ratio'])}"
+    marked = bound(parts)
+    yield f"NKI flop ratio: {ratio(parts['nki_flop_ratio'])}{marked}"
     if parts.get("nki_factor") is not None:
-        yield f"NKI factor: {parts['nki_factor']:.4f} ({parts['score_offset']:g} + NKI flop ratio)"
+        sum_of = f"({parts['score_offset']:g} + NKI flop ratio)"
+        yield f"NKI factor: {parts['nki_factor']:.4f} {sum_of}{marked}"
     yield "=" * _NARROW
     value = document["training_score"]
     if value is None:
         yield from wrapped(f"Final Training Score: - ({document['missing']['training_score']})")
-        yield f"Without the NKI factor: {parts['score_without_nki']:.4f}"
+        if parts["score_without_nki"] is not None:
+            yield f"Without the NKI factor: {parts['score_without_nki']:.4f}"
     else:
-        yield f"Final Training Score: {value:.4f}"
+        yield f"Final Training Score: {value:.4f}{marked}"
     if "remark" in parts:
         yield from wrapped(f"({parts['remark']})")
 
@@ -165,16 +139,14 @@ def summary_section(document: Document) -> Iterator[str]:
     value = document["mfu_percent"]
     mfu = f"- ({missing.get('mfu_percent')})" if value is None else f"{_percent(value)}{under}"
     yield from wrapped(f"MFU: {mfu}")
-    per_second = _or_why(document["tflops_per_second"], ".2f", "", missing.get("tflops_per_second"))
-    yield from wrapped(f"TFLOPs/second: {per_second}")
+    yield f"TFLOPs/second: {_or_dash(document['tflops_per_second'], '')}"
     if document["compat"] is None:
         yield from _by_convention(document)
     yield from _nki_summary(document["nki_analysis"]["summary"])
     rate, per_node = document["throughput_seq_per_sec"], document["throughput_tflops_per_node"]
-    why = missing.get("throughput_seq_per_sec")
     yield ""
-    yield from wrapped(f"Throughput: {_or_why(rate, '.2f', ' seq/s', why)}")
-    yield from wrapped(f"Throughput per node: {_or_why(per_node, '.2f', ' TFLOP/s', why)}")
+    yield f"Throughput: {_or_dash(rate, ' seq/s')}"
+    yield f"Throughput per node: {_or_dash(per_node, ' TFLOP/s')}"
     yield from _reasons(document)
 
 
@@ -184,12 +156,15 @@ def _by_convention(document: Document) -> Iterator[str]:
     if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
         yield f"HFU: {_percent(hfu)} (with what is computed twice)"
     theirs = document["original_count"]
-    if theirs is None or theirs["convention"] == document["convention"]:
+    if theirs is None or _is_same(theirs, document):
         return
     figures = f"{theirs['tflop_per_sequence']:.2f} TFLOP per sequence"
+    if theirs["tflops_per_second"] is not None:
+        figures = f"{theirs['tflops_per_second']:.1f} TFLOP/s, {figures}"
     if theirs["mfu_percent"] is not None:
-        rates = f"MFU {theirs['mfu_percent']:.3f}%, {theirs['tflops_per_second']:.1f} TFLOP/s"
-        figures = f"{rates}, {figures}"
+        nodes = "1 node" if theirs["num_nodes"] == 1 else f"{theirs['num_nodes']} nodes"
+        figures = f"MFU {theirs['mfu_percent']:.3f}%, {figures}"
+        figures += f"; its peak is {theirs['peak_tflops_per_second']:g} TFLOP/s ({nodes})"
     yield ""
     yield from wrapped(f"By the original's count: {figures}")
     yield "  it differs from exact, in TFLOP per sequence, by"
@@ -197,13 +172,24 @@ def _by_convention(document: Document) -> Iterator[str]:
         yield f"  {extra:+10.3f}  {reason}"
 
 
+def _is_same(theirs: Document, document: Document) -> bool:
+    """Whether the original's figures are those that stand above already."""
+    names = ("tflop_per_sequence", "mfu_percent")
+    return all(
+        theirs[name] is not None
+        and document[name] is not None
+        and math.isclose(theirs[name], document[name])
+        for name in names
+    )
+
+
 def _nki_summary(summary: Document) -> Iterator[str]:
     yield "\nNKI Analysis Summary:"
     yield f"  Files analyzed: {summary['successful_analyses']}/{summary['total_files']}"
     for name in ("overall", "average", "min", "max"):
-        yield f"  {name.title()} NKI Ratio: {_ratio(summary[f'{name}_nki_ratio'])}"
-    yield f"  Total HLO MACs: {_fixed(summary['total_hlo_macs'], 0)}"
-    yield f"  Total NKI MACs: {_fixed(summary['total_nki_macs'], 0)}"
+        yield f"  {name.title()} NKI Ratio: {ratio(summary[f'{name}_nki_ratio'])}{bound(summary)}"
+    yield f"  Total HLO MACs: {fixed(summary['total_hlo_macs'], 0)}"
+    yield f"  Total NKI MACs: {fixed(summary['total_nki_macs'], 0)}"
     if "weighting" in summary and summary["successful_analyses"]:
         said = f"Ratios are over {summary['ratios_are_over']}; {summary['weighting']}"
         yield from wrapped(said, "  ")
@@ -251,9 +237,16 @@ def _failed(document: Document) -> Iterator[str]:
     for one in document["nki_analysis"].get("failed", ()):
         kinds.setdefault(re.sub(r"\d+", "N", one["error"]), []).append(one)
     for struck in kinds.values():
-        names = some([one["module_name"] or one["file_path"] for one in struck])
+        names = some([_place(one) for one in struck])
         graphs = "graph" if len(struck) == 1 else "graphs"
         yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
+
+
+def _place(file: Document) -> str:
+    """A file within its module, where it is in one."""
+    module, path = file["module_name"], str(file["file_path"])
+    _, inside, name = path.rpartition(f"{module}/")
+    return f"{module}/{name}" if module and inside else path
 
 
 def _left_out(document: Document) -> Iterator[str]:
@@ -265,19 +258,10 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 
-def _ratio(value: float | None) -> str:
-    return "-" if value is None else decimals(value, 4)
-
-
 def _percent(value: float) -> str:
     return f"{decimals(value, 2, whole=100)}%"
 
 
-def _fixed(value: float | None, digits: int) -> str:
-    return (
-        "-" if value is None else f"{value:,.{digits}f}" if digits == 0 else f"{value:.{digits}f}"
-    )
-
-
-def _or_why(value: float | None, form: str, unit: str, why: str | None) -> str:
-    return f"- ({why})" if value is None else f"{value:{form}}{unit}"
+def _or_dash(value: float | None, unit: str) -> str:
+    """Where a rate is not known, MFU is not, and its line has said why."""
+    return "-" if value is None else f"{value:.2f}{unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
+from ergmeter.views.analyze_text import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from ergmeter.neuron.compare import Comparison, Group, Spread
 
+_HARD_SPACE = "\u00a0"
 _TITLES = {
     "mfu_percent": "MFU %",
     "throughput_seq_per_sec": "seq/s",
@@ -42,7 +44,7 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
     for group in found.groups:
         for output in group.outputs:
             values = (output.value(name, convention=found.convention) for name in METRICS)
-            name = min(output.path, str(Path(output.path).absolute())[shared:].lstrip("/"), key=len)
+            name = _short(output.path, shared)
             table.add_row(name, *("-" if v is None else significant(v, 5) for v in values))
         if len(group.outputs) > 1:
             spreads = [group.spreads.get(name) for name in METRICS]
@@ -52,9 +54,25 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
             table.add_row("± standard deviation", *map(_deviation, spreads))
     yield table
     for before, group in zip(found.groups, found.groups[1:], strict=False):
-        yield Text(_change(before, group))
+        names = [_names([_short(one.path, shared) for one in of.outputs]) for of in (before, group)]
+        yield Text("\n".join(_whole(f"{names[0]} → {names[1]}: {_change(before, group)}")))
     for note in found.notes:
-        yield Text(note, style="dim")
+        yield Text("\n".join(wrapped(note)), style="dim")
+
+
+def _short(path: str, shared: int) -> str:
+    """A path without what all of them have in front, where that is shorter."""
+    return min(path, str(Path(path).absolute())[shared:].lstrip("/"), key=len)
+
+
+def _names(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _whole(text: str) -> Iterator[str]:
+    """Lines in which a number and its unit stay together."""
+    for line in wrapped(text.replace(" %", f"{_HARD_SPACE}%")):
+        yield line.replace(_HARD_SPACE, " ")
 
 
 def _mean(spread: Spread | None, *, of: int) -> str:
@@ -72,17 +90,31 @@ def _deviation(spread: Spread | None) -> str:
 
 def _change(before: Group, after: Group) -> str:
     """What was changed from one group to the next, and what it did."""
-    inputs = "; ".join(f"{name} {old} → {new}" for name, (old, new) in after.changed.items())
+    inputs = "; ".join(
+        f"{name} {_input(old)} → {_input(new)}" for name, (old, new) in after.changed.items()
+    )
     inputs = inputs or "nothing that is known of the inputs changed"
     effects = []
     for name in METRICS:
         old, new = before.spreads.get(name), after.spreads.get(name)
-        if old is None or new is None or not old.mean:
-            continue
-        percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
-        change = f"{_TITLES[name]} {percent:+.1f} %"
-        apart = (old.deviation or 0.0) + (new.deviation or 0.0)
-        if apart and abs(new.mean - old.mean) <= apart:
-            change += " (within the spread of the repeats)"
-        effects.append(change)
+        if name in after.not_comparable:
+            effects.append(f"{_TITLES[name]} not comparable")
+        elif old is not None and new is not None and old.mean:
+            effects.append(_effect(name, old, new))
     return f"{inputs}: {', '.join(effects) or 'nothing to compare'}"
+
+
+def _input(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
+    if isinstance(value, dict):  # LoRA
+        return f"r={value.get('r')} on {', '.join(map(str, value.get('targets') or ()))}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _effect(name: str, old: Spread, new: Spread) -> str:
+    percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
+    change = f"{_TITLES[name]} {percent:+.1f} %"
+    if old.deviation is None and new.deviation is None:
+        return change
+    apart = (old.deviation or 0.0) + (new.deviation or 0.0)
+    is_within = abs(new.mean - old.mean) <= apart
+    return f"{change} ({'within' if is_within else 'beyond'} the spread of the repeats)"

@@ -1,12 +1,14 @@
-"""Sentences and headings on the console of `erg analyze`."""
+"""Sentences, headings and figures on the console of `erg analyze`."""
 
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.neuron.shares import decimals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _COLUMNS = 80
 
@@ -28,3 +30,22 @@ def heading(title: str, width: int) -> Iterator[str]:
     yield "=" * width
     yield title
     yield "=" * width
+
+
+def ratio(value: float | None) -> str:
+    """A share, or a dash where it is not known."""
+    return "-" if value is None else decimals(value, 4)
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """So many decimals; a whole number with commas."""
+    return (
+        "-" if value is None else f"{value:,.{digits}f}" if digits == 0 else f"{value:.{digits}f}"
+    )
+
+
+def bound(figures: Mapping[str, Any]) -> str:
+    """What is said behind a ratio, and what is made of it, where it is not known whole."""
+    if figures.get("is_uncertain"):
+        return " (not certain)"
+    return " (a lower bound)" if figures.get("is_lower_bound") else ""

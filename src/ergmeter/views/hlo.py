@@ -18,50 +18,53 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.hlo.reading import reader_name
-from ergmeter.neuron.shares import percent
+from ergmeter.neuron.shares import LEGEND, mark, percent
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
 
     from ergmeter.hlo import FileCount, ModuleCount
 
 _MOST_NAMES = 5
+_INDENT = "  "
 
 
 def shown(
-    counted: Sequence[FileCount], *, by: str, left_out: int, verbose: bool
+    counted: Sequence[FileCount], *, by: str, left_out: Mapping[str, int], verbose: bool
 ) -> Iterator[RenderableType]:
     """The table that was asked for, the total, what it leaves open, and what failed."""
     counts = [one.count for one in counted if one.count]
     if counts:
         yield _table(counted, by)
         if by == "module" and any(next(_open([count]), None) for count in counts):
-            yield Text("* something of it is not counted, or counted once: see below", "dim")
+            yield Text("+ something of it is not counted, or counted once: see below", "dim")
+            marks = {mark(count) for count in counts if count.macs}
+            yield from (Text(f"{m} {said}", "dim") for m, said in LEGEND.items() if m in marks)
         if by == "computation" and len(counts) > 1:
             merged = len(counts)
             yield Text(f"computations of the same name in {merged} modules are added up", "dim")
         yield from _total(counts)
         yield from (Text(line, "yellow") for line in _open(counts))
-    if left_out:
-        yield Text(f"left out: {left_out} wrapped_neff.hlo, whose work is in their modules", "dim")
+    for why, number in left_out.items():
+        yield Text(f"left out: {number} {'file' if number == 1 else 'files'}, {why}", "dim")
     in_table = bool(counts) and by == "module"
-    yield from (Text(line, "red") for line in _failures(counted, in_table=in_table))
+    yield from (Text(line, "red") for line in failures(counted, in_table=in_table))
     if verbose:
         remembered = sum(one.from_memo for one in counted)
         yield Text(f"reader: {reader_name()}; {remembered} of {len(counted)} from memory", "dim")
 
 
-def document(counted: Sequence[FileCount], *, left_out: int) -> dict[str, Any]:
+def document(counted: Sequence[FileCount], *, left_out: Mapping[str, int]) -> dict[str, Any]:
     """All of it, for programs."""
     counts = [one.count for one in counted if one.count]
     return {
         "files": [_file(one) for one in counted],
         "counted": len(counts),
         "failed": len(counted) - len(counts),
-        "left_out": left_out,
+        "left_out": dict(left_out),
         "macs": sum(count.macs for count in counts),
         "macs_loop_once": sum(count.macs_loop_once for count in counts),
         "nki_macs": sum(count.nki_macs for count in counts),
@@ -106,26 +109,36 @@ def _table(counted: Sequence[FileCount], by: str) -> Table:
 
 def _modules(counted: Sequence[FileCount]) -> Table:
     """A row each, under its directory; a file name that all have stands in the title."""
-    table = _grid("module", "MACs", "NKI", "instructions")
+    table = _grid("module", "MACs", "NKI", "instr.")
     shared, same, places = _places(counted)
     title = f"{shared}, each {same}" if same else str(shared)
     table.title, table.title_justify, table.title_style = title, "left", "dim"
     above = shared
     for one, place in zip(counted, places, strict=True):
         if one.count:
-            if place.parent != above:
-                above = place.parent
-                table.add_row(Text(f"{above.relative_to(shared)}/", "dim"))
-            share = one.count.nki_share_frac
-            nki = percent(share) if share is not None else "-"
-            mark = "*" if next(_open([one.count]), None) else ""
+            depth = len(place.parent.relative_to(shared).parts)
+            for heading in _headings(above.relative_to(shared), place.parent.relative_to(shared)):
+                table.add_row(Text(heading, "dim"))
+            above = place.parent
+            count = one.count
+            nki = f"{percent(count.nki_macs / count.macs)}{mark(count)}" if count.macs else "-"
+            more = "+" if next(_open([count]), None) else ""
             table.add_row(
-                place.name,
-                f"{one.count.macs:,}{mark}",
+                _INDENT * (depth - 1) + place.name,
+                f"{count.macs:,}{more}",
                 nki,
                 f"{one.count.instructions:,}",
             )
     return table
+
+
+def _headings(above: Path, here: Path) -> Iterator[str]:
+    """The directories that are new, one a line: a path of them is wider than a terminal."""
+    known = 0
+    while above.parts[: known + 1] == here.parts[: known + 1] and known < len(here.parts):
+        known += 1
+    for depth in range(known, len(here.parts)):
+        yield f"{_INDENT * depth}{here.parts[depth]}/"
 
 
 def _places(counted: Sequence[FileCount]) -> tuple[Path, str | None, list[Path]]:
@@ -178,11 +191,11 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
     """What the total leaves open."""
-    silent = sum(count.nki_calls - count.nki_calls_known for count in counts)
-    if silent:
-        one = "1 call of an NKI kernel that does not state its MACs"
-        many = f"{silent} calls of NKI kernels that do not state their MACs"
-        yield f"not counted: {one if silent == 1 else many}"
+    calls: Counter[str] = Counter()
+    for count in counts:
+        for kernel in count.kernels:
+            calls[kernel.state] += kernel.calls
+    yield from (_unknown(calls[state], *said) for state, said in _UNKNOWN.items() if calls[state])
     unknown: Counter[str] = Counter()
     for count in counts:
         unknown.update(count.unknown_calls)
@@ -203,12 +216,25 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
         yield f"the costliest branch was taken of: {_some(branches)}"
 
 
+# Of one kernel, and of several.
+_UNKNOWN = {
+    "absent": ("that does not state its MACs", "that do not state their MACs"),
+    "unreadable": ("whose configuration can't be read", "whose configurations can't be read"),
+}
+
+
+def _unknown(calls: int, one: str, many: str) -> str:
+    if calls == 1:
+        return f"not counted: 1 call of an NKI kernel {one}"
+    return f"not counted: {calls} calls of NKI kernels {many}"
+
+
 def _some(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _failures(counted: Sequence[FileCount], *, in_table: bool) -> Iterator[str]:
+def failures(counted: Sequence[FileCount], *, in_table: bool) -> Iterator[str]:
     """Each kind of error once, with how many files it struck and one of them."""
     kinds: dict[str, list[str]] = {}
     errors: dict[str, str] = {}

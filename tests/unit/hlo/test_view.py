@@ -42,9 +42,10 @@ def test_a_module_is_one_line_under_its_compiler(
     assert heads == [f"{COMPILERS[0]}/", *MODULES, f"{COMPILERS[1]}/", *MODULES]
     # 2e12 of 2e12 + 30 x 32 x 32 x 1e9.
     assert shown[first + 1].split()[1:4] == ["32,720,000,000,000", "6.112", "%"]
-    assert shown[first + 2].split()[1:3] == ["105*", "-"]
+    assert shown[first + 2].split()[1:4] == ["105+", "0", "%*"]
     assert max(map(len, shown[first : first + 6])) <= 80
-    assert shown[first + 6].startswith("* something of it is not counted")
+    assert shown[first + 6].startswith("+ something of it is not counted")
+    assert shown[first + 7].startswith("* a lower bound: kernels")
 
 
 def test_computations_of_several_modules_are_said_to_be_added_up(

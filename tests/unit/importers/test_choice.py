@@ -8,7 +8,9 @@ import pytest
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.importers.importing import Request, import_log
 from ergmeter.importers.log import read_log
+from ergmeter.importers.megatron import MegatronImporter
 from tests.unit.importers.programs import (
     TITAN_STARTS,
     efficientllm,
@@ -82,9 +84,24 @@ def test_where_nothing_is_recognised_it_is_said_what_was_looked_for(tmp_path: Pa
     assert "no training step recognised in 5 lines" in text
     assert "it begins 'first line' / 'second line' / 'third'" in text
     for name in registry.names("importers"):
-        assert registry.load("importers", name)().looks_for in text
-    with pytest.raises(FormatError, match="is empty"):
-        read_log(_empty(tmp_path))
+        assert name in text or registry.load("importers", name)().looks_for in text
+    assert len(text) - len(str(log)) < 300
+    with pytest.raises(FormatError) as named:
+        read_log(log, format="megatron")
+    assert MegatronImporter().looks_for in str(named.value)
+    with pytest.raises(FormatError, match=r"; --format NAME chooses a reader$"):
+        import_log(Request(log))
+    with pytest.raises(FormatError, match=r"is empty$"):
+        import_log(Request(_empty(tmp_path)))
+
+
+def test_the_line_that_spoke_for_a_format_is_cut_between_words_and_that_is_seen(
+    tmp_path: Path,
+) -> None:
+    line = "step=3 loss=2.1 tokens=4096 " + "because words " * 20
+    shown = read_log(log_of(tmp_path, line)).recognised
+    assert len(shown) <= 120
+    assert shown.endswith((" because ...", " words ..."))
 
 
 def _empty(tmp_path: Path) -> Path:

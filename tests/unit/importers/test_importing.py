@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from ergmeter.cli.main import main
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.importers.importing import Request, import_log
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from tests.unit.importers.captured import LOGS
 from tests.unit.importers.programs import TITAN_STARTS, megatron, nxdt, titan
 from tests.unit.importers.trained import printed
@@ -140,6 +141,47 @@ def test_the_command_says_what_it_found_and_what_it_made(
         assert isinstance(summary_of(Path(run["run"])).readings["time.step_s"], Reading)
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_printed_rates_and_the_steps_of_a_card_are_of_one_window(
+    tmp_path: Path, warmup: int
+) -> None:
+    # 64 sequences in 128 s, then in 1, 2 and 1 s.
+    took_s = (128, 1, 2, 1)
+    lines = [line for s in took_s for line in (f"step_time: {s}", f"throughput: {64 / s}")]
+    settings = Settings(warmup_steps=warmup)
+    import_log(Request(log_of(tmp_path, *lines), tmp_path / "run", settings=settings))
+    summary = summary_of(tmp_path / "run")
+    counted_s = took_s[warmup:]
+    assert value(summary, "throughput.steps_per_s") == len(counted_s) / sum(counted_s)
+    found = reading(summary, "throughput.samples_per_s")
+    assert found.value == pytest.approx(64 * len(counted_s) / sum(counted_s))
+    assert f"{len(counted_s)} 'throughput' that the program printed" in found.note
+
+
+def test_the_command_says_why_there_are_no_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    untimed = log_of(tmp_path, "step: 0 | loss: 3.0", "step: 1 | loss: 3.0")
+    with pytest.raises(SystemExit):
+        main(["import", str(untimed), "--out", str(tmp_path / "run")])
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1] == f"{tmp_path / 'run'}: 0 timed step lines"
+    assert shown[2].startswith("no steps: nothing in the log says how long a step took")
+    lines = [f"[10:00:{n:02d}] step={n + k * 1000} loss=2" for n in range(30) for k in (0, 1)]
+    mixed = log_of(tmp_path, *lines)
+    with pytest.raises(FormatError, match="no step: step lines of several programs, ranks or"):
+        import_log(Request(mixed, tmp_path / "mixed"))
+
+
+def test_a_first_step_of_number_0_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"step={n} loss=2 step_time=1.0" for n in range(4)]
+    with pytest.raises(SystemExit):
+        main(["import", str(log_of(tmp_path, *lines)), "--out", str(tmp_path / "run")])
+    assert ": 4 timed step lines, steps 0 to 3" in capsys.readouterr().out
+
+
 def test_the_command_tells_a_person(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = log_of(tmp_path, *[nxdt(n, 20 * n) for n in range(1, 5)])
     with pytest.raises(SystemExit):
@@ -154,7 +196,7 @@ def test_the_command_tells_a_person(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["none.log"], 2, "none.log can't be read: No such file or directory"),
+        (["none.log"], 2, "none.log: no such file"),
         (["some.txt"], 1, "no training step recognised in 1 line;"),
         (["some.txt", "--format", "what"], 2, "no format 'what'; there are efficientllm"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +119,15 @@ def test_each_run_of_a_log_has_its_own_columns(tmp_path: Path) -> None:
         assert isinstance(rate, Reading)
         assert rate.value == 64 * 8192
     assert any("2 runs in one log" in note for note in parsed.notes)
-    assert parsed.first_stamp == datetime(2025, 6, 16, 0, 0, 10, tzinfo=timezone.utc)
-    assert parsed.last_stamp == datetime(2025, 6, 16, 0, 17, 30, tzinfo=timezone.utc)
+    # Of each run its own: 10 to 50 s, and those that were 1000 s later.
+    day = datetime(2025, 6, 16, tzinfo=timezone.utc)
+    times_s = [(10, 50), (1030, 1050)]
+    assert [(run.first_stamp, run.last_stamp) for run in parsed.runs] == [
+        (day + timedelta(seconds=first_s), day + timedelta(seconds=last_s))
+        for first_s, last_s in times_s
+    ]
+    stamps = log_document(parsed, Throughput(None, ""))["timestamps"]
+    assert (stamps["first"], stamps["last"]) == ("2025-06-16 00:17:10", "2025-06-16 00:17:30")
 
 
 @pytest.mark.parametrize(

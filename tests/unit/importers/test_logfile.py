@@ -134,7 +134,7 @@ def test_progress_hears_of_every_byte(tmp_path: Path) -> None:
 
 
 def test_a_log_that_is_not_there_is_misuse(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="No such file"):
+    with pytest.raises(UsageError, match="no such file"):
         texts(tmp_path / "none.log")
     with pytest.raises(UsageError, match="directory"):
         texts(tmp_path)

@@ -311,7 +311,7 @@ def test_rates_printed_on_the_way_are_work_over_time(tmp_path: Path) -> None:
         for t, value in ((1, 0.1), (2, 10.0), (3, 40.0))
     ]
     run = run_of(tmp_path / "run", steps=even_steps(10), reported=reported)
-    found = reading(run, "throughput.samples_per_s")
+    found = reading(run, "throughput.samples_per_s", warmup_steps=1)
     assert found.value == pytest.approx(2000 / 125)
     assert (found.unit, found.basis) == ("samples/s", "reported")
     assert "2 'throughput'" in found.note

@@ -31,6 +31,15 @@ def test_tokens_given_as_sequences_are_recognised() -> None:
     assert texts[0] == "MFU 55919 % is above the peak, so an input is wrong"  # 13.652 x 4096
 
 
+def test_a_throughput_that_was_not_printed_is_not_taken_for_tokens() -> None:
+    where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
+    pace = Throughput(8601.6, "sequences over the log's clock", is_from_log=True)
+    found = figures(str(LLAMA_8B), job(4096), where, pace, convention="exact")
+    texts = [one.text for one in about_mfu(found, job(4096), where, pace, is_printed=False)]
+    assert len(texts) == 2
+    assert not any("tokens/s" in text for text in texts)
+
+
 def test_a_good_mfu_needs_no_advice() -> None:
     assert mfu_texts(2.1 * 3, job(4096)) == []  # 41 %
 

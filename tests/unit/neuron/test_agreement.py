@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.agreement import about_log, settled
+from ergmeter.neuron.agreement import about_log, is_printed, settled
 from ergmeter.neuron.job import Job
 from ergmeter.neuron.pace import Throughput, throughput
 from tests.unit.neuron.test_figures import job
+
+BARS = Path(__file__).parents[2] / "data" / "logs" / "nxdt_bars.log"
 
 
 def megatron(step: int, *, seconds: float = 5.0) -> str:
@@ -132,6 +134,46 @@ def test_a_clock_that_contradicts_the_printed_throughput_is_said(tmp_path: Path)
     (text,) = said(log_of(tmp_path, lines), batch=64, seq_len=4096)
     assert text.startswith("the log prints 32 sequences/s on average")
     assert "come to 2.133" in text  # 64 in 30 s
+
+
+def test_an_option_beats_a_printed_throughput_and_the_finding_says_who_won(tmp_path: Path) -> None:
+    lines = ["step_time: 30.0", "throughput: 2.133", "loss: 2.345"] * 12  # 64 sequences in 30 s
+    log = log_of(tmp_path, lines)
+    configured = replace(job(4096), batch_size=32)
+    _, pace, (text,) = come_to(log, configured)
+    assert pace.seq_per_s == pytest.approx(2.133)
+    assert text.endswith("make 1.067: what it prints is taken; --batch-size or --throughput"
+                         " takes another")  # fmt: skip
+    _, pace, (text,) = come_to(log, replace(configured, batch_from="--batch-size"))
+    assert pace.seq_per_s == pytest.approx(32 / 30)
+    assert text.endswith("make 1.067, which is taken, as --batch-size was given; --throughput"
+                         " takes another")  # fmt: skip
+    _, pace, texts = come_to(log, replace(configured, batch_from="--batch-size"), 2.1)
+    assert pace.seq_per_s == 2.1
+    assert texts == ["--throughput is 2.1 sequences/s and is taken; the log comes to 1.067"]
+    agreeing = replace(job(4096), batch_size=64, batch_from="--batch-size")
+    _, pace, texts = come_to(log, agreeing)
+    assert pace.seq_per_s == pytest.approx(2.133)
+    assert texts == []
+
+
+def test_a_finding_names_the_throughput_that_was_taken() -> None:
+    log = read_log(BARS)  # counts 32 sequences a step
+    given = replace(job(4096), batch_size=64, batch_from="--batch-size")
+    _, pace, texts = come_to(log, given)
+    assert pace.seq_per_s == pytest.approx(3.143, abs=5e-4)
+    taken = [text for text in texts if "come to 1.571" in text]
+    assert all("which is taken" not in text for text in taken)
+    assert len(taken) == 1
+    assert "3.143 is taken, as --batch-size was given" in taken[0]
+
+
+def test_whether_a_throughput_was_printed_is_known(tmp_path: Path, of_2048: ParsedLog) -> None:
+    of_lines = log_of(tmp_path, ["throughput: 2.1", "loss: 2.5"] * 12)
+    for log, is_read in ((of_lines, True), (of_2048, False)):
+        taken, pace, _ = come_to(log, job(4096))
+        assert is_printed(log, taken, pace) is is_read
+        assert is_printed(log, taken, Throughput(2.1, "as given")) is True
 
 
 def test_tokens_of_a_rank_that_names_itself_are_no_batch(tmp_path: Path) -> None:

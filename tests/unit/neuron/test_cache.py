@@ -38,8 +38,8 @@ def test_graphs_are_found_under_every_name_the_sdk_gave_them(tmp_path: Path) -> 
         "model.hlo_module.pb", "model.hlo_module.pb.gz", "model.hlo.pb", "graph.hlo",
         f"model.{FIRST}.hlo_module.pb", "hlo_module_0",
     )  # fmt: skip
-    for name in names:
-        write(tmp_path, b"", name=name)
+    for number, name in enumerate(names):
+        write(tmp_path / str(number), b"", name=name)
     found = find_graphs(str(tmp_path), Choice())
     assert sorted(Path(file.path).name for file in found.chosen) == sorted(names)
 
@@ -49,6 +49,22 @@ def test_a_stub_is_left_out_and_said(cache: Path) -> None:
     assert len(found.chosen) == 3
     assert found.left_out == {"wrapped_neff.hlo, a stub around a compiled graph": 1}
     assert found.compilers == (OLD, NEW)
+
+
+def test_a_graph_under_several_names_and_packings_is_one(tmp_path: Path) -> None:
+    names = ("model.hlo.pb", "model.hlo_module.pb", "model.hlo_module.pb.gz", "model.hlo.gz")
+    for folder in (FIRST, SECOND):
+        for name in names:
+            write(tmp_path / folder, b"", name=name)
+    write(tmp_path / SECOND, b"", name="other.hlo.pb.gz")
+    write(tmp_path / SECOND, b"", name="other.hlo.pb")
+    found = find_graphs(str(tmp_path), Choice())
+    kept = [str(Path(file.path).relative_to(tmp_path)) for file in found.chosen]
+    assert kept == [
+        f"{FIRST}/model.hlo_module.pb", f"{SECOND}/model.hlo_module.pb", f"{SECOND}/other.hlo.pb"
+    ]  # fmt: skip
+    why = "the same graph under another name or packing, in the same directory"
+    assert found.left_out == {why: 3 + 3 + 1}
 
 
 def test_a_path_says_its_module_and_compiler() -> None:

@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.compare import Comparison, compare, read_outputs
+from ergmeter.neuron.compare import Comparison, compare
+from ergmeter.neuron.outputs import read_outputs
 from ergmeter.views.analyze_compare import parts
 
 
@@ -37,6 +38,7 @@ def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
         "conventions": {
             "exact": {"mfu_percent": exact}, "neuron": {"mfu_percent": exact * 224.04 / 197.63}
         },
+        "original_count": {"mfu_percent": exact * 224.04 / 197.63},
         "versions": {"neuronxcc": [compiler], "model": {"config_sha256": "abc"}},
     } | more  # fmt: skip
 
@@ -73,16 +75,18 @@ def test_another_compiler_is_another_group_and_says_what_changed(tmp_path: Path)
 
 def test_the_original_s_output_is_compared_under_its_own_count(tmp_path: Path) -> None:
     found = compared(tmp_path, original(15.477), ours(15.477 * 197.63 / 224.04, "2.18"))
-    assert found.convention == "neuron"
+    assert found.convention == "the original's"
     values = [group.spreads["mfu_percent"].mean for group in found.groups]
     assert values == pytest.approx([15.477, 15.477])
-    assert any("all are shown under neuron" in note for note in found.notes)
-    assert any("scores hold MFUs under exact and neuron" in note for note in found.notes)
-    assert found.groups[1].changed == {}  # what one of them does not say is no change
+    assert any("all are shown under the original's" in note for note in found.notes)
+    assert any("scores hold MFUs under exact and the original's" in note for note in found.notes)
+    # What one of them does not say is no change.
+    assert found.groups[1].changed == {"counted by": ("the original", "erg analyze")}
+    assert found.groups[1].not_comparable == ("overall_nki_ratio", "training_score")
 
 
 def test_what_has_no_count_in_common_is_not_compared(tmp_path: Path) -> None:
-    alone = ours(13.0, "2.18", conventions={"exact": {"mfu_percent": 13.0}})
+    alone = ours(13.0, "2.18", original_count=None)
     found = compared(tmp_path, original(15.0), alone)
     assert found.convention is None
     assert "mfu_percent" not in found.groups[0].spreads
@@ -160,3 +164,48 @@ def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> N
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     (mean,) = (line for line in shown.splitlines() if line.startswith(" mean of 2"))
     assert mean.split()[-3:] == ["1.2", "(of", "1)"]
+
+
+def text_of(found: Comparison) -> str:
+    console = Console(width=80, file=StringIO())
+    for part in parts(found):
+        console.print(part)
+    shown: str = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
+    return shown
+
+
+def test_a_change_names_its_files_and_says_where_it_lies_against_the_repeats(
+    tmp_path: Path,
+) -> None:
+    repeats = [ours(mfu, "2.16") for mfu in (13.0, 14.0)]  # apart by 0.71
+    near, far = (compared(tmp_path, *repeats, ours(mfu, "2.18")) for mfu in (14.0, 18.0))
+    said = " ".join(text_of(near).split())
+    assert "0.json and 1 more → 2.json: neuronxcc 2.16 → 2.18: MFU % +3.7 % (within the" in said
+    assert "MFU % +33.3 % (beyond the spread of the repeats)" in " ".join(text_of(far).split())
+    once = compared(tmp_path, ours(13.0, "2.16"), ours(14.0, "2.18"))
+    assert "no run was repeated" in once.notes[-1]
+    assert "the spread of the repeats" not in text_of(once)
+
+
+def test_scores_that_are_not_comparable_have_no_mean_and_no_change(tmp_path: Path) -> None:
+    same = compared(tmp_path, original(15.0, offset=1.0), original(15.0, offset=0.1))
+    assert "training_score" not in same.groups[0].spreads
+    found = compared(tmp_path, original(15.0), original(15.0, offset=0.1, batch_size=32))
+    assert "score not comparable" in text_of(found)
+    assert found.document()["groups"][1]["not_comparable"] == ["training_score"]
+    bare = original(15.0, training_score_breakdown={})
+    notes = compared(tmp_path, bare, ours(13.0, "2.18")).notes
+    assert any("scores hold MFUs under exact and the original's" in note for note in notes)
+
+
+def test_lora_is_an_object_for_programs_and_a_phrase_for_people(tmp_path: Path) -> None:
+    adapters = {"r": 16, "targets": ["q_proj", "v_proj"]}
+    found = compared(tmp_path, ours(13.0, "2.18", lora=None), ours(13.0, "2.18", lora=adapters))
+    assert found.document()["groups"][1]["changed"] == {"lora": ["none", adapters]}
+    assert "lora none → r=16 on q_proj, v_proj: " in " ".join(text_of(found).split())
+
+
+def test_a_percentage_stays_on_its_line(tmp_path: Path) -> None:
+    for batch in (8, 16, 128, 1024, 65536, 1048576, 16777216):
+        shown = text_of(compared(tmp_path, ours(13.0, "1"), ours(13.0, "1", batch_size=batch)))
+        assert not any(line.startswith("%") for line in map(str.strip, shown.splitlines()))

@@ -90,3 +90,14 @@ def test_what_the_count_can_t_know_is_carried_along(tmp_path: Path) -> None:
     (one,) = results(tmp_path, module(main))
     doubts = {"calls of AwsNeuronCustomOp, whose work is not known": 1}
     assert summarize([one], weighted=False).doubts == doubts
+
+
+def test_a_ratio_beside_loops_of_unknown_length_is_no_lower_bound(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "data" / "hlo" / "while_dynamic.opt.hlo_module.pb"
+    graphs = results(tmp_path, one_dot(3, 5, 7, config(None)), data.read_bytes())
+    assert [(one.is_lower_bound, one.is_uncertain) for one in graphs] == [
+        (True, False), (False, True)
+    ]  # fmt: skip
+    assert summarize(graphs[:1], weighted=False).is_lower_bound
+    both = summarize(graphs, weighted=False)
+    assert (both.is_lower_bound, both.is_uncertain) == (False, True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.cli.main import main
+from tests.unit.neuron.graphs import one_dot, write
 
 DATA = Path(__file__).parents[2] / "data"
 YAML, MODEL = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
@@ -42,7 +43,7 @@ def analyze(
         (("--model-config", "none.json"), 2, "none.json: no such file"),
         (("--model-config", "none"), 2, "none: no such file"),
         (("--graph-runs", "none"), 2, "--graph-runs none can't be read: No such file"),
-        (("--log-file", "none.log"), 2, "none.log"),
+        (("--log-file", "none.log"), 2, "--log-file none.log: no such file"),
         (("--compile-dir", "none"), 2, "--compile-dir none does not exist"),
         (("--batch-size", "0"), 2, "--batch-size must be a number above 0; got 0"),
         (("--throughput", "nan"), 2, "--throughput must be a number above 0; got nan"),
@@ -55,12 +56,18 @@ def analyze(
         (("--compare", "a.json"), 2, "--compare goes with files and --json; leave out --config"),
         (("--convention", "mine"), 2, "no convention 'mine'"),
         (("--hw-backend", "p5"), 2, "'p5' is not one of"),
-        (("--output", "none/out.json"), 2, "--output none/out.json can't be written"),
+        (("--output", "none/out.json"), 2, "--output none/out.json: the directory none does not"),
+        (("--output", "."), 2, "--output .: is a directory; it takes a file"),
+        (("--config", str(MODEL)), 1, "is a model's config.json; is it meant for --model-config?"),
+        (("--model-config", str(YAML)), 1, "is the training's YAML; is it meant for --config?"),
+        (("--model-config", __file__), 1, "--model-config "),
+        (("--log-file", "."), 2, "--log-file .: is no file"),
         (("--modules-from-log",), 2, "--modules-from-log needs --log-file"),
         (("--compat", "--hw-backend", "trn3"), 2, "--compat knows --hw-backend trn1 and trn2"),
         (("--compat", "--convention", "exact"), 2, "the original, which has no --convention"),
         (("--compat", "--module", "MODULE_1"), 2, "--module, --since or --until; leave it out"),
         (("--compat", "--log-file", "."), 2, "--log-file .: is no file"),
+        (("--compat", "--log-file", "-"), 2, "--log-file -: is no file"),
         (("--compat", "--model-config", "layers=2,hidden=8,heads=2"), 2, "--compat takes a config"),
         (("--compat", "--log-file", "none.log"), 2, "--log-file none.log: no such file"),
     ],
@@ -133,6 +140,35 @@ def test_a_log_without_steps_is_refused_without_advice_that_analyze_does_not_tak
     assert code == 1
     assert "no training step recognised in 2 lines" in err
     assert "--format" not in err
+    assert err.endswith("; leave out --log-file, and give --throughput if you know it\n")
+
+
+def test_a_swapped_pair_is_recognised(analyze: Analyze) -> None:
+    code, err = analyze("--config", str(MODEL), "--model-config", str(YAML))
+    assert code == 1
+    assert "is it meant for --config?" in err
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [("--module", "MODULE_9"), ("--since", "2999-01-01"), ("--modules-from-log",)],
+)
+def test_a_choice_without_a_match_is_refused_before_anything_is_printed(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    choice: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "cache" / "MODULE_1+0", one_dot(3, 5, 7))
+    Path("train.log").write_text("step_time: 30.0\nthroughput: 2.133\n" * 12)
+    files = ["--config", str(YAML), "--model-config", str(MODEL), "--compile-dir", "cache"]
+    with pytest.raises(SystemExit) as ended:
+        main(["analyze", *files, "--log-file", "train.log", *choice])
+    assert ended.value.code == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("erg: no graph of cache is chosen: 1 ")
 
 
 def test_a_file_of_runs_is_read_before_anything_is_printed(

@@ -27,6 +27,14 @@ def test_an_unknown_ratio_gives_no_score() -> None:
     assert found.without_nki == 0.25
 
 
+def test_what_is_not_known_leaves_the_other_factors() -> None:
+    base = Baseline(loss_improvement=1.2, convergence_rate=1.1)
+    found = score(base, mfu_percent=None, seq_per_s=None, nki_ratio=0.15)
+    assert (found.mfu_improvement, found.throughput_improvement) == (None, None)
+    assert (found.value, found.without_nki) == (None, None)
+    assert found.nki_factor == 1.15
+
+
 def test_a_baseline_of_0_leaves_its_factor_at_1() -> None:
     found = score(Baseline(0.0, -1.0), mfu_percent=60.0, seq_per_s=150.0, nki_ratio=0.5)
     assert found.value == 1.5
