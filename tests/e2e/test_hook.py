@@ -86,14 +86,14 @@ def test_each_of_several_trainings_has_its_own_steps_tokens_and_time(
 ) -> None:
     truth, run = one_after_the_other[name]
     assert value(run, "steps.count") == truth["steps"]
-    # By the program's own stamps; a microsecond of ours lies between its and ours.
-    assert value(run, "time.window_s") == pytest.approx(truth["window_s"], rel=0.02)
+    # By the program's own stamps; a microsecond of ours lies between its and ours, and on a machine
+    # that is shared now and then a few milliseconds.
+    window_s = value(run, "time.window_s")
+    assert window_s == pytest.approx(truth["window_s"], rel=0.02, abs=0.01)
     if truth["tokens"]:
         tokens = truth.get("real", truth["tokens"])
         assert value(run, "tokens.total") == tokens
-        assert value(run, "throughput.tokens_per_s") == pytest.approx(
-            tokens / truth["window_s"], rel=0.02
-        )
+        assert value(run, "throughput.tokens_per_s") == pytest.approx(tokens / window_s, rel=1e-9)
     if "parameters" in truth:
         assert said_of(run)[0]["parameters"] == truth["parameters"]
 
@@ -191,7 +191,8 @@ def two_ranks(lab: Lab, *, steps: int) -> None:
     tokens = sum(one["tokens"] for one in each)
     assert value(run, "tokens.total") == tokens
     window_s = max(one["end_s"] for one in each) - min(one["start_s"] for one in each)
-    assert value(run, "throughput.tokens_per_s") == pytest.approx(tokens / window_s, rel=0.02)
+    # Two ranks and two recorders on two cores: 2 % where nothing else runs, more where much does.
+    assert value(run, "throughput.tokens_per_s") == pytest.approx(tokens / window_s, rel=0.06)
 
 
 def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:

@@ -1,4 +1,4 @@
-"""A million steps cost no more memory than the first few hundred thousand."""
+"""A million steps cost no more memory than two thirds of them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ MIB = 1 << 20
 def test_memory_is_flat_over_a_million_steps_with_a_sink(lab: Lab) -> None:
     done = lab.run(*script("million", "run"), timeout_s=500)
     assert done.returncode == 0, done.stderr.decode()
-    early, late = (int(line) * 1024 for line in done.stdout.split())
-    # Segments come and go by 250 000 rows. Kept in memory, 700 000 steps would be 300 MB and more.
-    assert late - early < 80 * MIB
+    middle, late = (int(line) * 1024 for line in done.stdout.split())
+    # Segments come and go by 250 000 rows. Kept in memory, 330 000 steps would be 150 MB and more.
+    assert late - middle < 60 * MIB
     readings = lab.report()["readings"]
     assert readings["steps.count"]["value"] == 1_000_000
-    assert readings["tokens.total"]["value"] == 400 * 1_000_000
-    rows = [json.loads(line) for line in (lab.path / "run" / "figures.jsonl").open()]
+    assert readings["tokens.total"]["value"] == 6 * 1_000_000
+    written = (lab.path / "run" / "figures.jsonl").read_text()
+    rows = [json.loads(line) for line in written.splitlines()]
     assert rows[-1]["step"] == 1_000_000

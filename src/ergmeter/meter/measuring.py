@@ -58,6 +58,10 @@ def make_way() -> None:
 def _hook() -> None:
     if "process" not in _hooked:
         _hooked.add("process")
+        # What we load later may load it (pyarrow does, where there is cloudpickle), and it has
+        # hooks for forks too: registered while a fork waits for us, one half of them would run.
+        import logging  # noqa: F401, PLC0415
+
         atexit.register(_close_all)
         if hasattr(os, "register_at_fork"):  # Windows does not fork
             os.register_at_fork(

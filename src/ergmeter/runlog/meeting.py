@@ -18,11 +18,14 @@ from ergmeter.runlog.liveness import started_s
 
 def world_size() -> int:
     """How many processes train together with this one, itself included."""
-    distributed = _distributed()
-    if distributed is not None:
-        return int(distributed.get_world_size())
-    if _jax_client() is not None:
-        return int(sys.modules["jax"].process_count())
+    try:
+        distributed = _distributed()
+        if distributed is not None:
+            return int(distributed.get_world_size())
+        if _jax_client() is not None:
+            return int(sys.modules["jax"].process_count())
+    except (AttributeError, RuntimeError, ValueError):
+        pass  # half imported, or the group was destroyed between two questions
     return 1
 
 
