@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from ergmeter import Run
 from ergmeter.integrations.batches import Counts, counted
 from ergmeter.integrations.fetching import Fetch, now_on
+from ergmeter.integrations.training import Training
 
 pytestmark = [
     pytest.mark.device,
@@ -78,3 +81,18 @@ def test_a_number_made_on_another_stream_is_not_read_too_early() -> None:
         number = torch.ones(1000, device="cuda", dtype=torch.long).sum()
         after = now_on(number)
     assert Fetch([number], after).start().values() == [1000]
+
+
+def test_a_loss_on_the_device_reaches_its_step_without_being_waited_for(tmp_path: Path) -> None:
+    training = Training(out=tmp_path / "run", probes=())
+    training.begin()
+    losses = [torch.tensor(1.5 / (number + 1), device="cuda") for number in range(5)]
+    for loss in losses:
+        training.step_begin()
+        training.batch(batch())
+        training.step_end()
+        training.logged({"loss": loss})
+    training.end()
+    steps = Run.open(tmp_path / "run").steps()
+    assert steps["loss"].tolist() == [loss.item() for loss in losses]
+    assert steps["tokens_real"].tolist() == [8] * 5

@@ -115,6 +115,15 @@ def _reads_a_source(model: object) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
+def must_be_run(model: object, seq_len: int) -> bool:
+    """Whether there is nothing to read its FLOPs from, so that only running it can tell."""
+    try:
+        model_work(model, seq_len)
+    except ErgmeterError:
+        return hasattr(model, "named_parameters")
+    return False
+
+
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     """The work of a step of one sequence, and what the model computes in, if it can be seen."""
     if seq_len is None:

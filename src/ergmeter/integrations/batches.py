@@ -42,7 +42,7 @@ class Counts:
         """The amounts that are not known yet."""
         return [one for one in self._amounts() if one is not None and not isinstance(one, int)]
 
-    def settled(self, values: Sequence[int]) -> Counts:
+    def settled(self, values: Sequence[float]) -> Counts:
         """With these values in the place of what was not known."""
         known = iter(values)
         amounts = [
@@ -207,12 +207,17 @@ def _number(those: Any) -> Amount:  # noqa: ANN401
     return int(np.count_nonzero(those)) if isinstance(those, np.ndarray) else _amount(those.sum())
 
 
+def is_later(value: Any) -> bool:  # noqa: ANN401
+    """Whether this is a number that lies on a device."""
+    place = getattr(value, "device", None)
+    if place is None:
+        return False
+    return getattr(place, "type", None) not in _HOST and not _is_on_host(place)
+
+
 def _amount(value: Any) -> Amount:  # noqa: ANN401
     """The number itself where it lies in host memory, else the promise of it."""
-    place = getattr(value, "device", None)
-    if place is None or getattr(place, "type", None) in _HOST or _is_on_host(place):
-        return int(value)
-    return value
+    return value if is_later(value) else int(value)
 
 
 def _is_on_host(place: Any) -> bool:  # noqa: ANN401

@@ -31,13 +31,13 @@ class Fetch:
             return self  # jax: its arrays are fetched by looking at them, here and not in the loop
         device = self._numbers[0].device
         if device.type != "cuda":
-            self._host = torch.stack([number.long() for number in self._numbers]).cpu()
+            self._host = torch.stack([number.cpu().double() for number in self._numbers])
             return self
         with torch.cuda.device(device), torch.cuda.stream(_stream(torch, device)):
             if self._after is not None:
                 torch.cuda.current_stream().wait_event(self._after)
-            together = torch.stack([number.long() for number in self._numbers])
-            self._host = torch.empty(len(self._numbers), dtype=torch.int64, pin_memory=True)
+            together = torch.stack([number.double() for number in self._numbers])
+            self._host = torch.empty(len(self._numbers), dtype=torch.float64, pin_memory=True)
             self._host.copy_(together, non_blocking=True)
             self._arrived = torch.cuda.Event()
             self._arrived.record()
@@ -48,13 +48,13 @@ class Fetch:
         """Whether the numbers can be looked at without waiting."""
         return self._arrived is None or bool(self._arrived.query())
 
-    def values(self) -> list[int]:
+    def values(self) -> list[float]:
         """The numbers. Waits for them if they are not here."""
         if self._arrived is not None:
             self._arrived.synchronize()
         if self._host is not None:
-            return [int(value) for value in self._host.tolist()]
-        return [int(number) for number in self._numbers]
+            return [float(value) for value in self._host.tolist()]
+        return [float(number) for number in self._numbers]
 
 
 def now_on(number: Any) -> Any:  # noqa: ANN401  an event of the device's library

@@ -67,7 +67,7 @@ class Masked:
         if self.fetch is None:
             return self.real, self.squares
         real, squares = self.fetch.values()
-        return real, squares
+        return int(real), int(squares)
 
 
 @dataclass(frozen=True, slots=True)

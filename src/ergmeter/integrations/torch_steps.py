@@ -286,6 +286,10 @@ class Loop:
         self.discovery.disarm()
         if self.training is not None:
             self.training._fail(error)
+        for root in self._roots:  # nobody will take what they count
+            root.detach()
+            root.taken()
+        self._roots = []
 
     def forked(self) -> None:
         """In a forked child: what was seen is the parent's."""

@@ -9,6 +9,7 @@ whatever goes wrong in here is a mark in the run and the end of the telling, nev
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import threading
 import time
@@ -19,7 +20,8 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
-from ergmeter.integrations.batches import Counts, counted
+from ergmeter.flops.live import must_be_run
+from ergmeter.integrations.batches import Counts, counted, is_later
 from ergmeter.integrations.fetching import Fetch, now_on
 from ergmeter.integrations.world import training_identity
 from ergmeter.meter import Meter, measuring
@@ -37,6 +39,7 @@ _Called = TypeVar("_Called", bound="Callable[..., Any]")
 _LENGTHS_ALIKE_FRAC = 0.01
 _DESCRIBE_S = 10.0  # at most, at the end of a training that was shorter
 LOSSES = ("loss", "train_loss", "train/loss")
+_FIGURES = ("loss", "learning_rate", "grad_norm")
 _RATES = ("learning_rate", "lr")
 _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
 
@@ -82,6 +85,8 @@ class Training:
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._describing: threading.Thread | None = None
+        self._to_run = 0  # how long a sequence is, of a model that must be run to be counted
+        self._pid = 0
         self._no_flops = ""
         self._settling = threading.Lock()
 
@@ -102,6 +107,7 @@ class Training:
         assert self.meter is not None
         if self.meter not in others:
             self.meter.start()
+        self._pid = os.getpid()
         self._model = _weakly(model)
         self._shifts = _shifts_labels(model)
         self._index = first_step
@@ -114,7 +120,7 @@ class Training:
     def end(self, ended: str | None = None) -> None:
         """The training is over. A Meter of our own is closed with it, whatever went wrong."""
         meter = self.meter
-        if meter is None:
+        if meter is None or os.getpid() != self._pid:  # in a forked child it is the parent's
             return
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
@@ -188,7 +194,7 @@ class Training:
         """
         if self.failed:
             return
-        if self._logged or self._describing is None:
+        if self._logged or self._describing is None or self._to_run:
             self._before(counts)
         self._held.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
@@ -221,7 +227,7 @@ class Training:
         for name, value in values.items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number or getattr(value, "shape", None) == ():
-                self._logged[str(name)] = value
+                self._logged[str(name)] = value.detach() if hasattr(value, "detach") else value
 
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
@@ -257,6 +263,7 @@ class Training:
         self._settle(wait=True)
         if self._describing is not None:
             self._describing.join(_DESCRIBE_S)
+        self._run_model()
         self._describe_again()
         if self._no_flops and self.meter is not None and self.meter._handover is not None:
             self.meter._handover.describe(flops=[], no_flops=self._no_flops)
@@ -277,6 +284,7 @@ class Training:
         if self._describing is None:
             self._describe(counts[0] if counts else None)
         self._let_go()
+        self._run_model()
         self._last = step
         self._held.append((step, counts, now_on(laters[-1]) if laters else None))
 
@@ -286,6 +294,7 @@ class Training:
         if self._describing is None:
             self._describe(counts[0] if counts else None)
         self._let_go()
+        self._run_model()
 
     def _let_go(self) -> None:
         """The last step is complete once the next begins: what is logged of it comes in between."""
@@ -295,6 +304,8 @@ class Training:
             return
         newest, counts, after = self._held[-1]
         if newest is last or isinstance(newest, tuple):
+            far = [value for value in logged.values() if is_later(value)]
+            after = now_on(far[-1]) or after if far else after
             self._held[-1] = (_with_logged(_whole(newest), logged), counts, after)
 
     def _settle(self, *, wait: bool = False) -> None:
@@ -302,6 +313,8 @@ class Training:
 
         On the thread that hands over; at the end on the training's, which then may wait.
         """
+        if os.getpid() != self._pid:
+            return
         with self._settling:
             self._settle_now(wait=wait)
 
@@ -317,18 +330,22 @@ class Training:
             ready = [self._held.popleft() for _ in range(len(self._held) - (not wait))]
             if not ready:
                 return
-            laters = [later for _, counts, _ in ready for one in counts for later in one.laters]
+            laters = [later for step, counts, _ in ready for later in _laters(step, counts)]
             if not laters:
                 self._pass_on(ready, [])
                 continue
             after = next((event for _, _, event in reversed(ready) if event is not None), None)
             self._fetch = (Fetch(laters, after).start(), ready)
 
-    def _pass_on(self, rows: list[tuple[_Held, list[Counts], Any]], values: list[int]) -> None:
+    def _pass_on(self, rows: list[tuple[_Held, list[Counts], Any]], values: list[float]) -> None:
         assert self.meter is not None
         known = iter(values)
         for step, counts, _ in rows:
             settled = [one.settled([next(known) for _ in one.laters]) for one in counts]
+            far = [name for name in _FIGURES if is_later(getattr(step, name, None))]
+            if far:
+                told: dict[str, Any] = {name: next(known) for name in far}
+                step = replace(_whole(step), **told)
             self._computed += sum(one.computed for one in settled)
             self._squares += sum(int(one.squares or 0) for one in settled)
             self.meter.record(_with_tokens(_whole(step), settled))
@@ -347,17 +364,40 @@ class Training:
         self._describing.start()
 
     def _say_who(self, length: int) -> None:
-        """On a thread of its own: counting the FLOPs of an unknown model may take a second."""
+        """On a thread of its own: reading a configuration may take a while. What has none is run
+        between two steps instead: that saves and restores what the training draws numbers from."""
         meter = self.meter
         if meter is None or meter._handover is None:
             return
         try:
             model = self._model()
             meter._handover.describe(training=training_identity(model))
-            if model is not None:
+            if model is not None and length and must_be_run(model, length):
+                self._to_run = length
+            elif model is not None:
                 meter.describe(model, seq_len=length or None)
         except Exception as error:  # noqa: BLE001  never break training
             self._fail(error)
+
+    def _run_model(self) -> None:
+        """Count what has to be run for it, while the training waits: once, after its first steps.
+
+        On another thread all the same: what looks at calls of the model knows them by theirs.
+        """
+        length, self._to_run = self._to_run, 0
+        model, meter = self._model(), self.meter
+        if not length or model is None or meter is None:
+            return
+        counting = threading.Thread(
+            target=self._describe_now, args=(model, length), name="ergmeter-model", daemon=True
+        )
+        counting.start()
+        counting.join()
+
+    @_guarded
+    def _describe_now(self, model: object, length: int) -> None:
+        if self.meter is not None:
+            self.meter.describe(model, seq_len=length)
 
     def _describe_again(self) -> None:
         """With the length that sequences had on average, as attention counts it."""
@@ -366,7 +406,8 @@ class Training:
             return
         length = self._squares / self._computed
         if abs(length - self._told_length) > _LENGTHS_ALIKE_FRAC * self._told_length:
-            self.meter.describe(model, seq_len=max(1, round(length)))
+            self._to_run = max(1, round(length))
+            self._run_model()
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
@@ -382,6 +423,15 @@ def failure(error: BaseException) -> str:
     """How a run ended that this came out of."""
     kind, what = type(error).__name__, " ".join(str(error).split())[:300]
     return f"failed ({kind}: {what})" if what else f"failed ({kind})"
+
+
+def _laters(step: _Held, counts: list[Counts]) -> list[Any]:
+    """What of a step is still on a device: its counts, then what was logged of it."""
+    figures = [getattr(step, name, None) for name in _FIGURES]
+    return [
+        *(later for one in counts for later in one.laters),
+        *(one for one in figures if is_later(one)),
+    ]
 
 
 def _whole(step: _Held) -> Step:

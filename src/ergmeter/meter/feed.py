@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.ports import Update
+    from ergmeter.runlog.reader import Run
 
 EVERY_S = 10.0
 # Of updates every 10 s, those of an hour: what a server that is restarted should not cost us.
@@ -227,10 +228,11 @@ class Feed:
     def _feed(self, *, is_last: bool) -> None:
         if not self._is_first():  # another rank feeds for all
             return
-        if not self._outlets:  # only now: before, it was not known which rank this is
+        updates = self._updates(is_last=is_last)
+        if updates and not self._outlets:  # by the first step it is known which rank this is
             request = SinkRequest(str(self._run), self._name)
             self._outlets = [_Outlet(p, _with_options(request, p), self._mark) for p in self._plans]
-        for update in self._updates(is_last=is_last):
+        for update in updates:
             for outlet in self._outlets:
                 outlet.offer(update)
 
@@ -241,8 +243,7 @@ class Feed:
         found: list[Update] = []
         try:
             self._flush()
-            run = Run.open(self._run)
-            newest = lately(run, since_ns=self._since_ns)
+            newest = lately(_newest(Run.open(self._run)), since_ns=self._since_ns)
             self._since_ns = newest.window.end_ns
             found.append(newest)
         except NotMeasurable:
@@ -251,7 +252,7 @@ class Feed:
             self._say_once(error)
         try:
             if is_last:
-                found.append(whole(Run.open(self._run)))
+                found.append(whole(_newest(Run.open(self._run))))
         except NotMeasurable:
             pass  # there never was one
         except Exception as error:  # noqa: BLE001
@@ -263,6 +264,12 @@ class Feed:
             self._failed = True
             said = f"no updates: {type(error).__name__}: {error}"[:1000]
             self._mark(Mark(time.monotonic_ns(), "sink_failed", said))
+
+
+def _newest(run: Run) -> Run:
+    """The run, or the last of several trainings in it: figures of all of them there are none."""
+    several = len(run.trainings)
+    return run.training(several) if several > 1 else run
 
 
 def _with_options(request: SinkRequest, plan: SinkPlan) -> SinkRequest:

@@ -116,6 +116,9 @@ def _other():
 
 try:
     _begin()
+except Exception:
+    pass
+try:
     _spec = _other()
 except Exception:
     _spec = None

@@ -1,0 +1,88 @@
+"""What every integration calls leaves the training as it is and tells each of its steps once."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import nn
+
+from ergmeter import Run
+from ergmeter.integrations.training import Training
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Reading
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Plain(nn.Module):
+    """A model without a configuration: its FLOPs are known only once it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+        self.layers = nn.Sequential(
+            nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 16), nn.Dropout(0.3)
+        )
+        self.head = nn.Linear(16, 50)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.layers(self.table(ids)))
+        return logits
+
+
+def losses(training: Training | None, steps: int = 40) -> list[float]:
+    torch.manual_seed(3)
+    model = Plain()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if training is not None:
+        training.begin(model)
+    told = []
+    for _ in range(steps):
+        ids = torch.randint(0, 50, (4, 12))
+        if training is not None:
+            training.step_begin()
+            training.batch(ids)
+        loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if training is not None:
+            training.step_end()
+            training.logged({"loss": loss})
+        told.append(loss.item())
+    if training is not None:
+        training.end()
+    return told
+
+
+def test_dropout_draws_the_same_numbers_while_the_model_is_counted(tmp_path: Path) -> None:
+    bare = losses(None)
+    training = Training(out=tmp_path / "run", probes=())
+    assert losses(training) == bare
+    run = Run.open(tmp_path / "run")
+    assert run.steps()["loss"].tolist() == pytest.approx(bare)
+    flops = summarize(run).readings["compute.model_flops_per_token"]
+    assert isinstance(flops, Reading), flops
+    # Forward and backward of every product, without the gradient of what nothing is before.
+    assert flops.value == 6 * (16 * 64 + 64 * 16 + 16 * 50)
+
+
+def test_steps_that_are_held_are_not_written_again_by_a_forked_child(tmp_path: Path) -> None:
+    training = Training(out=tmp_path / "run", probes=())
+    training.begin()
+    for _ in range(3):
+        training.step_begin()
+        training.step_end()
+    child = os.fork()
+    if child == 0:
+        training.end()  # as it does at the exit of a child that ends in peace
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    training.end()
+    run = Run.open(tmp_path / "run")
+    assert len(run.writers) == 1
+    assert run.steps()["index"].tolist() == [0, 1, 2]
