@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from ergmeter import Run
 from ergmeter.integrations.batches import Counts, counted
 from ergmeter.integrations.fetching import Fetch, now_on
+from ergmeter.integrations.torch_loop import watch
 from ergmeter.integrations.training import Training
 
 pytestmark = [
@@ -43,7 +45,7 @@ def test_counting_on_a_busy_device_does_not_wait_and_its_numbers_come_later() ->
     began_s = time.monotonic()
     counts = counted(given)
     assert counts is not None
-    after = now_on(counts.laters[-1])
+    after = now_on(counts.laters)
     told_s = time.monotonic() - began_s
     assert counts.computed == 10
     assert len(counts.laters) == 2  # real, loss; the rest is told by shapes
@@ -60,7 +62,7 @@ def test_packed_rows_on_a_device_are_counted_as_on_the_host() -> None:
     host = {name: torch.tensor(values) for name, values in rows.items()}
     counts = counted({name: value.cuda() for name, value in host.items()})
     assert counts is not None
-    fetch = Fetch(counts.laters, now_on(counts.laters[-1])).start()
+    fetch = Fetch(counts.laters, now_on(counts.laters)).start()
     assert counts.settled(fetch.values()) == counted(host) == Counts(7, 2, 5, None, 13)
 
 
@@ -68,7 +70,7 @@ def test_many_steps_are_fetched_in_one_copy() -> None:
     numbers = [torch.tensor(number, device="cuda") for number in range(1000)]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        fetch = Fetch(numbers, now_on(numbers[-1])).start()
+        fetch = Fetch(numbers, now_on(numbers)).start()
         assert fetch.values() == list(range(1000))
     copies = [e for e in profile.events() if "Memcpy DtoH" in e.name]
     assert len(copies) == 1
@@ -79,7 +81,7 @@ def test_a_number_made_on_another_stream_is_not_read_too_early() -> None:
     with torch.cuda.stream(side):
         busy(0.2)
         number = torch.ones(1000, device="cuda", dtype=torch.long).sum()
-        after = now_on(number)
+        after = now_on([number])
     assert Fetch([number], after).start().values() == [1000]
 
 
@@ -96,3 +98,74 @@ def test_a_loss_on_the_device_reaches_its_step_without_being_waited_for(tmp_path
     steps = Run.open(tmp_path / "run").steps()
     assert steps["loss"].tolist() == [loss.item() for loss in losses]
     assert steps["tokens_real"].tolist() == [8] * 5
+
+
+def test_numbers_of_several_places_come_in_their_order() -> None:
+    numbers = [torch.tensor(number, device="cpu" if number % 3 else "cuda") for number in range(7)]
+    assert Fetch(numbers, now_on(numbers)).start().values() == list(range(7))
+
+
+def test_a_graph_that_is_being_captured_is_not_disturbed_by_a_fetch() -> None:
+    """In the strictest mode, which is torch's own: any other thread that allocates ends it."""
+    given = torch.ones(256, 256, device="cuda")
+    numbers = [given.sum() for _ in range(64)]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    fetched: list[list[float]] = []
+    begun, done = threading.Event(), threading.Event()
+
+    def fetch() -> None:
+        begun.wait()
+        for size in (8, 16, 64):
+            one = Fetch(numbers[:size], None).start()
+            while not one.is_here:
+                time.sleep(0.001)
+            fetched.append(one.values())
+        done.set()
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        product = given @ given
+        begun.set()
+        assert done.wait(30)
+    thread.join()
+    product.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert product[0, 0].item() == 256
+    assert [len(one) for one in fetched] == [8, 16, 64]
+    assert set(fetched[-1]) == {256.0 * 256}
+
+
+def test_steps_in_a_graph_are_said_not_to_be_seen(tmp_path: Path) -> None:
+    """A whole step as a graph: what was made before is counted, and a mark tells of the rest."""
+    model = torch.nn.Linear(64, 64, device="cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = torch.ones(8, 64, device="cuda")
+    watched = watch(model, optimizer, out=tmp_path / "run", probes=())
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(rows).sum().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        step()
+    before = model.weight.detach().clone()
+    for _ in range(4):
+        graph.replay()
+    torch.cuda.synchronize()
+    # The gradient of the sum is the sum of the rows: 8 in every place.
+    assert torch.allclose(before - model.weight, torch.tensor(4 * 0.1 * 8.0, device="cuda"))
+    watched.close()
+    run = Run.open(tmp_path / "run")
+    assert len(run.steps()["end_ns"]) == 3
+    assert "steps_in_cuda_graph" in {mark.name for mark in run.marks}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import pytest
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import ERG, PYTHON, QUICK, script
+from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, script
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -335,3 +336,29 @@ def test_the_hook_is_where_a_command_finds_it() -> None:
     first = Path(hook.environment({"PYTHONPATH": "/a"})["PYTHONPATH"].split(":")[0])
     assert (first / "sitecustomize.py").exists()
     assert sorted(path.name for path in first.iterdir() if path.suffix) == ["sitecustomize.py"]
+
+
+def test_a_hook_that_fails_says_so_and_nothing_else_is_made_of_it(lab: Lab) -> None:
+    broken = "import sys; sys.modules['ergmeter.integrations.torch_steps'] = None; import torch"
+    done = lab.record(PYTHON, "-c", broken)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert "the hook failed in it (torch: ModuleNotFoundError" in no_steps(
+        Run.open(lab.path / "run")
+    )
+
+
+def test_a_program_that_begins_when_the_recorder_has_ended_is_left_alone(lab: Lab) -> None:
+    train = (
+        "import torch; w = torch.nn.Linear(2, 2); o = torch.optim.SGD(w.parameters(), lr=1.0);"
+        " [(w(torch.ones(1, 2)).sum().backward(), o.step()) for _ in range(3)];"
+        " print(3, flush=True)"
+    )
+    late = f'while [ -d run/.hook ]; do sleep 0.1; done; "{PYTHON}" -c "{train}"'
+    lab.record("sh", "-c", f"( {late} ) > late.txt 2>&1 < /dev/null &")
+    printed = lab.path / "late.txt"
+    until_s = time.monotonic() + TIMEOUT_S
+    while not printed.read_text() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert printed.read_text() == "3\n"
+    assert len(Run.open(lab.path / "run").writers) == 1
+    assert not (lab.path / "runs").exists()

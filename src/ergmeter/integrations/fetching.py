@@ -1,73 +1,124 @@
 """Fetches numbers from a device in bulk, behind the back of the program that computes them.
 
-The trap: `tensor.item()` waits until the device has done everything it was given. Here numbers of
+Two traps. `tensor.item()` waits until the device has done everything it was given: here numbers of
 many steps are put together and copied on a stream of our own, by a thread of our own, and looked at
-once the copy has arrived; the training thread only ever says up to where its own work has got.
+once the copy has arrived; the training thread only ever says up to where its own work has got. And
+while any thread records a CUDA graph, an allocation or a query on another one destroys it, unless
+that one has said that the two have nothing to do with each other.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+Events: TypeAlias = "dict[Any, Any]"  # by device: where its queue stood
+_DRIVER = "libcuda.so.1"
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+_streams: dict[Any, Any] = {}
 
 
 class Fetch:
-    """Numbers on their way from the device. Not started before `start`."""
+    """Numbers on their way from their devices. Not started before `start`."""
 
-    def __init__(self, numbers: Sequence[Any], after: Any = None) -> None:  # noqa: ANN401
+    def __init__(self, numbers: Sequence[Any], after: Events | None = None) -> None:
         """`after` is what `now_on` said when the last of the numbers had been asked for."""
         self._numbers = list(numbers)
-        self._after = after
-        self._host: Any = None
-        self._arrived: Any = None
+        self._after = after or {}
+        self._host: list[Any] = []  # of each device: places, and the numbers in host memory
+        self._arrived: list[Any] = []
 
     def start(self) -> Fetch:
-        """Ask for the copy. Called on a thread of ours."""
+        """Ask for the copies. Called on a thread of ours."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._numbers[0], torch.Tensor):
             return self  # jax: its arrays are fetched by looking at them, here and not in the loop
-        device = self._numbers[0].device
-        if device.type != "cuda":
-            self._host = torch.stack([number.cpu().double() for number in self._numbers])
-            return self
-        with torch.cuda.device(device), torch.cuda.stream(_stream(torch, device)):
-            if self._after is not None:
-                torch.cuda.current_stream().wait_event(self._after)
-            together = torch.stack([number.double() for number in self._numbers])
-            self._host = torch.empty(len(self._numbers), dtype=torch.float64, pin_memory=True)
-            self._host.copy_(together, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record()
+        places: dict[Any, list[int]] = {}
+        for place, number in enumerate(self._numbers):
+            places.setdefault(number.device, []).append(place)
+        for device, held in places.items():
+            numbers = [self._numbers[place] for place in held]
+            self._host.append((held, self._copied(torch, device, numbers)))
         return self
+
+    def _copied(self, torch: Any, device: Any, numbers: list[Any]) -> Any:  # noqa: ANN401
+        if device.type != "cuda":
+            return torch.stack([number.cpu().double() for number in numbers])
+        with (
+            _apart_from_captures(),
+            torch.cuda.device(device),
+            torch.cuda.stream(_stream(torch, device)),
+        ):
+            if device in self._after:
+                torch.cuda.current_stream().wait_event(self._after[device])
+            together = torch.stack([number.double() for number in numbers])
+            host = torch.empty(len(numbers), dtype=torch.float64, pin_memory=True)
+            host.copy_(together, non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+        self._arrived.append(arrived)
+        return host
 
     @property
     def is_here(self) -> bool:
         """Whether the numbers can be looked at without waiting."""
-        return self._arrived is None or bool(self._arrived.query())
+        if not self._arrived:
+            return True
+        with _apart_from_captures():
+            return all(event.query() for event in self._arrived)
 
     def values(self) -> list[float]:
         """The numbers. Waits for them if they are not here."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        if self._host is not None:
-            return [float(value) for value in self._host.tolist()]
-        return [float(number) for number in self._numbers]
+        for event in self._arrived:
+            event.synchronize()
+        if not self._host:
+            return [float(number) for number in self._numbers]
+        found = dict.fromkeys(range(len(self._numbers)), 0.0)
+        for places, host in self._host:
+            found |= zip(places, host.tolist(), strict=True)
+        return [float(value) for value in found.values()]
 
 
-def now_on(number: Any) -> Any:  # noqa: ANN401  an event of the device's library
-    """Where the device's queue stands now, without waiting; None where there is no such thing."""
+def now_on(numbers: Iterable[Any]) -> Events | None:
+    """Where the queues of their devices stand now, without waiting; None if there are none."""
     torch = sys.modules.get("torch")
-    if torch is None or getattr(getattr(number, "device", None), "type", "") != "cuda":
+    if torch is None:
         return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(number.device))
-    return event
+    devices = {getattr(number, "device", None) for number in numbers}
+    events: Events = {}
+    for device in devices:
+        if getattr(device, "type", "") == "cuda":
+            events[device] = torch.cuda.Event()
+            events[device].record(torch.cuda.current_stream(device))
+    return events or None
 
 
-_streams: dict[Any, Any] = {}
+@contextmanager
+def _apart_from_captures() -> Iterator[None]:
+    """Say that CUDA graphs which other threads record are none of this one's business."""
+    exchange = _mode_exchange()
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    if exchange is not None:
+        exchange(ctypes.byref(mode))  # and what it was is in there now
+    try:
+        yield
+    finally:
+        if exchange is not None:
+            exchange(ctypes.byref(mode))
+
+
+@cache
+def _mode_exchange() -> Any:  # noqa: ANN401  a function of the driver
+    try:
+        return ctypes.CDLL(_DRIVER).cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # not NVIDIA's: a device that is "cuda" by name
+        return None
 
 
 def _stream(torch: Any, device: Any) -> Any:  # noqa: ANN401

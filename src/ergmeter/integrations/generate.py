@@ -12,16 +12,21 @@ read in the loop times the asking; waiting for the kernels would slow what is me
 event is put into the stream after each token, and all are read once, when `generate` has returned;
 elsewhere the host's clock is read. Which it was is in the note. What is generated stays the same:
 the only thing added to the loop is a stopping criterion that never stops.
+
+The model itself is not touched, or its copies and pickles would generate with the original: its
+class asks whether this one is measured.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 
@@ -47,30 +52,51 @@ def measure(model: Any, meter: Meter) -> Measured:  # noqa: ANN401  any model th
     """
     if not callable(getattr(model, "generate", None)):
         raise UsageError(f"a {type(model).__name__} has no generate; pass a model of transformers")
-    if "generate" in vars(model):
+    if "generate" in vars(model) or model in _measured:
         raise UsageError("this model's generate is measured, or replaced, already")
     return Measured(model, meter)
+
+
+_measured: WeakKeyDictionary[Any, Measured] = WeakKeyDictionary()
+_asking: set[type] = set()  # the classes whose generate asks
+
+
+def _ask(kind: type) -> None:
+    """Have the class that a model takes its `generate` from ask whether it is measured."""
+    owner = next(one for one in kind.__mro__ if "generate" in vars(one))
+    if owner in _asking:
+        return
+    _asking.add(owner)
+    original: Any = vars(owner)["generate"]
+
+    @functools.wraps(original)
+    def generate(self: Any, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        measured = _measured.get(self)
+        bound = functools.partial(original, self)
+        if measured is None or measured.is_inside:
+            return bound(*arguments, **options)
+        return measured.generated(bound, arguments, options)
+
+    owner.generate = generate  # type: ignore[attr-defined]
 
 
 class Measured:
     """A model whose `generate` is measured, until `remove`."""
 
     def __init__(self, model: Any, meter: Meter) -> None:  # noqa: ANN401
-        self._model = model
+        self._model = ref(model)
         self._meter = meter
         self._numbers = count()
         self._told: set[str] = set()
-        original = model.generate
-
-        @functools.wraps(original)
-        def generate(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            return self._generated(original, arguments, options)
-
-        model.generate = generate
+        self.is_inside = False  # of a class that calls the generate of the one it is made from
+        _ask(type(model))
+        _measured[model] = self
 
     def remove(self) -> None:
-        """Give the model its own `generate` back."""
-        vars(self._model).pop("generate", None)
+        """Measure this model no longer."""
+        model = self._model()
+        if model is not None:
+            _measured.pop(model, None)
 
     def __enter__(self) -> Measured:
         return self
@@ -83,21 +109,44 @@ class Measured:
     ) -> None:
         self.remove()
 
-    def _generated(
+    def generated(
         self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:  # noqa: ANN401  whatever generate gives
-        asked = _Asked(self._model, arguments, options)
+        """What the model generates, and a record of it. Our failure is a mark, and nothing else."""
+        asked = times = None
+        try:
+            asked, times = self._prepared(arguments, options)
+        except Exception as error:  # noqa: BLE001  never break what is measured
+            self._fail(error)
+        self.is_inside = True
+        try:
+            if asked is None or times is None:
+                return original(*arguments, **options)
+            given = original(**{**asked.options, "stopping_criteria": _and(times, asked.options)})
+        finally:
+            self.is_inside = False
+        try:
+            self._write(asked, times, getattr(given, "sequences", given))
+        except Exception as error:  # noqa: BLE001  never break what is measured
+            self._fail(error)
+        return given
+
+    def _prepared(
+        self, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[_Asked, _Times] | tuple[None, None]:
+        """What is asked for, and what will be told when each token comes; or a mark why not."""
+        asked = _Asked(self._model(), _named(arguments, options))
         why_not = asked.why_not
         if why_not:
             self._tell("generate_not_measured", why_not)
-            return original(*arguments, **options)
+            return None, None
         on_cuda = asked.device.type == "cuda"
         self._tell("latency_clock", _CUDA if on_cuda else _HOST)
-        times = _CudaTimes(asked.device) if on_cuda else _HostTimes()
-        criteria = [*(options.get("stopping_criteria") or ()), times]
-        given = original(*arguments, **{**options, "stopping_criteria": _list_of(criteria)})
-        self._write(asked, times, getattr(given, "sequences", given))
-        return given
+        return asked, _CudaTimes(asked.device) if on_cuda else _HostTimes()
+
+    def _fail(self, error: Exception) -> None:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        self._tell("generate_not_measured", said[:300])
 
     def _write(self, asked: _Asked, times: _Times, sequences: torch.Tensor) -> None:
         tokens_ns = times.tokens_ns()
@@ -163,8 +212,7 @@ class _Asked:
     """What a call of `generate` asks for, as far as it must be known here."""
 
     model: Any
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    options: dict[str, Any]  # everything that was passed, by its name
 
     @property
     def why_not(self) -> str:
@@ -211,7 +259,7 @@ class _Asked:
 
     @property
     def _ids(self) -> torch.Tensor | None:
-        first = self.arguments[0] if self.arguments else self.options.get("inputs")
+        first = self.options.get("inputs")
         ids = first if first is not None else self.options.get("input_ids")
         return ids if isinstance(ids, torch.Tensor) and ids.dim() == 2 else None
 
@@ -291,10 +339,19 @@ class _CudaTimes(_Times):
         return [self.start_ns + round(begun.elapsed_time(one) * _NS_PER_MS) for one in tokens]
 
 
-def _list_of(criteria: list[Any]) -> Any:  # noqa: ANN401
-    from transformers import StoppingCriteriaList  # noqa: PLC0415  loaded by whoever has a model
+def _named(arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """What was passed by its place, by its name; wrappers pass on whatever they are given."""
+    from transformers import GenerationMixin  # noqa: PLC0415  loaded by whoever has a model
 
-    return StoppingCriteriaList(criteria)
+    signature = inspect.signature(GenerationMixin.generate)
+    names = [name for name in signature.parameters if name != "self"]
+    return {**dict(zip(names, arguments, strict=False)), **options}
+
+
+def _and(times: _Times, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    from transformers import StoppingCriteriaList  # noqa: PLC0415
+
+    return StoppingCriteriaList([*(options.get("stopping_criteria") or ()), times])
 
 
 def _lengths(new: torch.Tensor, eos_ids: list[int]) -> list[int]:

@@ -129,28 +129,25 @@ class ErgmeterCallback(TrainerCallback):
             return  # added twice: once is enough
         self._over("failed (it began again before its end)")
         self._state, self._trainer = state, trainer
-        self._training = self._another(args)
+        self._training = self._another()
         self._training.begin(model, first_step=state.global_step)
         if self._training.meter is None:
             return  # somebody else tells of this training
         self._meter = self._training.meter
+        self._training.products_in(next((n for n in _DTYPES if getattr(args, n, None)), None))
         self._micro_steps = 0
         if args.logging_strategy != "steps" or state.logging_steps != 1:
             self._training.mark("loss_is_mean", "of the steps since the last one it was logged at")
         self._watch(self._training)
 
-    def _another(self, args: Any) -> Training:  # noqa: ANN401
+    def _another(self) -> Training:
         self._trainings += 1
         if self._given is not None:
             return Training(self._given)
         out = self._out
         if out is not None and self._trainings > 1:
             out = f"{out}-{self._trainings}"
-        options = dict(self._options)
-        said = next((name for name in _DTYPES if getattr(args, name, None)), None)
-        if said is not None and getattr(options.get("settings"), "dtype", None) is None:
-            options.setdefault("dtype", said)
-        return Training(out=out, **options)
+        return Training(out=out, **self._options)
 
     def _watch(self, training: Training) -> None:
         """Stand in for the trainer's own methods, on this object alone."""

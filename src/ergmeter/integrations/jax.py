@@ -195,6 +195,8 @@ class JaxTraining(Guarded):
                 flops, reason = (), "flops= was lowered for other batches than the first that came"
             else:
                 flops = (replace(flops[0], tokens_per_step=prod(ids.shape)),)
+        if not flops and meter.plan.flops:  # the Meter was given some
+            flops, reason = meter.plan.flops, meter.plan.no_flops
         found = replace(
             meter.plan.settings, parameters=meter.plan.settings.parameters or self._parameters
         )

@@ -3,9 +3,10 @@
     Trainer(callbacks=[ErgmeterCallback()])
 
 Two traps shaped it. `on_train_batch_end` is not the end of a step: with gradient accumulation it
-ends a micro-batch, and the Trainer's own `global_step` tells. And what a module logs is there
-without a logger, as a number that may still lie on a device: it is passed on as it is, and only if
-it is new, since the Trainer keeps showing the last one.
+ends a micro-batch, and the Trainer's own `global_step` tells. And to ask the Trainer for what was
+logged is to wait for the device, if any of it is shown in the progress bar: so the loss is what the
+module returned, which is passed on as it is, still on its device; only of a module that returns
+none is it asked for what it logged, once a second.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.integrations.guard import Guarded, guarded
-from ergmeter.integrations.training import LOSSES, Training, failure
+from ergmeter.integrations.precision import of_lightning
+from ergmeter.integrations.training import Training, failure
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from ergmeter.records import Summary
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
+_ASKED_EVERY_NS = NS_PER_S
 _ON_EACH_STEP = "_step"  # what Lightning adds to the name of what it logs by the epoch too
 
 
@@ -70,6 +74,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._loss: Any = None  # of the step under way, as far as it was returned
         self._rate: float | None = None
         self._seen: dict[str, Any] = {}
+        self._asked_ns = 0
         self._counts_tokens = True
         self._comes_late = False  # a module that takes the loader itself: its batch is known after
 
@@ -112,28 +117,29 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._training = training
         self._steps = trainer.global_step
         training.begin(trainer.strategy.model, first_step=trainer.global_step)
+        training.products_in(of_lightning(trainer.precision))
         self._meter = training.meter
         self._counts_tokens = _has_its_own_batches(trainer)
         if not self._counts_tokens:
             training.mark("tokens_not_counted", "ranks share their batches (tensor parallel, ...)")
         _time_checkpoints(trainer, training)
 
-    @guarded
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         """The last step is done, and so is what followed it."""
         self._end(trainer, None)
 
-    @guarded
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ANN401, ARG002
         """The training has failed, or was interrupted."""
         self._end(trainer, failure(exception))
 
     def _end(self, trainer: Any, ended: str | None) -> None:  # noqa: ANN401
-        if self._training is not None:
-            trainer.__dict__.pop("save_checkpoint", None)
-            self._training.step_cancelled()
-            self._training.end(ended)
-            self._training = None
+        """Whatever went wrong before: nothing of ours stays with the Trainer."""
+        training, self._training = self._training, None
+        if training is None:
+            return
+        trainer.__dict__.pop("save_checkpoint", None)
+        training.step_cancelled()
+        training.end(ended)
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -176,9 +182,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
             return
         self._steps = trainer.global_step
         training.step_end(learning_rate=self._rate)
-        logged = self._newly_logged(trainer)
-        if not any(name in logged for name in LOSSES):
-            logged["loss"] = self._loss
+        logged = {"loss": self._loss} if self._loss is not None else self._newly_logged(trainer)
         training.logged(logged)
         self._loss = None
 
@@ -189,6 +193,10 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
             self._loss = loss if self._loss is None else self._loss + loss
 
     def _newly_logged(self, trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+        now_ns = time.monotonic_ns()
+        if now_ns - self._asked_ns < _ASKED_EVERY_NS:
+            return {}
+        self._asked_ns = now_ns
         shown = dict(trainer.callback_metrics)
         new = {name: one for name, one in shown.items() if not _is_same(one, self._seen.get(name))}
         self._seen = shown  # kept, so that no new number is put where an old one was

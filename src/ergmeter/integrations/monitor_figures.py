@@ -48,7 +48,7 @@ class Masked:
         real, squares = lengths.sum(), (lengths * lengths).sum()
         if getattr(getattr(mask, "device", None), "type", "cpu") == "cpu":
             return cls(rows, rows * length, int(real), int(squares), None)
-        fetch = Fetch([real, squares], now_on(real)).start() if fetched else None
+        fetch = Fetch([real, squares], now_on([real])).start() if fetched else None
         return cls(rows, rows * length, real, squares, fetch)
 
     def counts(self, micro_steps: int) -> Counts:

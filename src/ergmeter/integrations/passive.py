@@ -35,7 +35,6 @@ _NEEDED = (
 _loop: Loop | None = None
 _taps: Taps | None = None
 _later: dict[str, ModuleType] = {}
-_loading = threading.Lock()
 
 
 def attach(name: str, module: ModuleType) -> None:
@@ -77,10 +76,6 @@ def _watch_loops() -> None:
     torch_around.look_at_torch()
     torch_around.loops.append(_loop)
     register_optimizer_step_post_hook(_loop.stepped)
-    os.register_at_fork(after_in_child=_loop.forked)
-    # A child that is forked in the middle of an import of ours would wait for it for ever.
-    release = _loading.release
-    os.register_at_fork(before=_loading.acquire, after_in_parent=release, after_in_child=release)
 
 
 def _training() -> Training | None:
@@ -94,17 +89,19 @@ def _training() -> Training | None:
 
 
 def _has_run() -> bool:
+    """Whether the recorder around us is still there."""
     run = os.environ.get(fmt.RUN_VARIABLE)
-    return bool(run) and (Path(run or "") / fmt.RUN_FILE).exists()
+    return bool(run) and (Path(run or "") / ".hook").is_dir()
 
 
 def _get_ready() -> None:
     """Somebody is going to train: load what a Meter needs beside it, not in its first step."""
+    measuring.hook()
     threading.Thread(target=_load, name="ergmeter-load", daemon=True).start()
 
 
 def _load() -> None:
-    with _loading:
+    with suppress(Exception):  # whoever needs it will say what is wrong
         for name in _NEEDED:
             importlib.import_module(name)
 
@@ -136,7 +133,9 @@ def _give_callback(trainer: Any, where: str, add: Callable[[Any, type], None]) -
 
 def _add_to_trainer(trainer: Any, callback: type) -> None:  # noqa: ANN401
     if not any(isinstance(one, callback) for one in trainer.callback_handler.callbacks):
-        trainer.add_callback(callback(looks_on=True))
+        # Of a kind of its own: a program that adds another later would be warned of two.
+        unasked = type("ErgmeterLooksOn", (callback,), {"__doc__": callback.__doc__})
+        trainer.add_callback(unasked(looks_on=True))
 
 
 def _add_to_lightning(trainer: Any, callback: type) -> None:  # noqa: ANN401

@@ -8,12 +8,15 @@ and for all and tells whichever loops are watched; one that is over hears no mor
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from ergmeter.integrations.torch_roots import alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +49,18 @@ def look_at_torch() -> None:
     optimizer.__init__ = _then_made(optimizer.__init__)  # type: ignore[method-assign]
     iterator = torch.utils.data.dataloader._BaseDataLoaderIter
     iterator.__next__ = _timed_fetch(iterator.__next__)  # type: ignore[method-assign]
+    module._replicate_for_data_parallel = _then_alone(module._replicate_for_data_parallel)  # type: ignore[method-assign]
     for name in SAVES:
         if name in sys.modules:
             look_at_saves(name, sys.modules[name])
+    if hasattr(os, "register_at_fork"):  # Windows does not fork
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """In a forked child: what was seen is the parent's."""
+    for loop in loops:
+        loop.forked()
 
 
 def look_at_saves(name: str, module: ModuleType) -> None:
@@ -66,7 +78,9 @@ def look_at_saves(name: str, module: ModuleType) -> None:
 
 def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
     setattr(holder, name, timed)
-    for other in [one for key, one in sys.modules.items() if key.startswith(_HOLD_NAMES)]:
+    home = getattr(save, "__module__", None)  # where it is looked for when it is pickled
+    others = [one for key, one in sys.modules.items() if key.startswith(_HOLD_NAMES) or key == home]
+    for other in others:
         for held, value in list(getattr(other, "__dict__", {}).items()):
             if value is save:
                 setattr(other, held, timed)
@@ -79,6 +93,14 @@ def _with_mode(train: Callable[..., Any]) -> Callable[..., Any]:
         for loop in loops:
             loop.mode(self, training=mode)
         return found
+
+    return call
+
+
+def _then_alone(replicate: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(replicate)
+    def call(self: Any) -> Any:  # noqa: ANN401
+        return alone(replicate(self))
 
     return call
 

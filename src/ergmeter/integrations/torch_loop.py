@@ -12,7 +12,6 @@ are is told in `torch_steps`. The loss is not seen: give it to `watched.logged(l
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,7 +104,6 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched: 
     loop = Loop(lambda: trainings.pop() if trainings else None, root=model)
     torch_around.look_at_torch()
     torch_around.loops.append(loop)
-    os.register_at_fork(after_in_child=loop.forked)
     if steps is None:
         handle = register_optimizer_step_post_hook(loop.stepped)
     else:

@@ -22,7 +22,8 @@ import torch
 
 from ergmeter.integrations.batches import Counts, counted, is_ids
 from ergmeter.integrations.fetching import now_on
-from ergmeter.integrations.training import _shifts_labels as shifts_labels
+from ergmeter.integrations.precision import of_call
+from ergmeter.integrations.training import shifts_labels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from ergmeter.integrations.torch_steps import Loop
 
 _CALL = "_compiled_call_impl"  # where torch looks first when a module is called, since 2.2
+_OURS = "ergmeter_stands_before"  # of what we put there: what was there
 _NAMED = "input_ids"
 _WRAPPED_IN = ("module", "_orig_mod")
 _KEPT_COUNTS = 4096  # of a module that nobody trains, as far as is known
@@ -50,10 +52,11 @@ class Root:
         self.parts = frozenset(id(part) for part in unwrapped(module))
         self.active = True
         self.was_called = False
+        self.dtype: str | None = None  # of its products, where that is known
         self.is_whole = True  # it owns all that its optimizer trains
         self.start_ns: int | None = None
         self.counts: list[Counts] = []
-        self.on_device: Any = None  # the last number of this step that is not in host memory
+        self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
         self.unknown = 0  # batches without tokens: their sum can't be told, then
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
         self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
@@ -84,7 +87,7 @@ class Root:
         if found is None:
             found = self._tokens(args, kwargs)
             self._thread = get_ident()
-            self.was_called = True
+            self._is_called(module)
         if found is None:
             self.unknown += 1
         elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
@@ -96,12 +99,17 @@ class Root:
         self._loop.evaluates(self, now_ns)
         if not _is_grad_enabled() or _backward_task() != -1:
             return
-        self.was_called = True
+        self._is_called(self.module())
         if self.aside is None:
             self.aside = (now_ns, [])
         found = self._tokens(args, kwargs)
         if found is not None and len(self.aside[1]) < _KEPT_COUNTS:
             self.aside[1].append(found)
+
+    def _is_called(self, module: nn.Module | None) -> None:
+        if not self.was_called and module is not None:
+            self.was_called = True
+            self.dtype = of_call(module, unwrapped(module)[-1])
 
     def taken(self) -> tuple[int | None, list[Counts], int, Any]:
         """When the step that is over now began, and what it was given; the next begins anew."""
@@ -148,11 +156,11 @@ class Root:
         return sum(p.numel() for p in module.parameters() if p.requires_grad) if module else 0
 
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
-        if _is_captured():
+        if is_captured():
             return None
         found = counted(self._batch(args, kwargs), shifts=self._shifts)
         if found is not None and found.laters:
-            self.on_device = found.laters[-1]
+            self.on_device = found.laters
         elif found is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _KEPT_COUNTS:
             # Nothing but its shape was asked, and the next is often the same.
             self._alike[args[0].shape, args[0].dtype] = found
@@ -186,7 +194,18 @@ def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
             return compiled(*args, **kwargs)
         return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    call.__dict__[_OURS] = compiled
     return call
+
+
+def alone(replica: nn.Module) -> nn.Module:
+    """A copy that DataParallel made, attributes and all: without our look at the original."""
+    ours = getattr(replica.__dict__.get(_CALL), "__dict__", {})
+    if _OURS in ours:
+        replica.__dict__.pop(_CALL)
+        if ours[_OURS] is not None:
+            replica.__dict__[_CALL] = ours[_OURS]
+    return replica
 
 
 class Discovery:
@@ -196,6 +215,8 @@ class Discovery:
         self._loop = loop
         self._seen: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
         self._original: Any = None
+        self._ours: Any = None
+        self.inside = False  # an outermost call is under way
         self.thread = 0
 
     def arm(self) -> None:
@@ -203,12 +224,14 @@ class Discovery:
         self.thread = get_ident()  # in another one we may count FLOPs
         if self._original is None:
             self._original = _Module.__call__
-            _Module.__call__ = _looked_at(self, self._original)
+            _Module.__call__ = self._ours = _looked_at(self, self._original)
 
     def disarm(self) -> None:
         """Leave no trace."""
         if self._original is not None:
-            _Module.__call__, self._original = self._original, None
+            if _Module.__call__ is self._ours:  # else somebody stands before us: we only pass on
+                _Module.__call__ = self._original
+            self._original = self._ours = None
             self.thread = 0
         self._seen = WeakKeyDictionary()
 
@@ -263,10 +286,13 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
 
 def _looked_at(discovery: Discovery, original: Any) -> Any:  # noqa: ANN401
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
-        if _is_compiling() or discovery.thread != get_ident():
+        if _is_compiling() or discovery.thread != get_ident() or discovery.inside:
             return original(self, *args, **kwargs)
-        _Module.__call__ = original
-        _keep_from_dynamo(original)
+        discovery.inside = True
+        is_first = _Module.__call__ is looked_at  # else somebody stands before us, and stays there
+        if is_first:
+            _Module.__call__ = original
+            _keep_from_dynamo(original)
         try:
             discovery.see(self, args, kwargs)
         except Exception as error:  # noqa: BLE001  never break training
@@ -274,7 +300,8 @@ def _looked_at(discovery: Discovery, original: Any) -> Any:  # noqa: ANN401
         try:
             return original(self, *args, **kwargs)
         finally:
-            if discovery.armed:
+            discovery.inside = False
+            if is_first and discovery.armed and _Module.__call__ is original:
                 _Module.__call__ = looked_at
 
     looked_at = __call__
@@ -310,7 +337,7 @@ def _is_one_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor)
 
 
-def _is_captured() -> bool:
+def is_captured() -> bool:
     """Whether a CUDA graph is being recorded: nothing of ours may get into it."""
     cuda: Any = torch.cuda
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())

@@ -16,12 +16,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
-from ergmeter.integrations.torch_roots import Discovery, Root, parameters_of
+from ergmeter.integrations.torch_roots import Discovery, Root, is_captured, parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ergmeter.integrations.training import Training
 
 _EARLY_WAITS = 64
+_NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"
+_CAPTURED = "steps recorded in a CUDA graph are not seen when it is replayed: use a Meter for them"
 _IN_PARTS = "what is trained is spread over several models, each called by itself"
 _is_compiling = torch.compiler.is_compiling
 
@@ -45,7 +48,7 @@ def _say_nothing(*_step: object) -> None:
 class Piece:
     """What an optimizer ended: a step, or its part of one."""
 
-    start_ns: int
+    start_ns: int | None  # None: no call of a model was seen
     end_ns: int
     counts: list[Counts]
     micro_steps: int
@@ -100,6 +103,8 @@ class Loop:
         self._eval_fetch: tuple[int, int] | None = None
         self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
         self._saving = 0
+        self._thread = 0  # that trains
+        self._said_captured = self._said_no_start = False
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -126,14 +131,19 @@ class Loop:
                 and root.start_ns is not None
                 and not (root.unknown or root.aside or root.on_device is not None)
                 and not (self._waits or self._told or self._newcomers or self.discovery.thread)
+                and self.training is not None
+                and not self.training.failed
             ):  # nothing to do but to tell it, as of all steps but a few
                 counts, root.counts = root.counts, []
                 self._say(root.start_ns, end_ns, counts, len(counts))
                 root.start_ns, self._end_ns = None, end_ns
+            elif is_captured():
+                self._say_captured()
             elif self.training is None and self._is_told():
                 self._resolved(optimizer)
             else:
                 self._stepped(optimizer, end_ns)
+                self._thread = get_ident()
         except Exception as error:  # noqa: BLE001  never break training
             self.fail(error)
 
@@ -233,6 +243,7 @@ class Loop:
         self._round = {id(optimizer)}
         piece = self._piece(end_ns)
         training.begin(self._model(root))
+        training.products_in(root.dtype if root is not None else None)
         for one in (*before, piece):
             self._tell(one)
         if root is not None:
@@ -266,8 +277,13 @@ class Loop:
         self.off = True
         self.discovery.disarm()
         self.end()
-        if self._given is not None:
-            self._given.detach()
+        self._detach()
+
+    def _detach(self) -> None:
+        for root in {self._given, *self._roots, *self._roots_of.values()}:
+            if root is not None:  # nobody will take what they count
+                root.detach()
+                root.taken()
 
     def _let_go(self) -> None:
         self.training = None
@@ -277,7 +293,8 @@ class Loop:
         self._root = None
         self._say = _say_nothing
         self._told = {}
-        self._only = 0
+        self._only = self._end_ns = self._thread = 0
+        self._said_captured = self._said_no_start = False
         self.eval_ns = self._eval_fetch = None
 
     def fail(self, error: Exception) -> None:
@@ -286,9 +303,7 @@ class Loop:
         self.discovery.disarm()
         if self.training is not None:
             self.training._fail(error)
-        for root in self._roots:  # nobody will take what they count
-            root.detach()
-            root.taken()
+        self._detach()
         self._roots = []
 
     def forked(self) -> None:
@@ -300,27 +315,41 @@ class Loop:
         """What was seen of the roots since the step before."""
         first = root or (self._roots[0] if self._roots else None)
         if first is None:
-            return Piece(self._end_ns or end_ns - 1, end_ns, [], 1)
+            return Piece(None, end_ns, [], 1)
         start_ns, counts, micro_steps, after = first.taken()
         starts_ns = [start_ns] if start_ns is not None else []
         if root is None and len(self._roots) > 1:
             more = [one.taken()[0] for one in self._roots[1:]]
             starts_ns += [one for one in more if one is not None]
-        start_ns = min(starts_ns) if starts_ns else self._end_ns or end_ns - 1
-        return Piece(start_ns, end_ns, counts, micro_steps, after)
+        return Piece(min(starts_ns, default=None), end_ns, counts, micro_steps, after)
 
     def _tell(self, piece: Piece) -> None:
-        self._end_ns = piece.end_ns
+        before_ns, self._end_ns = self._end_ns, piece.end_ns
         assert self.training is not None
         if self.discovery.armed:
             self.discovery.forget()
         while self._waits:
             start_ns, end_ns = self._waits.popleft()
             self.training.phase_over("data", start_ns, end_ns=end_ns)
-        self._say(piece.start_ns, piece.end_ns, piece.counts, piece.micro_steps, piece.after)
+        if piece.start_ns is None:
+            self._say_no_start()
+        start_ns = piece.start_ns or before_ns
+        if start_ns:  # else it is the first, and nobody knows how long it took
+            self._say(start_ns, piece.end_ns, piece.counts, piece.micro_steps, piece.after)
         if self._told:
             told, self._told = self._told, {}
             self.training.logged(told)
+
+    def _say_captured(self) -> None:
+        """A step is recorded, not made; when it is replayed, nobody calls anything."""
+        if not self._said_captured and self.training is not None:
+            self._said_captured = True
+            self.training.mark("steps_in_cuda_graph", _CAPTURED)
+
+    def _say_no_start(self) -> None:
+        if not self._said_no_start and self.training is not None:
+            self._said_no_start = True
+            self.training.mark("step_starts_not_seen", _NO_START)
 
     # -- what else takes time ---------------------------------------------------------------------
 
@@ -364,6 +393,8 @@ class Loop:
     def fetched(self, start_ns: int) -> None:
         """A batch was waited for."""
         end_ns = time.monotonic_ns()
+        if self._is_elsewhere():
+            return
         if self.eval_ns is not None:
             self._eval_fetch = (start_ns, end_ns)
         elif self.training is not None and not self._unresolved:
@@ -371,13 +402,21 @@ class Loop:
         else:  # of which training is known when the next optimizer steps
             self._waits.append((start_ns, end_ns))
 
-    def saves(self) -> int:
-        """A checkpoint begins. One inside another is the same one."""
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a thread that does not train: the training does not wait for it."""
+        return self._thread != 0 and self._thread != get_ident()
+
+    def saves(self) -> int | None:
+        """A checkpoint begins, if the training waits for it. One inside another is the same one."""
+        if self._is_elsewhere():
+            return None
         self._saving += 1
         return time.monotonic_ns()
 
-    def saved(self, start_ns: int) -> None:
+    def saved(self, start_ns: int | None) -> None:
         """It is written."""
+        if start_ns is None:
+            return
         self._saving -= 1
         training = self.training
         if self._saving or training is None:
@@ -391,6 +430,8 @@ class Loop:
     def logged(self, values: dict[str, Any]) -> None:
         """The program logs these figures: of the step under way, or else of the last one."""
         if self.off or (self.training is None and not self._unresolved):
+            return
+        if self.eval_ns is not None:  # figures of an evaluation, whatever they are called
             return
         if self.training is None or (self._root is not None and self._root.start_ns is not None):
             self._told.update(values)

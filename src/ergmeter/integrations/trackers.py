@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from functools import wraps
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.meter import measuring
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _EVERY_NS = NS_PER_S
 _MOST_NAMES = 1000
+_NOT_TRAINING = ("val", "eval", "test", "dev")  # how folders of a second writer are called
 # What loops call the loss of a step, where they do not call it that.
 _LOSSES = {
     "loss/train",
@@ -76,7 +78,7 @@ class Taps:
             )
         else:  # TensorBoard
             writer = module.SummaryWriter
-            writer.add_scalar = _then(writer.add_scalar, _pair_of("tag", "scalar_value", 1), self)
+            writer.add_scalar = _then(writer.add_scalar, _scalar, self)
 
 
 def _then(
@@ -107,6 +109,15 @@ def _pair_of(key: str, value: str, skip: int) -> Callable[[Any, Any], dict[str, 
         return {name: rest[1] if len(rest) > 1 else kwargs[value]}
 
     return pair
+
+
+def _scalar(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """By its tag; under a writer's folder if that is one of several: "loss" is not val/"loss"."""
+    told = _pair_of("tag", "scalar_value", 1)(args, kwargs)
+    folder = PurePath(str(getattr(args[0], "log_dir", ""))).name
+    if folder.lower().startswith(_NOT_TRAINING):
+        return {f"{folder}/{tag}": value for tag, value in told.items()}
+    return told
 
 
 def _number(value: Any) -> float | None:  # noqa: ANN401

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 
     from ergmeter.records import Phase
 
+_MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
 _Held: TypeAlias = "Step | tuple[int, int, int, int]"  # start, end, index, micro-steps
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
 # FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
 _LENGTHS_ALIKE_FRAC = 0.01
 _DESCRIBE_S = 10.0  # at most, at the end of a training that was shorter
-LOSSES = ("loss", "train_loss", "train/loss")
+_TOO_MANY = f"the device has not said what {_MOST_HELD} steps held: it does not answer"
+_LOSSES = ("loss", "train_loss", "train/loss")
 _FIGURES = ("loss", "learning_rate", "grad_norm")
 _RATES = ("learning_rate", "lr")
 _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
@@ -109,7 +111,7 @@ class Training:
             self.meter.start()
         self._pid = os.getpid()
         self._model = _weakly(model)
-        self._shifts = _shifts_labels(model)
+        self._shifts = shifts_labels(model)
         self._index = first_step
         assert self.meter._handover is not None
         self.meter._handover.sources.append(self._settle)
@@ -198,6 +200,8 @@ class Training:
             self._before(counts)
         self._held.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
+        if len(self._held) > _MOST_HELD:
+            self._fail(OverflowError(_TOO_MANY))
 
     @_guarded
     def extend(self, end_ns: int) -> None:
@@ -210,6 +214,15 @@ class Training:
     def in_parts(self, why: str) -> None:
         """What was begun with is not all of the model: its FLOPs are not those of a step."""
         self._model, self._no_flops = _nothing, why
+
+    @_guarded
+    def products_in(self, dtype: str | None) -> None:
+        """What products are computed in, where the Meter was not told and weights don't say."""
+        meter = self.meter
+        if dtype is not None and meter is not None and meter.plan.settings.dtype is None:
+            meter.plan = replace(meter.plan, settings=replace(meter.plan.settings, dtype=dtype))
+            if meter._handover is not None:
+                meter._handover.describe(**meter.plan.facts())
 
     @_guarded
     def step_cancelled(self) -> None:
@@ -286,7 +299,9 @@ class Training:
         self._let_go()
         self._run_model()
         self._last = step
-        self._held.append((step, counts, now_on(laters[-1]) if laters else None))
+        self._held.append((step, counts, now_on(laters) if laters else None))
+        if len(self._held) > _MOST_HELD:
+            raise OverflowError(_TOO_MANY)
 
     @_guarded
     def _before(self, counts: list[Counts]) -> None:
@@ -305,7 +320,7 @@ class Training:
         newest, counts, after = self._held[-1]
         if newest is last or isinstance(newest, tuple):
             far = [value for value in logged.values() if is_later(value)]
-            after = now_on(far[-1]) or after if far else after
+            after = {**(after or {}), **(now_on(far) or {})}
             self._held[-1] = (_with_logged(_whole(newest), logged), counts, after)
 
     def _settle(self, *, wait: bool = False) -> None:
@@ -334,8 +349,8 @@ class Training:
             if not laters:
                 self._pass_on(ready, [])
                 continue
-            after = next((event for _, _, event in reversed(ready) if event is not None), None)
-            self._fetch = (Fetch(laters, after).start(), ready)
+            newest = {device: one for _, _, after in ready for device, one in (after or {}).items()}
+            self._fetch = (Fetch(laters, newest).start(), ready)
 
     def _pass_on(self, rows: list[tuple[_Held, list[Counts], Any]], values: list[float]) -> None:
         assert self.meter is not None
@@ -464,7 +479,7 @@ def _with_logged(step: Step, logged: Mapping[str, Any]) -> Step:
 
     return replace(
         step,
-        loss=first(LOSSES, step.loss),
+        loss=first(_LOSSES, step.loss),
         learning_rate=first(_RATES, step.learning_rate),
         grad_norm=first(_NORMS, step.grad_norm),
     )
@@ -482,7 +497,7 @@ def _weakly(model: object) -> Callable[[], object]:
         return lambda: model
 
 
-def _shifts_labels(model: object) -> bool:
+def shifts_labels(model: object) -> bool:
     """Whether the model compares each label with the position before it, as causal models do."""
     names = {kind.__name__ for part in _around(model) for kind in type(part).__mro__}
     aligned = ("MaskedLM", "Seq2Seq", "ConditionalGeneration", "TokenClassification")

@@ -28,7 +28,7 @@ def training_identity(model: object = None) -> dict[str, Any]:
         "id": word or secrets.token_hex(6),
         "world": world,
         "number": next(_trainings),
-        "model": type(model).__name__,
+        **({} if model is None else {"model": type(model).__name__}),
         **_model_sizes(model),
     }
 

@@ -10,22 +10,26 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
     from ergmeter.meter.meter import Meter
 
 _meters: set[Meter] = set()
 _makes_way: list[Callable[[], None]] = []
 _hooked: set[str] = set()
+_IMPORTS_S = 2.0  # that a fork waits at most: what is imported may itself wait for who forks
 
 
 def add(meter: Meter) -> None:
     """Keep this Meter until it is closed."""
     _meters.add(meter)
-    _hook()
+    hook()
 
 
 def discard(meter: Meter) -> None:
@@ -55,7 +59,8 @@ def make_way() -> None:
         end()
 
 
-def _hook() -> None:
+def hook() -> None:
+    """See to it that forks and the end of the process are known. Once is enough."""
     if "process" not in _hooked:
         _hooked.add("process")
         # What we load later may load it (pyarrow does, where there is cloudpickle), and it has
@@ -79,9 +84,32 @@ def _close_all() -> None:
 
 
 def _before_fork() -> None:
+    _wait_for_imports()
     for meter in meters():
         if meter._handover is not None:
             meter._handover.pause()
+
+
+def _wait_for_imports() -> None:
+    """A child that is forked while a thread of ours imports a module can't ever import it."""
+    until_s = time.monotonic() + _IMPORTS_S
+    while _is_importing() and time.monotonic() < until_s:
+        time.sleep(0.001)
+
+
+def _is_importing() -> bool:
+    here = threading.get_ident()
+    ours = {one.ident for one in threading.enumerate() if one.name.startswith("ergmeter")}
+    frames = [one for ident, one in sys._current_frames().items() if ident in ours - {here}]
+    return any(_is_in_import(frame) for frame in frames)
+
+
+def _is_in_import(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _after_fork() -> None:

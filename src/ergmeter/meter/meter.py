@@ -131,7 +131,7 @@ class Meter:
                 f"another Meter is measuring in this process (run {others[0].path});"
                 " close it first: two would both claim the same energy"
             )
-        self._begin(self.plan.begun())
+        self._begin(self.plan.begun(only_joins=self.looks_on))
         return self
 
     def close(self, ended: str | None = None) -> None:

@@ -54,14 +54,22 @@ class Plan:
     no_flops: str  # why there are none, where they were asked for
     around: Around | None
 
-    def begun(self) -> HandOver:
+    def begun(self, *, only_joins: bool = False) -> HandOver:
         """A share of the run that this process belongs to, or of a run of its own."""
         if self.around is not None:
             names = [name for name in self._wanted if name != "process"]
             return self._share(self.around.run, self._opened(names, path=self.around.run))
         named = os.environ.get(fmt.RUN_VARIABLE) if self.out is None else None
-        joined = self._joined(Path(named)) if named else None
-        return joined or self._own()
+        if not named:
+            return self._own()
+        try:
+            return self._joined(Path(named))
+        except OSError as error:
+            said = f"the run that {fmt.RUN_VARIABLE} names, {named}, can't be joined ({why(error)})"
+            if only_joins:  # nobody asked for a run
+                raise UsageError(said) from error
+            say(f"{said}; making a run of its own")
+            return self._own()
 
     def forked(self, run: Path) -> HandOver:
         """The share of a forked process. Its parent reads the probes already."""
@@ -100,19 +108,12 @@ class Plan:
             opened.unavailable |= one.unavailable
         return opened
 
-    def _joined(self, run: Path) -> HandOver | None:
-        """Join the run of the recorder around this program, if it is there."""
+    def _joined(self, run: Path) -> HandOver:
+        """Join the run of the recorder around this program."""
         # It samples the devices already; a second reader adds only cost.
         names = ("allocator",) if self.probes is None else self.probes
-        try:
-            (run / fmt.RUN_FILE).stat()
-            return self._share(run, self._opened(names, path=run))
-        except OSError as error:
-            say(
-                f"the run that {fmt.RUN_VARIABLE} names, {run}, can't be joined"
-                f" ({why(error)}); making a run of its own"
-            )
-            return None
+        (run / fmt.RUN_FILE).stat()
+        return self._share(run, self._opened(names, path=run))
 
     def _own(self) -> HandOver:
         names = _own_probes() if self.probes is None else self.probes

@@ -87,6 +87,7 @@ def record(request: Request) -> Recording:
     environment = _environment(run, keep_buffering=request.keep_buffering)
     if request.hook:
         environment |= hook.environment(environment)
+        (run / hook.FOLDER).mkdir()
 
     channels = open_channels()
     copy_window_size(channels)

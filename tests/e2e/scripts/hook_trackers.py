@@ -17,7 +17,7 @@ from torch.utils.tensorboard import SummaryWriter
 torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 16))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-writer = SummaryWriter("tb")
+writer, validation = SummaryWriter("tb"), SummaryWriter("tb/validation")
 mlflow.set_tracking_uri("sqlite:///mlflow.db")
 losses = []
 with wandb.init(project="hook", dir=".") as run, mlflow.start_run():
@@ -28,8 +28,10 @@ with wandb.init(project="hook", dir=".") as run, mlflow.start_run():
         losses.append(loss.item())
         writer.add_scalar("train/loss", loss, step)
         optimizer.step()
+        validation.add_scalar("loss", 99.0, step)
         run.log({"gpu_hours": 0.5, "note": "words"})
         mlflow.log_metric("rate", 0.1, step=step)
         mlflow.log_metrics({"norm": float(step)}, step=step)
 writer.close()
+validation.close()
 print("TRUTH", json.dumps({"losses": losses}))

@@ -30,5 +30,5 @@ def test_numbers_of_jax_come_by_being_looked_at() -> None:
 
 
 def test_on_the_host_there_is_no_queue_to_stand_in() -> None:
-    assert now_on(torch.tensor(3)) is None
-    assert now_on(7) is None
+    assert now_on([torch.tensor(3)]) is None
+    assert now_on([7]) is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import statistics
 import time
 import warnings
@@ -21,6 +23,7 @@ from ergmeter.runlog.reader import Run
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from ergmeter.integrations import generate  # noqa: E402
 from ergmeter.integrations.generate import measure  # noqa: E402
 
 PAD, EOS = 0, 1
@@ -294,3 +297,50 @@ def test_ttft_tpot_and_throughput_agree_with_a_hand_timed_loop(tmp_path: Path) -
     found = readings["latency.ttft_median_s"]
     assert isinstance(found, Reading)
     assert "from the call of generate; host clock" in found.note
+
+
+def test_a_copy_and_a_pickle_of_a_measured_model_are_models_of_their_own(tmp_path: Path) -> None:
+    model = llama()
+    asked = {**prompts(4), "max_new_tokens": 5, "do_sample": False}
+    with Meter(tmp_path / "run", probes=[]) as meter, measure(model, meter):
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        for one in copies:
+            with torch.no_grad():
+                one.lm_head.weight.neg_()
+        own = model.generate(**asked).tolist()
+        others = [one.generate(**asked).tolist() for one in copies]
+    assert others[0] == others[1] != own
+    assert len(spans(meter.path)["decode"]["index"]) == 1  # and theirs are not measured
+
+
+def test_what_is_passed_by_its_place_arrives(tmp_path: Path) -> None:
+    class Never:
+        def __call__(self, input_ids: Any, _scores: Any, **_more: Any) -> Any:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 6)
+
+    model = llama()
+    config = transformers.GenerationConfig(max_new_tokens=9, pad_token_id=PAD)
+    criteria = transformers.StoppingCriteriaList([Never()])
+    ids = prompts(4)["input_ids"]
+    plain = model.generate(ids, config, None, criteria).tolist()
+    with Meter(tmp_path / "run", probes=[]) as meter, measure(model, meter):
+        measured = model.generate(ids, config, None, criteria).tolist()
+    assert measured == plain
+    assert len(measured[0]) == 6
+    assert spans(meter.path)["decode"]["tokens_real"] == [2]
+
+
+def test_our_own_failure_costs_nobody_what_was_generated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_given: Any) -> Any:
+        raise RuntimeError("broken")
+
+    model = llama()
+    asked = {**prompts(4), "max_new_tokens": 3}
+    plain = model.generate(**asked).tolist()
+    monkeypatch.setattr(generate, "_lengths", broken)
+    meter, given = generated(tmp_path, model, asked)
+    assert given[0].tolist() == plain
+    said = {one.name: one.detail for one in Run.open(meter.path).marks}
+    assert said["generate_not_measured"] == "RuntimeError: broken"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("lightning")
 
 from lightning.pytorch import LightningModule, Trainer
 
+from ergmeter.integrations import lightning
 from ergmeter.integrations.lightning import ErgmeterCallback
 
 ROWS, BATCH, LENGTH, VOCABULARY = 24, 2, 8, 16
@@ -46,6 +48,21 @@ class Words(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class ByHand(Words):
+    """Makes its own steps, and returns nothing."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        loss = super().training_step(batch, index)
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
 class Taker(Words):
     """Takes the loader itself, as modules do that fetch as they like."""
 
@@ -63,7 +80,7 @@ class Growing(torch.utils.data.IterableDataset[torch.Tensor]):
 def fitted(module: Words, path: Path, **options: Any) -> tuple[Any, dict[str, list[Any]]]:
     callback = ErgmeterCallback(out=path, probes=[])
     resumed = {"ckpt_path": options.pop("ckpt_path", None)}
-    trainer: Any = Trainer(
+    trainer: Any = options.pop("kind", Trainer)(
         **{"max_epochs": 1, **options}, accelerator="cpu", logger=False, callbacks=[callback],
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         default_root_dir=path.parent,
@@ -76,8 +93,8 @@ def fitted(module: Words, path: Path, **options: Any) -> tuple[Any, dict[str, li
     return trainer, steps(path)
 
 
-def test_a_loss_that_is_not_logged_is_the_mean_of_what_was_returned(tmp_path: Path) -> None:
-    module = Words()
+def test_the_loss_is_the_mean_of_what_was_returned_whatever_is_logged(tmp_path: Path) -> None:
+    module = Words(log_every=2)
     _, rows = fitted(module, tmp_path / "run", accumulate_grad_batches=3)
     losses = torch.tensor(module.losses).reshape(-1, 3).mean(1)
     assert rows["loss"] == pytest.approx(losses.tolist(), rel=1e-6)
@@ -85,11 +102,31 @@ def test_a_loss_that_is_not_logged_is_the_mean_of_what_was_returned(tmp_path: Pa
     assert rows["tokens_computed"] == sums(lengths, 3)
 
 
-def test_a_loss_that_was_logged_before_is_not_taken_again(tmp_path: Path) -> None:
-    module = Words(log_every=4)
+def test_of_a_module_that_returns_no_loss_it_is_what_was_logged_and_once_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lightning, "_ASKED_EVERY_NS", 0)
+    module = ByHand(log_every=4)
     _, rows = fitted(module, tmp_path / "run")
-    wanted = [loss * (1 if n % 4 else 2) for n, loss in enumerate(module.losses)]
-    assert rows["loss"] == pytest.approx(wanted, rel=1e-6)
+    wanted = [math.nan if n % 4 else 2 * loss for n, loss in enumerate(module.losses)]
+    told = [math.nan if loss is None else loss for loss in rows["loss"]]
+    assert told == pytest.approx(wanted, rel=1e-6, nan_ok=True)
+
+
+def test_the_trainer_is_not_asked_at_each_step_for_what_it_would_wait_for(tmp_path: Path) -> None:
+    asked = []
+
+    class Counting(Trainer):
+        @property
+        def callback_metrics(self) -> Any:
+            asked.append(self.global_step)
+            return super().callback_metrics
+
+    returns, by_hand = Words(log_every=1), ByHand(log_every=1)
+    fitted(returns, tmp_path / "returns", kind=Counting)
+    assert asked == []
+    fitted(by_hand, tmp_path / "by_hand", kind=Counting)
+    assert 1 <= len(asked) < len(by_hand.losses)
 
 
 def test_a_module_that_takes_the_loader_has_the_tokens_of_what_it_took(tmp_path: Path) -> None:

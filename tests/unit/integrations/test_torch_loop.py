@@ -6,7 +6,9 @@ import copy
 import gc
 import io
 import pickle
+import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -20,6 +22,7 @@ from ergmeter.errors import UsageError
 from ergmeter.integrations.torch_loop import Watched, watch
 from ergmeter.integrations.torch_steps import Loop
 from ergmeter.integrations.training import Training
+from ergmeter.meter import Meter, measuring
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
 
@@ -35,6 +38,14 @@ class Small(nn.Module):
     def forward(self, ids: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
         found: torch.Tensor = self.head(self.embed(ids))
         return found
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def ids() -> torch.Tensor:
@@ -217,3 +228,146 @@ def test_where_nothing_stepped_there_is_no_run(watching: Callable[..., Watched])
     watched.close()
     with pytest.raises(UsageError, match="no optimizer has stepped"):
         _ = watched.path
+
+
+def marks(watched: Watched) -> dict[str, str]:
+    watched.close()
+    return {one.name: one.detail for one in Run.open(watched.path).marks}
+
+
+def test_a_replica_of_data_parallel_is_not_called_as_the_original(
+    watching: Callable[..., Watched],
+) -> None:
+    model = Small()
+    watched = watching(model, sgd(model))
+    replica: Any = model._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+    replica.forward = lambda given: given
+    assert replica("its own") == "its own"
+    assert model(ids()).shape == (ROWS, LENGTH, 32)
+    watched.close()
+
+
+def test_what_saves_can_still_be_pickled(watching: Callable[..., Watched]) -> None:
+    watching().close()
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+
+
+def test_a_step_whose_model_was_not_seen_is_as_long_as_from_the_one_before(
+    watching: Callable[..., Watched],
+) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(Small(), optimizer)  # another than the loop calls
+    for _ in range(4):
+        model(ids()).sum().backward()
+        optimizer.step()
+    found = steps(watched)
+    assert len(found["start_ns"]) == 3  # nobody knows when the first began
+    assert found["start_ns"][1:].tolist() == found["end_ns"][:-1].tolist()
+    assert "no call of the model was seen" in marks(watched)["step_starts_not_seen"]
+
+
+def test_what_another_thread_saves_or_fetches_is_not_waited_for(
+    watching: Callable[..., Watched], tmp_path: Path
+) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+
+    def train() -> None:
+        model(ids()).sum().backward()
+        optimizer.step()
+
+    def aside() -> None:
+        torch.save(model.state_dict(), tmp_path / "aside.pt")
+        next(iter(torch.utils.data.DataLoader(Numbers())))
+
+    train()
+    thread = threading.Thread(target=aside)
+    thread.start()
+    thread.join()
+    train()
+    torch.save(model.state_dict(), tmp_path / "own.pt")
+    train()
+    assert len(steps(watched, "checkpoint")["end_ns"]) == 1
+    assert len(steps(watched, "data")["end_ns"]) == 0
+
+
+def test_whoever_else_stands_before_the_call_of_modules_stays_there(
+    watching: Callable[..., Watched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = watching()
+    model = Small()
+    optimizer = sgd(model)  # from here on calls are looked at
+    seen, before = [], nn.Module.__call__
+
+    def theirs(self: nn.Module, *given: Any, **named: Any) -> Any:
+        seen.append(type(self).__name__)
+        return before(self, *given, **named)
+
+    monkeypatch.setattr(nn.Module, "__call__", theirs)
+    for _ in range(3):
+        model(ids()).sum().backward()
+        optimizer.step()
+    assert seen == ["Small", "Embedding", "Linear"] * 3
+    assert nn.Module.__call__ is theirs
+    assert steps(watched)["tokens_computed"].tolist() == [ROWS * LENGTH] * 3
+
+
+def test_after_it_has_made_way_a_loop_is_told_again(tmp_path: Path) -> None:
+    """As the hook of `erg record`: a Meter of the program's own comes and goes."""
+    made: list[Training] = []
+
+    def make() -> Training | None:
+        if measuring.meters():
+            return None
+        made.append(Training(out=tmp_path / f"hook-{len(made)}", probes=[], looks_on=True))
+        return made[-1]
+
+    model = Small()
+    optimizer = sgd(model)
+    loop = Loop(make, is_told=lambda: bool(measuring.meters()), root=model)
+    handle = optimizer.register_step_post_hook(loop.stepped)
+    for turn in range(9):
+        meter = Meter(tmp_path / "own", probes=[]).start() if turn == 3 else None
+        if turn == 6:
+            measuring.meters()[0].close()
+        model(ids()).sum().backward()
+        optimizer.step()
+        assert meter is None or loop.training is None or loop.training.failed
+    handle.remove()
+    loop.stop()
+    counts = [len(Run.open(tmp_path / f"hook-{n}").steps()["end_ns"]) for n in range(len(made))]
+    assert counts == [3, 3]
+
+
+@pytest.mark.parametrize("how", ["autocast", "accelerate", "fabric"])
+def test_what_products_are_in_is_seen_where_weights_do_not_say(
+    watching: Callable[..., Watched], how: str
+) -> None:
+    model: Any = Small()
+    optimizer: Any = sgd(model)
+    around: Any = nullcontext()
+    backward: Any = torch.Tensor.backward
+    if how == "autocast":
+        around = torch.autocast("cpu", torch.bfloat16)
+    elif how == "accelerate":
+        accelerate = pytest.importorskip("accelerate")
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+        model, optimizer = accelerator.prepare(model, optimizer)
+    else:
+        fabric = pytest.importorskip("lightning.fabric").Fabric(
+            accelerator="cpu", devices=1, precision="bf16-mixed"
+        )
+        model, optimizer = fabric.setup(model, optimizer)
+        backward = fabric.backward
+    watched = watching(model, optimizer)
+    for _ in range(2):
+        with around:
+            loss = model(ids()).sum()
+        backward(loss)
+        optimizer.step()
+    watched.close()
+    assert Run.open(watched.path).settings["dtype"] == "bf16"
+    if how == "accelerate":
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

@@ -186,3 +186,28 @@ def test_a_meter_made_before_the_fork_and_started_in_the_child_is_closed(
         """,
     )
     assert (run.status, run.count("steps")) == ("finished", 1)
+
+
+def test_a_fork_waits_for_what_a_thread_of_ours_imports(tmp_path: Path) -> None:
+    """Or the child could never import it: the parent's thread holds its lock, in the child too."""
+    (tmp_path / "slow_to_import.py").write_text("import time; time.sleep(0.5); ready = True")
+    run_program(
+        tmp_path / "run",
+        f"""
+        import importlib, signal, threading
+        sys.path.insert(0, {str(tmp_path)!r})
+
+        def use():
+            signal.alarm(20)
+            assert importlib.import_module("slow_to_import").ready
+
+        with Meter(out, probes=[]):
+            ours = threading.Thread(
+                target=importlib.import_module, args=("slow_to_import",), name="ergmeter-test"
+            )
+            ours.start()
+            time.sleep(0.1)
+            in_child(use)
+            ours.join()
+        """,
+    )

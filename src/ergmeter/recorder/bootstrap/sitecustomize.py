@@ -1,4 +1,4 @@
-# ruff: noqa: ANN001, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH102, PTH110, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
+# ruff: noqa: ANN001, ANN202, ANN204, BLE001, PLC0415, PTH100, PTH112, PTH118, PTH120, PTH123, SIM105, UP004, UP031
 # mypy: ignore-errors
 """Put on the path of a recorded command: Python runs it when it starts, in every process.
 
@@ -48,8 +48,8 @@ class _Then(object):
             import importlib
 
             importlib.import_module("ergmeter.integrations.passive").attach(spec.name, module)
-        except Exception:
-            pass
+        except Exception as error:
+            _say((("attached", "%s: %s: %s" % (spec.name, type(error).__name__, error)),))
 
 
 class _Waiting(object):
@@ -76,30 +76,33 @@ def _is_there(name):
     return False
 
 
-def _announce(run, is_there):
-    folder = os.path.join(run, ".hook")
-    if not os.path.isdir(folder):
-        try:
-            os.mkdir(folder)
-        except OSError:  # another process was quicker
-            pass
+def _announce(is_there):
     said = (
         ("executable", sys.executable),
         ("version", "%d.%d.%d" % sys.version_info[:3]),
         ("ergmeter", "yes" if is_there else "no"),
     )
-    with open(os.path.join(folder, str(os.getpid())), "w") as file:
-        file.write("".join("%s\t%s\n" % one for one in said))
+    _say(said)
+
+
+def _say(said):
+    """In the run directory, for the recorder. It never fails: there may be no recorder any more."""
+    path = os.path.join(os.environ.get("ERGMETER_RUN", ""), ".hook", str(os.getpid()))
+    try:
+        with open(path, "a") as file:
+            file.write("".join("%s\t%s\n" % (name, " ".join(word.split())) for name, word in said))
+    except Exception:
+        pass
 
 
 def _begin():
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [one for one in sys.path if os.path.abspath(one) != here]
     run = os.environ.get("ERGMETER_RUN")
-    if not run or not os.path.exists(os.path.join(run, "run.json")):
-        return
+    if not run or not os.path.isdir(os.path.join(run, ".hook")):
+        return  # or the recorder has ended, and this came after it
     is_there = sys.version_info >= (3, 10) and _is_there("ergmeter")
-    _announce(run, is_there)
+    _announce(is_there)
     if is_there:
         sys.meta_path.insert(0, _Waiting())
 
