@@ -109,27 +109,30 @@ def test_a_graph_that_is_being_captured_is_not_disturbed_by_a_fetch() -> None:
     """In the strictest mode, which is torch's own: any other thread that allocates ends it."""
     given = torch.ones(256, 256, device="cuda")
     numbers = [given.sum() for _ in range(64)]
+    torch.mm(given, given)  # the first product loads its library, which can't be captured
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     fetched: list[list[float]] = []
-    begun, done = threading.Event(), threading.Event()
+    begun, done, gone = threading.Event(), threading.Event(), threading.Event()
 
     def fetch() -> None:
-        begun.wait()
+        begun.wait(30)
         for size in (8, 16, 64):
             one = Fetch(numbers[:size], None).start()
-            while not one.is_here:
+            while not one.is_here and not gone.is_set():
                 time.sleep(0.001)
             fetched.append(one.values())
         done.set()
 
-    thread = threading.Thread(target=fetch)
+    thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     with torch.cuda.graph(graph, capture_error_mode="global"):
         product = given @ given
         begun.set()
-        assert done.wait(30)
-    thread.join()
+        came = done.wait(30)
+        gone.set()
+    assert came
+    thread.join(30)
     product.zero_()
     graph.replay()
     torch.cuda.synchronize()
@@ -151,6 +154,7 @@ def test_steps_in_a_graph_are_said_not_to_be_seen(tmp_path: Path) -> None:
         optimizer.step()
 
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()

@@ -75,8 +75,10 @@ class Fetch:
 
     def values(self) -> list[float]:
         """The numbers. Waits for them if they are not here."""
-        for event in self._arrived:
-            event.synchronize()
+        if self._arrived:
+            with _apart_from_captures():
+                for event in self._arrived:
+                    event.synchronize()
         if not self._host:
             return [float(number) for number in self._numbers]
         found = dict.fromkeys(range(len(self._numbers)), 0.0)

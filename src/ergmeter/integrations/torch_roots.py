@@ -125,6 +125,11 @@ class Root:
         after = now_on(on_device) if on_device is not None else None
         return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
 
+    def drop(self) -> None:
+        """Forget what was seen since the last step, and ask the device nothing."""
+        self.start_ns = self.on_device = self.aside = None
+        self.counts, self.unknown = [], 0
+
     def attach(self) -> None:
         """See every call of it from now on."""
         module = self.module()

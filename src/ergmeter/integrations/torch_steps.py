@@ -125,7 +125,9 @@ class Loop:
         end_ns = time.monotonic_ns()
         root = self._root
         try:
-            if (
+            if is_captured():
+                self._say_captured()
+            elif (
                 id(optimizer) == self._only
                 and root is not None
                 and root.start_ns is not None
@@ -137,8 +139,6 @@ class Loop:
                 counts, root.counts = root.counts, []
                 self._say(root.start_ns, end_ns, counts, len(counts))
                 root.start_ns, self._end_ns = None, end_ns
-            elif is_captured():
-                self._say_captured()
             elif self.training is None and self._is_told():
                 self._resolved(optimizer)
             else:
@@ -342,6 +342,8 @@ class Loop:
 
     def _say_captured(self) -> None:
         """A step is recorded, not made; when it is replayed, nobody calls anything."""
+        for root in self._roots:
+            root.drop()
         if not self._said_captured and self.training is not None:
             self._said_captured = True
             self.training.mark("steps_in_cuda_graph", _CAPTURED)
