@@ -99,14 +99,6 @@ def test_two_devices_without_torchrun_are_one_training_of_two_ranks(lab: Lab) ->
     assert first["id"] == second["id"]
 
 
-def test_spawned_devices_are_one_training_of_two_ranks(lab: Lab) -> None:
-    fitted(lab, "spawned", "metered", "ddp_spawn", 2, recorded=True)
-    (run,) = lab.runs()
-    check(lab, run, truth(lab, "spawned", 2))
-    first, second = trainings(run)
-    assert first["id"] == second["id"]
-
-
 def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
     for how in HOW:
         done = lab.run(*script("fabric_loop", f"{how}.json", how))
