@@ -62,11 +62,11 @@ def call_macs(module: Module, computation: Computation, call: Instruction) -> in
     if not known or len(call.operand_ids) < 2:
         return None
     left, right = (module.operand(computation, call, number).shape.dimensions for number in (0, 1))
-    result = call.shape.first(module.data).dimensions
+    result = call.shape.first(call.data).dimensions
     if target in _CONVOLUTIONS:
         shapes = (left, right, result)
         source, kernel, out = (shapes[role] for role in _CONVOLUTIONS[target])
-        return window_macs(module, call, source=source, kernel=kernel, result=out)
+        return window_macs(call, source=source, kernel=kernel, result=out)
     if target == _COLLECTIVE_PRODUCT:
         return _collective_macs(left, right, result)
     contracted = _contracted(backend_config(module, call))

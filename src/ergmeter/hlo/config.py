@@ -42,16 +42,16 @@ class Kernel:
 
 def backend_config(module: Module, instruction: Instruction) -> bytes:
     """The config's bytes, from wherever this version of XLA puts them."""
-    place = span(instruction.fields, BACKEND_CONFIG)
+    data, place = instruction.data, span(instruction.fields, BACKEND_CONFIG)
     payload = instruction.part(BACKEND_CONFIG_PAYLOAD)
     if payload and not (place and place[1] > place[0]):
         place = span(payload, 1)
         number = integer(payload, 2)
         if place is None and 0 <= number < len(module.payloads):
-            place = module.payloads[number]
+            place, data = module.payloads[number], module.data
     if not place or place[1] - place[0] > _MAX_BYTES:
         return b""
-    return module.data[place[0] : place[1]]
+    return data[place[0] : place[1]]
 
 
 def as_json(config: bytes) -> dict[str, Any]:

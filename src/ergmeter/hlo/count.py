@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ergmeter.hlo.module import Module
     from ergmeter.hlo.result import ModuleCount
     from ergmeter.hlo.wire import Buffer
 
@@ -45,13 +46,22 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
+def _tried(module: Module) -> ModuleCount:
+    try:
+        return count(module)
+    except Malformed:
+        if module.reader == "protobuf":  # some instructions lie apart, where offsets are others
+            raise Unparsed from None
+        raise
+
+
 def _counted(data: Buffer, name: str, reader: str | None) -> ModuleCount:
     if not data:
         raise FormatError(f"{name}: empty (byte 0)")
     try:
         with _collector_paused():
             try:
-                return count(read(data, reader=reader))
+                return _tried(read(data, reader=reader))
             except Unparsed:
                 return count(read(data, reader="python"))
     except Malformed as error:

@@ -169,7 +169,7 @@ def _node(module: Module, computation: Computation) -> _Node:
         except Malformed as error:
             raise Malformed(f"a dot: {error.what}", computation.places.by_index(index)[0]) from None
     for index in computation.special:
-        instruction = module.instruction(computation.places.by_index(index))
+        instruction = module.special(computation, index)
         try:
             _special(module, node, instruction)
         except Malformed as error:

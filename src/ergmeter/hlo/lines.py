@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ergmeter.hlo.module import APPLYING, CONSTANT, DOT, ID, KINDS, OTHER, SPECIAL, Computation
-from ergmeter.hlo.plain import PlainParser, frames
+from ergmeter.hlo.module import ID, Computation
+from ergmeter.hlo.plain import Index, PlainParser, frames
 from ergmeter.hlo.wire import Buffer, Malformed, Span, Unparsed, integer, message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.hlo.plain import Line, Parsed
+    from ergmeter.hlo.plain import Dot, Parsed
 
 
-class Index(NamedTuple):
-    """A computation as it is listed; the rest is made if it is not idle or if somebody asks."""
-
-    id: int
-    instructions: int
-    literal_bytes: int
-    computation: Computation | None
-
-
-def index(data: Buffer, place: Span, parsed: Parsed) -> Index:
+def index(data: Buffer, place: Span, parsed: Parsed | Index) -> Index:
     """Index the computation that lies there."""
-    if not parsed.noted:
-        return Index(parsed.id, parsed.instructions, 0, None)
-    places = _Places(data, place, parsed)
-    found = _computation(parsed, places)
-    literal_bytes = _add_noted(found, parsed, places)
-    return Index(parsed.id, parsed.instructions, literal_bytes, None if found.idle else found)
+    if isinstance(parsed, Index):
+        return parsed
+    noted = parsed.noted
+    found = None
+    if noted.matters:
+        places = _Places(data, place, parsed)
+        found = _computation(parsed, places)
+        found.calls, found.applied, found.special = noted.calls, noted.applied, noted.special
+        if parsed.row:
+            found.encoded = {number: parsed.row(number) for number in noted.special}
+        if noted.dots:
+            _add_dots(found, noted.dots, parsed, places.number(parsed.ids))
+    return Index(parsed.id, parsed.instructions, noted.literal_bytes, found)
 
 
 def idle_computation(data: Buffer, place: Span) -> Computation:
@@ -86,39 +84,17 @@ class _Places:
         return integer(message(self._data, *place), ID)
 
 
-def _add_noted(found: Computation, parsed: Parsed, places: _Places) -> int:
-    """Note the instructions that matter; the bytes of literals."""
-    literal_bytes = 0
-    dots = []
-    for number, opcode, line in parsed.noted:
-        kind = KINDS.get(opcode, OTHER)
-        if kind == DOT:
-            dots.append((number, line))
-        elif kind == CONSTANT:
-            literal_bytes += len(line.literal)
-        elif kind == SPECIAL:
-            found.special.append(number)
-        elif kind == APPLYING:
-            found.applied += line.called_computation_ids
-        else:
-            for callee in line.called_computation_ids:
-                found.calls += (callee, number)
-    if dots:
-        _add_dots(found, dots, parsed, places.number(parsed.ids))
-    return literal_bytes
-
-
-def _add_dots(
-    found: Computation, dots: list[tuple[int, Line]], parsed: Parsed, numbers: dict[int, int]
-) -> None:
+def _add_dots(found: Computation, dots: list[Dot], parsed: Parsed, numbers: dict[int, int]) -> None:
     """Note dots, those of the same shapes together; one without its operand is a special case."""
-    for number, line in dots:
-        operands = line.operand_ids
-        operand = numbers.get(operands[0]) if operands else None
-        if operand is None:
-            found.special.append(number)
+    found.special += [number for number, left, _, _ in dots if left not in numbers]
+    # Each operand once: many dots may share a large one.
+    members = [*{left: None for _, left, _, _ in dots if left is not None and left in numbers}]
+    of_members = parsed.shapes([numbers[member] for member in members], members)
+    lefts: dict[int | None, bytes] = dict(zip(members, of_members, strict=True))
+    for number, member, shape, dimensions in dots:
+        if member not in lefts:
             continue
-        shapes = (line.shape, parsed.shape(operand, operands[0]), line.dot_dimension_numbers)
+        shapes = (shape, lefts[member], dimensions)
         known = found.dots.get(shapes)
         if known:
             known[0] += 1

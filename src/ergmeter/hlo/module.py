@@ -8,6 +8,7 @@ for its shape.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ergmeter.hlo.wire import (
@@ -83,15 +84,12 @@ class Computation:
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements
     special: list[int] = field(default_factory=list)
+    # Special ones whose bytes the reader has at hand but not their place, which takes long to find.
+    encoded: dict[int, bytes] = field(default_factory=dict)
     # Dots that the reader has met, as (result, left operand, dimension numbers) in their encoding,
     # since layers repeat: how often, and where first. And those it has multiplied out itself.
     dots: dict[tuple[bytes, bytes, bytes], list[int]] = field(default_factory=dict)
     dot_macs: int = 0
-
-    @property
-    def idle(self) -> bool:
-        """Whether it neither multiplies nor calls: most are a sum or a comparison."""
-        return not (self.calls or self.applied or self.special or self.dots or self.dot_macs)
 
 
 @dataclass(slots=True)
@@ -153,6 +151,14 @@ class Module:
         """Read the instruction that lies there."""
         return Instruction(self.data, message(self.data, *place), place)
 
+    def special(self, computation: Computation, index: int) -> Instruction:
+        """Read a special instruction of a computation."""
+        find = partial(computation.places.by_index, index)
+        encoded = computation.encoded.get(index)
+        if encoded is None:
+            return self.instruction(find())
+        return Instruction(encoded, message(encoded, 0, len(encoded)), find)
+
     def operand(self, computation: Computation, user: Instruction, number: int) -> Instruction:
         """An operand of an instruction; Malformed where there is no such thing."""
         ids = user.operand_ids
@@ -177,16 +183,24 @@ class Module:
 
 
 class Instruction:
-    """One instruction; its parts are read when they are asked for."""
+    """One instruction; its parts are read when they are asked for.
 
-    __slots__ = ("data", "fields", "place")
+    `data` is what its fields point into: the module's, or bytes of its own.
+    """
 
-    def __init__(self, data: Buffer, fields: Fields, place: Span) -> None:
-        self.data, self.fields, self.place = data, fields, place
+    __slots__ = ("_place", "data", "fields")
+
+    def __init__(self, data: Buffer, fields: Fields, place: Span | Callable[[], Span]) -> None:
+        self.data, self.fields, self._place = data, fields, place
+
+    @property
+    def place(self) -> Span:
+        """Where it lies in the module's data."""
+        return self._place if isinstance(self._place, tuple) else self._place()
 
     @property
     def offset(self) -> int:
-        """Where it begins in the data."""
+        """Where it begins in the module's data."""
         return self.place[0]
 
     @property

@@ -11,22 +11,28 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ergmeter.hlo.module import (
+    APPLYING,
     CALLED_IDS,
     COMPUTATION_ID,
     COMPUTATION_INSTRUCTION,
     COMPUTATION_NAME,
     COMPUTATION_ROOT_ID,
+    CONSTANT,
+    DOT,
     DOT_DIMENSIONS,
     ID,
+    KINDS,
     LITERAL,
     OPCODE,
     OPERAND_IDS,
+    OTHER,
     QUIET_OPCODES,
     SHAPE,
+    SPECIAL,
 )
 from ergmeter.hlo.wire import (
     SIZE_BITS,
@@ -44,6 +50,8 @@ from ergmeter.hlo.wire import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ergmeter.hlo.module import Computation
 
 _INSTRUCTION_TAG, _OPCODE_TAG, _SHAPE_TAG = (
     number << 3 | 2 for number in (COMPUTATION_INSTRUCTION, OPCODE, SHAPE)
@@ -106,26 +114,93 @@ class Frames(NamedTuple):
     ends: list[int]
     others: Fields
 
+    def line(self, data: Buffer, number: int) -> PlainLine:
+        """The line of this index."""
+        return PlainLine(data, self.starts[number], self.ends[number])
+
+    def row(self, data: Buffer, number: int) -> bytes:
+        """The bytes of the instruction of this index."""
+        return data[self.starts[number] : self.ends[number]]
+
+
+# The index, the id of the left operand if there is one, shape and dimension numbers.
+Dot: TypeAlias = "tuple[int, int | None, bytes, bytes]"
+
+
+class Noted:
+    """The instructions of a computation that matter, most of them by their index."""
+
+    __slots__ = ("applied", "calls", "dots", "literal_bytes", "special")
+
+    def __init__(self) -> None:
+        self.dots: list[Dot] = []
+        self.special: list[int] = []
+        self.calls: list[int] = []  # callee, instruction; callee, instruction; ...
+        self.applied: list[int] = []
+        self.literal_bytes = 0
+
+    @property
+    def matters(self) -> bool:
+        """Whether the computation multiplies or calls: most are a sum or a comparison."""
+        return bool(self.dots or self.special or self.calls or self.applied)
+
+    def add(self, number: int, opcode: bytes, line: Line) -> None:
+        """Note an instruction."""
+        kind = KINDS.get(opcode, OTHER)
+        if kind == DOT:
+            left = next(iter(line.operand_ids), None)
+            self.dots.append((number, left, line.shape, line.dot_dimension_numbers))
+        elif kind == CONSTANT:
+            self.literal_bytes += len(line.literal)
+        elif kind == SPECIAL:
+            self.special.append(number)
+        elif kind == APPLYING:
+            self.applied += line.called_computation_ids
+        else:
+            for callee in line.called_computation_ids:
+                self.calls += (callee, number)
+
+    def extend(self, later: Noted) -> None:
+        """Note what was noted of later instructions."""
+        self.dots += later.dots
+        self.special += later.special
+        self.calls += later.calls
+        self.applied += later.applied
+        self.literal_bytes += later.literal_bytes
+
 
 class Parsed(NamedTuple):
-    """A computation taken apart; the frames where the parser has needed them."""
+    """A computation taken apart."""
 
     id: int
     name: bytes
     root_id: int
     instructions: int
-    noted: list[tuple[int, bytes, Line]]  # index, opcode and line of those that are not quiet
-    ids: Sequence[int]  # of all instructions, if any is noted
+    noted: Noted
+    ids: Sequence[int]  # of all instructions
     sure: bool  # whether each id is known to be that of the instruction with its index
-    shape: Callable[[int, int], bytes]  # of the instruction of this index and this id
-    frames: Frames | None
+    shapes: Callable[[list[int], list[int]], list[bytes]]  # by indices and ids
+    frames: Frames | None = None  # where the parser has needed them; else
+    row: Callable[[int], bytes] | None = None  # an instruction's bytes
+
+
+class Index(NamedTuple):
+    """A computation as it is listed; the rest is made if it is not idle or if somebody asks."""
+
+    id: int
+    instructions: int
+    literal_bytes: int
+    computation: Computation | None
 
 
 class Parser(Protocol):
     """Takes computations apart."""
 
-    def parsed(self, data: Buffer, places: list[Span]) -> Iterable[Parsed]:
-        """The computations that lie there, in order; Malformed where one is damaged."""
+    def parsed(self, data: Buffer, places: list[Span]) -> Iterable[Parsed | Index]:
+        """The computations that lie there, in order; Malformed where one is damaged.
+
+        One that is seen to be idle at once may come as it is listed.
+        """
 
 
 class PlainLine:
@@ -173,17 +248,16 @@ class PlainParser:
         for place in places:
             framed = frames(data, *place)
             opcodes, ids, shapes = _columns(data, framed)
-            noted: list[tuple[int, bytes, Line]] = [
-                (number, opcode, PlainLine(data, framed.starts[number], framed.ends[number]))
-                for number, opcode in enumerate(opcodes)
-                if opcode not in QUIET_OPCODES
-            ]
-            shape = _shape_in(shapes)
-            yield Parsed(*own_fields(data, framed), len(ids), noted, ids, True, shape, framed)
+            noted = Noted()
+            for number, opcode in enumerate(opcodes):
+                if opcode not in QUIET_OPCODES:
+                    noted.add(number, opcode, framed.line(data, number))
+            own = *own_fields(data, framed), len(ids)
+            yield Parsed(*own, noted, ids, True, partial(_by_number, shapes), framed)
 
 
-def _shape_in(shapes: list[bytes]) -> Callable[[int, int], bytes]:
-    return lambda number, _: shapes[number]
+def _by_number(shapes: list[bytes], numbers: list[int], _: list[int]) -> list[bytes]:
+    return [shapes[number] for number in numbers]
 
 
 def plain_line(data: Buffer, start: int, end: int) -> PlainLine:

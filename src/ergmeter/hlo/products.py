@@ -77,11 +77,11 @@ def ragged_dot_macs(module: Module, computation: Computation, dot: Instruction) 
     right = module.operand(computation, dot, 1).shape.dimensions
     ragged = dot.part(RAGGED_DIMENSIONS)
     inner = span(ragged, 1)
-    numbers = message(module.data, *inner) if inner else {}
+    numbers = message(dot.data, *inner) if inner else {}
     bound = {
-        *integers(module.data, numbers, 2),
-        *integers(module.data, numbers, 4),
-        *integers(module.data, ragged, 3),
+        *integers(dot.data, numbers, 2),
+        *integers(dot.data, numbers, 4),
+        *integers(dot.data, ragged, 3),
     }
     for index in bound:
         at(right, index)
@@ -91,7 +91,6 @@ def ragged_dot_macs(module: Module, computation: Computation, dot: Instruction) 
 def convolution_macs(module: Module, computation: Computation, convolution: Instruction) -> int:
     """The MACs of an HLO convolution."""
     return window_macs(
-        module,
         convolution,
         source=module.operand(computation, convolution, 0).shape.dimensions,
         kernel=module.operand(computation, convolution, 1).shape.dimensions,
@@ -100,7 +99,6 @@ def convolution_macs(module: Module, computation: Computation, convolution: Inst
 
 
 def window_macs(
-    module: Module,
     user: Instruction,
     *,
     source: Sequence[int],
@@ -108,7 +106,7 @@ def window_macs(
     result: Sequence[int],
 ) -> int:
     """Input features of a group x output features x batch of a group x valid pairs per axis."""
-    data = module.data
+    data = user.data
     numbers = user.part(CONVOLUTION_DIMENSIONS)
     windows = [message(data, *place) for place in spans(user.part(WINDOW), 1)]
     axes = [integers(data, numbers, number) for number in (11, 6, 12)]

@@ -1,18 +1,10 @@
 """Computations read by protobuf's C parser, with a schema of the few fields that an index needs.
 
-The schema is built at run time under a package name of ours: there is no generated code that pins
-a protobuf version, and no clash with the copy of hlo.proto that tensorflow or torch-neuronx loads.
-
 To ask each instruction for its opcode takes Python three times as long as parsing takes protobuf.
-So all is parsed twice. Once as rows, of which just those that matter are looked at. And once as
-columns: a computation's instructions are declared to be a single message, which protobuf merges
-from all of them, and its opcodes and ids a repeated field each, so that they come out as lists.
-
-An instruction without an opcode and another with two, which no compiler writes, would put the
-columns out of step unseen. So each row that the columns point to has to have the opcode that they
-say: as the columns hold every opcode, none that matters can then be elsewhere. An instruction
-without one matters if it calls, hence the callees of those rows have to be all there are. And an
-id that is asked for has to be that of the row it leads to.
+So all is parsed twice. Once as columns: a computation's instructions are declared to be a single
+message, which protobuf merges from all of them, and its opcodes and ids a repeated field each, so
+that they come out as lists. And once as rows, which are declared to be bytes, so that they stay
+unparsed but for those that matter.
 
 Two traps: protobuf keeps a copy of what it does not know, so instructions that hold a literal are
 not given to it; and where it runs without its C parser (3.20 on Python 3.11) it is ten times
@@ -22,32 +14,19 @@ slower than our own, so that it is not used.
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ergmeter.hlo.module import (
-    CALLED_IDS,
-    COMPUTATION_ID,
-    COMPUTATION_INSTRUCTION,
-    COMPUTATION_NAME,
-    COMPUTATION_ROOT_ID,
-    DOT_DIMENSIONS,
-    ID,
-    LITERAL,
-    MODULE_COMPUTATION,
-    NAME,
-    OPCODE,
-    OPERAND_IDS,
-    QUIET_OPCODES,
-    SHAPE,
-)
-from ergmeter.hlo.plain import Parsed, PlainParser, frames, own_fields, plain_line
+from ergmeter.hlo.columns import Columns, Lines
+from ergmeter.hlo.module import MODULE_COMPUTATION, QUIET_OPCODES
+from ergmeter.hlo.plain import Index, Noted, Parsed, PlainParser, frames, own_fields, plain_line
+from ergmeter.hlo.schema import COLUMNS, ROWS, classes
 from ergmeter.hlo.wire import Unparsed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ergmeter.hlo.plain import Frames, Line, Parser
+    from ergmeter.hlo.plain import Frames, Parser
     from ergmeter.hlo.wire import Buffer, Span
 
 _CHUNK_BYTES = 16 << 20  # parsed at once; protobuf takes about six times that in memory
@@ -69,15 +48,6 @@ def parser() -> Parser | None:
         return None
 
 
-class _Lines(NamedTuple):
-    """The instructions of a computation, or of a part of one."""
-
-    rows: Any  # by index
-    noted: list[tuple[int, bytes, Line]]
-    ids: Sequence[int]
-    sure: bool
-
-
 class _Part(NamedTuple):
     """Instructions of a computation that are parsed at once, or a large one."""
 
@@ -87,137 +57,103 @@ class _Part(NamedTuple):
     large: bool
 
 
-class _Chunks:
-    """The rows of all parts."""
-
-    def __init__(self) -> None:
-        self._parts: list[Sequence[Any]] = []
-        self._firsts: list[int] = []
-
-    def add(self, first: int, part: Sequence[Any]) -> None:
-        """Append rows, of which the first has this index."""
-        self._parts.append(part)
-        self._firsts.append(first)
-
-    def __getitem__(self, index: int) -> Any:  # noqa: ANN401
-        number = bisect_right(self._firsts, index) - 1
-        return self._parts[number][index - self._firsts[number]]
-
-
 class _ProtobufParser:
     def __init__(self) -> None:
         from google.protobuf.message import DecodeError  # noqa: PLC0415
 
-        self._kinds = _classes(_ROWS), _classes(_COLUMNS)
+        self._rows, self._merged = classes(ROWS), classes(COLUMNS)
+        self._columns = Columns(self._merged["Picked"])
         self._refusal: type[Exception] = DecodeError
         self._plain = PlainParser()
 
-    def parsed(self, data: Buffer, places: list[Span]) -> Iterator[Parsed]:
+    def parsed(self, data: Buffer, places: list[Span]) -> Iterator[Parsed | Index]:
         """The computations that lie there; what protobuf can't read is read by ourselves."""
+        found: Iterable[Parsed | Index]
         for chunk in _chunks(places):
             try:
                 many = len(chunk) > 1 or chunk[0][1] - chunk[0][0] <= _CHUNK_BYTES
                 found = self._together(data, chunk) if many else [self._large(data, chunk[0])]
-            except Unparsed:
+            except (Unparsed, self._refusal):
                 found = self._plain.parsed(data, chunk)
             yield from found
 
-    def _together(self, data: Buffer, places: list[Span]) -> Iterable[Parsed]:
+    def _together(self, data: Buffer, places: list[Span]) -> Iterable[Parsed | Index]:
         encoded = data[_begin(data, places[0]) : places[-1][1]]
-        rows, columns = self._both(encoded, "Module")
-        if len(rows.computations) != len(places):
+        rows = self._rows["Module"].FromString(encoded).computations
+        merged = self._merged["Module"].FromString(encoded).computations
+        if len(rows) != len(places):
             raise Unparsed
-        return [
-            _idle(row, column.instructions) or _parsed(row, _lines(row, column))
-            for row, column in zip(rows.computations, columns.computations, strict=True)
-        ]
+        return [self._indexed(row, one.instructions) for row, one in zip(rows, merged, strict=True)]
+
+    def _indexed(self, computation: Any, merged: Any) -> Parsed | Index:  # noqa: ANN401
+        rows, opcodes = computation.instructions, merged.opcode[:]
+        if QUIET_OPCODES.issuperset(opcodes) and not merged.called_computation_ids:
+            return Index(computation.id, len(rows), 0, None)  # as most: there is less to ask for
+        noted = Noted()
+        ids, sure = self._note(noted, Lines(merged, opcodes, range(len(rows)), rows.__getitem__))
+        shapes = self._by_row if sure else self._columns.shapes
+        return Parsed(
+            id=computation.id,
+            name=computation.name,
+            root_id=computation.root_id,
+            instructions=len(rows),
+            noted=noted,
+            ids=ids,
+            sure=sure,
+            shapes=partial(shapes, rows.__getitem__),
+            row=rows.__getitem__,
+        )
 
     def _large(self, data: Buffer, place: Span) -> Parsed:
         """A computation that is parsed a part at a time, without its large instructions."""
         framed = frames(data, *place)
-        rows = _Chunks()
-        noted: list[tuple[int, bytes, Line]] = []
+        noted = Noted()
         ids: list[int] = []
         sure = True
         for part in _parts(place[0], framed):
-            lines = self._part(data, part, framed)
-            rows.add(part.first, lines.rows)
-            noted += [(part.first + number, opcode, line) for number, opcode, line in lines.noted]
-            ids += lines.ids
-            sure = sure and lines.sure
-        shape = _shape_in(_Lines(rows, noted, ids, sure=sure))
-        return Parsed(*own_fields(data, framed), len(ids), noted, ids, sure, shape, framed)
+            if part.large:
+                line = plain_line(data, framed.starts[part.first], framed.ends[part.first])
+                noted.add(part.first, line.opcode, line)
+                ids.append(line.id)
+                continue
+            encoded = data[part.begin : framed.ends[part.last - 1]]
+            merged = self._merged["Computation"].FromString(encoded).instructions
+            numbers, row = range(part.first, part.last), partial(framed.row, data)
+            found, known = self._note(noted, Lines(merged, merged.opcode[:], numbers, row))
+            ids += found
+            sure = sure and known
 
-    def _part(self, data: Buffer, part: _Part, framed: Frames) -> _Lines:
-        if part.large:
-            line = plain_line(data, framed.starts[part.first], framed.ends[part.first])
-            return _Lines([line], [(0, line.opcode, line)], [line.id], sure=True)
-        encoded = data[part.begin : framed.ends[part.last - 1]]
-        rows, columns = self._both(encoded, "Computation")
-        if len(rows.instructions) != part.last - part.first:
-            raise Unparsed
-        return _lines(rows, columns)
+        def shapes(numbers: list[int], members: list[int]) -> list[bytes]:
+            lines = [framed.line(data, number) for number in numbers]
+            if not sure and (0 in members or [line.id for line in lines] != members):
+                raise Unparsed
+            return [line.shape for line in lines]
 
-    def _both(self, encoded: bytes, message: str) -> tuple[Any, Any]:
+        own = *own_fields(data, framed), len(ids)
+        return Parsed(*own, noted, ids, sure, shapes, frames=framed)
+
+    def _note(self, noted: Noted, lines: Lines) -> tuple[Sequence[int], bool]:
+        """Note what matters by the columns; row by row where these are not in step.
+
+        Gives the ids, and whether each is known to be that of its row.
+        """
         try:
-            rows, columns = (kind[message].FromString(encoded) for kind in self._kinds)
-        except self._refusal:
-            raise Unparsed from None
-        return rows, columns
+            noted.extend(self._columns.noted(lines))
+        except Unparsed:
+            return self._note_rows(noted, lines), True
+        return lines.merged.id[:], False
 
+    def _note_rows(self, noted: Noted, lines: Lines) -> list[int]:
+        ids = []
+        for number in lines.numbers:
+            line = self._rows["Line"].FromString(lines.row(number))
+            if line.opcode not in QUIET_OPCODES:
+                noted.add(number, line.opcode, line)
+            ids.append(line.id)
+        return ids
 
-def _lines(rows: Any, columns: Any) -> _Lines:  # noqa: ANN401  made at run time
-    """What matters, by the columns; row by row where these are not in step."""
-    lines, merged = rows.instructions, columns.instructions
-    opcodes, ids = merged.opcode[:], merged.id[:]
-    if len(lines) == len(opcodes) == len(ids):
-        noted = [
-            (number, opcode, lines[number])
-            for number, opcode in enumerate(opcodes)
-            if opcode not in QUIET_OPCODES
-        ]
-        if _in_step(noted, len(merged.called_computation_ids)):
-            return _Lines(lines, noted, ids, sure=False)
-    every = [(number, line.opcode, line) for number, line in enumerate(lines)]
-    noted = [one for one in every if one[1] not in QUIET_OPCODES]
-    return _Lines(lines, noted, [line.id for line in lines], sure=True)
-
-
-def _in_step(noted: list[tuple[int, bytes, Any]], callees: int) -> bool:
-    for _, opcode, line in noted:
-        if not opcode or line.opcode != opcode:
-            return False
-        callees -= len(line.called_computation_ids)
-    return callees == 0
-
-
-def _idle(row: Any, merged: Any) -> Parsed | None:  # noqa: ANN401
-    """A computation that neither multiplies nor calls, which most are: there is less to ask for."""
-    if merged.called_computation_ids or not QUIET_OPCODES.issuperset(merged.opcode):
-        return None
-    return Parsed(row.id, b"", 0, len(row.instructions), [], (), False, _no_shape, None)
-
-
-def _no_shape(*_: int) -> bytes:
-    raise Unparsed
-
-
-def _parsed(row: Any, lines: _Lines) -> Parsed:  # noqa: ANN401
-    own = row.id, row.name, row.root_id, len(lines.ids)
-    return Parsed(*own, lines.noted, lines.ids, lines.sure, _shape_in(lines), None)
-
-
-def _shape_in(lines: _Lines) -> Callable[[int, int], bytes]:
-    rows, sure = lines.rows, lines.sure
-
-    def shape(number: int, member: int) -> bytes:
-        line = rows[number]
-        if not sure and (line.id != member or not member):
-            raise Unparsed
-        found: bytes = line.shape
-        return found
-
-    return shape
+    def _by_row(self, row: Callable[[int], bytes], numbers: list[int], _: list[int]) -> list[bytes]:
+        return [self._rows["Line"].FromString(row(number)).shape for number in numbers]
 
 
 def _chunks(places: list[Span]) -> Iterator[list[Span]]:
@@ -256,72 +192,3 @@ def _parts(begin: int, framed: Frames) -> Iterator[_Part]:
         if stop < len(starts):
             yield _Part(begin, stop, stop + 1, large=True)
             first, begin = stop + 1, ends[stop]
-
-
-# Field by field: name, number, kind (bytes, int64 or a message of this schema), and how often.
-_REPEATED, _OPTIONAL = "repeated", "optional"
-_SKIPPED = (
-    # Nobody asks for these, but every instruction has them, and what is in no schema takes
-    # protobuf longer.
-    ("name", NAME, "bytes", _OPTIONAL),
-    ("metadata", 7, "bytes", _OPTIONAL),
-    ("frontend_attributes", 68, "bytes", _OPTIONAL),
-    ("statistics", 82, "bytes", _OPTIONAL),
-)
-_ROWS = {
-    "Line": (
-        ("opcode", OPCODE, "bytes", _OPTIONAL),
-        ("id", ID, "int64", _OPTIONAL),
-        ("shape", SHAPE, "bytes", _OPTIONAL),
-        ("literal", LITERAL, "bytes", _OPTIONAL),
-        ("dot_dimension_numbers", DOT_DIMENSIONS, "bytes", _OPTIONAL),
-        ("operand_ids", OPERAND_IDS, "int64", _REPEATED),
-        ("called_computation_ids", CALLED_IDS, "int64", _REPEATED),
-        *_SKIPPED,
-    ),
-    "Computation": (
-        ("name", COMPUTATION_NAME, "bytes", _OPTIONAL),
-        ("id", COMPUTATION_ID, "int64", _OPTIONAL),
-        ("root_id", COMPUTATION_ROOT_ID, "int64", _OPTIONAL),
-        ("instructions", COMPUTATION_INSTRUCTION, "Line", _REPEATED),
-    ),
-    "Module": (("computations", MODULE_COMPUTATION, "Computation", _REPEATED),),
-}
-_COLUMNS = {
-    "Lines": (
-        ("opcode", OPCODE, "bytes", _REPEATED),
-        ("id", ID, "int64", _REPEATED),
-        ("shape", SHAPE, "bytes", _OPTIONAL),
-        ("called_computation_ids", CALLED_IDS, "int64", _REPEATED),
-        ("operand_ids", OPERAND_IDS, "bytes", _OPTIONAL),
-        ("dimensions", 14, "bytes", _OPTIONAL),
-        *_SKIPPED,
-    ),
-    "Computation": (("instructions", COMPUTATION_INSTRUCTION, "Lines", _OPTIONAL),),
-    "Module": (("computations", MODULE_COMPUTATION, "Computation", _REPEATED),),
-}
-
-
-def _classes(schema: dict[str, tuple[tuple[str, int, str, str], ...]]) -> dict[str, Any]:
-    """The message classes of a schema."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory  # noqa: PLC0415
-
-    field = descriptor_pb2.FieldDescriptorProto
-    kinds = {"bytes": field.TYPE_BYTES, "int64": field.TYPE_INT64}
-    labels = {_REPEATED: field.LABEL_REPEATED, _OPTIONAL: field.LABEL_OPTIONAL}
-    file = descriptor_pb2.FileDescriptorProto(
-        name="ergmeter/hlo.proto", package="ergmeter.hlo", syntax="proto2"
-    )
-    for message, fields in schema.items():
-        made = file.message_type.add(name=message)
-        for name, number, kind, often in fields:
-            added = made.field.add(name=name, number=number, label=labels[often])
-            added.type = kinds.get(kind, field.TYPE_MESSAGE)
-            if kind not in kinds:
-                added.type_name = f".ergmeter.hlo.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"ergmeter.hlo.{name}"))
-        for name in schema
-    }

@@ -108,8 +108,12 @@ def message(data: Buffer, start: int, end: int) -> Fields:
         while at < end:
             last = at
             tag = data[at]
-            if tag & 0x87 == _BYTES < tag and (size := data[at + 1]) < 0x80:  # as in nearly all
-                number, value, at = tag >> 3, (at + 2, at + 2 + size), at + 2 + size
+            if tag & 0x87 == _BYTES < tag:  # as in nearly all
+                size = data[at + 1]
+                at += 2
+                if size > 0x7F:
+                    size, at = short(data, at - 1, bits=SIZE_BITS)
+                number, value, at = tag >> 3, (at, at + size), at + size
             else:
                 number, value, at = field(data, at)
             if value is None:

@@ -1,7 +1,8 @@
 """Fields that are missing here and given twice there: the last one counts, in every reader.
 
 The protobuf reader takes opcodes and ids as lists of a whole computation, which such fields put
-out of step without a change of their length.
+out of step without a change of their length. It tells the rows of such a list apart by marks (an
+opcode or a shape of one byte 255, an id of -1), which a file may hold as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ LEFT, RIGHT = (8, 32), (32, 16)
 
 
 def row(
-    opcodes: list[str], ids: list[int], size: tuple[int, ...] = (8, 16), rest: bytes = b""
+    opcodes: list[str] | list[bytes],
+    ids: list[int],
+    size: tuple[int, ...] = (8, 16),
+    rest: bytes = b"",
 ) -> bytes:
     body = field(1, "x") + b"".join(field(2, opcode) for opcode in opcodes) + field(3, shape(size))
     return field(2, body + b"".join(field(35, one) for one in ids) + rest)
@@ -52,6 +56,43 @@ ROWS = {
         X + row(["parameter"], [7, 2], RIGHT) + DOT + row(["add"], [8, 4]) + row(["add"], []) * 2,
         MACS,
     ),
+    "an opcode that is a mark": (X + W + row([b"\xff"], [5]) + DOT, MACS),
+    "a dot of an opcode that is a mark and is overruled": (
+        X + W + row([b"\xff", b"dot"], [3], rest=NUMBERS),
+        MACS,
+    ),
+    "a shape that is overruled": (
+        X + W + row(["dot"], [3], (9, 9), field(3, shape((8, 16))) + NUMBERS),
+        MACS,
+    ),
+    "a shape that is a mark and is overruled": (
+        field(
+            2,
+            field(1, "x")
+            + field(2, "parameter")
+            + field(3, b"\xff")
+            + field(35, 1)
+            + field(3, shape(LEFT)),
+        )
+        + W
+        + DOT,
+        MACS,
+    ),
+    "an id that is a mark": (
+        row(["parameter"], [-1], LEFT)
+        + W
+        + row(
+            ["dot"],
+            [3],
+            rest=field(30, integers(1, [1]) + integers(2, [0])) + integers(36, [-1, 2]),
+        ),
+        MACS,
+    ),
+    "an operand too many that is a mark": (
+        X + W + row(["dot"], [3], rest=NUMBERS + integers(36, [-1])),
+        MACS,
+    ),
+    "a constant without a literal": (X + W + row(["constant"], [5]) + DOT, MACS),
 }
 CALLERS = {
     "a caller without an opcode": row([], [1], rest=integers(38, [7])),
