@@ -2,8 +2,9 @@
 
 The trap: a callback's own time is not its cost. A tracker that opens a database beside the training
 takes the interpreter from it for a while, so whole trainings are compared: the same small model and
-batches, in turns, in one process, each with its steps' own clock. The first third of each training
-is left out: that is where sinks load their libraries (told apart in the last column).
+batches, in turns that begin with another each time, each with its steps' own clock and in a process
+of its own: what one leaves running must not slow the next. The first third of each training is left
+out: that is where sinks load their libraries (told apart in the last column).
 
 Lightning's ThroughputMonitor and Hugging Face's own counting give tokens/s; CodeCarbon's callback
 gives energy. None gives both, so none is the same work as ours.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -200,7 +202,6 @@ def main() -> None:
     given = options.parse_args()
     rounds = given.rounds or 5
     os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", CODECARBON_LOG_LEVEL="critical")
-    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.update(TRACKIO_DIR=scratch, WANDB_DIR=scratch)
         os.chdir(scratch)
@@ -215,15 +216,25 @@ def measured(
 ) -> dict[str, list[list[float]]]:
     """Step times of every round of every way; one round beforehand is for caches and databases."""
     found: dict[str, list[list[float]]] = {name: [] for name in ways}
-    for turn in range(-1, rounds):
-        for number, (name, train) in enumerate(ways.items()):
-            folder = scratch / f"{turn}-{number}-{id(ways)}"
-            folder.mkdir()
-            with quiet():
-                ends = train(steps if turn >= 0 else steps // 4, folder)
-            if turn >= 0:
-                found[name].append([b - a for a, b in pairwise(ends)])
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for turn in range(-1, rounds):
+            names = [*ways]
+            names = names[turn % len(names) :] + names[: turn % len(names)]
+            for number, name in enumerate(names):
+                folder = scratch / f"{turn}-{number}-{id(ways)}"
+                folder.mkdir()
+                lasts = steps if turn >= 0 else steps // 4
+                ends = pool.apply(alone, (ways[name], lasts, folder))
+                if turn >= 0:
+                    found[name].append([b - a for a, b in pairwise(ends)])
     return found
+
+
+def alone(train: Training, steps: int, folder: Path) -> list[float]:
+    """One training, in a process that does nothing else."""
+    torch.set_num_threads(1)
+    with quiet():
+        return train(steps, folder)
 
 
 def show(framework: str, found: dict[str, list[list[float]]], steps: int, rounds: int) -> None:

@@ -13,6 +13,22 @@ from ergmeter.runlog.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+class _Auto(click.Choice[str]):
+    """The one word there is, with a hint for whoever gives a number."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  as click's
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401
+        if value != "auto":
+            how = "a number of steps is --warmup-steps, of seconds --warmup-s"
+            self.fail(f"{value!r} is not 'auto'; {how}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 # By the field of `Settings` that each is for.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "warmup_steps": {"type": click.IntRange(min=0), "help": "Leave out the first N steps."},
@@ -21,7 +37,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "Leave out the first S seconds of steps.",
     },
     "warmup": {
-        "type": click.Choice(["auto"]),
+        "type": _Auto(["auto"]),
         "help": "Leave out steps until their time settles.",
     },
     "parameters": {

@@ -8,7 +8,7 @@ is whatever has a `config` and `named_parameters`.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,8 @@ from ergmeter.flops.work import Training, step_work
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ergmeter.flops.graph import Graph, Node, Trainable
     from ergmeter.flops.work import Work
     from ergmeter.runlog.settings import Settings
@@ -45,13 +47,54 @@ _SEEN = (
 _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
+@dataclass(frozen=True, slots=True)
+class Padding:
+    """What batches hold beside tokens: positions for each token.
+
+    `seq_len`: sequences of this length would have attention do as much for each position as it has
+    to for the tokens. Padding goes through every layer, but nothing has to look at it.
+    """
+
+    positions_per_token: float
+    seq_len: int
+
+
 def described(
-    model: object, seq_len: int | None, settings: Settings
+    model: object, seq_len: int | None, settings: Settings, *, padding: Padding | None = None
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """What a Meter writes of a model: FLOPs of a step under every convention, or why not.
 
     With the settings, filled with what the model says of itself. A training never fails for it.
     """
+    found = _described(model, seq_len, settings)
+    if padding is None:
+        return found
+    flops, filled, no_flops = found
+    given, _, _ = _described(model, padding.seq_len, settings)
+    by_convention = {one.convention: one for one in given}
+    return tuple(_padded(one, by_convention, padding) for one in flops), filled, no_flops
+
+
+def _padded(flops: Flops, given: Mapping[str, Flops], padding: Padding) -> Flops:
+    """With what the hardware computes for every position."""
+    found = given.get(flops.convention)
+    if found is None or not (found.hardware_per_step and found.tokens_per_step):
+        return replace(flops, hardware_per_step=None)
+    if not flops.tokens_per_step:
+        return flops
+    per_position = found.hardware_per_step / found.tokens_per_step
+    positions = flops.tokens_per_step * padding.positions_per_token
+    said = f"padding: {padding.positions_per_token:.3g} positions are computed for each token"
+    return replace(
+        flops,
+        hardware_per_step=per_position * positions,
+        assumptions=(*flops.assumptions, said),
+    )
+
+
+def _described(
+    model: object, seq_len: int | None, settings: Settings
+) -> tuple[tuple[Flops, ...], Settings, str]:
     try:
         work, dtype = model_work(model, seq_len)
     except ErgmeterError as error:

@@ -51,7 +51,7 @@ class Counts:
         ]
         return Counts(self.computed, *amounts)
 
-    def _amounts(self) -> tuple[Amount, Amount, Amount, Amount]:
+    def _amounts(self) -> tuple[Amount, ...]:
         return self.samples, self.real, self.loss, self.squares
 
 
@@ -100,12 +100,14 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
     squares: Amount = computed * int(length)
     real: Amount = None
     if _fits(mask, ids):
-        real = _number(mask != 0)
+        lengths = _lengths(mask)
+        real, squares = _amount(lengths.sum()), _amount((lengths * lengths).sum())
         if _fits(positions, ids):  # packed rows that are attended to as one
             samples = _number((positions == 0) & (mask != 0))
     elif _fits(positions, ids):
         real, samples, squares = _packed(positions)
-    return Counts(computed, samples, real, _with_loss(parts, prefix, ids, shifts=shifts), squares)
+    loss = _with_loss(parts, prefix, ids, shifts=shifts)
+    return Counts(computed, samples, real, loss, squares)
 
 
 def _packed(positions: Any) -> tuple[Amount, Amount, Amount]:  # noqa: ANN401  tensors
@@ -205,6 +207,13 @@ def _near(value: Any) -> Any:  # noqa: ANN401
 def _number(those: Any) -> Amount:  # noqa: ANN401
     """How many of these truths hold."""
     return int(np.count_nonzero(those)) if isinstance(those, np.ndarray) else _amount(those.sum())
+
+
+def _lengths(mask: Any) -> Any:  # noqa: ANN401
+    """How many of each row are kept."""
+    if isinstance(mask, np.ndarray):
+        return np.count_nonzero(mask, axis=-1)
+    return (mask != 0).sum(-1)
 
 
 def is_later(value: Any) -> bool:  # noqa: ANN401

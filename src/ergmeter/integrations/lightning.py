@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.precision import of_lightning
+from ergmeter.integrations.torch_around import Waits
 from ergmeter.integrations.training import Training, failure
 from ergmeter.units import NS_PER_S
 
@@ -72,7 +73,9 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._steps = 0
         self._eval_ns = 0
         self._loss: Any = None  # of the step under way, as far as it was returned
+        self._losses = 0  # how many that is the sum of
         self._rate: float | None = None
+        self._waits: Waits | None = None
         self._seen: dict[str, Any] = {}
         self._asked_ns = 0
         self._counts_tokens = True
@@ -123,6 +126,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if not self._counts_tokens:
             training.mark("tokens_not_counted", "ranks share their batches (tensor parallel, ...)")
         _time_checkpoints(trainer, training)
+        self._waits = Waits(training, lambda: bool(trainer.training))
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         """The last step is done, and so is what followed it."""
@@ -138,6 +142,8 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if training is None:
             return
         trainer.__dict__.pop("save_checkpoint", None)
+        if self._waits is not None:
+            self._waits.close()
         training.step_cancelled()
         training.end(ended)
 
@@ -182,14 +188,19 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
             return
         self._steps = trainer.global_step
         training.step_end(learning_rate=self._rate)
-        logged = {"loss": self._loss} if self._loss is not None else self._newly_logged(trainer)
-        training.logged(logged)
-        self._loss = None
+        if self._loss is None:
+            training.logged(self._newly_logged(trainer))
+        else:
+            # Each was divided by how many there should be; the last of an epoch may be fewer.
+            short = trainer.accumulate_grad_batches / self._losses
+            training.logged({"loss": self._loss if short == 1 else self._loss * short})
+        self._loss, self._losses = None, 0
 
     def _add_loss(self, outputs: Any) -> None:  # noqa: ANN401
-        """Lightning has divided each by the number of micro-batches: they add up to the step's."""
+        """Of each micro-batch: the step's is their mean."""
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
         if loss is not None:
+            self._losses += 1
             self._loss = loss if self._loss is None else self._loss + loss
 
     def _newly_logged(self, trainer: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from functools import wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.integrations.torch_steps import Loop
+    from ergmeter.integrations.training import Training
 
 loops: list[Loop] = []
 SAVES = {
@@ -37,6 +39,31 @@ SAVES = {
 # Those that took the name for themselves when they were imported.
 _HOLD_NAMES = ("transformers.", "accelerate.", "peft.", "lightning.", "deepspeed.", "diffusers.")
 _wrapped: set[str] = set()
+
+
+_waits: list[Waits] = []
+
+
+class Waits:
+    """Times what a training waits for its data, where a framework tells of everything else."""
+
+    def __init__(self, training: Training, trains: Callable[[], bool]) -> None:
+        """On this thread; `trains` says whether a batch is for training or for evaluation."""
+        self._training = training
+        self._trains = trains
+        self._thread = get_ident()
+        look_at_torch()
+        _waits.append(self)
+
+    def fetched(self, start_ns: int) -> None:
+        """A batch was waited for."""
+        if get_ident() == self._thread and self._trains():
+            self._training.phase_over("data", start_ns)
+
+    def close(self) -> None:
+        """It is over."""
+        if self in _waits:
+            _waits.remove(self)
 
 
 def look_at_torch() -> None:
@@ -59,6 +86,7 @@ def look_at_torch() -> None:
 
 def _forked() -> None:
     """In a forked child: what was seen is the parent's."""
+    _waits.clear()
     for loop in loops:
         loop.forked()
 
@@ -122,6 +150,8 @@ def _timed_fetch(fetch: Callable[..., Any]) -> Callable[..., Any]:
         batch = fetch(self)
         for loop in loops:
             loop.fetched(start_ns)
+        for waits in _waits:
+            waits.fetched(start_ns)
         return batch
 
     return call

@@ -54,6 +54,8 @@ class Watched:
         meter = self._training.meter
         if meter is not None:
             self._path = meter.path
+        if self._path is None and self._loop.off:
+            raise UsageError("another `watch` took the place of this one before a step: use that")
         if self._path is None:
             raise UsageError("no optimizer has stepped since `watch`, so there is no run yet")
         return self._path
@@ -68,12 +70,15 @@ class Watched:
         self._loop.stop()
 
     def summary(self) -> Summary:
-        """Every metric of the run, which is closed with this."""
+        """Every metric of the run so far. The loop may go on."""
         from ergmeter.metrics.summarize import summarize  # noqa: PLC0415  loads numpy and pyarrow
         from ergmeter.runlog.reader import Run  # noqa: PLC0415
 
-        self.close()
-        return summarize(Run.open(self.path))
+        meter = self._training.meter
+        if meter is None:
+            return summarize(Run.open(self.path))
+        self._training.catch_up()
+        return meter.summary()
 
     def __enter__(self) -> Watched:
         return self

@@ -15,12 +15,12 @@ import threading
 import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
-from ergmeter.flops.live import must_be_run
+from ergmeter.flops.live import Padding, must_be_run
 from ergmeter.integrations.batches import Counts, counted, is_later
 from ergmeter.integrations.fetching import Fetch, now_on
 from ergmeter.integrations.world import training_identity
@@ -81,9 +81,9 @@ class Training:
         self._held: deque[tuple[_Held, list[Counts], Any]] = deque()
         self._fetch: tuple[Fetch, list[tuple[_Held, list[Counts], Any]]] | None = None
         self._index = 0
-        self._computed = 0
-        self._squares = 0
+        self._seen = Seen()
         self._told_length = 0.0
+        self._padding: Padding | None = None
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._describing: threading.Thread | None = None
@@ -126,7 +126,7 @@ class Training:
             return
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
-        self._finish()
+        self.catch_up()
         handover = meter._handover
         if handover is not None and self._settle in handover.sources:
             handover.sources.remove(self._settle)
@@ -271,7 +271,8 @@ class Training:
     # -- inside -----------------------------------------------------------------------------------
 
     @_guarded
-    def _finish(self) -> None:
+    def catch_up(self) -> None:
+        """Bring what was told so far into the run, FLOPs included; it may go on afterwards."""
         self._let_go()
         self._settle(wait=True)
         if self._describing is not None:
@@ -361,8 +362,8 @@ class Training:
             if far:
                 told: dict[str, Any] = {name: next(known) for name in far}
                 step = replace(_whole(step), **told)
-            self._computed += sum(one.computed for one in settled)
-            self._squares += sum(int(one.squares or 0) for one in settled)
+            for one in settled:
+                self._seen.add(one)
             self.meter.record(_with_tokens(_whole(step), settled))
 
     def _describe(self, counts: Counts | None) -> None:
@@ -412,15 +413,15 @@ class Training:
     @_guarded
     def _describe_now(self, model: object, length: int) -> None:
         if self.meter is not None:
-            self.meter.describe(model, seq_len=length)
+            self.meter.describe(model, seq_len=length, padding=self._padding)
 
     def _describe_again(self) -> None:
-        """With the length that sequences had on average, as attention counts it."""
-        model = self._model()
-        if not self._computed or model is None or self.meter is None:
+        """With the lengths that sequences had on average, as attention counts them."""
+        if not self._seen.real or self.meter is None:
             return
-        length = self._squares / self._computed
-        if abs(length - self._told_length) > _LENGTHS_ALIKE_FRAC * self._told_length:
+        length, self._padding = self._seen.length, self._seen.padding
+        is_alike = abs(length - self._told_length) <= _LENGTHS_ALIKE_FRAC * self._told_length
+        if not is_alike or self._padding is not None:
             self._to_run = max(1, round(length))
             self._run_model()
 
@@ -432,6 +433,33 @@ class Training:
             self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))
         elif not self._looks_on:  # there is no run to say it in
             say(f"nothing is measured: {error}")
+
+
+@dataclass
+class Seen:
+    """The tokens of all steps so far, as far as attention makes a difference of their lengths."""
+
+    computed: int = 0
+    real: int = 0
+    squares: int = 0
+
+    def add(self, counts: Counts) -> None:
+        """Of one batch, all numbers known."""
+        self.computed += counts.computed
+        self.real += counts.computed if counts.real is None else int(counts.real)
+        self.squares += int(counts.squares or 0)
+
+    @property
+    def length(self) -> float:
+        """How long the sequence of a token is, on the average of all tokens."""
+        return self.squares / self.real
+
+    @property
+    def padding(self) -> Padding | None:
+        """What was computed beside the tokens, if anything was."""
+        if self.computed == self.real:
+            return None
+        return Padding(self.computed / self.real, max(1, round(self.squares / self.computed)))
 
 
 def failure(error: BaseException) -> str:

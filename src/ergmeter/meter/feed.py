@@ -12,13 +12,16 @@ import difflib
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
+from ergmeter.meter.opening import say
 from ergmeter.ports import Sink, SinkRequest
 from ergmeter.records import Mark
+from ergmeter.sinks.declared import OPTIONS, lacks
+from ergmeter.sinks.options import checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +50,8 @@ class SinkPlan:
 
 def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tuple[SinkPlan, ...]:
     """What a user may give: names, names with options, sinks. UsageError for what there isn't."""
+    if isinstance(sinks, str):
+        raise UsageError(f"sinks is a list; got {sinks!r}: give sinks=[{sinks!r}]")
     plans = tuple(_plan(one) for one in sinks)
     known = registry.names("sinks")
     for plan in plans:
@@ -54,6 +59,8 @@ def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tupl
             near = difflib.get_close_matches(plan.name, known, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(known)})")
+        if plan.made is None and plan.name in OPTIONS:  # one of ours: others tell when they load
+            checked(plan.name, plan.options)
     return plans
 
 
@@ -200,16 +207,22 @@ class Feed:
         self._outlets: list[_Outlet] = []
         self._since_ns = 0
         self._failed = False
+        self._ended = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-feed", daemon=True)
         self.cpu_s = 0.0
 
     def start(self) -> None:
-        """Begin to feed."""
+        """Begin to feed. What can't be delivered for want of a library is said at once."""
+        for plan in self._plans:
+            said = lacks(plan.name) if plan.made is None else ""
+            if said and self._is_first():
+                say(f"nothing goes to the sink {plan.name!r}: {said}")
         self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, ended: str) -> None:
         """One last update, then the figures of the whole run; wait for the sinks, not for long."""
+        self._ended = ended
         until_s = time.monotonic() + STOP_S
         self._stopping.set()
         self._thread.join(STOP_S)
@@ -252,7 +265,7 @@ class Feed:
             self._say_once(error)
         try:
             if is_last:
-                found.append(whole(_newest(Run.open(self._run))))
+                found.append(_ended(whole(_newest(Run.open(self._run))), self._ended))
         except NotMeasurable:
             pass  # there never was one
         except Exception as error:  # noqa: BLE001
@@ -270,6 +283,11 @@ def _newest(run: Run) -> Run:
     """The run, or the last of several trainings in it: figures of all of them there are none."""
     several = len(run.trainings)
     return run.training(several) if several > 1 else run
+
+
+def _ended(update: Update, ended: str) -> Update:
+    """The run is still open for these very figures; it ended all the same."""
+    return replace(update, summary=replace(update.summary, status=ended))
 
 
 def _with_options(request: SinkRequest, plan: SinkPlan) -> SinkRequest:

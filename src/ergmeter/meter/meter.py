@@ -18,6 +18,7 @@ import itertools
 import os
 import sys
 from dataclasses import fields, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from threading import Lock, get_ident
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from ergmeter.flops.live import Padding
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
     from ergmeter.records import Record, Summary
@@ -143,7 +145,7 @@ class Meter:
         if handover is None or os.getpid() != self._pid:
             return
         self._append = self._closed
-        last = self._feed.stop if self._feed is not None else None
+        last = partial(self._feed.stop, ended or "finished") if self._feed is not None else None
         handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
         # Only now: where the line above was interrupted, a second close finishes what it began.
         self._handover = None
@@ -255,15 +257,18 @@ class Meter:
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
-    def describe(self, model: object, *, seq_len: int | None) -> None:
+    def describe(
+        self, model: object, *, seq_len: int | None, padding: Padding | None = None
+    ) -> None:
         """Say which model is trained, once it is known: its FLOPs, parameters and type.
 
         As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
-        back until the first batch has come. What can't be counted is said in the run.
+        back until the first batch has come. What can't be counted is said in the run. `padding` is
+        what the device computes beside the tokens, which HFU counts and MFU does not.
         """
         from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-        flops, found, no_flops = described(model, seq_len, self.plan.settings)
+        flops, found, no_flops = described(model, seq_len, self.plan.settings, padding=padding)
         self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())

@@ -168,12 +168,16 @@ class Evidence:
             return f"over the whole run, {duration(self.span.duration_s)}: no steps were seen"
         before = self.work.where(self.work["start_ns"] < self.window.start_ns)
         after = self.work.where(self.work["end_ns"] > self.window.end_ns)
-        left_out = f", after {_in_words(before)} of warm-up" if len(before) else ""
-        left_out += f", the last {_in_words(after)} not yet sampled" if len(after) else ""
+        left_out = f", after {self._of_one(before)} of warm-up" if len(before) else ""
+        left_out += f", the last {self._of_one(after)} not yet sampled" if len(after) else ""
         ranks = len(self.counted.lanes)
         whose = f" of {ranks} ranks" if ranks > 1 else ""
         took = duration(self.window.duration_s)
-        return f"over {_in_words(self.counted)}{whose} in {took}{left_out}"
+        return f"over {self._of_one(self.counted)}{whose} in {took}{left_out}"
+
+    def _of_one(self, rows: Steps) -> str:
+        """How many there are; training steps, which all ranks make together, of the busiest one."""
+        return _in_words(max(rows.lanes, key=len) if self.trains else rows)
 
     @property
     def steps_basis(self) -> Basis:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # A first step this many times the median is a compilation or a cold cache, not a training step.
 SLOW_FIRST_STEP = 3.0
+OVERLAPPING_FRAC = 0.4  # of the steps, which begin before the one before has ended
 FULL_DISK_FRAC = 0.02
 SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
 # Beyond one of these a figure hides a spread that its reader would want to know of.
@@ -43,6 +44,13 @@ _TOLD = {
 }
 
 
+# Of these, what the recorder says of printed lines.
+_READING_LINES = (
+    *("value_refused", "assumed", "output_unrecognised", "restarted"),
+    "several_programs",
+)
+
+
 def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     """The remarks, most serious first."""
     run = evidence.run
@@ -50,19 +58,49 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     if run.status == CUT_OFF:
         said.append("the run was cut off: its writer died; what it had handed over is here")
     said += [f"damaged file left out: {line}" for line in run.damage]
+    of_lines = _of_lines(evidence)
     for mark in run.marks:
-        if mark.name in _TOLD:
+        if mark.name in _TOLD and (mark.name, mark.detail) not in of_lines:
             said.append(_TOLD[mark.name].format(mark.detail))
     said += _unused(evidence)
     said += _above_one(readings)
     said += _mfu(evidence, readings)
-    said += _slow_first_step(evidence)
+    said += _told_twice(evidence)
+    said += _slow_first_step(evidence, readings)
     said += _noisy(readings)
     said += _short(evidence)
     said += _ranks(evidence)
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
     return tuple(dict.fromkeys(said))
+
+
+def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:
+    """What reading the output took offence at, where somebody inside has told the steps."""
+    if evidence.from_output:
+        return set()
+    recorders = [one for one in evidence.run.writers if one.header.get("source") == "recorder"]
+    marks = [mark for one in recorders for mark in one.marks if mark.name in _READING_LINES]
+    return {(mark.name, mark.detail) for mark in marks}
+
+
+def _told_twice(evidence: Evidence) -> list[str]:
+    """One process makes one step after the other."""
+    if not evidence.trains:
+        return []
+    try:
+        lanes = evidence.work.lanes
+    except NotMeasurable:
+        return []
+    for rows in lanes:
+        order = np.argsort(rows["start_ns"], kind="stable")
+        starts_ns, ends_ns = rows["start_ns"][order], rows["end_ns"][order]
+        if len(order) > 1 and float(np.mean(starts_ns[1:] < ends_ns[:-1])) > OVERLAPPING_FRAC:
+            return [
+                "steps of one process overlap, as if each was told twice (by meter.step and by an"
+                " integration?): steps and tokens may be double"
+            ]
+    return []
 
 
 def _above_one(readings: dict[str, Result]) -> list[str]:
@@ -106,7 +144,7 @@ def _unused(evidence: Evidence) -> list[str]:
     return said
 
 
-def _slow_first_step(evidence: Evidence) -> list[str]:
+def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     if not evidence.trains:  # requests differ in length
         return []
     try:
@@ -115,7 +153,10 @@ def _slow_first_step(evidence: Evidence) -> list[str]:
         return []
     if len(rows) < 5 or rows["start_ns"][0] > evidence.work.lanes[0]["start_ns"][0]:
         return []
-    first_s, median_s = float(rows.duration_s[0]), float(np.median(rows.duration_s))
+    median = readings.get("time.step_median_s")
+    if not isinstance(median, Reading):
+        return []
+    first_s, median_s = float(rows.duration_s[0]), median.value
     if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
         return []
     return [

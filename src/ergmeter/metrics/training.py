@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ergmeter.records import Direction
 
 _HOW = {
-    "loss": "set step.loss, use an integration, or print loss=..",
+    "loss": "set step.loss, print loss=.., or use an integration (a Trainer tells it every"
+    " logging_steps)",
     "learning_rate": "set step.learning_rate, use an integration, or print lr=..",
     "grad_norm": "set step.grad_norm, use an integration, or print grad_norm=..",
 }

@@ -117,7 +117,7 @@ class Run:
     def training(self, number: int) -> Run:
         """One of the trainings by itself, counted from 1, with what was sampled for all of them."""
         if not 1 <= number <= len(self.trainings):
-            there = f"{len(self.trainings)} trainings" if self.trainings else "none told apart"
+            there = f"1 to {len(self.trainings)}" if self.trainings else "none told apart"
             raise UsageError(f"no training {number} in {self.path} (there are: {there})")
         chosen = self.trainings[number - 1]
         kept = [w for w in self.writers if training_of(w) in (None, chosen)]

@@ -6,6 +6,7 @@ so is what would be computed from it.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -42,7 +43,10 @@ class Settings:
         if len(ways) > 1:
             raise UsageError("give one of warmup_steps, warmup_s and warmup, not several")
         if self.warmup not in (None, "auto"):
-            raise UsageError(f'warmup can be "auto"; got {self.warmup!r}')
+            raise UsageError(
+                f'warmup can be "auto"; got {self.warmup!r}: a number of steps is warmup_steps, of'
+                " seconds warmup_s"
+            )
         for name in ("warmup_steps", "warmup_s", "grid_g_per_kwh"):
             self._check(name, at_least=0)
         for name in ("parameters", "tokens_per_step", "samples_per_step", "num_devices"):
@@ -58,7 +62,11 @@ class Settings:
         known = {field.name for field in fields(cls)}
         unknown = sorted(more.keys() - known)
         if unknown:
-            raise UsageError(f"no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"no setting {unknown[0]!r}; {hint}there are {', '.join(sorted(known))}"
+            )
         if more.get("device") is not None:
             _check_device(more["device"])
         return replace(settings or cls(), **more)

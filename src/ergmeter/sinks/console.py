@@ -31,7 +31,6 @@ HEADLINES = (
     *("energy.mean_w", "energy.joules_per_token", "memory.device_peak_bytes"),
     "memory.process_peak_bytes",
 )
-EVERY_S = 60.0
 _ERASE_TO_END = "\x1b[K"
 
 
@@ -41,9 +40,7 @@ class ConsoleSink:
     name = "console"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request, sink=self.name, metrics=None, style="line", every_s=EVERY_S, stream="stderr"
-        )
+        options = options_of(request, sink=self.name)
         self._selection = Selection(options["metrics"] or HEADLINES, devices=False)
         self._style = choice(options["style"], ("line", "block"), option="style")
         self._every_s = options["every_s"]

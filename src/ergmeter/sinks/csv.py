@@ -28,15 +28,7 @@ class CsvSink:
     name = "csv"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request,
-            sink=self.name,
-            metrics=None,
-            path=None,
-            rows="updates",
-            ledger=False,
-            columns=None,
-        )
+        options = options_of(request, sink=self.name)
         self._run = request.name
         self._own = dict(options["columns"] or {})
         self._is_ledger = options["ledger"]

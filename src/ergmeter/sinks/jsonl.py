@@ -28,7 +28,7 @@ class JsonLinesSink:
     name = "jsonl"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(request, sink=self.name, metrics=None, devices=True, path=None)
+        options = options_of(request, sink=self.name)
         self._run = request.name
         self._selection = Selection(options["metrics"], devices=options["devices"])
         self._file = AppendedFile(options["path"] or Path(request.run) / FILE)

@@ -18,7 +18,7 @@ from mlflow.tracking import MlflowClient, fluent
 
 from ergmeter.errors import UsageError
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.names import Names
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class MlflowSink:
         options = options_of(
             request,
             sink=self.name,
-            metrics=None,
-            prefix=PREFIX,
-            devices=True,
-            tracking_uri=None,
             experiment=os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT),
             run_id=os.environ.get("MLFLOW_RUN_ID"),
             run_name=request.name,

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.sinks.declared import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.sinks.figures import Figure
 
-PREFIX = "ergmeter"
 
 # UCUM has no word for what is counted; an annotation in braces says it (ucum.org, section 6).
 _UCUM = {

@@ -10,26 +10,35 @@ import difflib
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.sinks.declared import OPTIONS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ergmeter.ports import SinkRequest
 
 _TRUTHS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
-def options_of(request: SinkRequest, *, sink: str, **known: Any) -> dict[str, Any]:  # noqa: ANN401
-    """The options of a request, with what a sink takes and its defaults as `known`.
+def options_of(request: SinkRequest, *, sink: str, **found: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The options of a request, with the defaults of this sink, and those that it found out."""
+    return checked(sink, request.options, **found)
+
+
+def checked(sink: str, options: Mapping[str, Any], **found: Any) -> dict[str, Any]:  # noqa: ANN401
+    """All options of a sink. UsageError for what it does not take.
 
     Text, as a command line gives it, becomes a number or a truth where the default is one.
     """
-    for name in request.options:
+    known = {**OPTIONS[sink], **found}
+    for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]}? " if near else ""
             raise UsageError(
                 f"the sink {sink!r} has no option {name!r}; {hint}it takes {', '.join(known)}"
             )
-    given = {**known, **request.options}
+    given = {**known, **options}
     return {name: _like(known[name], value, option=name) for name, value in given.items()}
 
 

@@ -23,8 +23,9 @@ from opentelemetry.sdk.resources import Resource
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.sinks.declared import PREFIX
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names, explanation, ucum
+from ergmeter.sinks.names import Names, explanation, ucum
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from ergmeter.ports import SinkRequest, Update
 
-TIMEOUT_S = 10.0
 _PATH = "/v1/metrics"
 
 # opentelemetry.io/docs/specs/semconv/hardware/gpu and .../common, 2026: of each GPU, by hw.id.
@@ -52,19 +52,7 @@ class OtelSink:
     name = "otel"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request,
-            sink=self.name,
-            metrics=None,
-            prefix=PREFIX,
-            devices=True,
-            endpoint=None,
-            headers=None,
-            timeout_s=TIMEOUT_S,
-            exporter=None,
-            reader=None,
-            hardware_names=True,
-        )
+        options = options_of(request, sink=self.name)
         self._names = Names(options["prefix"])
         self._selection = Selection(options["metrics"], devices=options["devices"])
         self._hardware_names = options["hardware_names"]

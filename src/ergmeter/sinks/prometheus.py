@@ -19,7 +19,7 @@ from prometheus_client.core import GaugeMetricFamily
 
 from ergmeter.errors import UsageError
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names, explanation
+from ergmeter.sinks.names import Names, explanation
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from ergmeter.ports import SinkRequest, Update
 
-PORT = 9478
 _PUSH_TIMEOUT_S = 10.0
 
 
@@ -37,17 +36,7 @@ class PrometheusSink:
     name = "prometheus"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request,
-            sink=self.name,
-            metrics=None,
-            prefix=PREFIX,
-            devices=True,
-            port=PORT,
-            address="127.0.0.1",
-            push=None,
-            job=PREFIX,
-        )
+        options = options_of(request, sink=self.name)
         self._names = Names(options["prefix"])
         self._selection = Selection(options["metrics"], devices=options["devices"])
         self._run = request.name

@@ -21,7 +21,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ergmeter.sinks.appended import AppendedFile
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.names import Names
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ class TensorBoardSink:
     name = "tensorboard"
 
     def __init__(self, request: SinkRequest) -> None:
-        options = options_of(
-            request, sink=self.name, metrics=None, prefix=PREFIX, devices=True, path=None
-        )
+        options = options_of(request, sink=self.name)
         self._names = Names(options["prefix"])
         self._selection = Selection(options["metrics"], devices=options["devices"])
         folder = Path(options["path"] or Path(request.run) / FOLDER)

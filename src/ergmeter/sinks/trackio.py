@@ -15,7 +15,7 @@ from trackio.sqlite_storage import SQLiteStorage
 
 from ergmeter.errors import UsageError
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.names import Names
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -33,9 +33,6 @@ class TrackioSink:
         options = options_of(
             request,
             sink=self.name,
-            metrics=None,
-            prefix=PREFIX,
-            devices=True,
             project=PROJECT,
             run_name=request.name,
         )

@@ -18,7 +18,7 @@ import wandb
 
 from ergmeter.errors import PluginError
 from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import PREFIX, Names
+from ergmeter.sinks.names import Names
 from ergmeter.sinks.options import options_of
 
 if TYPE_CHECKING:
@@ -36,9 +36,6 @@ class WandbSink:
         options = options_of(
             request,
             sink=self.name,
-            metrics=None,
-            prefix=PREFIX,
-            devices=True,
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             run_name=request.name,
         )

@@ -335,7 +335,10 @@ def sparkline(run: Run) -> Text | None:
     train = steps["phase"] == PHASES.index("train")
     start_ns = int(steps["start_ns"][train].min()) if train.any() else None
     first = _before_steps(run, start_ns)
-    loss = np.concatenate([first, steps["loss"][train]])
+    told = train & np.isfinite(steps["loss"])
+    if told.any():  # of several ranks the first that tells it
+        told &= steps["rank"] == steps["rank"][told].min()
+    loss = np.concatenate([first, steps["loss"][told][np.argsort(steps["start_ns"][told])]])
     loss = loss[np.isfinite(loss)]
     if len(loss) < 3:
         return None

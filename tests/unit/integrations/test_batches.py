@@ -15,7 +15,7 @@ IDS = [[5, 6, 7, 7, 7], [8, 9, 7, 3, 7]]
 MASK = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
 # The first token of a row is predicted by nothing; the prompt (2 tokens of the second) is left out.
 LABELS = [[5, 6, 7, -100, -100], [-100, -100, 7, 3, 7]]
-PADDED = Counts(computed=10, samples=2, real=8, loss=2 + 3, squares=2 * 25)
+PADDED = Counts(computed=10, samples=2, real=8, loss=2 + 3, squares=9 + 25)
 
 
 def tensors(**rows: list[Any]) -> dict[str, torch.Tensor]:
@@ -71,7 +71,7 @@ def test_packed_rows_with_a_mask_are_attended_to_whole() -> None:
         position_ids=[[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 0, 0]],
         attention_mask=[[1] * 6, [1, 1, 1, 1, 0, 0]],
     )
-    assert counted(batch) == Counts(12, samples=4, real=10, loss=None, squares=2 * 36)
+    assert counted(batch) == Counts(12, samples=4, real=10, loss=None, squares=36 + 16)
 
 
 def test_positions_that_stand_for_all_rows_or_for_pictures_are_not_taken_for_packing() -> None:
@@ -96,7 +96,7 @@ def test_pairs_of_answers_count_both_and_their_prompt_inside_them_once() -> None
         prompt_input_ids=[[1, 2]],
         prompt_attention_mask=[[1, 1]],
     )
-    assert counted(batch) == Counts(9, samples=2, real=4 + 3, loss=2 + 1, squares=16 + 25)
+    assert counted(batch) == Counts(9, samples=2, real=4 + 3, loss=2 + 1, squares=16 + 9)
 
 
 def test_answers_that_are_put_behind_their_prompt_later_are_not_guessed() -> None:
@@ -111,7 +111,7 @@ def test_the_loss_of_a_preference_is_taken_at_the_completions() -> None:
         attention_mask=[[1, 1, 1, 1, 1], [1, 1, 1, 1, 0]],
         completion_mask=[[0, 0, 0, 1, 1], [0, 0, 0, 1, 0]],
     )
-    assert counted(batch) == Counts(10, 2, real=9, loss=3, squares=50)
+    assert counted(batch) == Counts(10, 2, real=9, loss=3, squares=25 + 16)
 
 
 def test_targets_of_another_length_bear_the_loss_of_a_translation() -> None:
@@ -120,12 +120,12 @@ def test_targets_of_another_length_bear_the_loss_of_a_translation() -> None:
     assert counts is not None
     assert counts.loss == 5
     decoded = counted(batch | tensors(decoder_input_ids=[[0, 1, 2], [0, 1, 2]]), shifts=False)
-    assert decoded == Counts(16, 4, None, loss=5, squares=50 + 18)
+    assert decoded == Counts(16, 4, None, loss=5, squares=34 + 18)
 
 
 def test_the_class_of_a_text_is_no_token() -> None:
     batch = tensors(input_ids=IDS, attention_mask=MASK, labels=[0, 1])
-    assert counted(batch) == Counts(10, 2, 8, None, 50)
+    assert counted(batch) == Counts(10, 2, 8, None, squares=9 + 25)
 
 
 def test_a_pair_without_names_has_targets_that_are_moved_already() -> None:

@@ -79,15 +79,16 @@ class Growing(torch.utils.data.IterableDataset[torch.Tensor]):
 
 def fitted(module: Words, path: Path, **options: Any) -> tuple[Any, dict[str, list[Any]]]:
     callback = ErgmeterCallback(out=path, probes=[])
+    validates = options.pop("val", False)
     resumed = {"ckpt_path": options.pop("ckpt_path", None)}
     trainer: Any = options.pop("kind", Trainer)(
         **{"max_epochs": 1, **options}, accelerator="cpu", logger=False, callbacks=[callback],
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         default_root_dir=path.parent,
     )  # fmt: skip
-    loader = torch.utils.data.DataLoader(Growing(), batch_size=None)
+    loader, other = (torch.utils.data.DataLoader(Growing(), batch_size=None) for _ in range(2))
     try:
-        trainer.fit(module, loader, **resumed)
+        trainer.fit(module, loader, other if validates else None, **resumed)
     finally:
         assert "save_checkpoint" not in vars(trainer)
     return trainer, steps(path)
@@ -95,11 +96,23 @@ def fitted(module: Words, path: Path, **options: Any) -> tuple[Any, dict[str, li
 
 def test_the_loss_is_the_mean_of_what_was_returned_whatever_is_logged(tmp_path: Path) -> None:
     module = Words(log_every=2)
-    _, rows = fitted(module, tmp_path / "run", accumulate_grad_batches=3)
-    losses = torch.tensor(module.losses).reshape(-1, 3).mean(1)
-    assert rows["loss"] == pytest.approx(losses.tolist(), rel=1e-6)
+    _, rows = fitted(module, tmp_path / "run", accumulate_grad_batches=5)
+    # Twelve batches: the last step of the epoch has two of them.
+    losses = [torch.tensor(module.losses[at : at + 5]).mean().item() for at in (0, 5, 10)]
+    assert rows["loss"] == pytest.approx(losses, rel=1e-6)
     lengths = [BATCH * (LENGTH + number) for number in range(ROWS // BATCH)]
-    assert rows["tokens_computed"] == sums(lengths, 3)
+    assert rows["tokens_computed"] == sums(lengths, 5)
+    assert rows["micro_steps"] == [5, 5, 2]
+
+
+def test_the_wait_for_data_is_seen_but_not_that_of_an_evaluation(tmp_path: Path) -> None:
+    class Validated(Words):
+        def validation_step(self, _batch: Any, _index: int) -> None:
+            """Nothing to say."""
+
+    fitted(Validated(), tmp_path / "run", val=True)
+    waits = steps(tmp_path / "run", phase="data")
+    assert len(waits["end_ns"]) in (ROWS // BATCH, ROWS // BATCH + 1)  # and perhaps for the end
 
 
 def test_of_a_module_that_returns_no_loss_it_is_what_was_logged_and_once_only(

@@ -23,7 +23,7 @@ from ergmeter.integrations.torch_loop import Watched, watch
 from ergmeter.integrations.torch_steps import Loop
 from ergmeter.integrations.training import Training
 from ergmeter.meter import Meter, measuring
-from ergmeter.records import PHASES
+from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import Run
 
 ROWS, LENGTH = 2, 8
@@ -371,3 +371,33 @@ def test_what_products_are_in_is_seen_where_weights_do_not_say(
     assert Run.open(watched.path).settings["dtype"] == "bf16"
     if how == "accelerate":
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_summary_is_of_the_steps_so_far_and_the_loop_goes_on(
+    watching: Callable[..., Watched],
+) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    counts = []
+    for _ in range(2):
+        for _ in range(4):
+            model(ids()).sum().backward()
+            optimizer.step()
+        found = watched.summary().readings["tokens.total"]
+        assert isinstance(found, Reading)
+        counts.append(found.value)
+    assert counts == [4 * ROWS * LENGTH, 8 * ROWS * LENGTH]
+    assert len(steps(watched)["end_ns"]) == 8
+
+
+def test_one_that_another_took_the_place_of_says_so(watching: Callable[..., Watched]) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    first = watching(model, optimizer)
+    second = watching(model, optimizer)
+    model(ids()).sum().backward()
+    optimizer.step()
+    with pytest.raises(UsageError, match="another `watch` took the place"):
+        first.summary()
+    assert len(steps(second)["end_ns"]) == 1

@@ -71,6 +71,44 @@ def test_dropout_draws_the_same_numbers_while_the_model_is_counted(tmp_path: Pat
     assert flops.value == 6 * (16 * 64 + 64 * 16 + 16 * 50)
 
 
+def test_padding_is_in_the_hardwares_flops_and_not_in_the_models(tmp_path: Path) -> None:
+    """Rows of 768, 48, 48 and 48 tokens, padded to 768: each by its own length, by hand."""
+    transformers = pytest.importorskip("transformers")
+    lengths, width, hidden, layers = [768, 48, 48, 48], 768, 64, 2
+    config = transformers.LlamaConfig(
+        vocab_size=256, hidden_size=hidden, intermediate_size=128, num_hidden_layers=layers,
+        num_attention_heads=4, max_position_embeddings=1024,
+    )  # fmt: skip
+    training = Training(out=tmp_path / "run", probes=(), peak_flops_per_s=1e12)
+    model = transformers.LlamaForCausalLM(config)
+    training.begin(model)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long()
+    for _ in range(12):
+        training.step_begin()
+        training.batch({"input_ids": torch.ones_like(mask), "attention_mask": mask})
+        training.step_end()
+    training.end()
+    found = summarize(Run.open(tmp_path / "run")).readings
+    tokens, positions = sum(lengths), 4 * width
+    # Four square projections, three of the feed-forward, the head; 6 FLOPs a weight and token.
+    weights = layers * (4 * hidden**2 + 3 * hidden * 128) + hidden * 256
+    pairs = sum(length * (length + 1) / 2 for length in lengths)
+    model_flops = 6 * weights * tokens + 12 * layers * hidden * pairs
+    per_token, mfu, hfu = (
+        found[key]
+        for key in (
+            "compute.model_flops_per_token", "utilization.mfu_frac", "utilization.hfu_frac",
+        )
+    )  # fmt: skip
+    assert isinstance(per_token, Reading)
+    assert per_token.value == pytest.approx(model_flops / tokens, rel=1e-3)
+    assert isinstance(mfu, Reading)
+    assert isinstance(hfu, Reading)
+    extra = 6 * weights * (positions - tokens)
+    assert hfu.value / mfu.value == pytest.approx(1 + extra / model_flops, rel=1e-2)
+    assert "on padding" in hfu.note
+
+
 def test_steps_that_are_held_are_not_written_again_by_a_forked_child(tmp_path: Path) -> None:
     training = Training(out=tmp_path / "run", probes=())
     training.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -210,3 +211,37 @@ def test_steps_take_as_long_with_a_dead_and_a_blocked_sink_as_without(
         ratios.append(median_step_s(turn, *dead) / bare)
     stuck.set()
     assert float(np.median(ratios)) < 1.25
+
+
+def test_a_wrong_option_is_refused_at_once_and_a_text_is_no_list(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no option 'pth'; did you mean path"):
+        Meter(tmp_path / "run", sinks=[("csv", {"pth": "x"})])
+    with pytest.raises(UsageError, match=r"sinks=\['tensorboard'\]"):
+        Meter(tmp_path / "run", sinks="tensorboard")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_sink_whose_library_is_not_here_is_told_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ergmeter.sinks.declared.find_spec", lambda _name: None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "ergmeter.sinks.prometheus", raising=False)
+    with Meter(tmp_path / "run", probes=(), sinks=["prometheus"]) as meter:
+        said = capsys.readouterr().err
+        with meter.step(tokens=1):
+            pass
+    assert "nothing goes to the sink 'prometheus'" in said
+    assert "pip install 'ergmeter[prometheus]'" in said
+    assert len(Run.open(tmp_path / "run").steps()["end_ns"]) == 1
+
+
+def test_the_figures_of_the_whole_run_say_how_it_ended(tmp_path: Path) -> None:
+    kept, other = Kept(), Kept()
+    trained(tmp_path / "run", kept)
+    assert [one.summary.status for one in kept.updates if one.is_final] == ["finished"]
+    with suppress(ValueError), Meter(tmp_path / "other", probes=(), sinks=[other]) as meter:
+        with meter.step(tokens=1):
+            pass
+        raise ValueError("nan")
+    assert other.updates[-1].summary.status == "failed (ValueError: nan)"

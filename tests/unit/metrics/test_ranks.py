@@ -307,3 +307,12 @@ def test_older_runs_whose_writers_share_a_device_say_that_it_is_one_of_theirs(
     assert found.value == pytest.approx(0.3 / 20)
     assert "of the one that cost most of 2 writers" in found.note
     assert "together" not in found.note
+
+
+def test_a_window_has_the_steps_that_all_ranks_made_together(tmp_path: Path) -> None:
+    lanes = [shifted(even_steps(24, tokens_computed=10), 0.01 * rank, rank) for rank in (0, 1)]
+    run = ranks(tmp_path / "run", *lanes)
+    assert "over 24 steps of 2 ranks" in reading(run, "throughput.tokens_per_s").note
+    assert (
+        "after 4 steps of warm-up" in reading(run, "throughput.tokens_per_s", warmup_steps=4).note
+    )

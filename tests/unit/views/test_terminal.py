@@ -280,3 +280,16 @@ def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path
         assert "µs" not in said
         assert ends in said
         assert ("a log without times has no duration" in said) == (name == "untimed")
+
+
+def test_the_loss_of_several_ranks_is_drawn_once(tmp_path: Path) -> None:
+    path = create_run(tmp_path / "run", run_header("test", ["train.py"]))
+    for rank in (1, 0):
+        steps = [
+            dataclasses.replace(one, loss=float(8 - number + rank), rank=rank)
+            for number, one in enumerate(even_steps(8, tokens_computed=10))
+        ]
+        add_writer(path, steps=steps)
+    curve = terminal.sparkline(Run.open(path))
+    assert curve is not None
+    assert curve.plain.strip() == "loss  █▇▆▅▄▃▂▁ 8 to 1"
