@@ -2,9 +2,10 @@
 
 The trap: a callback's own time is not its cost. A tracker that opens a database beside the training
 takes the interpreter from it for a while, so whole trainings are compared: the same small model and
-batches, in turns that begin with another each time, each with its steps' own clock and in a process
-of its own: what one leaves running must not slow the next. The first third of each training is left
-out: that is where sinks load their libraries (told apart in the last column).
+batches, in short turns that begin with another way each time. Each way has a process of its own that
+waits between its turns: what one leaves running must not slow the next. And a shared machine's speed
+drifts by a tenth within a minute: so each turn is held against the bare one of its round, and many
+rounds make the median, with the quartiles beside it.
 
 Lightning's ThroughputMonitor and Hugging Face's own counting give tokens/s; CodeCarbon's callback
 gives energy. None gives both, so none is the same work as ours.
@@ -32,15 +33,24 @@ import tables
 
 BATCH, LENGTH, VOCABULARY = 4, 128, 512
 SINKS_EVERY_S = 1.0
+FIRST = 20  # steps of each training that are left out
 HEADER = (
     "training with",
-    "step ms, median",
-    "ratio to bare",
-    "mean of all / bare",
-    "first third / bare",
+    "step ms",
+    "by the clock, to bare",
+    "quartiles",
+    "training thread's CPU, to bare",
+    "quartiles",
+    "all threads' CPU, to bare",
 )
 
-Training = Callable[[int, Path], list[float]]
+Times = tuple[float, float, float]  # of the training thread's CPU, of all threads', of the clock
+Training = Callable[[int, Path], list[Times]]
+
+
+def now() -> Times:
+    """The three clocks."""
+    return time.thread_time(), time.process_time(), time.perf_counter()
 
 
 class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -92,17 +102,17 @@ def every_sink(folder: Path) -> list[Any]:
     ]
 
 
-def trainer(steps: int, folder: Path, *, way: str) -> list[float]:
+def trainer(steps: int, folder: Path, *, way: str) -> list[Times]:
     """Train with transformers' Trainer; the times at which its steps ended."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     from ergmeter.integrations.huggingface import ErgmeterCallback
 
-    ends: list[float] = []
+    ends: list[Times] = []
 
     class Clock(TrainerCallback):
         def on_step_end(self, *_: object, **__: object) -> None:
-            ends.append(time.perf_counter())
+            ends.append(now())
 
     callbacks: list[Any] = [Clock()]
     more: dict[str, Any] = {}
@@ -124,7 +134,7 @@ def trainer(steps: int, folder: Path, *, way: str) -> list[float]:
     return ends
 
 
-def lightning(steps: int, folder: Path, *, way: str) -> list[float]:
+def lightning(steps: int, folder: Path, *, way: str) -> list[Times]:
     """Train with Lightning; the times at which its steps ended."""
     import lightning.pytorch as pl
     from lightning.pytorch.callbacks import Callback, ThroughputMonitor
@@ -132,11 +142,11 @@ def lightning(steps: int, folder: Path, *, way: str) -> list[float]:
 
     from ergmeter.integrations.lightning import ErgmeterCallback
 
-    ends: list[float] = []
+    ends: list[Times] = []
 
     class Clock(Callback):
         def on_train_batch_end(self, *_: object, **__: object) -> None:
-            ends.append(time.perf_counter())
+            ends.append(now())
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -198,9 +208,9 @@ def quiet() -> Iterator[None]:
 def main() -> None:
     """Run the trainings in turns and print how they compare."""
     options = tables.parser(__doc__)
-    options.add_argument("--steps", type=int, default=600, help="steps of each training")
+    options.add_argument("--steps", type=int, default=120, help="steps of each training")
     given = options.parse_args()
-    rounds = given.rounds or 5
+    rounds = given.rounds or 20
     os.environ.update(WANDB_MODE="offline", WANDB_SILENT="true", CODECARBON_LOG_LEVEL="critical")
     with tempfile.TemporaryDirectory() as scratch:
         os.environ.update(TRACKIO_DIR=scratch, WANDB_DIR=scratch)
@@ -213,48 +223,68 @@ def main() -> None:
 
 def measured(
     ways: dict[str, Training], steps: int, rounds: int, scratch: Path
-) -> dict[str, list[list[float]]]:
+) -> dict[str, list[list[Times]]]:
     """Step times of every round of every way; one round beforehand is for caches and databases."""
-    found: dict[str, list[list[float]]] = {name: [] for name in ways}
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    found: dict[str, list[list[Times]]] = {name: [] for name in ways}
+    context = multiprocessing.get_context("spawn")
+    with contextlib.ExitStack() as stack:
+        pools = {name: stack.enter_context(context.Pool(1)) for name in ways}
         for turn in range(-1, rounds):
             names = [*ways]
             names = names[turn % len(names) :] + names[: turn % len(names)]
-            for number, name in enumerate(names):
-                folder = scratch / f"{turn}-{number}-{id(ways)}"
+            for name in names:
+                folder = scratch / f"{turn}-{[*ways].index(name)}-{id(ways)}"
                 folder.mkdir()
-                lasts = steps if turn >= 0 else steps // 4
-                ends = pool.apply(alone, (ways[name], lasts, folder))
+                ends = pools[name].apply(alone, (ways[name], steps, folder))
                 if turn >= 0:
-                    found[name].append([b - a for a, b in pairwise(ends)])
+                    found[name].append(ends)
     return found
 
 
-def alone(train: Training, steps: int, folder: Path) -> list[float]:
+def alone(train: Training, steps: int, folder: Path) -> list[Times]:
     """One training, in a process that does nothing else."""
     torch.set_num_threads(1)
     with quiet():
         return train(steps, folder)
 
 
-def show(framework: str, found: dict[str, list[list[float]]], steps: int, rounds: int) -> None:
+def show(framework: str, found: dict[str, list[list[Times]]], steps: int, rounds: int) -> None:
     """The table of one framework."""
-    bare = found["nothing (bare)"]
+    bare = [summed(ends) for ends in found["nothing (bare)"]]
     rows = []
     for name, turns in found.items():
-        each = [statistics.median(turn[steps // 3 :]) for turn in turns]
-        against = [
-            (
-                statistics.median(turn[steps // 3 :]) / statistics.median(other[steps // 3 :]),
-                statistics.mean(turn[steps // 3 :]) / statistics.mean(other[steps // 3 :]),
-                statistics.mean(turn[: steps // 3]) / statistics.mean(other[: steps // 3]),
-            )
-            for turn, other in zip(turns, bare, strict=True)
-        ]
-        columns = [statistics.median(column) for column in zip(*against, strict=True)]
-        rows.append((name, f"{statistics.median(each) * 1e3:.3f}", *(f"{c:.3f}" for c in columns)))
+        each = [summed(ends) for ends in turns]
+        own, every, clock = (
+            [one[which] / other[which] for one, other in zip(each, bare, strict=True)]
+            for which in range(3)
+        )
+        step_ms = statistics.median(one[2] for one in each) * 1e3
+        cells = (middle(clock), quartiles(clock), middle(own), quartiles(own), middle(every))
+        rows.append((name, f"{step_ms:.2f}", *cells))
     note = f"{tables.machine()}; {rounds} rounds of {steps} steps of {BATCH} x {LENGTH} tokens"
     tables.show(f"A training step under {framework}", HEADER, rows, note=note)
+
+
+def middle(ratios: list[float]) -> str:
+    """The median."""
+    return f"{statistics.median(ratios):.3f}"
+
+
+def quartiles(ratios: list[float]) -> str:
+    """Between which half of them lie."""
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return f"{low:.2f} to {high:.2f}"
+
+
+def summed(ends: list[Times]) -> Times:
+    """Of a step, without the first ones: the thread's CPU, all threads' CPU, the clock."""
+    late = ends[FIRST:]
+    steps = [
+        tuple(after - before for before, after in zip(earlier, later, strict=True))
+        for earlier, later in pairwise(late)
+    ]
+    own, clock = (statistics.median(step[which] for step in steps) for which in (0, 2))
+    return own, (late[-1][1] - late[0][1]) / len(steps), clock
 
 
 if __name__ == "__main__":

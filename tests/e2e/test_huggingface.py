@@ -236,13 +236,19 @@ def test_the_trainer_is_as_it_was_afterwards(measured: Trained) -> None:
 def test_model_flops_utilization_is_that_of_the_real_tokens(measured: Trained) -> None:
     # 2 layers of 4 x 32 x 32 and 3 x 32 x 64, a head of 32 x 256; three passes of 2 FLOPs each.
     products = 6 * (2 * (4 * 32 * 32 + 3 * 32 * 64) + 32 * 256)
-    widths = [max(LENGTHS[4 * batch : 4 * batch + 4]) for batch in range(20)]
-    length = round(sum(width**2 for width in widths) / sum(widths))
+    real = LENGTHS[:80]  # each row by its own length, whatever it was padded to
+    length = round(sum(one**2 for one in real) / sum(real))
     attention = 6 * 2 * 2 * 32 * (length + 1) / 2  # two products in a layer, half of them masked
     readings = measured.readings("everything")
     assert readings["compute.model_flops_per_token"]["value"] == pytest.approx(products + attention)
     assert readings["utilization.mfu_frac"]["value"] == pytest.approx(
         (products + attention) * readings["throughput.real_tokens_per_s"]["value"] / 1e12
+    )
+    # The padding goes through every layer too.
+    widths = [max(LENGTHS[4 * batch : 4 * batch + 4]) for batch in range(20)]
+    extra = products * (4 * sum(widths) / sum(real) - 1)
+    assert readings["utilization.hfu_frac"]["value"] == pytest.approx(
+        readings["utilization.mfu_frac"]["value"] * (1 + extra / (products + attention)), rel=0.01
     )
 
 

@@ -39,6 +39,7 @@ class Watched:
         self._handle = handle
         self._training = training
         self._path: Path | None = None
+        self._is_closed = False
 
     def logged(self, **values: Any) -> None:  # noqa: ANN401
         """Figures of the last step: loss, learning_rate, grad_norm. Tensors are not waited for."""
@@ -54,7 +55,7 @@ class Watched:
         meter = self._training.meter
         if meter is not None:
             self._path = meter.path
-        if self._path is None and self._loop.off:
+        if self._path is None and self._loop.off and not self._is_closed:
             raise UsageError("another `watch` took the place of this one before a step: use that")
         if self._path is None:
             raise UsageError("no optimizer has stepped since `watch`, so there is no run yet")
@@ -62,6 +63,7 @@ class Watched:
 
     def close(self) -> None:
         """Watch no longer, and close the run."""
+        self._is_closed = True
         if self._training.meter is not None:
             self._path = self._training.meter.path
         self._handle.remove()

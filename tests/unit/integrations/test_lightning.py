@@ -112,7 +112,8 @@ def test_the_wait_for_data_is_seen_but_not_that_of_an_evaluation(tmp_path: Path)
 
     fitted(Validated(), tmp_path / "run", val=True)
     waits = steps(tmp_path / "run", phase="data")
-    assert len(waits["end_ns"]) in (ROWS // BATCH, ROWS // BATCH + 1)  # and perhaps for the end
+    # The first is fetched before the training begins, and perhaps one is waited for at the end.
+    assert ROWS // BATCH - 1 <= len(waits["end_ns"]) <= ROWS // BATCH + 1
 
 
 def test_of_a_module_that_returns_no_loss_it_is_what_was_logged_and_once_only(

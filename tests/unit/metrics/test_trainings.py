@@ -63,7 +63,7 @@ def test_what_devices_drew_for_two_in_turn_is_told_apart(tmp_path: Path) -> None
 def test_a_training_there_is_not_is_refused_with_how_many_there_are(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     add_writer(run, steps=even_steps(1), header=training("A"))
-    with pytest.raises(UsageError, match=r"no training 2 .*1 trainings"):
+    with pytest.raises(UsageError, match=r"no training 2 .*1 to 1"):
         Run.open(run).training(2)
     other = make_run(tmp_path / "other")
     add_writer(other, steps=even_steps(1))
