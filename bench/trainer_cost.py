@@ -2,10 +2,10 @@
 
 The trap: a callback's own time is not its cost. A tracker that opens a database beside the training
 takes the interpreter from it for a while, so whole trainings are compared: the same small model and
-batches, in short turns that begin with another way each time. Each way has a process of its own that
-waits between its turns: what one leaves running must not slow the next. And a shared machine's speed
-drifts by a tenth within a minute: so each turn is held against the bare one of its round, and many
-rounds make the median, with the quartiles beside it.
+batches, in short turns that begin with another way each time. Each way has a process of its own,
+which waits between its turns: what one leaves running must not slow the next. And the speed of a
+shared machine drifts by a tenth within a minute: so each turn is held against the bare one of its
+round, and many rounds make the median, with the quartiles beside it.
 
 Lightning's ThroughputMonitor and Hugging Face's own counting give tokens/s; CodeCarbon's callback
 gives energy. None gives both, so none is the same work as ours.
