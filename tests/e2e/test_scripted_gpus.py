@@ -168,6 +168,20 @@ def test_a_sensor_that_reads_zero_watts(library: Library, tmp_path: Path) -> Non
     assert "0 W throughout" in run.reason("energy.run_j")
 
 
+def test_check_finds_a_gpu_that_is_held_down_by_heat(library: Library, tmp_path: Path) -> None:
+    hot = Gpu(FLAT, busy_frac=0.9, throttle=pynvml.nvmlClocksEventReasonHwThermalSlowdown)
+    measure(library, tmp_path / "run", hot, steps=110)
+    done = subprocess.run(
+        [ERG, "check", str(tmp_path / "run"), "--json"],
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    (found,) = json.loads(done.stdout)
+    (heat,) = [one for one in found["findings"] if one["check"] == "throttling"]
+    assert heat["weight"] == "serious"
+    assert "held down by heat in 100% of the readings" in heat["seen"]
+    assert (done.returncode, found["is_fit"]) == (1, False)
+
+
 def test_a_driver_that_hangs(library: Library, tmp_path: Path) -> None:
     """The power query of the GPU blocks for 30 s; the run goes on, and says so."""
     run = measure(library, tmp_path / "run", Gpu(FLAT, hang_s=(1.0, 30.0)), steps=170)

@@ -23,6 +23,7 @@ _COMMANDS = {
     "import": "Make a run of a training log.",
     "load": "Send requests to an inference server, and say what it made of them.",
     "report": "Show what a run came to, as a card or as JSON.",
+    "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
     "list": "List the runs in a directory.",
     "export": "Write a run out as CSV, Parquet or JSON.",
     "doctor": "Say what can be measured on this machine, and why the rest can't.",

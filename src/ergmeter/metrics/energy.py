@@ -82,6 +82,17 @@ def _found(evidence: Evidence, device: Device) -> Drawn:
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 
+def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
+    """What a device drew in the window by its counter, and by its instant power alone."""
+    if device.facts.get("power_field") == "draw":
+        raise NotMeasurable("its power is an average of about a second: no check on its counter")
+    integral, reason = _integral(evidence, device)
+    if integral is None:
+        raise NotMeasurable(reason)
+    counter = _counter(evidence, device, None).over(evidence.span).joules
+    return counter, integral.over(evidence.span).joules
+
+
 def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.throughput import samples
 from ergmeter.metrics.tokens import tokens
 from ergmeter.records import Reading
@@ -44,6 +45,7 @@ _TOLD = {
 }
 
 
+_SAID_ALREADY = ("record", "warm_up", "noise")
 # Of these, what the recorder says of printed lines.
 _READING_LINES = (
     *("value_refused", "assumed", "output_unrecognised", "restarted"),
@@ -70,6 +72,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _noisy(readings)
     said += _short(evidence)
     said += _ranks(evidence)
+    said += _worst(evidence)
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
     return tuple(dict.fromkeys(said))
@@ -222,6 +225,14 @@ def _whose_gpus(evidence: Evidence) -> list[str]:
         f"which of the {len(visible)} visible GPUs the program used could not be seen: all count"
         " (CUDA_VISIBLE_DEVICES narrows them down)"
     ]
+
+
+def _worst(evidence: Evidence) -> list[str]:
+    """The worst that `erg check` finds, of what is not said above."""
+    for one in fitness(evidence).findings:
+        if one.check not in _SAID_ALREADY:
+            return [f"{one.seen}: {one.effect} (erg check)"]
+    return []
 
 
 def _full_disk(evidence: Evidence) -> list[str]:

@@ -23,9 +23,7 @@ def summarize(
     run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
 ) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
-    now = overrides.as_json() if overrides else {}
-    heed_marks = not any(name in now for name in WARMUP)
-    evidence = Evidence(run, settings_of(run, overrides), heed_marks=heed_marks, flops=flops)
+    evidence = evidence_of(run, overrides, flops=flops)
     readings: dict[str, Result] = {}
     devices: dict[str, dict[str, Result]] = {}
     # A metric and then the same by device: both take the same columns, and few are kept.
@@ -35,6 +33,15 @@ def summarize(
             found = _result(metric.per_device, evidence, device)
             devices.setdefault(device.id, {})[key] = found
     return Summary(run.name, run.status, readings, devices, notes(evidence, readings))
+
+
+def evidence_of(
+    run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
+) -> Evidence:
+    """The run as it is to be looked at."""
+    now = overrides.as_json() if overrides else {}
+    heed_marks = not any(name in now for name in WARMUP)
+    return Evidence(run, settings_of(run, overrides), heed_marks=heed_marks, flops=flops)
 
 
 def settings_of(run: Run, overrides: Settings | None = None) -> Settings:

@@ -1,0 +1,47 @@
+"""`erg check`: is this measurement fit to be compared?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+
+if TYPE_CHECKING:
+    from ergmeter.runlog.settings import Settings
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1)
+@click.option(
+    "--json", "as_json", is_flag=True, help="As JSON, a list with one entry for each run."
+)
+@with_settings
+def command(settings: Settings, runs: tuple[Path, ...], as_json: bool) -> int:
+    """Say whether measurements are fit to be compared. Without RUNS: the newest under runs/.
+
+    Looks for throttling, clocks that move, warming, stalls, a beginning that is too slow, a window
+    that is too short, noise, gaps in the readings, sensors that disagree, memory that only grows
+    and a device that is hardly used; each with what it does to the figures. Exits 1 if something
+    serious was found: another run of the same would give other figures.
+    """
+    from rich.console import Console
+
+    from ergmeter.metrics.fitness import fitness
+    from ergmeter.metrics.summarize import evidence_of
+    from ergmeter.runlog.directory import newest_run
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views import check as view
+
+    opened = [Run.open(run) for run in runs or (newest_run(Path("runs")),)]
+    found = [(run, fitness(evidence_of(run, settings))) for run in opened]
+    if as_json:
+        click.echo(json.dumps([view.document(*one) for one in found], indent=1, allow_nan=False))
+    else:
+        console = Console()
+        for run, one in found:
+            console.print(view.page(run, one))
+    return 0 if all(one.is_fit for _, one in found) else 1

@@ -1,0 +1,312 @@
+"""Is a measurement fit to be compared with another? What disturbed it, and what that did to it.
+
+The trap: a verdict without a figure. "Throttled" alone says nothing: each finding has what was seen
+and how much of the result hangs on it. And a check that could not be made is named with its reason,
+so that silence means that all is well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.energy import counter_and_integral
+from ergmeter.metrics.gauges import inside, mean, readings, sampled
+from ergmeter.metrics.throughput import pace
+from ergmeter.runlog.reader import CUT_OFF
+from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Device, FloatArray
+
+Weight = Literal["serious", "minor"]
+"""Serious: another run of the same would give other figures. Minor: what they hang on, or waste."""
+
+# NVML's clocks-event reasons, by bit.
+_POWER_CAP = 0x4
+_HEAT = 0x20 | 0x40
+_BRAKE = 0x8 | 0x80  # a fall to half the clock and less: heat or power, by the board's own hand
+_LEAST_FRAC = 0.01  # of the readings
+_CAPPED_FRAC = 0.05
+_CLOCK_FRAC = 0.05  # between the 5th and the 95th percentile
+_WARMING_C = 5.0
+_SHORT_S = 5.0
+_FEW_STEPS = 10
+_SLOW_START = 1.2  # times the median, from the first step on
+_SLOW_START_FRAC = 0.01  # of the window
+_NOISY_FRAC = 0.05  # half the interval, over the rate
+_STALL = 2.0  # times the median step
+_STALLS_FRAC = 0.02  # of the window
+_GAP_S = 1.0
+_GAP_INTERVALS = 10
+_LOW_LOAD_FRAC = 0.5
+_DISAGREE_FRAC = 0.05
+_GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of what was held at first
+_LOST = ("rows_dropped", "samples_dropped", "handover_failed", "probe_failed", "device_lost")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that a comparison would trip over."""
+
+    check: str
+    weight: Weight
+    seen: str
+    effect: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """What all checks came to. `unchecked`: those that could not be made, with the reason."""
+
+    findings: tuple[Finding, ...]
+    unchecked: dict[str, str]
+    window: str
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether nothing serious was found."""
+        return not any(one.weight == "serious" for one in self.findings)
+
+
+def fitness(evidence: Evidence) -> Fitness:
+    """Make every check. The serious findings come first."""
+    findings: list[Finding] = []
+    unchecked: dict[str, str] = {}
+    for name, check in CHECKS.items():
+        try:
+            findings += check(evidence)
+        except NotMeasurable as error:
+            unchecked[name] = str(error)
+    ordered = sorted(findings, key=lambda one: one.weight != "serious")
+    return Fitness(tuple(ordered), unchecked, evidence.window_note)
+
+
+# -- the record -------------------------------------------------------------------------------
+
+
+def _record(evidence: Evidence) -> list[Finding]:
+    found = []
+    if evidence.run.status == CUT_OFF:
+        effect = "the window ends at its last hand-over"
+        found.append(Finding("record", "serious", "the run was cut off", effect))
+    lost = [mark for mark in evidence.run.marks if mark.name in _LOST]
+    if lost:
+        seen = f"part of the record is missing: {lost[0].name.replace('_', ' ')}: {lost[0].detail}"
+        effect = "figures that need it are absent, or of what was left"
+        found.append(Finding("record", "serious", seen, effect))
+    return found
+
+
+def _gaps(evidence: Evidence) -> list[Finding]:
+    found = []
+    for device in sampled(evidence, "gpu"):
+        t_ns = readings(evidence, "power_w", device).t_ns
+        within = t_ns[inside(evidence, t_ns)]
+        edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
+        between_s = np.diff(edges) / NS_PER_S
+        longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
+        if longest_s > max(_GAP_S, _GAP_INTERVALS * usual_s):
+            seen = f"{device.name} was not read for {duration(longest_s)}"
+            share = longest_s / evidence.span.duration_s
+            effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
+            found.append(Finding("gaps", "serious", seen, effect))
+    return found
+
+
+# -- the window -------------------------------------------------------------------------------
+
+
+def _window(evidence: Evidence) -> list[Finding]:
+    lasted_s, steps = evidence.window.duration_s, len(evidence.counted)
+    if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
+        return []
+    seen = f"the window is {duration(lasted_s)} long, with {steps} steps"
+    effect = f"too short to tell chance from speed: measure {_SHORT_S:g} s and {_FEW_STEPS} steps"
+    return [Finding("window", "serious", seen, f"{effect} or more")]
+
+
+def _warm_up(evidence: Evidence) -> list[Finding]:
+    """Steps at the beginning that are slower than the rest."""
+    _only_steps(evidence)
+    times_s = evidence.counted.lanes[0].period_s
+    if len(times_s) < _FEW_STEPS:
+        raise NotMeasurable(f"{len(times_s)} steps are too few to tell a beginning from the rest")
+    slow, extra_s = _slow_start(times_s)
+    share = extra_s / float(times_s.sum())
+    if share <= _SLOW_START_FRAC:
+        return []
+    usual_s = float(np.median(times_s))
+    which = "the first step is" if slow == 1 else f"the first {slow} steps are"
+    seen = f"{which} up to {times_s[:slow].max() / usual_s:.1f} times as slow as the median"
+    effect = f"they make {share:.1%} of the time: --warmup-steps {slow} leaves them out"
+    return [Finding("warm_up", "serious", seen, effect)]
+
+
+def _slow_start(times_s: FloatArray) -> tuple[int, float]:
+    """How many steps at the beginning are slow, and what they took beyond the usual."""
+    usual_s = float(np.median(times_s))
+    is_usual = times_s <= _SLOW_START * usual_s
+    slow = int(np.argmax(is_usual)) if is_usual.any() else len(times_s)
+    return slow, float((times_s[:slow] - usual_s).sum())
+
+
+def _noise(evidence: Evidence) -> list[Finding]:
+    rate = pace(evidence)
+    if rate.low is None or rate.high is None:
+        raise NotMeasurable("too few steps for an interval")
+    half = (rate.high - rate.low) / 2 / rate.value
+    if half <= _NOISY_FRAC:
+        return []
+    effect = f"differences below {half:.0%} say nothing: measure longer"
+    return [Finding("noise", "serious", f"steps per second are known to ± {half:.0%}", effect)]
+
+
+def _stalls(evidence: Evidence) -> list[Finding]:
+    """Steps that took much longer than the others, the beginning aside."""
+    _only_steps(evidence)
+    times_s = evidence.counted.lanes[0].period_s
+    if len(times_s) < _FEW_STEPS:
+        raise NotMeasurable(f"{len(times_s)} steps are too few to tell a stall from the rest")
+    slow, _ = _slow_start(times_s)
+    usual_s = float(np.median(times_s))
+    late = times_s[slow:]
+    stalled = late[late > _STALL * usual_s]
+    share = float((stalled - usual_s).sum()) / float(times_s.sum())
+    if share <= _STALLS_FRAC:
+        return []
+    seen = (
+        f"{len(stalled)} of {len(times_s)} steps took {_STALL:g} times the median or more, up to"
+        f" {duration(float(stalled.max()))}"
+    )
+    effect = f"{share:.1%} of the time: look for data, checkpoints, evaluation between the steps"
+    return [Finding("stalls", "minor", seen, effect)]
+
+
+# -- the devices ------------------------------------------------------------------------------
+
+
+def _throttling(evidence: Evidence) -> list[Finding]:
+    found = []
+    for device in sampled(evidence, "gpu"):
+        series = readings(evidence, "throttled", device)
+        bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+        for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
+            share = float(((bits & mask) != 0).mean())
+            if share > _LEAST_FRAC:
+                seen = f"{device.name}: held down by {what} in {share:.0%} of the readings"
+                effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
+                found.append(Finding("throttling", "serious", seen, effect))
+        capped = float(((bits & _POWER_CAP) != 0).mean())
+        if capped > _CAPPED_FRAC:
+            limit_w = device.facts.get("power_limit_w")
+            which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
+            seen = f"{device.name}: at its power {which} in {capped:.0%} of the readings"
+            effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
+            found.append(Finding("throttling", "minor", seen, effect))
+    return found
+
+
+def _clocks(evidence: Evidence, device: Device) -> str:
+    try:
+        return f"; mean clock {mean(evidence, 'clock_hz', device) / HZ_PER_MHZ:.0f} MHz"
+    except NotMeasurable:
+        return ""
+
+
+def _clock(evidence: Evidence) -> list[Finding]:
+    found = []
+    for device in sampled(evidence, "gpu"):
+        series = readings(evidence, "clock_hz", device)
+        low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
+        moved = float((high - low) / high) if high else 0.0
+        if moved > _CLOCK_FRAC:
+            mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
+            seen = f"{device.name}: the clock moved between {mhz}"
+            effect = f"the speed moves with it, by up to {moved:.0%}"
+            found.append(Finding("clock", "minor", seen, effect))
+    return found
+
+
+def _temperature(evidence: Evidence) -> list[Finding]:
+    found = []
+    for device in sampled(evidence, "gpu"):
+        series = readings(evidence, "temperature_c", device)
+        values = series.values[inside(evidence, series.t_ns)]
+        first, most = float(values[0]), float(values.max())
+        if most - first >= _WARMING_C:
+            seen = f"{device.name}: warmed from {first:.0f} to {most:.0f} C in the window"
+            effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
+            found.append(Finding("temperature", "minor", seen, effect))
+    return found
+
+
+def _load(evidence: Evidence) -> list[Finding]:
+    found = []
+    for device in sampled(evidence, "gpu"):
+        busy = mean(evidence, "busy_frac", device)
+        if busy < _LOW_LOAD_FRAC:
+            seen = f"{device.name}: at work in {busy:.0%} of the time"
+            effect = "the time is made elsewhere: its figures say little about the device"
+            found.append(Finding("load", "minor", seen, effect))
+    return found
+
+
+def _counter(evidence: Evidence) -> list[Finding]:
+    """A device's energy counter against the integral of its instant power."""
+    found = []
+    for device in sampled(evidence, "gpu"):
+        counter_j, integral_j = counter_and_integral(evidence, device)
+        apart = integral_j / counter_j - 1
+        if abs(apart) > _DISAGREE_FRAC:
+            seen = f"{device.name}: integrated power is {apart:+.0%} of what its counter says"
+            effect = "one of its two sensors is wrong: energy is the counter's"
+            found.append(Finding("counter", "serious", seen, effect))
+    return found
+
+
+def _memory(evidence: Evidence) -> list[Finding]:
+    """Memory that grows from each quarter of the window to the next."""
+    found = []
+    for kind, column in (("gpu", "memory_bytes"), ("process", "memory_bytes")):
+        for device in evidence.devices(kind):
+            series = readings(evidence, column, device)
+            values = series.values[inside(evidence, series.t_ns)]
+            if len(values) < 8:
+                continue
+            quarters = np.array([np.median(part) for part in np.array_split(values, 4)])
+            if (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
+                grown = (quarters[3] - quarters[0]) / 1e9
+                seen = f"{device.name}: memory only grows, by {grown:.2g} GB in the window"
+                effect = "a longer run may end for want of it"
+                found.append(Finding("memory", "minor", seen, effect))
+    return found
+
+
+def _only_steps(evidence: Evidence) -> None:
+    if not evidence.trains:
+        raise NotMeasurable("requests differ in length, so that none is slow by itself")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines stand for several steps each")
+
+
+CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {
+    "record": _record,
+    "window": _window,
+    "warm_up": _warm_up,
+    "noise": _noise,
+    "gaps": _gaps,
+    "throttling": _throttling,
+    "counter": _counter,
+    "clock": _clock,
+    "temperature": _temperature,
+    "stalls": _stalls,
+    "load": _load,
+    "memory": _memory,
+}

@@ -1,0 +1,55 @@
+"""What `erg check` found, on the terminal and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
+
+from ergmeter.metrics.fitness import CHECKS
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ergmeter.metrics.fitness import Fitness
+    from ergmeter.runlog.reader import Run
+
+_SIGNS = {"serious": ("!!", "red"), "minor": ("! ", "yellow")}
+
+
+def page(run: Run, found: Fitness) -> RenderableType:
+    """The verdict, then what speaks against it, then what could not be looked at."""
+    verdict = ("fit to be compared", "green") if found.is_fit else ("not fit to be compared", "red")
+    parts: list[RenderableType] = [
+        Text.assemble((run.name, "bold"), ": ", verdict, (f"  {found.window}", "dim"))
+    ]
+    for one in found.findings:
+        parts.append(Padding(Text.assemble(_SIGNS[one.weight], " ", one.seen), (0, 0, 0, 2)))
+        parts.append(Padding(Text(one.effect, "dim"), (0, 0, 0, 5)))
+    fine = [name for name in CHECKS if name not in _told(found)]
+    if fine:
+        words = ", ".join(name.replace("_", " ") for name in fine)
+        parts.append(Padding(Text.assemble(("ok ", "green"), words), (0, 0, 0, 2)))
+    for name, reason in found.unchecked.items():
+        line = Text.assemble((f"-  {name.replace('_', ' ')} not checked: ", "dim"), reason)
+        parts.append(Padding(line, (0, 0, 0, 2)))
+    return Group(*parts)
+
+
+def document(run: Run, found: Fitness) -> dict[str, Any]:
+    """The same, for programs."""
+    return {
+        "run": str(run.path),
+        "is_fit": found.is_fit,
+        "window": found.window,
+        "findings": [asdict(one) for one in found.findings],
+        "unchecked": found.unchecked,
+        "passed": [name for name in CHECKS if name not in _told(found)],
+    }
+
+
+def _told(found: Fitness) -> set[str]:
+    return {one.check for one in found.findings} | found.unchecked.keys()

@@ -1,0 +1,184 @@
+"""Findings on a real recording, where it is known what disturbed it, and on runs made for each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.metrics.fitness import CHECKS, Fitness, fitness
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.records import Mark, Sample, Step
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from tests.runs import GPU, even_steps, run_of
+from tests.unit.metrics.test_h200 import replayed
+
+S = 10**9
+HOT, CAPPED = 0x40, 0x4
+
+
+def checked(run: Run, **settings: Any) -> Fitness:
+    return fitness(evidence_of(run, Settings(**settings)))
+
+
+def names(found: Fitness, weight: str) -> set[str]:
+    return {one.check for one in found.findings if one.weight == weight}
+
+
+def said(found: Fitness, check: str) -> str:
+    (one,) = [one for one in found.findings if one.check == check]
+    return f"{one.seen}: {one.effect}"
+
+
+# -- the H200 -----------------------------------------------------------------------------------
+
+
+def test_the_stalls_of_a_recording_are_found_with_their_share_of_the_time(tmp_path: Path) -> None:
+    """Its program slept for half a second after every fifth step, six times in 12.4 s."""
+    found = checked(replayed(tmp_path / "run", "full_bf16_1b_stalls"))
+    assert "6 of 31 steps" in said(found, "stalls")
+    assert f"{6 * 0.5 / 12.4:.1%}"[:2] in said(found, "stalls")
+    assert not found.is_fit
+    assert "noise" in names(found, "serious")
+
+
+@pytest.mark.parametrize(
+    ("phase", "capped"),
+    [
+        ("full_bf16_1b", "84%"),
+        ("full_bf16_1b_stalls", "91%"),
+        ("lora_bf16_1b", "88%"),
+        ("qlora_nf4_1b", "77%"),
+    ],
+)
+def test_the_power_limit_and_the_warming_of_the_large_models_are_found(
+    tmp_path: Path, phase: str, capped: str
+) -> None:
+    found = checked(replayed(tmp_path / "run", phase))
+    assert f"at its power limit in {capped} of the readings" in said(found, "throttling")
+    assert "to 62 C in the window" in said(found, "temperature")
+    assert "from 38" in said(found, "temperature") or "from 39" in said(found, "temperature")
+    assert not found.unchecked
+
+
+def test_the_first_step_of_a_recording_is_found_until_it_is_left_out(tmp_path: Path) -> None:
+    run = replayed(tmp_path / "run", "full_bf16_1b")
+    assert "--warmup-steps 1" in said(checked(run), "warm_up")
+    assert checked(run, warmup_steps=1).is_fit
+
+
+def test_of_a_small_model_after_its_warm_up_there_is_nothing_but_the_low_load(
+    tmp_path: Path,
+) -> None:
+    found = checked(replayed(tmp_path / "run", "tiny_20ms"), warmup_steps=2)
+    assert found.is_fit
+    assert [one.check for one in found.findings] == ["load"]
+    assert "14%" in said(found, "load")
+
+
+def test_the_worst_is_on_the_card(tmp_path: Path) -> None:
+    notes = summarize(replayed(tmp_path / "run", "qlora_nf4_1b"), Settings(warmup_steps=5)).notes
+    assert any("at its power limit in 80% of the readings" in note for note in notes)
+
+
+# -- made for it --------------------------------------------------------------------------------
+
+
+def read(seconds: float, *, every_s: float = 0.1, **values: Any) -> list[Sample]:
+    """An even load, of which some values are functions of the time."""
+    samples = []
+    for number in range(round(seconds / every_s) + 20):
+        t_s = number * every_s - 1.0
+        made = {name: value(t_s) if callable(value) else value for name, value in values.items()}
+        even = {"power_w": 500.0, "energy_j": 1e4 + 500.0 * t_s, "busy_frac": 0.95}
+        samples.append(Sample(round(t_s * S), GPU.id, **{**even, **made}))
+    return samples
+
+
+def made(path: Path, steps: list[Step] | None = None, **values: Any) -> Run:
+    steps = even_steps(40, seconds=0.25, tokens_computed=10) if steps is None else steps
+    seconds = steps[-1].end_ns / S
+    marks = values.pop("marks", ())
+    every_s = values.pop("every_s", 0.1)
+    samples = values.pop("samples", None) or read(seconds, every_s=every_s, **values)
+    gpu = {"clock_hz": 1.9e9, "temperature_c": 60.0, "throttled": 0, "memory_bytes": 10**10}
+    samples = [
+        replace(one, **{n: v for n, v in gpu.items() if getattr(one, n) is None}) for one in samples
+    ]
+    return run_of(path, steps=steps, samples=samples, devices=[GPU], marks=marks)
+
+
+def test_a_quiet_run_has_no_finding_and_every_check_was_made(tmp_path: Path) -> None:
+    found = checked(made(tmp_path / "run"))
+    assert found.findings == ()
+    assert found.unchecked == {}
+    assert found.is_fit
+
+
+@pytest.mark.parametrize(
+    ("values", "check", "words"),
+    [
+        ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "held down by heat in 50%"),
+        ({"throttled": 0x80}, "throttling", "a hardware slowdown in 100%"),
+        ({"energy_j": lambda t: 1e4 + 400.0 * t}, "counter", "+25%"),
+    ],
+)
+def test_serious_findings(tmp_path: Path, values: Any, check: str, words: str) -> None:
+    found = checked(made(tmp_path / "run", **values))
+    assert names(found, "serious") == {check}
+    assert words in said(found, check)
+    assert not found.is_fit
+
+
+@pytest.mark.parametrize(
+    ("values", "check", "words"),
+    [
+        ({"throttled": CAPPED}, "throttling", "power limit in 100%"),
+        ({"clock_hz": lambda t: 1.98e9 if t < 5 else 1.5e9}, "clock", "1500 and 1980 MHz"),
+        ({"temperature_c": lambda t: 40 + max(0.0, t)}, "temperature", "from 40 to 50 C"),
+        ({"busy_frac": 0.2}, "load", "20%"),
+        ({"memory_bytes": lambda t: 10**10 + round(2e8 * t)}, "memory", "by 1.5 GB"),
+    ],
+)
+def test_minor_findings(tmp_path: Path, values: Any, check: str, words: str) -> None:
+    found = checked(made(tmp_path / "run", **values))
+    assert [one.check for one in found.findings] == [check]
+    assert words in said(found, check)
+    assert found.is_fit
+
+
+def test_memory_that_is_taken_once_does_not_only_grow(tmp_path: Path) -> None:
+    found = checked(made(tmp_path / "run", memory_bytes=lambda t: 10**10 if t > 1 else 10**9))
+    assert found.findings == ()
+
+
+def test_a_gap_in_the_readings_is_found(tmp_path: Path) -> None:
+    samples = [one for one in read(10.0) if not 4 * S < one.t_ns < 7 * S]
+    found = checked(made(tmp_path / "run", samples=samples))
+    assert "was not read for 3" in said(found, "gaps")
+
+
+def test_a_short_window_and_few_steps(tmp_path: Path) -> None:
+    short = checked(made(tmp_path / "short", even_steps(40, seconds=0.05, tokens_computed=1)))
+    assert "2 s long, with 40 steps" in said(short, "window")
+    few = checked(made(tmp_path / "few", even_steps(8, seconds=2.0, tokens_computed=1)))
+    assert "with 8 steps" in said(few, "window")
+    assert "too few" in few.unchecked["stalls"]
+
+
+def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
+    lost = Mark(S, "rows_dropped", "12 samples")
+    found = checked(made(tmp_path / "run", marks=[lost]))
+    assert "rows dropped: 12 samples" in said(found, "record")
+
+
+def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
+    found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
+    assert found.is_fit
+    assert set(found.unchecked) == {
+        *("gaps", "throttling", "counter", "clock", "temperature", "load"),
+    }
+    assert set(CHECKS) > set(found.unchecked)
