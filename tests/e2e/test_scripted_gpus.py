@@ -182,6 +182,22 @@ def test_check_finds_a_gpu_that_is_held_down_by_heat(library: Library, tmp_path:
     assert (done.returncode, found["is_fit"]) == (1, False)
 
 
+def test_a_board_that_others_compute_on_too_has_no_energy_of_the_run(
+    library: Library, tmp_path: Path
+) -> None:
+    gpus = (
+        Gpu(FLAT, processes=[("self", 10**9), (1, 10**9)]),  # the first process of the machine
+        Gpu(FLAT, processes=[(1, 10**9)]),  # not used by the run
+    )
+    run = measure(library, tmp_path / "run", *gpus)
+    said = run.reason("energy.run_j")
+    assert "other programs computed on" in said
+    assert default_uuid(0) in said
+    assert default_uuid(1) not in said
+    assert run.device(0, "energy.run_j") == pytest.approx(run.joules(gpus[0]), rel=0.05)
+    assert any("other programs computed on a GPU" in note for note in run.report["notes"])
+
+
 def test_a_driver_that_hangs(library: Library, tmp_path: Path) -> None:
     """The power query of the GPU blocks for 30 s; the run goes on, and says so."""
     run = measure(library, tmp_path / "run", Gpu(FLAT, hang_s=(1.0, 30.0)), steps=170)

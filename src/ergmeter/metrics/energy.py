@@ -118,6 +118,12 @@ def boundary(evidence: Evidence) -> list[Device]:
     if not devices:
         why = evidence.why_no_device("energy sensor", "nvml", "rapl")
         raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
+    shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
+    if shared:
+        raise NotMeasurable(
+            f"other programs computed on {', '.join(one.id for one in shared)} too (see the mark"
+            " device_shared): what the board drew for each can't be told apart"
+        )
     if evidence.has_company:
         raise NotMeasurable(
             "another training of the same command was at work at the same time: what the devices"

@@ -235,6 +235,13 @@ class Evidence:
         return self._series[column]
 
     @cached_property
+    def shared_devices(self) -> list[Device]:
+        """Those on which other programs were seen to compute."""
+        marks = [mark for mark in self.run.marks if mark.name == "device_shared"]
+        ids = {mark.detail.partition(" ")[0] for mark in marks}
+        return [device for device in self.run.devices.values() if device.id in ids]
+
+    @cached_property
     def has_company(self) -> bool:
         """Whether another training of the same run was at work in the window of this one."""
         beside = replace(self.run, writers=list(self.run.beside), beside=())

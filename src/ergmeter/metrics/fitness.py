@@ -104,6 +104,22 @@ def _record(evidence: Evidence) -> list[Finding]:
     return found
 
 
+def _company(evidence: Evidence) -> list[Finding]:
+    if not any(mark.name == "device_used" for mark in evidence.run.marks):
+        sampled(evidence, "gpu")
+        raise NotMeasurable("which processes compute on the GPU could not be seen")
+    return [
+        Finding(
+            "company",
+            "serious",
+            f"another program computed on a GPU of this run: {mark.detail}",
+            "its time, memory and energy are not this run's alone",
+        )
+        for mark in evidence.run.marks
+        if mark.name == "device_shared"
+    ]
+
+
 def _gaps(evidence: Evidence) -> list[Finding]:
     found = []
     for device in sampled(evidence, "gpu"):
@@ -301,6 +317,7 @@ CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {
     "window": _window,
     "warm_up": _warm_up,
     "noise": _noise,
+    "company": _company,
     "gaps": _gaps,
     "throttling": _throttling,
     "counter": _counter,

@@ -29,6 +29,7 @@ NOISY_FRAC = 0.1  # half the interval of a rate, over the rate
 
 _TOLD = {
     "probe_failed": "a probe stopped during the run: {}",
+    "device_shared": "other programs computed on a GPU of this run: {}",
     "device_lost": "a device was lost during the run: {}",
     "rows_dropped": "part of the record is missing: {}",
     "samples_dropped": "part of the record is missing: {}",

@@ -155,8 +155,9 @@ class NvmlProbe:
         now_ns = time.monotonic_ns()
         marks = [Mark(now_ns, "device_lost", detail) for detail in self._unreported]
         self._unreported.clear()
-        used = self._usage.newly_used([(gpu.device.id, gpu.processes) for gpu in self._gpus])
+        used, shared = self._usage.changes([(g.device.id, g.processes) for g in self._gpus])
         marks += [Mark(now_ns, "device_used", device) for device in used]
+        marks += [Mark(now_ns, "device_shared", f"{gpu} {who}") for gpu, who in shared.items()]
         return [*(sample for sample in (*gauges, *counters) if sample is not None), *marks]
 
     def _counters(self, *, last: bool) -> list[Sample | None]:

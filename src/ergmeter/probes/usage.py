@@ -1,11 +1,12 @@
-"""Which GPUs does the measured program compute on?
+"""Which GPUs does the measured program compute on, and who else?
 
 The trap: on a node with eight GPUs a program that uses one would be billed for all eight. NVML
 knows the processes that have a context on each GPU; ours are the measured process and its
 descendants. Where a launcher started several ranks on this node, one of them reads the GPUs for
 all, and the others are its siblings: there the launcher and its descendants are ours. In a
 container NVML may speak of process numbers that mean nothing there: then nobody is recognised, and
-every GPU the program can see counts, which the summary says.
+every GPU the program can see counts, which the summary says. On a GPU where the program was
+recognised, whoever else computes is another program, and the board's energy is not the program's.
 """
 
 from __future__ import annotations
@@ -16,29 +17,39 @@ from collections.abc import Callable, Mapping, Sequence
 import psutil
 
 PERIOD_S = 1.0
+SHARED_PERIOD_S = 5.0  # once the program was seen on every GPU
+# These serve whoever computes, and compute nothing themselves.
+_SERVANTS = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
 
 
 class UsageWatch:
-    """Asks now and then who computes on a GPU, until the measured program was seen on each."""
+    """Asks now and then who computes on a GPU."""
 
     def __init__(self, pid: int, environment: Mapping[str, str]) -> None:
         self._pid = _launcher(pid) if _ranks_here(environment) > 1 else pid
         self._due_s = 0.0
         self._seen: set[str] = set()
+        self._shared: set[str] = set()
 
-    def newly_used(self, gpus: Sequence[tuple[str, Callable[[], Sequence[int]]]]) -> list[str]:
-        """Of these GPUs (id, and how to ask for its processes), those seen in use just now."""
-        unseen = [(gpu, processes) for gpu, processes in gpus if gpu not in self._seen]
-        if not unseen or time.monotonic() < self._due_s:
-            return []
-        self._due_s = time.monotonic() + PERIOD_S
-        on_gpus = {gpu: set(processes()) for gpu, processes in unseen}
+    def changes(
+        self, gpus: Sequence[tuple[str, Callable[[], Sequence[int]]]]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Of these GPUs (id, and how to ask for its processes), those seen in use just now; and
+        those of ours on which somebody else was seen, with who."""
+        if time.monotonic() < self._due_s:
+            return [], {}
+        every_used = all(gpu in self._seen for gpu, _ in gpus)
+        self._due_s = time.monotonic() + (SHARED_PERIOD_S if every_used else PERIOD_S)
+        on_gpus = {gpu: set(pids()) for gpu, pids in gpus if gpu not in self._shared}
         if not any(on_gpus.values()):
-            return []
+            return [], {}
         ours = self._tree()
-        found = [gpu for gpu, pids in on_gpus.items() if pids & ours]
-        self._seen.update(found)
-        return found
+        used = [gpu for gpu, pids in on_gpus.items() if gpu not in self._seen and pids & ours]
+        self._seen.update(used)
+        others = {gpu: _named(pids - ours) for gpu, pids in on_gpus.items() if gpu in self._seen}
+        shared = {gpu: names for gpu, names in others.items() if names}
+        self._shared.update(shared)
+        return used, shared
 
     def _tree(self) -> set[int]:
         try:
@@ -46,6 +57,21 @@ class UsageWatch:
         except psutil.Error:
             return {self._pid}
         return {self._pid, *(child.pid for child in children)}
+
+
+def _named(pids: set[int]) -> str:
+    """Who these processes are, but for the driver's own servants."""
+    names = []
+    for pid in sorted(pids):
+        try:
+            name = psutil.Process(pid).name()
+        except psutil.NoSuchProcess:
+            continue  # it has just ended
+        except psutil.Error:
+            name = "?"
+        if not name.startswith(_SERVANTS):
+            names.append(f"{name} ({pid})")
+    return ", ".join(names)
 
 
 def _ranks_here(environment: Mapping[str, str]) -> int:

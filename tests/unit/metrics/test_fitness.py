@@ -13,7 +13,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, even_steps, run_of
+from tests.runs import GPU, even_steps, reason, run_of
 from tests.unit.metrics.test_h200 import replayed
 
 S = 10**9
@@ -61,7 +61,7 @@ def test_the_power_limit_and_the_warming_of_the_large_models_are_found(
     assert f"at its power limit in {capped} of the readings" in said(found, "throttling")
     assert "to 62 C in the window" in said(found, "temperature")
     assert "from 38" in said(found, "temperature") or "from 39" in said(found, "temperature")
-    assert not found.unchecked
+    assert set(found.unchecked) == {"company"}  # the recording does not say who computed
 
 
 def test_the_first_step_of_a_recording_is_found_until_it_is_left_out(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def read(seconds: float, *, every_s: float = 0.1, **values: Any) -> list[Sample]
 def made(path: Path, steps: list[Step] | None = None, **values: Any) -> Run:
     steps = even_steps(40, seconds=0.25, tokens_computed=10) if steps is None else steps
     seconds = steps[-1].end_ns / S
-    marks = values.pop("marks", ())
+    marks = [Mark(0, "device_used", GPU.id), *values.pop("marks", ())]
     every_s = values.pop("every_s", 0.1)
     samples = values.pop("samples", None) or read(seconds, every_s=every_s, **values)
     gpu = {"clock_hz": 1.9e9, "temperature_c": 60.0, "throttled": 0, "memory_bytes": 10**10}
@@ -175,10 +175,19 @@ def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
     assert "rows dropped: 12 samples" in said(found, "record")
 
 
+def test_other_programs_on_the_gpu(tmp_path: Path) -> None:
+    found = checked(made(tmp_path / "run", marks=[Mark(S, "device_shared", f"{GPU.id} bash (7)")]))
+    assert "bash (7)" in said(found, "company")
+    assert "other programs computed on" in reason(
+        made(tmp_path / "other", marks=[Mark(S, "device_shared", f"{GPU.id} bash (7)")]),
+        "energy.run_j",
+    )
+
+
 def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
     found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
     assert found.is_fit
     assert set(found.unchecked) == {
-        *("gaps", "throttling", "counter", "clock", "temperature", "load"),
+        *("company", "gaps", "throttling", "counter", "clock", "temperature", "load"),
     }
     assert set(CHECKS) > set(found.unchecked)
