@@ -82,6 +82,19 @@ def _found(evidence: Evidence, device: Device) -> Drawn:
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 
+def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
+    """A device's energy over time, by its counter or else by its power, and how it is known."""
+    integral, why_no_integral = _integral(evidence, device)
+    try:
+        return _counter(evidence, device, integral), _BASIS[COUNTER]
+    except NotMeasurable as error:
+        if integral is None:
+            raise NotMeasurable(
+                f"{device.name} [{device.id}]: {error}; {why_no_integral}"
+            ) from None
+        return integral, "derived"
+
+
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
     """What a device drew in the window by its counter, and by its instant power alone."""
     if device.facts.get("power_field") == "draw":

@@ -1,0 +1,178 @@
+"""Where the energy went: training steps, evaluation, checkpoints, waiting for data, the rest.
+
+The trap: counting a joule twice. A wait for data may lie inside a step, a checkpoint inside an
+evaluation. So each instant belongs to one of them, the first in this order: checkpoint, evaluation,
+data, training; and the parts add up to the whole run exactly.
+
+Edges are known to a refresh of the sensor and no better. A part of many short spans is therefore
+given an interval: with every span shortened, and with every span lengthened, by half a refresh at
+each end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.steps import Steps, with_lanes
+from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.power import EnergyCurve
+    from ergmeter.records import Basis, TimeArray
+
+Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
+
+_ORDER = ("checkpoint", "eval", "data", "train")
+_WORDS = {
+    "train": "training steps",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints",
+    "data": "waiting for data",
+}
+
+
+def _part_j(evidence: Evidence, phase: str) -> Reading:
+    """The energy of the instants that belong to a phase."""
+    if not len(_spans(evidence, phase)[0]):
+        raise NotMeasurable(f"no {phase} span was recorded")
+    place = _ORDER.index(phase)
+    before, upto = _union(evidence, *_ORDER[:place]), _union(evidence, *_ORDER[: place + 1])
+    value = low = high = 0.0
+    bases: list[Basis] = []
+    for curve, basis in _curves(evidence):
+        half_ns = _half_refresh_ns(curve)
+        wider, narrower = _grown(upto, half_ns), _grown(upto, -half_ns)
+        less, more = _grown(before, -half_ns), _grown(before, half_ns)
+        value += _joules(curve, upto) - _joules(curve, before)
+        low += max(0.0, _joules(curve, narrower) - _joules(curve, more))
+        high += _joules(curve, wider) - _joules(curve, less)
+        bases.append(basis)
+    note = f"{_WORDS[phase]}, whole run; {_how(evidence)}"
+    return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
+
+
+def _rest_j(evidence: Evidence) -> Reading:
+    """What was drawn in no span of any phase: start-up, pauses, the end."""
+    spans = _union(evidence, *_ORDER)
+    if not len(spans[0]):
+        raise NotMeasurable("no span was recorded")
+    value = 0.0
+    bases: list[Basis] = []
+    for curve, basis in _curves(evidence):
+        whole = _whole(evidence, curve)
+        value += _joules(curve, whole) - _joules(curve, _clipped(spans, whole))
+        bases.append(basis)
+    note = f"outside of all spans, whole run; {_how(evidence)}"
+    return Reading(value, "J", weakest(*bases), note=note)
+
+
+def _how(evidence: Evidence) -> str:
+    ranks = len(with_lanes(evidence.all_steps).lanes)
+    whose = f"by the spans of the first of {ranks} ranks; " if ranks > 1 else ""
+    return f"{whose}each instant belongs to one phase: {', '.join(_ORDER)}"
+
+
+def _curves(evidence: Evidence) -> list[tuple[EnergyCurve, Basis]]:
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when a phase began")
+    return [curve_of(evidence, device) for device in boundary(evidence)]
+
+
+def _spans(evidence: Evidence, phase: str) -> Spans:
+    """Of the first rank: ranks work in step, and which device is whose is not known."""
+    rows = evidence.all_steps
+    if not len(rows):
+        return rows["start_ns"], rows["end_ns"]  # type: ignore[return-value]
+    first: Steps = with_lanes(rows).lanes[0]
+    own = first.where(first["phase"] == PHASES.index(phase))
+    return own["start_ns"], own["end_ns"]  # type: ignore[return-value]
+
+
+def _union(evidence: Evidence, *phases: str) -> Spans:
+    """The time that belongs to any of these, as spans that do not touch."""
+    each = [_spans(evidence, phase) for phase in phases]
+    starts = np.concatenate([one[0] for one in each]) if each else np.array([], dtype=np.int64)
+    ends = np.concatenate([one[1] for one in each]) if each else np.array([], dtype=np.int64)
+    return _merged(starts, ends)
+
+
+def _merged(starts: TimeArray, ends: TimeArray) -> Spans:
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.append(True, starts[1:] > reached[:-1])
+    last = np.append(np.flatnonzero(begins)[1:] - 1, len(starts) - 1)
+    return starts[begins], reached[last]
+
+
+def _grown(spans: Spans, by_ns: int) -> Spans:
+    """With so much more at each end; or less, where there is so much."""
+    starts, ends = spans[0] - by_ns, spans[1] + by_ns
+    kept = ends > starts
+    return _merged(starts[kept], ends[kept])
+
+
+def _clipped(spans: Spans, whole: Spans) -> Spans:
+    starts, ends = (np.clip(edge, whole[0][0], whole[1][0]) for edge in spans)
+    return starts, ends
+
+
+def _whole(evidence: Evidence, curve: EnergyCurve) -> Spans:
+    """The life of the run, as far as the readings go."""
+    start_ns = max(evidence.watched.start_ns, int(curve.t_ns[0]))
+    end_ns = min(evidence.watched.end_ns, curve.seen_until_ns)
+    return np.array([start_ns]), np.array([max(start_ns, end_ns)])
+
+
+def _joules(curve: EnergyCurve, spans: Spans) -> float:
+    starts, ends = spans
+    return float((curve.at(ends) - curve.at(starts)).sum()) if len(starts) else 0.0
+
+
+def _half_refresh_ns(curve: EnergyCurve) -> int:
+    return round(min(curve.refresh_s, 1.0) / 2 * NS_PER_S)
+
+
+def _of(phase: str) -> Callable[[Evidence], Reading]:
+    def compute(evidence: Evidence) -> Reading:
+        return _part_j(evidence, phase)
+
+    return compute
+
+
+_NEEDS = ("an energy counter or power readings", "spans of a Meter or an integration")
+
+METRICS = [
+    *(
+        Metric(
+            f"energy.{phase}_j",
+            f"energy, {_WORDS[phase]}",
+            "J",
+            "lower" if phase != "train" else "neither",
+            f"energy of the instants in a {phase} span and in none of a phase before it in:"
+            f" {', '.join(_ORDER)}; whole run",
+            _NEEDS,
+            _of(phase),
+        )
+        for phase in ("train", "eval", "checkpoint", "data")
+    ),
+    Metric(
+        "energy.rest_j",
+        "energy, outside of all spans",
+        "J",
+        "lower",
+        "energy of the whole run - of all its spans",
+        _NEEDS,
+        _rest_j,
+    ),
+]
