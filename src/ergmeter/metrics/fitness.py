@@ -84,8 +84,17 @@ def fitness(evidence: Evidence) -> Fitness:
             findings += check(evidence)
         except NotMeasurable as error:
             unchecked[name] = str(error)
+        except Exception as error:  # noqa: BLE001  a card is shown, whatever is wrong with a check
+            unchecked[name] = f"the check failed: {type(error).__name__}: {error}"
     ordered = sorted(findings, key=lambda one: one.weight != "serious")
-    return Fitness(tuple(ordered), unchecked, evidence.window_note)
+    return Fitness(tuple(ordered), unchecked, _window_note(evidence))
+
+
+def _window_note(evidence: Evidence) -> str:
+    try:
+        return evidence.window_note
+    except NotMeasurable as error:
+        return str(error)
 
 
 # -- the record -------------------------------------------------------------------------------
