@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("transformers")
 
-STEPS, MICRO, LENGTH = 12, 2, 48
+STEPS, MICRO = 12, 2
 KINDS = ("fsdp2", "fsdp1", "fsdp1-flat")
 
 
@@ -36,7 +36,9 @@ def trained(lab: Lab, how: str, port: int) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def by_configuration() -> float:
+def by_configuration(own: dict[str, Any]) -> float:
+    """The FLOPs of a sequence as long as that of a token is on the average of a rank's tokens."""
+    length = round(own["squares"] / sum(own["real"]))
     said = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128,
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
@@ -44,7 +46,7 @@ def by_configuration() -> float:
     }  # fmt: skip
     graph = model_graph(Config(said, where="test"))
     training = Training(frozen=("layers.0",))
-    return step_work(graph, Batch.of(1, LENGTH), training=training).chosen.model_per_step
+    return step_work(graph, Batch.of(1, length), training=training).chosen.model_per_step
 
 
 def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
@@ -62,7 +64,7 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
         assert said["settings"]["parameters"] == own[0]["parameters"]
         assert said["training"]["parameters"] == own[0]["parameters"]
         assert said["training"]["parameters_trained"] == own[0]["parameters_trained"]
-        assert said["flops"][0]["model_per_step"] == by_configuration()
+        assert said["flops"][0]["model_per_step"] in [by_configuration(one) for one in own]
     start_s, end_s = min(one["start_s"] for one in own), max(one["end_s"] for one in own)
     rate = lab.report(str(run))["readings"]["throughput.tokens_per_s"]["value"]
     tokens = sum(sum(one["real"]) for one in own)

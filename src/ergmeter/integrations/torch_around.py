@@ -107,7 +107,8 @@ def look_at_saves(name: str, module: ModuleType) -> None:
 def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
     setattr(holder, name, timed)
     home = getattr(save, "__module__", None)  # where it is looked for when it is pickled
-    others = [one for key, one in sys.modules.items() if key.startswith(_HOLD_NAMES) or key == home]
+    loaded = list(sys.modules.items())  # at once: another thread may be importing
+    others = [one for key, one in loaded if key.startswith(_HOLD_NAMES) or key == home]
     for other in others:
         for held, value in list(getattr(other, "__dict__", {}).items()):
             if value is save:

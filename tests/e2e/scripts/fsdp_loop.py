@@ -69,6 +69,7 @@ def train(out: str, how: str, kind: str) -> None:
         watched = watch(model, optimizer, out=kind, probes=["process"])
     losses: list[float] = []
     real: list[int] = []
+    squares = 0
     computed: list[int] = []
     dist.barrier()
     start_s = time.monotonic()
@@ -76,6 +77,7 @@ def train(out: str, how: str, kind: str) -> None:
         for micro in range(MICRO):
             one = batch(rank, step * MICRO + micro)
             real.append(int(one["attention_mask"].sum()))
+            squares += int((one["attention_mask"].sum(-1) ** 2).sum())
             computed.append(one["input_ids"].numel())
             loss = model(**one).loss
             (loss / MICRO).backward()
@@ -88,7 +90,8 @@ def train(out: str, how: str, kind: str) -> None:
     if watched is not None:
         watched.close()
     said = {
-        "losses": losses, "real": real, "computed": computed, "start_s": start_s, "end_s": end_s,
+        "losses": losses, "real": real, "squares": squares, "computed": computed,
+        "start_s": start_s, "end_s": end_s,
         "parameters": sum(size for size, _ in sizes), "held": held,
         "parameters_trained": sum(size for size, trained in sizes if trained),
     }  # fmt: skip
