@@ -104,6 +104,7 @@ def main() -> None:
     rows, numbers = [], {}
     with tempfile.TemporaryDirectory() as folder:
         run = create_run(Path(folder) / "run", run_header("bench", []))
+        (run / hook.FOLDER).mkdir()  # as the recorder leaves it for as long as it is there
         hooked = hook.environment(os.environ) | {fmt.RUN_VARIABLE: str(run)}
         bare, watched = Child({}), Child(hooked)
         for loop, what in LOOPS.items():
