@@ -5,6 +5,7 @@ Nothing is imported until it is asked for, so a heavy import stands at the top o
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from ergmeter.errors import PluginError
 Kind = Literal["probes", "importers", "metrics", "flops", "sinks"]
 
 
+@cache
 def _found(kind: Kind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"ergmeter.{kind}")}
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ergmeter.load.prompts import FromFile, MadeUp
 
 REQUESTS_FILE = "requests.jsonl"
-_DEVICES = ("nvml", "rapl", "node")  # the machine's; our own process is not what is measured
+_SENSORS = ("nvml", "amd", "neuron", "apple", "rapl", "grace")
+_DEVICES = (*_SENSORS, "node")  # the machine's; our own process is not what is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ def _begin(meter: Meter, plan: Plan) -> None:
     if not plan.asking.counts_tokens:
         meter.mark("assumed", "the server sends no usage: a chunk with text stands for a token")
     if plan.why_no_energy:
-        meter.explain(dict.fromkeys(("nvml", "rapl"), f"not read, {plan.why_no_energy}"))
+        meter.explain(dict.fromkeys(_SENSORS, f"not read, {plan.why_no_energy}"))
 
 
 def _end(meter: Meter, outcome: Outcome) -> None:

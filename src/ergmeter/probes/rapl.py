@@ -6,7 +6,11 @@ MSRs and through MMIO). So each package and each package's DRAM is one device, o
 out is listed in the facts with its reason. AMD's counters come under the same intel-rapl names.
 
 The counters wrap, after some minutes under load. Each is unwrapped into one that only grows,
-on the assumption of at most one wrap between two reads (262 kJ at 500 W last 8 minutes).
+on the assumption of at most one wrap between two reads (262 kJ at 500 W last 8 minutes). A fall
+that would need more watts than any package draws is no wrap: the counter was reset, and is lost.
+
+A package whose counter stands at 0, beside others that count, stays a device without readings: the
+sum over the packages is then absent, and not quietly that of one socket.
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ from ergmeter.units import J_PER_UJ
 
 ROOT = "/sys/class/powercap"
 PERIOD_S = 0.1
+MOST_W = 5000.0  # no package draws more, nor its memory
+_LEAST_APART_S = 0.1  # two reads may follow each other at once
 
 _ZONE = re.compile(r"(?P<package>intel-rapl(-mmio)?:\d+)(?P<sub>:\d+)?")
 
@@ -42,19 +48,29 @@ class _Zone:
     device: str = ""
     range_uj: int = 0
     last_uj: int = 0
+    last_s: float = 0.0
     total_uj: int = 0
 
     def start(self) -> None:
         """Take the counter's first value."""
         self.range_uj = _integer(self.folder / "max_energy_range_uj")
         self.last_uj = self.total_uj = _integer(self.folder / "energy_uj")
+        self.last_s = time.monotonic()
 
     def energy_j(self) -> float:
-        """Read the counter, and add what it counted since the last time."""
-        now_uj = _integer(self.folder / "energy_uj")
+        """Read the counter, and add what it counted since the last time.
+
+        ValueError if it fell, and a wrap does not explain it.
+        """
+        now_uj, now_s = _integer(self.folder / "energy_uj"), time.monotonic()
         grown_uj = now_uj - self.last_uj
-        self.total_uj += grown_uj if grown_uj >= 0 else grown_uj + self.range_uj
-        self.last_uj = now_uj
+        if grown_uj < 0:
+            grown_uj += self.range_uj
+            apart_s = max(now_s - self.last_s, _LEAST_APART_S)
+            if not 0 <= grown_uj * J_PER_UJ <= MOST_W * apart_s:
+                raise ValueError(f"its counter was reset, from {self.last_uj} to {now_uj} uJ")
+        self.total_uj += grown_uj
+        self.last_uj, self.last_s = now_uj, now_s
         return self.total_uj * J_PER_UJ
 
 
@@ -69,12 +85,15 @@ class RaplProbe:
         if not root.is_dir():
             raise NotMeasurable(absence(root))
         skipped: dict[str, str] = {}
-        self._zones = [zone for zone in _zones(root, skipped) if _counts(zone, skipped)]
+        found = list(_zones(root, skipped))
+        self._zones = [zone for zone in found if _counts(zone, skipped)]
         if not any(zone.kind == "cpu" for zone in self._zones):
             raise NotMeasurable(_no_package(root, skipped))
         host, model = platform.node(), cpu_model()
         devices: list[Device] = []
-        for zone in self._zones:
+        for zone in found:
+            if zone not in self._zones and zone.kind != "cpu":
+                continue
             zone.device = f"{self.name}:{host}:{zone.label}"
             facts = {
                 "zone": str(zone.folder),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import nvml
+from ergmeter.probes import gpm, nvml
 from ergmeter.probes.nvml import NvmlProbe
 from tests.nvml.library import Gpu, Library, Script, build
 from tests.unit.probes.scripted import Open
@@ -39,6 +39,9 @@ def opened(machine: Callable[..., Script], monkeypatch: pytest.MonkeyPatch) -> O
     # Here the script's clock stands still between readings: the counter is due at each of them.
     monkeypatch.setattr(nvml, "COUNTER_SHARE", math.inf)
     monkeypatch.setattr(nvml, "SLOW_PERIOD_S", 0.0)
+    monkeypatch.setattr(nvml, "ACTIVITY_PERIOD_S", 0.0)
+    monkeypatch.setattr(nvml, "ACTIVITY_SHARE", math.inf)
+    monkeypatch.setattr(gpm, "SHORTEST_S", 0.0)
 
     def probe(
         *gpus: Gpu, environment: dict[str, str] | None = None, pid: int = 1, **system: object

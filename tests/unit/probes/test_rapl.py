@@ -9,14 +9,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ergmeter import doctor
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
+from ergmeter.probes import rapl
 from ergmeter.probes.rapl import RaplProbe, absence
 from ergmeter.records import Mark, Sample
+from tests.runs import even_steps, reading, reason, run_of
 
 RANGE_UJ = 262_143_328_850  # as a Xeon reports it
 HOST = platform.node()
@@ -89,6 +93,66 @@ def test_a_wrapped_counter_goes_on_growing_by_what_was_drawn(powercap: Powercap)
     assert after is not None
     assert wrapped - before == pytest.approx(7, abs=1e-6)
     assert after - wrapped == pytest.approx(1, abs=1e-6)
+
+
+def test_a_counter_that_was_reset_is_lost_and_no_wrap_is_made_of_it(powercap: Powercap) -> None:
+    powercap.zone("intel-rapl:0", "package-0", 100_000_000_000)
+    powercap.zone("intel-rapl:1", "package-1", 1_000_000)
+    probe = RaplProbe(powercap.request())
+    powercap.count("intel-rapl:0", 2_000_000)  # a wrap would mean 162 kJ since just now
+    mark, sample = probe.read()
+    assert isinstance(mark, Mark)
+    assert mark.name == "device_lost"
+    assert mark.detail.endswith("its counter was reset, from 100000000000 to 2000000 uJ")
+    assert isinstance(sample, Sample)
+    assert sample.energy_j == 1.0
+
+
+def test_the_energy_of_a_run_is_that_of_all_sockets_and_their_memory_over_a_wrap(
+    powercap: Powercap, tmp_path: Path
+) -> None:
+    """Two sockets at 100 and 60 W, the first wraps after 5 s; DRAM at 10 W beside the first."""
+    start_uj = {
+        "intel-rapl:0": RANGE_UJ - 500_000_000,
+        "intel-rapl:0:0": 7_000_000,
+        "intel-rapl:1": 42_000_000,
+    }
+    watts = {"intel-rapl:0": 100, "intel-rapl:0:0": 10, "intel-rapl:1": 60}
+    names = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "dram", "intel-rapl:1": "package-1"}
+    for zone, name in names.items():
+        powercap.zone(zone, name, start_uj[zone])
+    probe = RaplProbe(powercap.request())
+    samples = []
+    for tenth in range(101):
+        for zone in names:
+            powercap.count(zone, (start_uj[zone] + watts[zone] * tenth * 100_000) % RANGE_UJ)
+        read = [record for record in probe.read() if isinstance(record, Sample)]
+        samples += [replace(sample, t_ns=tenth * 10**8) for sample in read]
+    run = run_of(tmp_path / "run", samples=samples, devices=probe.devices, steps=even_steps(9))
+
+    assert reading(run, "energy.cpu_j", warmup_steps=0).value == pytest.approx(9 * 160, rel=1e-4)
+    assert reading(run, "energy.dram_j", warmup_steps=0).value == pytest.approx(9 * 10, rel=1e-4)
+    total = reading(run, "energy.run_j", warmup_steps=0)
+    assert total.value == pytest.approx(9 * 170, rel=1e-4)
+    assert total.basis == "measured"
+
+
+def test_a_socket_stuck_at_zero_makes_the_sum_absent_and_not_that_of_the_other(
+    powercap: Powercap, tmp_path: Path
+) -> None:
+    powercap.zone("intel-rapl:0", "package-0", 1_000_000)
+    powercap.zone("intel-rapl:1", "package-1", 0)
+    probe = RaplProbe(powercap.request())
+    samples = []
+    for tenth in range(101):
+        powercap.count("intel-rapl:0", 1_000_000 + tenth * 10_000_000)
+        read = [record for record in probe.read() if isinstance(record, Sample)]
+        samples += [replace(sample, t_ns=tenth * 10**8) for sample in read]
+    run = run_of(tmp_path / "run", samples=samples, devices=probe.devices, steps=even_steps(9))
+
+    why = reason(run, "energy.cpu_j", warmup_steps=0)
+    assert f"rapl:{HOST}:package-1" in why
+    assert "1 other devices drew 900.0 J" in why
 
 
 def test_zones_contained_in_another_are_left_out_with_the_reason(powercap: Powercap) -> None:
@@ -184,6 +248,35 @@ def test_an_unreadable_counter_is_refused_with_a_command_that_really_helps(
     subprocess.run(cure, shell=True, check=True)
     with as_nobody():
         assert joules(RaplProbe(powercap.request())) == {"package-0": 1.0, "package-0:dram": 1.0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_memory_alone_that_may_not_be_read_is_no_reason_to_leave_it_out_of_the_sum(
+    public_folder: Path,
+) -> None:
+    powercap = Powercap(public_folder)
+    powercap.zone("intel-rapl:0", "package-0", 1_000_000)
+    powercap.zone("intel-rapl:0:0", "dram", 1_000_000)
+    (powercap.devices / "intel-rapl:0:0" / "energy_uj").chmod(0o400)
+    with as_nobody(), pytest.raises(NotMeasurable, match=r"no permission .*intel-rapl:0:0"):
+        RaplProbe(powercap.request())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+def test_the_doctor_and_the_summary_show_the_one_line_that_would_help(
+    public_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    powercap = Powercap(public_folder)
+    powercap.zone("intel-rapl:0", "package-0", 1_000_000)
+    (powercap.devices / "intel-rapl:0" / "energy_uj").chmod(0o400)
+    monkeypatch.setattr(rapl, "ROOT", str(powercap.root))
+    with as_nobody():
+        (finding,) = doctor.examine(["rapl"])
+    cure = f"run `sudo chmod a+r {powercap.root}/intel-rapl*/energy_uj`"
+    assert not finding.works
+    assert cure in finding.reason
+    run = run_of(tmp_path / "run", steps=even_steps(9), unavailable={"rapl": finding.reason})
+    assert cure in reason(run, "energy.cpu_j", warmup_steps=0)
 
 
 def test_a_tree_without_packages_is_refused_naming_what_is_there(powercap: Powercap) -> None:

@@ -1,0 +1,181 @@
+"""What do this machine's AMD GPUs draw, and what are they doing? From amdsmi, without root.
+
+Power is the current one where the GPU has it (MI300 and newer), else the average; the facts say
+which. Energy is the hardware's accumulator, in steps of the resolution it states (15.3 uJ).
+
+The trap: AMD's binding prints to stdout and fails with a KeyError where it finds no library, so it
+is imported only where the kernel's driver is, and its words are kept. It asks the firmware at each
+call: power is asked for at every reading, the rest once a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import ProbeRequest
+from ergmeter.probes.amd_gpu import AmdGpu, number, said, scaled
+from ergmeter.probes.hip import visible
+from ergmeter.probes.usage import UsageWatch
+from ergmeter.records import Device, Mark, Sample
+
+KFD = "/dev/kfd"  # the compute driver's door: without it no program computes on an AMD GPU
+PERIOD_S = 0.1
+SLOW_PERIOD_S = 1.0
+SILENT_READINGS = 5  # in a row that gave nothing: the GPU is lost
+
+_W_PER_UW = 1e-6  # a power cap is in microwatts
+_PERMISSION, _NOT_LOADED = 10, 34  # of amdsmi_status_t
+
+
+class AmdProbe:
+    """Reads every AMD GPU that the measured process can see."""
+
+    name = "amd"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        self._slow_due_s = 0.0
+        self._usage = UsageWatch(request.pid, request.environment)
+        self._smi = _binding(Path(request.options.get("kfd", KFD)))
+        try:
+            with contextlib.ExitStack() as undo:
+                self._smi.amdsmi_init()
+                undo.callback(self.close)
+                self._gpus = _opened(self._smi, request.environment)
+                undo.pop_all()
+        except self._smi.AmdSmiException as error:
+            raise NotMeasurable(_refusal(error)) from error
+        self.devices: Sequence[Device] = [gpu.device for gpu in self._gpus]
+
+    def read(self) -> Sequence[Sample | Mark]:
+        """Power of every GPU; once a second also its counter and what else it says.
+
+        A lost GPU gives one Mark. Raises NotMeasurable once there is none left.
+        """
+        return self._reading(slow=time.monotonic() >= self._slow_due_s)
+
+    def read_last(self) -> Sequence[Sample | Mark]:
+        """The same, everything in any case."""
+        return self._reading(slow=True)
+
+    def close(self) -> None:
+        """Let go of the library."""
+        with contextlib.suppress(self._smi.AmdSmiException):
+            self._smi.amdsmi_shut_down()
+
+    def _reading(self, *, slow: bool) -> Sequence[Sample | Mark]:
+        if not self._gpus:
+            raise NotMeasurable("no AMD GPU is left to read: see `amd-smi list`")
+        if slow:
+            self._slow_due_s = time.monotonic() + SLOW_PERIOD_S - self.period_s / 2
+        records: list[Sample | Mark] = []
+        for gpu in self._gpus:
+            records += gpu.samples(slow=slow)
+        lost = [gpu for gpu in self._gpus if gpu.silent >= SILENT_READINGS]
+        self._gpus = [gpu for gpu in self._gpus if gpu not in lost]
+        t_ns = time.monotonic_ns()
+        for gpu in lost:
+            detail = f"{gpu.device.id} ({gpu.device.name}): amdsmi says {gpu.error}"
+            records.append(Mark(t_ns, "device_lost", detail))
+        used, shared = self._usage.changes([(g.device.id, g.processes) for g in self._gpus])
+        records += [Mark(t_ns, "device_used", device) for device in used]
+        records += [Mark(t_ns, "device_shared", f"{gpu} {who}") for gpu, who in shared.items()]
+        return records
+
+
+# What does not change during a run.
+_FACTS: dict[str, Callable[[Any, Any], Any]] = {
+    "pci_bus_id": lambda smi, gpu: smi.amdsmi_get_gpu_device_bdf(gpu),
+    "driver": lambda smi, gpu: smi.amdsmi_get_gpu_driver_info(gpu)["driver_version"],
+    "power_limit_w": lambda smi, gpu: scaled(
+        smi.amdsmi_get_power_cap_info(gpu)["power_cap"], _W_PER_UW
+    ),
+    "memory_total_bytes": lambda smi, gpu: number(
+        smi.amdsmi_get_gpu_memory_total(gpu, smi.AmdSmiMemoryType.VRAM)
+    ),
+    "serial": lambda smi, gpu: smi.amdsmi_get_gpu_asic_info(gpu)["asic_serial"],
+    "partition": lambda smi, gpu: smi.amdsmi_get_gpu_compute_partition(gpu),
+    "hip_index": lambda smi, gpu: smi.amdsmi_get_gpu_enumeration_info(gpu)["hip_id"],
+}
+
+
+def _binding(kfd: Path) -> Any:  # noqa: ANN401  the binding has no types
+    """The binding, where there is a driver for it to talk to."""
+    if not kfd.exists():
+        raise NotMeasurable(f"no AMD GPU to compute on here: {kfd} does not exist")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return importlib.import_module("amdsmi")
+    except ModuleNotFoundError:
+        raise NotMeasurable(
+            "an AMD GPU is read through AMD's Python package amdsmi, which is not installed:"
+            " `pip install /opt/rocm/share/amd_smi`, or `pip install 'ergmeter[amd]'`"
+        ) from None
+    except (OSError, KeyError, AttributeError) as error:
+        raise NotMeasurable(
+            f"the Python package amdsmi does not fit ROCm's library libamd_smi.so ({error}):"
+            " install the one that came with ROCm, `pip install /opt/rocm/share/amd_smi`"
+        ) from error
+
+
+def _opened(smi: Any, environment: Mapping[str, str]) -> list[AmdGpu]:  # noqa: ANN401
+    handles = smi.amdsmi_get_processor_handles()
+    facts = [_facts(smi, handle) for handle in handles]
+    indices = visible(environment, facts)
+    for index in indices:
+        mode = facts[index].get("partition")
+        if mode not in (None, "SPX"):
+            raise NotMeasurable(
+                f"the AMD GPU at {facts[index].get('pci_bus_id')} is split into partitions ({mode})"
+                " and its energy can't be attributed to one of them: measure on a whole one"
+                " (`sudo amd-smi set --compute-partition SPX`)"
+            )
+    gpus = [AmdGpu(smi, handles[i], _device(smi, handles[i], i, facts[i])) for i in indices]
+    _note_second_dies(gpus)
+    return gpus
+
+
+def _device(smi: Any, handle: Any, index: int, facts: Mapping[str, Any]) -> Device:  # noqa: ANN401
+    name = smi.amdsmi_get_gpu_asic_info(handle)["market_name"]
+    uuid = smi.amdsmi_get_gpu_device_uuid(handle)
+    return Device(uuid, "gpu", name, AmdProbe.name, {**facts, "index": index})
+
+
+def _facts(smi: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
+    found = {}
+    for fact, query in _FACTS.items():
+        # An older binding lacks a function, an older library a query.
+        with contextlib.suppress(smi.AmdSmiException, AttributeError, KeyError, TypeError):
+            found[fact] = query(smi, handle)
+    return {fact: value for fact, value in found.items() if value not in (None, "", "N/A")}
+
+
+def _note_second_dies(gpus: Sequence[AmdGpu]) -> None:
+    """Of two dies on one board only the first has a sensor, and it shows what both draw."""
+    for first, second in pairwise(gpus):
+        one, other = first.device.facts, second.device.facts
+        silent = not other["has_energy_counter"] and other["power_field"] is None
+        if "MI250" in second.device.name and silent and one["power_field"] is not None:
+            other["energy_counted_in"] = first.device.id
+            why = f"what it draws is in the readings of {first.device.id}, the board's first die"
+            other["absent"] = {why: ["power_w", "energy_j"]}
+
+
+def _refusal(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
+    code = error.get_error_code() if hasattr(error, "get_error_code") else None
+    if code == _PERMISSION:
+        return (
+            "no permission to use the AMD driver: add this user to the groups render and video"
+            " (`sudo usermod -a -G render,video $USER`), and log in again"
+        )
+    if code == _NOT_LOADED:
+        return "the AMD driver is not loaded: run `sudo modprobe amdgpu`, and if that fails `dmesg`"
+    return f"amdsmi says {said(error)}: run `amd-smi list`; what it needs, this needs too"

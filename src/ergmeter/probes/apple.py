@@ -1,0 +1,135 @@
+"""What do the CPU, the GPU and the memory of an Apple chip draw? From `macmon pipe`, without root.
+
+The trap: taking a part for the whole. What macOS counts is rails of the chip: the GPU's without the
+memory it works in, and nothing of the power supply. The whole machine's power, where the Mac has a
+sensor for it, is a device of a kind of its own, so that no sum adds it to its parts. The Neural
+Engine is left out: its power is macOS's own estimate, and PyTorch and MLX do not use it.
+
+`powermetrics` reads the same counters and needs root. macOS has no public interface to them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import Line, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.records import Device, Sample
+from ergmeter.units import HZ_PER_MHZ
+
+TOOL = "macmon"
+PERIOD_S = 0.5
+FIRST_LINE_S = 5.0
+
+
+class AppleProbe:
+    """Reads what macmon prints: the mean power of each part over its last interval."""
+
+    name = "apple"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        tool = request.options.get("tool") or _tool()
+        interval_ms = str(round(self.period_s * 1000))
+        command = [tool, "pipe", "--soc-info", "-i", interval_ms]
+        self._stream = ToolStream(Command(TOOL, command))
+        try:
+            first = _report(self._stream.first(FIRST_LINE_S))
+        except NotMeasurable:
+            self._stream.close()
+            raise
+        chip = str((first.get("soc") or {}).get("chip_name", "Apple chip"))
+        host = platform.node()
+        facts = {
+            "host": host,
+            "power_field": "draw",  # a mean over the interval
+            "averaging_s": self.period_s,
+            "has_energy_counter": False,
+        }
+        self._parts = {part: f"{self.name}:{host}:{part}" for part in _present(first)}
+        self.devices: Sequence[Device] = [
+            Device(
+                device,
+                _KINDS[part],
+                f"{chip}{_NAMES[part]}",
+                self.name,
+                {**facts, "scope": _SCOPES[part], "absent": _ABSENT.get(part, {})},
+            )
+            for part, device in self._parts.items()
+        ]
+
+    def read(self) -> list[Sample]:
+        """What was printed since the last time, dated to the middle of each interval."""
+        samples = []
+        for line in self._stream.taken():
+            report = _report(line)
+            t_ns = (line.t_ns or 0) - round(self.period_s * 5e8)
+            samples += [_sample(t_ns, device, part, report) for part, device in self._parts.items()]
+        return samples
+
+    def close(self) -> None:
+        """End macmon."""
+        self._stream.close()
+
+
+_KINDS: dict[str, Any] = {"gpu": "gpu", "cpu": "cpu", "ram": "dram", "sys": "module"}
+# What no reading says, by the reason.
+_ABSENT = {"gpu": {"an Apple GPU has no memory of its own": ["memory_bytes"]}}
+# A GPU has the chip's name: under that one its peak is found.
+_NAMES = {"gpu": "", "cpu": " CPU", "ram": " memory", "sys": ", the whole machine"}
+_SCOPES = {
+    "gpu": "the GPU's rails, without memory",
+    "cpu": "the CPU's rails, without memory",
+    "ram": "the memory",
+    "sys": "the whole machine",
+}
+
+
+def _tool(system: str = sys.platform) -> str:
+    if system != "darwin" or platform.machine() != "arm64":
+        raise NotMeasurable(f"no Apple chip here: this is {system} on {platform.machine()}")
+    found = shutil.which(TOOL)
+    if found is None:
+        raise NotMeasurable(
+            "the power of an Apple chip is read through macmon, which needs no root and is not"
+            " installed: `brew install macmon`"
+        )
+    return found
+
+
+def _report(line: Line) -> Mapping[str, Any]:
+    try:
+        report = json.loads(line.text)
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise NotMeasurable(f"macmon printed no JSON object: {line.text.strip()[:80]!r}")
+    return report
+
+
+def _present(report: Mapping[str, Any]) -> list[str]:
+    """The parts this Mac gives a power for. Memory and machine read 0 W where it does not."""
+    parts = [part for part in ("gpu", "cpu") if _number(report.get(f"{part}_power")) is not None]
+    return parts + [part for part in ("ram", "sys") if _number(report.get(f"{part}_power"))]
+
+
+def _sample(t_ns: int, device: str, part: str, report: Mapping[str, Any]) -> Sample:
+    clock_mhz = _number(report.get(f"{part}_freq_mhz"))
+    return Sample(
+        t_ns,
+        device,
+        power_w=_number(report.get(f"{part}_power")),
+        busy_frac=_number(report.get(f"{part}_active_ratio")),
+        clock_hz=None if clock_mhz is None else clock_mhz * HZ_PER_MHZ,
+        temperature_c=_number((report.get("temp") or {}).get(f"{part}_temp_avg")),
+    )
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

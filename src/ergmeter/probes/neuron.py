@@ -1,0 +1,259 @@
+"""What are AWS Trainium and Inferentia chips doing? From `neuron-monitor`, and the driver's sysfs.
+
+The trap: a percentage taken for watts. All that the driver says of power is a share of a maximum
+that AWS does not publish, averaged over the last whole minute, the background power already taken
+away. It is no power and no energy, so both stay absent; each minute's shares are written as a mark.
+Who knows the maximum may declare it (`max_power_w`); the estimate that follows from it is written
+as the sensor's average, and no joules are made of it.
+
+neuron-monitor counts by NeuronCore, from 0 over all chips; here a chip is the device.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import Line, ProbeRequest
+from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.probes.usage import UsageWatch
+from ergmeter.records import Device, Mark, Sample
+
+ROOT = "/sys/devices/virtual/neuron_device"
+TOOL = "neuron-monitor"
+TOOL_FOLDER = "/opt/aws/neuron/bin"  # on PATH only where a login shell has put it there
+PERIOD_S = 1.0
+FIRST_LINE_S = 8.0
+
+POWER_FILE = "stats/power/utilization"
+_MOVED_POWER_FILE = "**/power/utilization"  # driver 2.31 has moved files of its tree
+# What no reading says, by the reason.
+_ABSENT = {
+    "the driver says only a share of a maximum that AWS does not publish, by the minute and without"
+    " the background power": ["power_w", "energy_j"],
+    "AWS exposes no temperature, clock or throttling": ["temperature_c", "clock_hz", "throttled"],
+}
+
+
+@dataclass
+class _Use:
+    """What one chip did in a report."""
+
+    busy_frac: float = 0.0
+    memory_bytes: int | None = None
+    pids: set[int] = field(default_factory=set)
+
+
+class NeuronProbe:
+    """Reads every Neuron chip that the measured process may use."""
+
+    name = "neuron"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        options = request.options
+        self.period_s = float(options.get("period_s", PERIOD_S))
+        self._root = Path(options.get("root", ROOT))
+        if not self._root.is_dir():
+            raise NotMeasurable(f"no AWS Neuron chip here: {self._root} does not exist")
+        self._max_power_w = options.get("max_power_w")
+        self._usage = UsageWatch(request.pid, request.environment)
+        self._minutes: dict[int, str] = {}  # the last line about power, by chip
+        self._shares: dict[int, float] = {}
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(_config(self.period_s), file)
+            file.flush()
+            self._stream = ToolStream(Command(TOOL, [_tool(options), "-c", file.name]))
+            try:
+                first = _report(self._stream.first(FIRST_LINE_S))
+                self._cores, self.devices = self._described(first, request.environment)
+            except NotMeasurable:
+                self._stream.close()
+                raise
+        self._chips = {int(device.facts["index"]): device.id for device in self.devices}
+        self._power_files = {
+            chip: _power_file(self._root / f"neuron{chip}") for chip in self._chips
+        }
+
+    def read(self) -> list[Sample | Mark]:
+        """What neuron-monitor printed since the last time; and who uses which chip."""
+        samples: list[Sample | Mark] = []
+        lines = self._stream.taken()
+        t_ns = time.monotonic_ns()
+        marks = list(self._power_marks(t_ns))
+        used: Mapping[int, _Use] = {}
+        for line in lines:
+            used = uses(_report(line), cores_per_chip=self._cores)
+            samples += [
+                Sample(
+                    line.t_ns or t_ns,
+                    device,
+                    power_average_w=self._estimate_w(chip),
+                    busy_frac=used[chip].busy_frac if chip in used else 0.0,
+                    memory_bytes=used[chip].memory_bytes if chip in used else None,
+                )
+                for chip, device in self._chips.items()
+            ]
+        return [*samples, *marks, *(self._company(t_ns, used) if lines else ())]
+
+    def close(self) -> None:
+        """End neuron-monitor."""
+        self._stream.close()
+
+    def _described(
+        self, report: Mapping[str, Any], environment: Mapping[str, str]
+    ) -> tuple[int, list[Device]]:
+        hardware = report.get("neuron_hardware_info") or {}
+        try:
+            count = int(hardware["neuron_device_count"])
+            cores = int(hardware["neuroncore_per_device_count"])
+        except (KeyError, ValueError):
+            count = cores = 0
+        if count < 1 or cores < 1:
+            said = hardware.get("error") or "it names no chip"
+            raise NotMeasurable(f"{TOOL} sees no Neuron chip ({said}): see `neuron-ls`")
+        chosen = _visible(environment, count=count, cores=cores)
+        kind = str(hardware.get("neuron_device_type", "AWS Neuron chip"))
+        facts = {
+            "cores": cores,
+            "logical_core": hardware.get("logical_neuroncore_config"),
+            "memory_total_bytes": hardware.get("neuron_device_memory_size"),
+            "instance_type": (report.get("instance_info") or {}).get("instance_type"),
+            "has_energy_counter": False,
+            "absent": _ABSENT,
+            "max_power_w": self._max_power_w,
+        }
+        return cores, [self._device(index, kind, facts) for index in chosen]
+
+    def _device(self, index: int, kind: str, facts: Mapping[str, Any]) -> Device:
+        serial = _text(self._root / f"neuron{index}" / "info" / "serial_number")
+        whose = serial if serial and serial.strip("0x") else f"{platform.node()}:{index}"
+        own = {**facts, "index": index, "serial": serial}
+        return Device(f"{self.name}:{whose}", "gpu", kind, self.name, own)
+
+    def _power_marks(self, t_ns: int) -> Iterator[Mark]:
+        """A mark for each chip's new minute of power shares."""
+        for chip, device in self._chips.items():
+            said = _text(self._power_files[chip])
+            if said is None or said == self._minutes.get(chip):
+                continue
+            self._minutes[chip] = said
+            shares = power_shares(said)
+            if shares is None:
+                self._shares.pop(chip, None)
+                continue
+            low, high, mean = shares
+            self._shares[chip] = mean
+            detail = f"{device} {mean:.4f} (from {low:.4f} to {high:.4f}) over a minute"
+            yield Mark(t_ns, "power_share", detail)
+
+    def _estimate_w(self, chip: int) -> float | None:
+        if self._max_power_w is None or chip not in self._shares:
+            return None
+        return self._shares[chip] * float(self._max_power_w)
+
+    def _company(self, t_ns: int, used: Mapping[int, _Use]) -> Iterator[Mark]:
+        pids = {chip: sorted(used[chip].pids) if chip in used else [] for chip in self._chips}
+        asked = [(device, lambda chip=chip: pids[chip]) for chip, device in self._chips.items()]
+        seen, shared = self._usage.changes(asked)
+        yield from (Mark(t_ns, "device_used", device) for device in seen)
+        yield from (Mark(t_ns, "device_shared", f"{chip} {who}") for chip, who in shared.items())
+
+
+def uses(report: Mapping[str, Any], *, cores_per_chip: int) -> dict[int, _Use]:
+    """What each chip did, of those that a program holds a core of."""
+    found: dict[int, _Use] = defaultdict(_Use)
+    for program in report.get("neuron_runtime_data") or ():
+        groups = program.get("report") or {}
+        counters = groups.get("neuroncore_counters") or {}
+        for core, one in (counters.get("neuroncores_in_use") or {}).items():
+            chip = found[int(core) // cores_per_chip]
+            chip.busy_frac += float(one["neuroncore_utilization"]) / 100 / cores_per_chip
+            chip.pids.add(int(program["pid"]))
+        memory = (groups.get("memory_used") or {}).get("neuron_runtime_used_bytes") or {}
+        breakdown = memory.get("usage_breakdown") or {}
+        for core, held in (breakdown.get("neuroncore_memory_usage") or {}).items():
+            chip = found[int(core) // cores_per_chip]
+            chip.memory_bytes = (chip.memory_bytes or 0) + sum(int(part) for part in held.values())
+    return dict(found)
+
+
+def power_shares(text: str) -> tuple[float, float, float] | None:
+    """The least, the highest and the mean share of the maximum, 0 to 1; None if there is none.
+
+    The driver writes STATUS,TIME,MIN,MAX,AVERAGE, in percent.
+    """
+    status, _, *shares = text.split(",")
+    if status != "POWER_STATUS_VALID" or len(shares) != 3:
+        return None
+    low, high, mean = (float(share) / 100 for share in shares)
+    return low, high, mean
+
+
+def _config(period_s: float) -> dict[str, Any]:
+    """neuron-monitor's configuration: what is read here, and nothing else."""
+    groups = [{"type": "neuroncore_counters"}, {"type": "memory_used"}]
+    return {
+        "period": f"{period_s:g}s",
+        "neuron_runtimes": [{"tag_filter": ".*", "metrics": groups}],
+        "system_metrics": [],
+    }
+
+
+def _tool(options: Mapping[str, Any]) -> str:
+    tool = options.get("tool") or shutil.which(TOOL) or shutil.which(TOOL, path=TOOL_FOLDER)
+    if tool is None:
+        raise NotMeasurable(
+            f"{TOOL} is neither on PATH nor in {TOOL_FOLDER}: install aws-neuronx-tools"
+        )
+    return str(tool)
+
+
+def _report(line: Line) -> Mapping[str, Any]:
+    try:
+        report = json.loads(line.text)
+    except ValueError:
+        report = None
+    if not isinstance(report, dict):
+        raise NotMeasurable(f"{TOOL} printed no JSON object: {line.text.strip()[:80]!r}")
+    return report
+
+
+def _visible(environment: Mapping[str, str], *, count: int, cores: int) -> list[int]:
+    """The chips that have a core which the process may use."""
+    value = environment.get("NEURON_RT_VISIBLE_CORES")
+    if not value:
+        return list(range(count))
+    chosen: set[int] = set()
+    for entry in value.split(","):
+        first, _, last = entry.strip().partition("-")
+        try:
+            chosen.update(range(int(first) // cores, int(last or first) // cores + 1))
+        except ValueError:
+            raise NotMeasurable(
+                f'NEURON_RT_VISIBLE_CORES="{value}" is no list of cores such as 0-3,8'
+            ) from None
+    inside = sorted(chip for chip in chosen if chip < count)
+    if not inside:
+        raise NotMeasurable(f'NEURON_RT_VISIBLE_CORES="{value}" names no core of the {count} chips')
+    return inside
+
+
+def _power_file(folder: Path) -> Path:
+    usual = folder / POWER_FILE
+    return usual if usual.exists() else next(folder.glob(_MOVED_POWER_FILE), usual)
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,102 @@
+"""What does a monitoring tool print while it runs? For the probes that read one, line by line.
+
+The trap: waiting for a tool. A read from its pipe blocks until it prints, and a tool that nobody
+reads from blocks itself. So a thread of its own takes the lines as they come, dated, and a probe
+takes what has come. The tool has a session of its own: Ctrl-C is for the program that is measured.
+If this process is killed, the tool ends at its next line, which it has nowhere to write to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import Line
+
+MAX_WAITING = 1000  # lines; the oldest are dropped
+STOP_S = 1.0
+
+
+class Command(NamedTuple):
+    """A tool by its name, and how it is called."""
+
+    tool: str
+    arguments: Sequence[str]
+
+
+class ToolStream:
+    """Owns a running tool and the thread that reads its lines."""
+
+    def __init__(self, command: Command) -> None:
+        self._tool = command.tool
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the tool
+        try:
+            self._process = subprocess.Popen(
+                [*command.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._said.close()
+            raise NotMeasurable(f"{self._tool} does not start: {error}") from None
+        self._lines: deque[Line] = deque(maxlen=MAX_WAITING)
+        self._came = threading.Event()
+        self._thread = threading.Thread(
+            target=self._take, name=f"ergmeter-{self._tool}", daemon=True
+        )
+        self._thread.start()
+
+    def first(self, wait_s: float) -> Line:
+        """The first line, which stays there to be taken. NotMeasurable if none comes in time."""
+        self._came.wait(wait_s)
+        if self._lines:
+            return self._lines[0]
+        if self._thread.is_alive():
+            raise NotMeasurable(f"{self._tool} printed nothing in {wait_s:g} s: run it by hand")
+        raise NotMeasurable(self._ending())
+
+    def taken(self) -> list[Line]:
+        """The lines that have come since the last time. NotMeasurable once there can be no more."""
+        is_over = not self._thread.is_alive()
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        if is_over and not lines:
+            raise NotMeasurable(self._ending())
+        return lines
+
+    def close(self) -> None:
+        """End the tool."""
+        with contextlib.suppress(OSError):
+            self._process.terminate()
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join(STOP_S)
+        if not self._thread.is_alive() and self._process.stdout is not None:
+            self._process.stdout.close()
+        self._said.close()
+
+    def _take(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            self._lines.append(Line(text, time.monotonic_ns()))
+            self._came.set()
+        self._came.set()
+
+    def _ending(self) -> str:
+        code = self._process.wait()
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"{self._tool} ended with exit code {code}" + (f": {said[-1]}" if said else "")
