@@ -31,6 +31,7 @@ _READS = {
     "energy_j": "energy",
     "memory_bytes": "memory",
     "busy_frac": "load",
+    "sm_frac": "activity",
     "clock_hz": "clock",
     "temperature_c": "temperature",
     "throttled": "throttling",
@@ -40,7 +41,7 @@ _READS = {
     "net_received_bytes": "network traffic",
     "disk_free_bytes": "free disk",
 }
-_WITH_ENERGY = ("gpu", "cpu", "dram")
+_WITH_ENERGY = ("gpu", "cpu", "dram", "module")
 _EXCLUSIVE = {"exclusive_process", "exclusive_thread", "prohibited"}
 
 
@@ -126,8 +127,8 @@ def _values(samples: list[Sample], device: str) -> dict[str, Any]:
 
 
 def _warnings(device: Device, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    said = []
     label = f"{device.name} [{device.id}]"
+    said = [f"{label}: {reason}" for reason in device.facts.get("absent") or ()]
     if device.facts.get("compute_mode") in _EXCLUSIVE:
         said.append(
             f"{label} is in compute mode {device.facts['compute_mode']}: a second program that uses"

@@ -53,7 +53,9 @@ class Sample:
     """One device at one instant. A field is None where the device did not say.
 
     Names that end in a plain unit are gauges, except the counters, which only ever grow:
-    energy_j, cpu_s, and the four traffic fields.
+    energy_j, cpu_s, and the four traffic fields. The activity fields, from graphics_frac to
+    nvlink_received_bytes_per_s, are means over the activity_s seconds that end at t_ns; where
+    activity_s is None, over the time since the device said it before.
     """
 
     t_ns: int
@@ -63,13 +65,27 @@ class Sample:
     energy_j: float | None = None
     memory_bytes: int | None = None
     memory_peak_bytes: int | None = None  # a program's largest process: the kernel's own mark
+    process_bytes: int | None = None  # of a GPU's memory in use, the measured program's share
     allocated_bytes: int | None = None  # what a framework's allocator holds in tensors
     allocated_peak_bytes: int | None = None  # its own high-water mark
-    reserved_bytes: int | None = None  # what it has taken from the device
+    reserved_bytes: int | None = None  # what it has taken from the device: its high-water mark
+    split_bytes: int | None = None  # free parts of blocks in use, so of no use to others: the same
     busy_frac: float | None = (
         None  # share of time with any work at all: NVML's "GPU util", CPU load
     )
-    tensor_frac: float | None = None
+    activity_s: float | None = None  # what the fields from here on are the mean of
+    graphics_frac: float | None = None  # of the time: any kernel
+    sm_frac: float | None = None  # of the multiprocessors: with a warp
+    occupancy_frac: float | None = None  # of the warps there is room for
+    tensor_frac: float | None = None  # of the time: tensor pipes of any type
+    tensor_half_frac: float | None = None  # HMMA: 16 bits and fewer, and TF32
+    tensor_int_frac: float | None = None  # IMMA
+    tensor_double_frac: float | None = None  # DFMA
+    dram_frac: float | None = None  # of the memory's peak bandwidth
+    pcie_sent_bytes_per_s: float | None = None
+    pcie_received_bytes_per_s: float | None = None
+    nvlink_sent_bytes_per_s: float | None = None
+    nvlink_received_bytes_per_s: float | None = None
     clock_hz: float | None = None
     temperature_c: float | None = None
     throttled: int | None = None  # the device's own bit mask of reasons
@@ -141,11 +157,25 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
         "energy_j": "float",
         "memory_bytes": "count",
         "memory_peak_bytes": "count",
+        "process_bytes": "count",
         "allocated_bytes": "count",
         "allocated_peak_bytes": "count",
         "reserved_bytes": "count",
+        "split_bytes": "count",
         "busy_frac": "float",
+        "activity_s": "float",
+        "graphics_frac": "float",
+        "sm_frac": "float",
+        "occupancy_frac": "float",
         "tensor_frac": "float",
+        "tensor_half_frac": "float",
+        "tensor_int_frac": "float",
+        "tensor_double_frac": "float",
+        "dram_frac": "float",
+        "pcie_sent_bytes_per_s": "float",
+        "pcie_received_bytes_per_s": "float",
+        "nvlink_sent_bytes_per_s": "float",
+        "nvlink_received_bytes_per_s": "float",
         "clock_hz": "float",
         "temperature_c": "float",
         "throttled": "count",
@@ -176,6 +206,22 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
     "reported": {"t_ns": "time", "name": "text", "value": "float", "unit": "text"},
     "marks": {"t_ns": "time", "name": "text", "detail": "text"},
 }
+
+# What hardware counters say of a span of time: see `Sample`.
+ACTIVITY = (
+    "graphics_frac",
+    "sm_frac",
+    "occupancy_frac",
+    "tensor_frac",
+    "tensor_half_frac",
+    "tensor_int_frac",
+    "tensor_double_frac",
+    "dram_frac",
+    "pcie_sent_bytes_per_s",
+    "pcie_received_bytes_per_s",
+    "nvlink_sent_bytes_per_s",
+    "nvlink_received_bytes_per_s",
+)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -213,7 +259,7 @@ class Device:
     """What a device is, as its driver says: the identity that merges ranks and names a row."""
 
     id: str  # unique on earth where the maker allows it: a GPU's UUID
-    kind: Literal["gpu", "cpu", "dram", "allocator", "process", "node", "self"]
+    kind: Literal["gpu", "cpu", "dram", "module", "allocator", "process", "node", "self"]
     name: str
     probe: str
     facts: dict[str, Any] = field(

@@ -17,7 +17,7 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
-from tests.nvml.library import Gpu, Library, Script, build, default_uuid
+from tests.nvml.library import Gpu, Library, Mig, Script, build, default_uuid
 
 PROGRAM = """
 import sys, time
@@ -340,3 +340,90 @@ def test_the_doctor_without_a_driver_names_the_cure() -> None:
     if "no  nvml" in done.stdout:
         assert "install it" in done.stdout
     assert "process" in done.stdout
+
+
+FIRST_MIG, SECOND_MIG = "MIG-11110000-aaaa-5bbb-8ccc-000000000001", "MIG-22220000-aaaa-5bbb-8ccc-2"
+# Four boards: each draws, holds and does something else, so that a figure tells whose it is.
+FOUR = (
+    Gpu(110.0, memory_bytes=11e9, busy_frac=0.11, activity={"sm": 81.0, "tensor": 21.0}),
+    Gpu(220.0, memory_bytes=22e9, busy_frac=0.22, activity={"sm": 82.0, "tensor": 22.0}),
+    Gpu(330.0, memory_bytes=33e9, busy_frac=0.33, activity={"sm": 83.0, "tensor": 23.0}),
+    Gpu(
+        440.0,
+        memory_bytes=44e9,
+        instances=[
+            Mig(1, 0, FIRST_MIG, memory_bytes=5e9),
+            Mig(2, 0, SECOND_MIG, memory_bytes=[(0, 6e9), (2, 9e9)]),
+        ],
+    ),
+)
+LOOP = "import time\nfor i in range(60):\n time.sleep(.05)\n print(f'step={i} tokens=512')"
+
+
+def recorded(library: Library, path: Path, *gpus: Gpu, **more: str) -> Measured:
+    """`erg record` of a plain script that prints its steps."""
+    epoch_ns = time.monotonic_ns()
+    done = subprocess.run(
+        [ERG, "record", "--out", str(path), "--quiet", "--", PYTHON, "-c", LOOP],
+        env=environment(**library.environment(Script(gpus, epoch_ns=epoch_ns)), **more),
+        capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Measured(path, epoch_ns)
+
+
+@pytest.mark.parametrize(
+    ("visible", "boards"),
+    [
+        ("2,0", [2, 0]),
+        (f"{default_uuid(1)},GPU-00000002", [1, 2]),
+    ],
+    ids=["indices out of order", "a uuid and the start of one"],
+)
+def test_the_figures_are_those_of_the_gpus_the_program_sees(
+    library: Library, tmp_path: Path, visible: str, boards: list[int]
+) -> None:
+    run = recorded(library, tmp_path / "run", *FOUR, CUDA_VISIBLE_DEVICES=visible)
+    gpus = {id_: one for id_, one in run.report["devices"].items() if one["kind"] == "gpu"}
+    assert gpus.keys() == {default_uuid(index) for index in boards}
+    assert run.holds("energy.mean_w", sum(110.0 * (index + 1) for index in boards))
+    for index in boards:
+        assert run.device(index, "energy.mean_w") == pytest.approx(110 * (index + 1), rel=0.05)
+        assert run.device(index, "memory.device_peak_bytes") == 11e9 * (index + 1)
+        assert run.device(index, "utilization.busy_frac") == pytest.approx(0.11 * (index + 1))
+        assert run.device(index, "activity.sm_frac") == pytest.approx(0.81 + 0.01 * index)
+        assert run.device(index, "activity.tensor_frac") == pytest.approx(0.21 + 0.01 * index)
+
+
+@pytest.mark.parametrize(
+    ("visible", "instance", "peak_bytes"),
+    [
+        (FIRST_MIG, FIRST_MIG, 5e9),
+        (f"MIG-{default_uuid(3)}/2/0", SECOND_MIG, 9e9),
+    ],
+    ids=["uuid", "board and numbers"],
+)
+def test_a_mig_instance_has_its_own_memory_and_no_energy(
+    library: Library, tmp_path: Path, visible: str, instance: str, peak_bytes: float
+) -> None:
+    run = recorded(library, tmp_path / "run", *FOUR, CUDA_VISIBLE_DEVICES=visible)
+    gpus = [id_ for id_, one in run.report["devices"].items() if one["kind"] == "gpu"]
+    assert gpus == [instance]
+    assert run.value("memory.device_peak_bytes") == peak_bytes
+    assert run.value("throughput.tokens_per_s") > 0
+    for key in ("utilization.busy_frac", "activity.sm_frac"):
+        assert "a MIG instance has no sensor of its own" in run.reason(key)
+    assert instance in run.reason("energy.run_j")
+    assert run.reason("energy.joules_per_token")
+
+
+def test_in_a_container_that_was_given_one_gpu_it_is_number_0(
+    library: Library, tmp_path: Path
+) -> None:
+    """NVML lists just that one there, whatever its number is outside."""
+    third = Gpu(330.0, uuid=default_uuid(2), memory_bytes=33e9)
+    run = recorded(
+        library, tmp_path / "run", third, CUDA_VISIBLE_DEVICES="0", NVIDIA_VISIBLE_DEVICES="2"
+    )
+    assert run.device(2, "memory.device_peak_bytes") == 33e9
+    assert run.holds("energy.mean_w", 330.0)

@@ -45,7 +45,8 @@ class Fault:
     """A query that fails with an NVML error code, in a span of time and at most so many times.
 
     `query` is one of: handle name uuid pci power fields instant average energy memory utilization
-    clock temperature events throttle limit compute_mode persistence processes mig all.
+    clock temperature events throttle limit compute_mode persistence processes mig virtualization
+    gpm all.
     """
 
     query: str
@@ -53,6 +54,31 @@ class Fault:
     from_s: float = -math.inf
     until_s: float = math.inf
     times: float = math.inf
+
+
+@dataclass(frozen=True)
+class Mig:
+    """A MIG instance of a GPU: its two numbers there, and what it has of its own."""
+
+    gpu_instance: int
+    compute_instance: int
+    uuid: str
+    memory_bytes: Curve = 0.0
+    memory_total_bytes: int = 18_790_481_920
+    name: str = "NVIDIA H200 MIG 1g.18gb"
+    power_w: Curve | None = None  # of a driver that answers with its board's
+    processes: Sequence[tuple[int | str, int]] = ()
+
+    def lines(self) -> Iterator[str]:
+        """The script's lines for it, after those of its GPU."""
+        yield f"mig {self.gpu_instance} {self.compute_instance}"
+        yield f"name {self.name}"
+        yield f"uuid {self.uuid}"
+        yield f"memory_total {self.memory_total_bytes}"
+        yield f"curve memory {_numbers(self.memory_bytes)}"
+        if self.power_w is not None:
+            yield f"curve power {_numbers(self.power_w)}"
+        yield from _process_lines(self.processes)
 
 
 @dataclass(frozen=True)
@@ -70,6 +96,7 @@ class Gpu:
     clock_hz: Curve = 1_980e6
     memory_clock_hz: Curve = 3_201e6
     temperature_c: Curve = 35.0
+    activity: dict[str, Curve] = field(default_factory=dict)  # by GPM's name; in NVML's own unit
     throttle: int = 0
     power_limit_w: float = 700.0
     compute_mode: int = pynvml.NVML_COMPUTEMODE_DEFAULT
@@ -89,6 +116,8 @@ class Gpu:
     cost_s: dict[str, float] = field(default_factory=dict)  # by query, as in Fault
     faults: Sequence[Fault] = ()
     processes: Sequence[tuple[int | str, int]] = ()  # (pid or "self", bytes) of who computes on it
+    virtualization: int = pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+    instances: Sequence[Mig] = ()  # with any, it is in MIG mode
 
     def joules(self, start_s: float, end_s: float) -> float:
         """The true energy of this span: the integral of the curve, whatever the sensors show."""
@@ -115,11 +144,14 @@ class Gpu:
         yield f"persistence {int(self.persistence)}"
         yield f"architecture {self.architecture}"
         yield f"brand {self.brand}"
+        yield f"virtualization {self.virtualization}"
         yield f"throttle {self.throttle}"
         yield f"refresh_ms {self.refresh_ms!r}"
         yield f"energy_start {self.energy_start_j!r}"
         yield from self._curve_lines()
         yield from self._event_lines()
+        for instance in self.instances:
+            yield from instance.lines()
 
     def _curve_lines(self) -> Iterator[str]:
         curves: list[tuple[str, Curve, float]] = [
@@ -131,9 +163,9 @@ class Gpu:
             ("memory_clock", self.memory_clock_hz, 1e-6),
             ("temperature", self.temperature_c, 1),
         ]
+        curves += [(name, curve, 1) for name, curve in self.activity.items()]
         for name, curve, scale in curves:
-            points = (f"{t_s!r} {value * scale!r}" for t_s, value in _points(curve))
-            yield f"curve {name} {' '.join(points)}"
+            yield f"curve {name} {_numbers(curve, scale)}"
 
     def _event_lines(self) -> Iterator[str]:
         if self.reset_at_s is not None:
@@ -142,8 +174,7 @@ class Gpu:
             yield "frozen_energy"
         if self.hang_s is not None:
             yield f"hang {self.hang_s[0]!r} {self.hang_s[1]!r}"
-        for pid, used_bytes in self.processes:
-            yield f"process {pid} {used_bytes}"
+        yield from _process_lines(self.processes)
         for fault in self._all_faults():
             span = f"{fault.from_s!r} {fault.until_s!r} {fault.times!r}"
             yield f"fail {fault.query} {fault.error} {span}"
@@ -248,3 +279,12 @@ def default_uuid(index: int) -> str:
 
 def _points(curve: Curve) -> Sequence[tuple[float, float]]:
     return [(0.0, float(curve))] if isinstance(curve, int | float) else curve
+
+
+def _numbers(curve: Curve, scale: float = 1) -> str:
+    return " ".join(f"{t_s!r} {value * scale!r}" for t_s, value in _points(curve))
+
+
+def _process_lines(processes: Sequence[tuple[int | str, int]]) -> Iterator[str]:
+    for pid, used_bytes in processes:
+        yield f"process {pid} {used_bytes}"

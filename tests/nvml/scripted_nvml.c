@@ -20,11 +20,16 @@
  *   nvml TEXT                NVML's version
  *   init_error CODE          nvmlInit fails with this
  *   gpu                      begins a GPU; the directives below concern it
+ *   mig GI CI                begins a MIG instance of the last GPU, which thereby is in MIG mode; it
+ *                            has a name, a uuid, memory and processes, and no sensor of its own,
+ *                            unless it is given a curve of power: then it answers what it is asked
  *   name TEXT | uuid TEXT | pci TEXT
  *   curve NAME T V [T V]...  a line through these points, level before the first and after the
  *                            last; a T given twice is a jump. NAME is one of: power (W),
  *                            memory (bytes used), utilization and memory_utilization (percent),
- *                            clock and memory_clock (MHz), temperature (C)
+ *                            clock and memory_clock (MHz), temperature (C); what GPM counts:
+ *                            graphics, sm, occupancy, tensor, hmma, imma, dfma, dram (percent),
+ *                            pcie_tx, pcie_rx, nvlink_tx, nvlink_rx (MiB/s)
  *   memory_total BYTES | power_limit W | compute_mode N | throttle MASK | persistence 0 or 1
  *   architecture N | brand N
  *   refresh_ms N             period of power, fields and counter; 0: continuous
@@ -34,11 +39,14 @@
  *   fail QUERY CODE [FROM [UNTIL [TIMES]]]   QUERY fails with CODE, at most so many times;
  *                            "all": whatever is asked of this GPU
  *   cost QUERY SECONDS       QUERY takes this long
- *   process PID BYTES        a program that computes on it; PID "self" is the one that asks
+ *   process PID BYTES        a program that computes on it; PID "self" is the one that asks, and
+ *                            BYTES -1 what NVML says where it does not know
+ *   virtualization N         as NVML numbers the modes: 2 is a vGPU
  *   hang AT FOR              power, fields: a query made in AT to AT+FOR returns when FOR is over
  *
  * QUERY: handle name uuid pci power fields instant average energy memory utilization clock
- * temperature events throttle limit compute_mode persistence processes mig
+ * temperature events throttle limit compute_mode persistence processes mig virtualization gpm
+ * (gpm: taking a sample)
  *
  * scripted_nvml_stand_at(seconds) moves a clock that stands still, or stops one; NAN lets it run.
  */
@@ -70,7 +78,9 @@ enum { TYPE_UINT = 1, TYPE_ULONGLONG = 3 };
 
 #define MIN_LIMIT_W 200.0 /* an H200's lowest setting */
 
-typedef void *Handle; /* the GPU's number plus one, so that it outlives a re-read script */
+/* The GPU's number plus one, so that it outlives a re-read script; a MIG instance's from here on. */
+typedef void *Handle;
+#define FIRST_MIG 1000
 typedef struct {
     double t, v;
 } Point;
@@ -93,15 +103,23 @@ typedef struct {
 
 #define MAX_PROCESSES 8
 
-enum { POWER, MEMORY, UTILIZATION, MEMORY_UTILIZATION, CLOCK, MEMORY_CLOCK, TEMPERATURE, CURVES };
+enum {
+    POWER, MEMORY, UTILIZATION, MEMORY_UTILIZATION, CLOCK, MEMORY_CLOCK, TEMPERATURE,
+    GRAPHICS, SM, OCCUPANCY, TENSOR, HMMA, IMMA, DFMA, DRAM, PCIE_TX, PCIE_RX, NVLINK_TX, NVLINK_RX,
+    CURVES
+};
 static const char *const CURVE_NAMES[CURVES] = {
-    "power", "memory", "utilization", "memory_utilization", "clock", "memory_clock", "temperature"};
+    "power", "memory", "utilization", "memory_utilization", "clock", "memory_clock", "temperature",
+    "graphics", "sm", "occupancy", "tensor", "hmma", "imma", "dfma", "dram",
+    "pcie_tx", "pcie_rx", "nvlink_tx", "nvlink_rx"};
 
 typedef struct {
     char name[96], uuid[96], pci[32];
     Curve curves[CURVES];
     double memory_total, power_limit, refresh_s, energy_start, reset_at, hang_at, hang_for;
-    unsigned compute_mode, persistence, architecture, brand;
+    unsigned compute_mode, persistence, architecture, brand, virtualization;
+    int board; /* of a MIG instance: the number of its GPU; else -1 */
+    unsigned gpu_instance, compute_instance;
     unsigned long long throttle;
     int frozen_energy;
     Fault *faults;
@@ -117,8 +135,11 @@ typedef struct {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users; /* nvmlInit calls not yet shut down */
-static Gpu *gpus;
+static Gpu *gpus; /* as NVML lists them */
 static int gpu_count;
+static Gpu *migs; /* and their instances, which it lists by GPU */
+static int mig_count;
+static Gpu *being_read;
 static char driver[80], nvml_version[80];
 static int64_t epoch_ns;
 static int init_error;
@@ -219,22 +240,37 @@ static void *grown(void *items, int count, size_t size) {
     return more;
 }
 
-static void discard_script(void) {
-    for (int i = 0; i < gpu_count; i++) {
-        for (int c = 0; c < CURVES; c++) free(gpus[i].curves[c].points);
-        free(gpus[i].faults);
-        free(gpus[i].costs);
+static void discard(Gpu **list, int *count) {
+    for (int i = 0; i < *count; i++) {
+        for (int c = 0; c < CURVES; c++) free((*list)[i].curves[c].points);
+        free((*list)[i].faults);
+        free((*list)[i].costs);
     }
-    free(gpus);
-    gpus = NULL;
-    gpu_count = 0;
+    free(*list);
+    *list = NULL;
+    *count = 0;
 }
 
-static void begin_gpu(void) {
-    gpus = grown(gpus, gpu_count, sizeof(Gpu));
-    Gpu *gpu = &gpus[gpu_count++];
-    gpu->refresh_s = 0.1;
-    gpu->reset_at = gpu->hang_at = INFINITY;
+static void discard_script(void) {
+    discard(&gpus, &gpu_count);
+    discard(&migs, &mig_count);
+    being_read = NULL;
+}
+
+static void begin(Gpu **list, int *count) {
+    *list = grown(*list, *count, sizeof(Gpu));
+    being_read = &(*list)[(*count)++];
+    being_read->refresh_s = 0.1;
+    being_read->reset_at = being_read->hang_at = INFINITY;
+    being_read->board = -1;
+}
+
+static int begin_mig(const char *rest) {
+    if (gpu_count == 0) return -1;
+    begin(&migs, &mig_count);
+    being_read->board = gpu_count - 1;
+    return sscanf(rest, "%u %u", &being_read->gpu_instance, &being_read->compute_instance) == 2 ? 0
+                                                                                                : -1;
 }
 
 static int read_curve(Gpu *gpu, const char *rest) {
@@ -281,11 +317,11 @@ static int count(unsigned *into, const char *rest) { return sscanf(rest, "%u", i
 
 static int read_process(Gpu *gpu, const char *rest) {
     char pid[24];
-    unsigned long long bytes;
+    long long bytes;
     if (gpu->process_count == MAX_PROCESSES) return -1;
-    if (sscanf(rest, "%23s %llu", pid, &bytes) != 2) return -1;
+    if (sscanf(rest, "%23s %lld", pid, &bytes) != 2) return -1;
     gpu->processes[gpu->process_count].pid = (unsigned)strtoul(pid, NULL, 10);
-    gpu->processes[gpu->process_count++].bytes = bytes;
+    gpu->processes[gpu->process_count++].bytes = (unsigned long long)bytes; /* -1: NVML's "N/A" */
     return 0;
 }
 
@@ -308,6 +344,7 @@ static int read_gpu_line(Gpu *gpu, const char *key, const char *rest) {
     if (IS("persistence")) return count(&gpu->persistence, rest);
     if (IS("architecture")) return count(&gpu->architecture, rest);
     if (IS("brand")) return count(&gpu->brand, rest);
+    if (IS("virtualization")) return count(&gpu->virtualization, rest);
     if (IS("throttle")) return sscanf(rest, "%llu", &gpu->throttle) == 1 ? 0 : -1;
     if (IS("refresh_ms")) {
         int bad = number(&gpu->refresh_s, rest);
@@ -324,13 +361,14 @@ static int read_line(char *line) {
     char *rest = line + strcspn(line, " ");
     if (*rest) *rest++ = '\0';
     const char *key = line;
-    if (IS("gpu")) return begin_gpu(), 0;
+    if (IS("gpu")) return begin(&gpus, &gpu_count), 0;
+    if (IS("mig")) return begin_mig(rest);
     if (IS("stand_at")) return number(&standing_at, rest);
     if (IS("driver")) return text(driver, sizeof driver, rest);
     if (IS("nvml")) return text(nvml_version, sizeof nvml_version, rest);
     if (IS("init_error")) return sscanf(rest, "%d", &init_error) == 1 ? 0 : -1;
     if (IS("epoch_ns")) return sscanf(rest, "%ld", (long *)&epoch_ns) == 1 ? 0 : -1;
-    return gpu_count ? read_gpu_line(&gpus[gpu_count - 1], key, rest) : -1;
+    return being_read ? read_gpu_line(being_read, key, rest) : -1;
 #undef IS
 }
 
@@ -372,12 +410,38 @@ static int is_failing(const Gpu *gpu, const char *query) {
     return SUCCESS;
 }
 
+static int instances_of(const Gpu *gpu) {
+    int found = 0;
+    for (int i = 0; i < mig_count; i++) found += gpu == &gpus[migs[i].board];
+    return found;
+}
+
+static int is_one_of(const char *query, const char *const *queries) {
+    while (*queries && strcmp(query, *queries) != 0) queries++;
+    return *queries != NULL;
+}
+
+/* Sensors are the board's: an instance has none, and of a board in MIG mode the load is not told. */
+static int is_unsupported(const Gpu *gpu, const char *query) {
+    static const char *const OF_AN_INSTANCE[] = {"handle", "name", "uuid", "memory", "processes", NULL};
+    static const char *const NOT_IN_MIG_MODE[] = {"utilization", "gpm", NULL};
+    int is_quiet = gpu->curves[POWER].count == 0; /* else a driver that answers with its board's */
+    if (gpu->board >= 0) return is_quiet && !is_one_of(query, OF_AN_INSTANCE);
+    return instances_of(gpu) && is_one_of(query, NOT_IN_MIG_MODE);
+}
+
+static Gpu *gpu_of(Handle handle) {
+    intptr_t number = (intptr_t)handle;
+    if (number >= FIRST_MIG) return number - FIRST_MIG < mig_count ? &migs[number - FIRST_MIG] : NULL;
+    return number >= 1 && number <= gpu_count ? &gpus[number - 1] : NULL;
+}
+
 /* What a query does before it answers: takes its time, hangs, fails. Finds the GPU. */
 static int enter(Handle handle, const char *query, Gpu **found) {
     if (users == 0) return UNINITIALIZED;
-    intptr_t index = (intptr_t)handle - 1;
-    if (index < 0 || index >= gpu_count) return INVALID_ARGUMENT;
-    Gpu *gpu = *found = &gpus[index];
+    Gpu *gpu = *found = gpu_of(handle);
+    if (gpu == NULL) return INVALID_ARGUMENT;
+    if (is_unsupported(gpu, query)) return NOT_SUPPORTED;
     for (int i = 0; i < gpu->cost_count; i++) {
         if (strcmp(gpu->costs[i].query, query) == 0) sleep_s(gpu->costs[i].seconds);
     }
@@ -491,7 +555,7 @@ int nvmlDeviceGetHandleByPciBusId(const char *bus_id, Handle *result) {
 
 int nvmlDeviceGetIndex(Handle device, unsigned *index) {
     ENTER("handle");
-    *index = (unsigned)((intptr_t)device - 1);
+    *index = (unsigned)(gpu - (gpu->board < 0 ? gpus : migs));
     return SUCCESS;
 }
 
@@ -564,10 +628,60 @@ int nvmlDeviceGetPersistenceMode(Handle device, unsigned *mode) {
     return SUCCESS;
 }
 
+int nvmlDeviceGetVirtualizationMode(Handle device, unsigned *mode) {
+    ENTER("virtualization");
+    *mode = gpu->virtualization;
+    return SUCCESS;
+}
+
+/* ---- NVML: MIG instances ---- */
+
 int nvmlDeviceGetMigMode(Handle device, unsigned *current, unsigned *pending) {
     ENTER("mig");
-    *current = *pending = 0;
+    *current = *pending = instances_of(gpu) > 0;
     return SUCCESS;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(Handle device, unsigned *result) {
+    ENTER("mig");
+    *result = instances_of(gpu) ? 7 : 0;
+    return SUCCESS;
+}
+
+/* As the real one: an index is a place on the board, of which not each need be taken. */
+int nvmlDeviceGetMigDeviceHandleByIndex(Handle device, unsigned index, Handle *result) {
+    ENTER("mig");
+    for (int i = 0; i < mig_count; i++) {
+        if (&gpus[migs[i].board] != gpu || index-- > 0) continue;
+        *result = (Handle)((intptr_t)i + FIRST_MIG);
+        return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(Handle device, Handle *result) {
+    ENTER("handle");
+    if (gpu->board < 0) return INVALID_ARGUMENT;
+    *result = (Handle)((intptr_t)gpu->board + 1);
+    return SUCCESS;
+}
+
+int nvmlDeviceIsMigDeviceHandle(Handle device, unsigned *is_instance) {
+    ENTER("handle");
+    *is_instance = gpu->board >= 0;
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceId(Handle device, unsigned *id) {
+    ENTER("handle");
+    *id = gpu->gpu_instance;
+    return gpu->board >= 0 ? SUCCESS : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetComputeInstanceId(Handle device, unsigned *id) {
+    ENTER("handle");
+    *id = gpu->compute_instance;
+    return gpu->board >= 0 ? SUCCESS : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetC2cModeInfoV(Handle device, void *info) {
@@ -746,6 +860,81 @@ int nvmlDeviceGetCurrentClocksEventReasons(Handle device, unsigned long long *re
 int nvmlDeviceGetCurrentClocksThrottleReasons(Handle device, unsigned long long *reasons) {
     ENTER("throttle");
     *reasons = gpu->throttle;
+    return SUCCESS;
+}
+
+/* ---- NVML: GPM, which counts between two samples ---- */
+
+enum { ARCHITECTURE_HOPPER = 9 };
+
+typedef struct {
+    Handle device;
+    double t;
+} GpmSample;
+
+typedef struct {
+    unsigned id, result;
+    double value;
+    const char *short_name, *long_name, *unit;
+} GpmMetric;
+
+typedef struct {
+    unsigned version, count;
+    GpmSample *earlier, *later;
+    GpmMetric metrics[]; /* as many as this NVML knows; the caller's own count of them may differ */
+} GpmMetrics;
+
+static const struct {
+    unsigned id;
+    int curve;
+} GPM_METRICS[] = {{1, GRAPHICS}, {2, SM},    {3, OCCUPANCY}, {5, TENSOR},   {6, DFMA},
+                   {7, HMMA},     {9, IMMA},  {10, DRAM},     {20, PCIE_TX}, {21, PCIE_RX},
+                   {60, NVLINK_RX}, {61, NVLINK_TX}};
+
+int nvmlGpmQueryDeviceSupport(Handle device, unsigned support[2]) {
+    ENTER("name");
+    support[1] = gpu->architecture >= ARCHITECTURE_HOPPER;
+    return SUCCESS;
+}
+
+int nvmlGpmSampleAlloc(GpmSample **sample) {
+    if (users == 0) return UNINITIALIZED;
+    *sample = calloc(1, sizeof **sample);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleFree(GpmSample *sample) {
+    free(sample);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleGet(Handle device, GpmSample *sample) {
+    ENTER("gpm");
+    if (gpu->architecture < ARCHITECTURE_HOPPER) return NOT_SUPPORTED;
+    *sample = (GpmSample){device, now_s()};
+    return SUCCESS;
+}
+
+static int fill_metric(const GpmMetrics *wanted, GpmMetric *metric) {
+    const Gpu *gpu = gpu_of(wanted->earlier->device);
+    double start = wanted->earlier->t, end = wanted->later->t;
+    for (size_t i = 0; i < sizeof GPM_METRICS / sizeof GPM_METRICS[0]; i++) {
+        if (GPM_METRICS[i].id != metric->id) continue;
+        const Curve *curve = &gpu->curves[GPM_METRICS[i].curve];
+        if (curve->count == 0) return NOT_SUPPORTED;
+        metric->value = end > start ? integral(curve, start, end) / (end - start) : value_at(curve, end);
+        return SUCCESS;
+    }
+    return NOT_SUPPORTED;
+}
+
+int nvmlGpmMetricsGet(GpmMetrics *wanted) {
+    if (users == 0) return UNINITIALIZED;
+    if (wanted->earlier->device != wanted->later->device) return INVALID_ARGUMENT;
+    if (wanted->later->t < wanted->earlier->t) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < wanted->count; i++) {
+        wanted->metrics[i].result = (unsigned)fill_metric(wanted, &wanted->metrics[i]);
+    }
     return SUCCESS;
 }
 

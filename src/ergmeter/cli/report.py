@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     help="Of several trainings that one command ran, just this one.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
+@click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
 @with_model
 @with_settings
 def command(
@@ -44,6 +45,7 @@ def command(
     metrics: tuple[str, ...],
     training: int | None,
     show_all: bool,
+    memory: bool,
 ) -> int:
     """Show what a run came to. Without RUN: the newest under runs/.
 
@@ -61,6 +63,11 @@ def command(
 
     opened = Run.open(run or newest_run(Path("runs")))
     opened = opened.training(training) if training else opened
+    if memory:
+        from ergmeter.views.memory import timeline
+
+        Console().print(timeline(opened))
+        return _damage(opened)
     if not as_json and not metrics:
         show_run(Console(), opened, settings, flops=flops, show_all=show_all)
         return _damage(opened)

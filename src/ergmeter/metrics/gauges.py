@@ -1,4 +1,4 @@
-"""Devices' columns over the window: the mean of a gauge, the rate of a counter.
+"""Devices' columns over the window: the mean of a gauge, of a mean, the rate of a counter.
 
 The trap: a probe that died in the first minute of an hour. A line drawn on from its last reading is
 not a measurement, so readings must reach from one end of the window to the other.
@@ -45,8 +45,15 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
         if device.kind == "process":  # of which every reading says all
             lasted = duration(evidence.watched.duration_s)
             raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
-        raise NotMeasurable(f"no reading of {device.name} [{device.id}] says it")
+        said = why_absent(device, column) or "no reading says it"
+        raise NotMeasurable(f"{device.name} [{device.id}]: {said}")
     return series
+
+
+def why_absent(device: Device, column: str) -> str:
+    """What a probe knew from the start: that a device has nothing to say in a column, and why."""
+    absent = device.facts.get("absent") or {}
+    return "; ".join(reason for reason, columns in absent.items() if column in columns)
 
 
 def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
@@ -66,6 +73,46 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     edges = np.concatenate(([window.start_ns], series.t_ns[between], [window.end_ns]))
     levels = np.interp(edges, series.t_ns, series.values)
     return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
+
+
+def mean_activity(
+    evidence: Evidence, column: str, device: Device, *, most: float
+) -> tuple[float, float, float]:
+    """Mean over time of what each reading says as a mean over a span: each counts for its span.
+
+    Of a span that is only partly in the window, its mean counts for the part that is. How it was
+    spread is not known: all of it may lie in that part, as far as a device can do (`most`), or in
+    the rest. So the mean is given with the least and the most that it may be.
+    """
+    series = readings(evidence, column, device)
+    begins_ns = _begins_ns(evidence, device, series.t_ns)
+    _check_reach(evidence, np.append(begins_ns[:1], series.t_ns))
+    window = evidence.span
+    inside_ns = np.minimum(series.t_ns, window.end_ns) - np.maximum(begins_ns, window.start_ns)
+    own = inside_ns > 0
+    if not own.any():
+        raise NotMeasurable("no reading in the window")
+    values, inside = series.values[own], inside_ns[own].astype(np.float64)
+    outside = (series.t_ns - begins_ns)[own] - inside
+    likely, least, highest = values * inside, values * inside, values * inside
+    edge = outside > 0
+    done = (values * (inside + outside))[edge]
+    least[edge] = np.maximum(0.0, done - most * outside[edge])
+    highest[edge] = np.minimum(most * inside[edge], done)
+    value, low, high = (float(part.sum() / inside.sum()) for part in (likely, least, highest))
+    return value, min(low, value), max(high, value)
+
+
+def _begins_ns(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray:
+    """Where each span begins: as its reading says; else where the reading before was."""
+    begins_ns = np.concatenate((t_ns[:1], t_ns[:-1]))
+    spans = evidence.series("activity_s").get(device.id)
+    if spans is not None:
+        place = np.minimum(np.searchsorted(spans.t_ns, t_ns), len(spans.t_ns) - 1)
+        told = spans.t_ns[place] == t_ns
+        lengths_ns = np.round(spans.values[place] * NS_PER_S).astype(np.int64)
+        begins_ns = np.where(told, t_ns - lengths_ns, begins_ns)
+    return begins_ns
 
 
 def rate(evidence: Evidence, column: str, device: Device) -> float:

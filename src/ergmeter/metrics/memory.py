@@ -1,10 +1,11 @@
-"""How much memory: the device's, the allocator's within it, and the program's on the host.
+"""How much memory: the device's, the program's part of it, and the program's on the host.
 
-The trap: one number called "memory". What a device has in use includes the context and other
-programs; what the allocator holds is this program's share; resident memory is the host's. They are
-three, each under its own name. A peak is over the whole run, because that is what does not fit; a
-mean is over the window. Another trap: the largest of readings seconds apart is no peak. Where the
-allocator or the kernel keeps a high-water mark, that counts.
+The trap: one number called "memory". What a device has in use includes contexts and other programs;
+what the driver says that this program's processes hold is its part, context included; what its
+allocator holds (see `allocator`) is less again; resident memory is the host's. Each has a name of
+its own. A peak is over the whole run, because that is what does not fit; a mean is over the window.
+Another trap: the largest of readings seconds apart is no peak. Where the kernel keeps a high-water
+mark, that counts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import inside, mean, readings, sampled
 from ergmeter.metrics.stats import slope_interval
 from ergmeter.records import Reading
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -26,14 +27,16 @@ _S_PER_H = 3600.0
 _AMU = "amu"  # as its importer names it
 
 
-def _highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+def highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+    """The highest reading of a column on any one device, over the whole run."""
     peaks = {d.id: float(readings(evidence, column, d).values.max()) for d in devices}
     most = max(peaks, key=lambda device: peaks[device])
     of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
     return Reading(peaks[most], "B", "measured", note=f"{of}{note}; over the whole run")
 
 
-def _mean(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+def mean_bytes(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
+    """The mean over the window of a column, mean over devices."""
     means = [mean(evidence, column, device) for device in devices]
     each = f"mean over {len(means)} devices; " if len(means) > 1 else ""
     value = sum(means) / len(means)
@@ -61,7 +64,7 @@ def _printed(evidence: Evidence, reason: NotMeasurable, *, mean: bool) -> Readin
 def device_peak_bytes(evidence: Evidence) -> Reading:
     """The most memory in use on a device."""
     try:
-        return _highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return highest(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
     except NotMeasurable as reason:
         return _printed(evidence, reason, mean=False)
 
@@ -69,39 +72,61 @@ def device_peak_bytes(evidence: Evidence) -> Reading:
 def device_mean_bytes(evidence: Evidence) -> Reading:
     """Mean memory in use on a device."""
     try:
-        return _mean(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
+        return mean_bytes(evidence, "memory_bytes", _gpus(evidence), "in use by all programs")
     except NotMeasurable as reason:
         return _printed(evidence, reason, mean=True)
 
 
 def one_device_peak_bytes(evidence: Evidence, device: Device) -> Reading:
     """The most memory in use on this device."""
-    return _highest(evidence, "memory_bytes", [device], "in use by all programs")
+    return highest(evidence, "memory_bytes", [device], "in use by all programs")
 
 
 def one_device_mean_bytes(evidence: Evidence, device: Device) -> Reading:
     """Mean memory in use on this device."""
-    return _mean(evidence, "memory_bytes", [device], "in use by all programs")
+    return mean_bytes(evidence, "memory_bytes", [device], "in use by all programs")
 
 
-def _allocators(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "allocator")
+def _share_of_total(evidence: Evidence, devices: list[Device]) -> Reading:
+    """The fullest device, by its own size: how near it came to the end."""
+    shares = {}
+    for device in devices:
+        total = device.facts.get("memory_total_bytes")
+        if not total:
+            raise NotMeasurable(f"{device.name} [{device.id}] does not say how much memory it has")
+        most = float(readings(evidence, "memory_bytes", device).values.max())
+        shares[device.id] = (most / total, most, total)
+    fullest = max(shares, key=lambda device: shares[device])
+    share, most, total = shares[fullest]
+    of = f"of {fullest}, the fullest of {len(shares)}: " if len(shares) > 1 else ""
+    note = f"{of}{scaled(most, 'B')} of {scaled(total, 'B')}, in use by all programs; whole run"
+    return Reading(share, "frac", "measured", note=note)
 
 
-def allocator_mean_bytes(evidence: Evidence) -> Reading:
-    """Mean over time of what tensors held."""
-    return _mean(evidence, "allocated_bytes", _allocators(evidence), "tensors of this program")
+def device_peak_frac(evidence: Evidence) -> Reading:
+    """The most memory in use on a device, of what it has."""
+    return _share_of_total(evidence, _gpus(evidence))
 
 
-def allocator_peak_bytes(evidence: Evidence) -> Reading:
-    """The most that tensors held, by the allocator's own high-water mark."""
-    note = "tensors of this program, the allocator's own peak"
-    return _highest(evidence, "allocated_peak_bytes", _allocators(evidence), note)
+def one_device_peak_frac(evidence: Evidence, device: Device) -> Reading:
+    """The most memory in use on this device, of what it has."""
+    return _share_of_total(evidence, [device])
 
 
-def allocator_reserved_bytes(evidence: Evidence) -> Reading:
-    """The most that the allocator took from the device."""
-    return _highest(evidence, "reserved_bytes", _allocators(evidence), "taken from the device")
+_NOBODYS = (
+    "NVML did not tell what the program's own processes hold, as in many containers and in WSL;"
+    " allocator metrics have what torch holds"
+)
+
+
+def device_program_peak_bytes(evidence: Evidence) -> Reading:
+    """The most that the program's own processes held on a device."""
+    known = evidence.series("process_bytes")
+    devices = [device for device in _gpus(evidence) if device.id in known]
+    if not devices:
+        raise NotMeasurable(_NOBODYS)
+    note = "of the program and its children, contexts included; the highest reading"
+    return highest(evidence, "process_bytes", devices, note)
 
 
 def _processes(evidence: Evidence) -> list[Device]:
@@ -145,7 +170,7 @@ def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
 
 def process_mean_bytes(evidence: Evidence) -> Reading:
     """Mean resident memory of the program and its children."""
-    return _mean(evidence, "memory_bytes", _processes(evidence), "resident, children included")
+    return mean_bytes(evidence, "memory_bytes", _processes(evidence), "resident, children included")
 
 
 def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
@@ -220,6 +245,27 @@ METRICS = [
         ),
     ),
     Metric(
+        "memory.device_peak_frac",
+        "device memory, peak of all there is",
+        "frac",
+        "neither",
+        "highest memory in use on a device / its memory, whole run, of the fullest",
+        ("an accelerator",),
+        device_peak_frac,
+        per_device=one_device_peak_frac,
+        kinds=("gpu",),
+    ),
+    Metric(
+        "memory.device_program_peak_bytes",
+        "device memory, the program's own",
+        "B",
+        "lower",
+        "highest sum over the program's processes of what the driver says they hold on any one"
+        " device, whole run",
+        ("an accelerator whose driver tells what each process holds",),
+        device_program_peak_bytes,
+    ),
+    Metric(
         "memory.device_growth_bytes_per_h",
         "device memory growth",
         "B/h",
@@ -227,33 +273,6 @@ METRICS = [
         "slope of a line through memory in use over the window",
         ("an accelerator",),
         device_growth,
-    ),
-    Metric(
-        "memory.allocator_peak_bytes",
-        "allocator, peak",
-        "B",
-        "lower",
-        "the allocator's high-water mark of tensor memory",
-        ("a Meter in a torch program on CUDA",),
-        allocator_peak_bytes,
-    ),
-    Metric(
-        "memory.allocator_mean_bytes",
-        "allocator, mean",
-        "B",
-        "lower",
-        "mean over time of tensor memory, mean over devices",
-        ("a Meter in a torch program on CUDA",),
-        allocator_mean_bytes,
-    ),
-    Metric(
-        "memory.allocator_reserved_bytes",
-        "allocator, reserved",
-        "B",
-        "lower",
-        "highest memory the allocator took from the device",
-        ("a Meter in a torch program on CUDA",),
-        allocator_reserved_bytes,
     ),
     Metric(
         "memory.process_peak_bytes",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.clocks import in_words
 from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.layout import disagreement
 from ergmeter.metrics.throughput import samples
 from ergmeter.metrics.tokens import tokens
 from ergmeter.records import Reading
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 SLOW_FIRST_STEP = 3.0
 OVERLAPPING_FRAC = 0.4  # of the steps, which begin before the one before has ended
 FULL_DISK_FRAC = 0.02
+# Below the first, products may be made elsewhere; up to the second, edges of spans may explain it.
+ON_TENSOR_PIPES_FRAC = 0.05
+ABOVE_PIPES = 1.1
 SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
 # Beyond one of these a figure hides a spread that its reader would want to know of.
 NOISY_P95 = 2.0  # the 95th percentile of the step time, over its median
@@ -31,6 +37,7 @@ _TOLD = {
     "probe_failed": "a probe stopped during the run: {}",
     "device_shared": "other programs computed on a GPU of this run: {}",
     "device_lost": "a device was lost during the run: {}",
+    "activity_failed": "hardware counters could no longer be read: {}",
     "rows_dropped": "part of the record is missing: {}",
     "samples_dropped": "part of the record is missing: {}",
     "value_refused": "{}",
@@ -68,11 +75,13 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _unused(evidence)
     said += _above_one(readings)
     said += _mfu(evidence, readings)
+    said += _contradicted(readings)
     said += _told_twice(evidence)
     said += _slow_first_step(evidence, readings)
     said += _noisy(readings)
     said += _short(evidence)
     said += _ranks(evidence)
+    said += in_words(evidence.clocks)
     said += _worst(evidence)
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
@@ -127,6 +136,21 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
         peak = peak.partition(" device")[0].rpartition("; ")[0]
         return [f"MFU: {count.rpartition('. ')[2]}; of {peak}"]
     return [f"no MFU: {found.reason}"] if found is not None else []
+
+
+def _contradicted(readings: dict[str, Result]) -> list[str]:
+    """An MFU above what the tensor pipes did, where the products were made on them."""
+    mfu = readings.get("utilization.mfu_frac")
+    pipes = readings.get("activity.tensor_frac")
+    if not isinstance(mfu, Reading) or not isinstance(pipes, Reading):
+        return []
+    if pipes.value < ON_TENSOR_PIPES_FRAC or mfu.value < ABOVE_PIPES * pipes.value:
+        return []
+    return [
+        f"an MFU of {mfu.value * 100:.1f} % is more than the tensor pipes worked"
+        f" ({pipes.value * 100:.1f} % of the time, by hardware counters): an input of it is wrong"
+        " (the model, its tokens, the peak or the number of devices)"
+    ]
 
 
 def _unused(evidence: Evidence) -> list[str]:
@@ -215,6 +239,8 @@ def _ranks(evidence: Evidence) -> list[str]:
     made = [len(lane) for lane in rows.lanes]
     if max(made) > min(made) + 1:
         said.append(f"ranks made {min(made)} to {max(made)} steps: one began late or ended early")
+    with suppress(NotMeasurable):
+        said += filter(None, [disagreement(evidence, rows)])
     return said
 
 

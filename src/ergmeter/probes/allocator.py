@@ -6,7 +6,9 @@ figures are the allocator's own books: reading them does not synchronise the dev
 
 Every rank calls its device cuda:0 or thereabouts, so the host and the process are part of the id.
 What is reserved is told as its high-water mark, like what is allocated: between two readings the
-allocator may take memory and give it back.
+allocator may take memory and give it back. So are the free parts of blocks that are in use, which
+nobody else can have: of what is reserved and not allocated, they are what fragmentation costs. The
+marks are never reset here: they are the program's own.
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class AllocatorProbe:
                         allocated_bytes=books["allocated_bytes.all.current"],
                         allocated_peak_bytes=books["allocated_bytes.all.peak"],
                         reserved_bytes=books["reserved_bytes.all.peak"],
+                        split_bytes=books.get("inactive_split_bytes.all.peak"),
                     )
                 )
         return samples

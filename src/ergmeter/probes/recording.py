@@ -2,8 +2,8 @@
 
 The trap: giving one row one time. A row of the recording has two moments: the quick readings, and
 the energy counter, whose own read took milliseconds and is best dated at its middle. At 700 W ten
-milliseconds are seven joules, so each row becomes two samples. The activity of the tensor pipes
-is a third, dated at the end of the interval it is the mean of.
+milliseconds are seven joules, so each row becomes two samples. What the hardware counters
+say is a third, dated at the end of the interval it is the mean of.
 
 A recording is a folder with NAME_samples.csv, and where they exist NAME_gpm.csv, NAME_steps.csv
 and NAME_trace.json; a CSV may be gzipped. Its times are nanoseconds from its own start.
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import Device, Sample, Step, Window
-from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
+from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, NS_PER_S, W_PER_MW
 
 PROBE = "replay"  # that plays it
 FRAC_PER_PERCENT = 0.01
@@ -53,7 +53,7 @@ def recorded_samples(path: Path, hide: Collection[str] = ()) -> list[Sample]:
     rows = _records(path, "samples.csv", lambda row: _samples_of_row(row, device))
     samples = list(chain.from_iterable(rows))
     if _file(path, "gpm.csv").exists():
-        samples += _records(path, "gpm.csv", lambda row: _tensor_sample(row, device))
+        samples += _records(path, "gpm.csv", lambda row: _activity_sample(row, device))
     if hide:
         nothing: dict[str, Any] = dict.fromkeys(hide)
         left = (replace(sample, **nothing) for sample in samples)
@@ -93,9 +93,23 @@ def _samples_of_row(row: Row, device: str) -> tuple[Sample, Sample]:
     return quick, Sample(middle_ns, device, energy_j=int(row["energy_counter_mj"]) * J_PER_MJ)
 
 
-def _tensor_sample(row: Row, device: str) -> Sample:
-    tensor_frac = float(row["tensor_util"]) * FRAC_PER_PERCENT
-    return Sample(int(row["end_ns"]), device, tensor_frac=tensor_frac)
+# The counters' columns of a recording, and ours.
+_ACTIVITY = {
+    "graphics_util": "graphics_frac",
+    "sm_util": "sm_frac",
+    "sm_occupancy": "occupancy_frac",
+    "tensor_util": "tensor_frac",
+    "dram_bw_util": "dram_frac",
+}
+
+
+def _activity_sample(row: Row, device: str) -> Sample:
+    end_ns = int(row["end_ns"])
+    span_s = (end_ns - int(row["start_ns"])) / NS_PER_S
+    found: dict[str, Any] = {
+        ours: float(row[theirs]) * FRAC_PER_PERCENT for theirs, ours in _ACTIVITY.items()
+    }
+    return Sample(end_ns, device, activity_s=span_s, **found)
 
 
 def _step(row: Row) -> Step:

@@ -61,8 +61,16 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("latency.tpot_p95_s", False),
         ("latency.e2e_median_s", False),
     ],
+    # With MFU, which comes next, a ladder: each rung says less than the one above it seems to.
+    "activity": [
+        ("utilization.busy_frac", False),
+        ("activity.sm_frac", False),
+        ("activity.tensor_frac", False),
+        ("activity.dram_frac", False),
+    ],
     "compute": [
         ("utilization.mfu_frac", False),
+        ("utilization.mfu_of_achievable_frac", False),
         ("utilization.mfu_bf16_peak_frac", False),
         ("utilization.hfu_frac", False),
         ("utilization.bandwidth_frac", False),
@@ -83,7 +91,6 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("memory.process_growth_bytes_per_h", False),
     ],
     "load": [
-        ("utilization.busy_frac", False),
         ("utilization.throttled_frac", False),
         ("utilization.process_cores", False),
         ("utilization.iowait_frac", False),

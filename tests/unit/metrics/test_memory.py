@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.records import Device, Sample
 from ergmeter.runlog.reader import Run
-from tests.runs import even_steps, reading, run_of
+from tests.runs import even_steps, reading, reason, run_of
 
 S = 10**9
 MB = 10**6
@@ -74,3 +74,56 @@ def test_of_several_programs_the_fullest_is_named(tmp_path: Path) -> None:
     found = reading(run, "memory.process_peak_bytes")
     assert found.value == pytest.approx(800 * MB)
     assert found.note.startswith("of process:h:2, the fullest of 2; ")
+
+
+TORCH = Device("torch:h:1:cuda:0", "allocator", "torch allocator on Test GPU", "allocator")
+
+
+def test_what_was_taken_and_never_needed_is_a_share_of_what_was_taken(tmp_path: Path) -> None:
+    """At its peaks torch had 30 MB in tensors of 40 MB taken, and 4 MB in pieces: 25 % in vain."""
+    samples = [
+        Sample(S, TORCH.id, allocated_bytes=10 * MB, allocated_peak_bytes=12 * MB,
+               reserved_bytes=20 * MB, split_bytes=4 * MB),
+        Sample(2 * S, TORCH.id, allocated_bytes=11 * MB, allocated_peak_bytes=30 * MB,
+               reserved_bytes=40 * MB, split_bytes=4 * MB),
+    ]  # fmt: skip
+    run = run_of(tmp_path / "run", steps=even_steps(3), samples=samples, devices=[TORCH])
+    found = reading(run, "memory.allocator_unused_frac")
+    assert found.value == pytest.approx(0.25)
+    assert "30 MB needed of 40 MB taken" in found.note
+    assert reading(run, "memory.allocator_split_bytes").value == 4 * MB
+    assert reading(run, "memory.allocator_peak_bytes").value == 30 * MB
+
+
+def gpu(index: int, total_mb: int) -> Device:
+    facts = {"memory_total_bytes": total_mb * MB}
+    return Device(f"GPU-{index}", "gpu", "Test GPU", "nvml", facts)
+
+
+def test_the_fullest_device_is_the_one_with_the_least_room_left(tmp_path: Path) -> None:
+    small, large = gpu(0, 100), gpu(1, 1000)
+    samples = [
+        Sample(S, small.id, memory_bytes=80 * MB),
+        Sample(S, large.id, memory_bytes=500 * MB),
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(3), samples=samples, devices=[small, large])
+    found = reading(run, "memory.device_peak_frac")
+    assert found.value == pytest.approx(0.8)
+    assert "of GPU-0, the fullest of 2: 80 MB of 100 MB" in found.note
+
+
+def test_the_programs_own_part_of_a_device_is_told_where_the_driver_tells_it(
+    tmp_path: Path,
+) -> None:
+    one = gpu(0, 1000)
+    samples = [
+        Sample(t * S, one.id, memory_bytes=900 * MB, process_bytes=own * MB)
+        for t, own in ((1, 300), (2, 700), (3, 600))
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(3), samples=samples, devices=[one])
+    assert reading(run, "memory.device_program_peak_bytes").value == 700 * MB
+    unknown = run_of(
+        tmp_path / "unknown", steps=even_steps(3), devices=[one],
+        samples=[Sample(S, one.id, memory_bytes=900 * MB)],
+    )  # fmt: skip
+    assert "containers" in reason(unknown, "memory.device_program_peak_bytes")

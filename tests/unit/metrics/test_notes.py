@@ -10,9 +10,9 @@ from typing import cast
 import pytest
 
 from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.notes import _above_one, _short
+from ergmeter.metrics.notes import _above_one, _contradicted, _short
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Mark, Reading, Window
+from ergmeter.records import Mark, Missing, Reading, Result, Window
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of
 
@@ -72,3 +72,19 @@ def test_a_slow_first_step_is_held_against_the_median_that_is_shown(tmp_path: Pa
     assert isinstance(median, Reading)
     (said,) = [note for note in found.notes if "times the median" in note]
     assert f"took 5.1 s, {5.1 / median.value:.0f} times" in said
+
+
+@pytest.mark.parametrize(
+    ("mfu", "pipes", "said"),
+    [(0.398, 0.427, 0), (0.60, 0.427, 1), (0.45, 0.427, 0), (0.30, 0.01, 0)],
+    ids=["as on an H200", "more than was done", "by the edges of readings", "not on those pipes"],
+)
+def test_an_mfu_above_what_the_tensor_pipes_did_is_an_error(
+    mfu: float, pipes: float, said: int
+) -> None:
+    readings: dict[str, Result] = {
+        "utilization.mfu_frac": Reading(mfu, "frac", "derived"),
+        "activity.tensor_frac": Reading(pipes, "frac", "measured"),
+    }
+    assert len(_contradicted(readings)) == said
+    assert _contradicted({**readings, "activity.tensor_frac": Missing("no counters")}) == []

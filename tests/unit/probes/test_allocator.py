@@ -18,6 +18,8 @@ BOOKS = {
     "allocated_bytes.all.peak": 20,
     "reserved_bytes.all.current": 300,
     "reserved_bytes.all.peak": 4000,
+    "inactive_split_bytes.all.current": 50_000,
+    "inactive_split_bytes.all.peak": 600_000,
 }
 
 
@@ -36,12 +38,13 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return cuda
 
 
-def test_both_high_water_marks_are_told_of_a_device_that_was_touched(cuda: SimpleNamespace) -> None:
+def test_the_high_water_marks_are_told_of_a_device_that_was_touched(cuda: SimpleNamespace) -> None:
     probe = AllocatorProbe(ProbeRequest(os.getpid(), "/"))
     (sample,) = probe.read()
     assert sample.device == probe.devices[1].id
     assert (sample.allocated_bytes, sample.allocated_peak_bytes) == (1, 20)
     assert sample.reserved_bytes == 4000
+    assert sample.split_bytes == 600_000
 
 
 def test_the_ranks_of_a_run_have_an_allocator_each(cuda: SimpleNamespace) -> None:

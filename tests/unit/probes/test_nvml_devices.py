@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -91,12 +92,6 @@ def test_a_list_that_hides_every_gpu_is_named_as_the_reason(opened: Open, value:
         opened(*FOUR, environment={"CUDA_VISIBLE_DEVICES": value})
 
 
-@pytest.mark.parametrize("value", ["MIG-5c21", "MIG-GPU-00000001/1/0", "0,MIG-5c21"])
-def test_energy_is_not_attributed_to_a_mig_instance(opened: Open, value: str) -> None:
-    with pytest.raises(NotMeasurable, match=r"MIG instance .*attributed.*: measure on a GPU"):
-        opened(*FOUR, environment={"CUDA_VISIBLE_DEVICES": value})
-
-
 @pytest.mark.parametrize(
     ("environment", "is_assumed"),
     [
@@ -112,6 +107,53 @@ def test_the_facts_admit_that_numbers_on_a_mixed_machine_may_mean_others(
 ) -> None:
     probe = opened(Gpu(name="NVIDIA A10"), Gpu(), environment=environment)
     assert ("order_is_assumed" in probe.devices[0].facts) is is_assumed
+
+
+# A CUDA that numbers the GPUs in the order of SCRIPTED_CUDA, and shows those that are asked for.
+CUDA = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+static char order[8][64];
+static int shown[8], count;
+int cuInit(unsigned flags) {
+    (void)flags;
+    int known = 0;
+    for (char *one = strtok(strdup(getenv("SCRIPTED_CUDA")), ","); one; one = strtok(NULL, ","))
+        snprintf(order[known++], 64, "%s", one);
+    char *asked = strdup(getenv("CUDA_VISIBLE_DEVICES"));
+    for (char *one = strtok(asked, ","); one; one = strtok(NULL, ",")) shown[count++] = atoi(one);
+    return 0;
+}
+int cuDeviceGetCount(int *result) { return *result = count, 0; }
+int cuDeviceGet(int *device, int index) { return *device = shown[index], 0; }
+int cuDeviceGetUuid(unsigned char *uuid, int device) {
+    int place = 0;
+    for (char *c = order[device] + strlen("GPU-"); *c && place < 16; c += *c == '-')
+        sscanf(c, "%2hhx", &uuid[place++]), c += 2;
+    return 0;
+}
+"""
+
+
+def test_on_a_mixed_machine_cuda_itself_says_which_gpus_its_numbers_mean(
+    opened: Open, tmp_path: Path
+) -> None:
+    """To CUDA the H200 is number 0; along the PCI bus it is the last."""
+    source = tmp_path / "cuda.c"
+    source.write_text(CUDA)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source], check=True)
+    environment = {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "SCRIPTED_CUDA": ",".join(default_uuid(index) for index in (2, 0, 1)),
+        "CUDA_VISIBLE_DEVICES": "0,2",
+    }
+    slow, fast = Gpu(name="NVIDIA A10"), Gpu()
+    probe = opened(slow, slow, fast, environment=environment)
+    assert indices(probe) == [2, 1]
+    assert "order_is_assumed" not in probe.devices[0].facts
+    probe.close()
 
 
 def test_a_gpu_the_program_computes_on_is_marked_once(

@@ -19,7 +19,7 @@ from ergmeter.probes.replay import (
     recorded_samples,
     recorded_steps,
 )
-from ergmeter.records import Sample
+from ergmeter.records import ACTIVITY, Sample
 
 H200 = Path(__file__).parents[2] / "data" / "h200"
 
@@ -90,7 +90,7 @@ def test_tensor_activity_is_a_fraction_at_the_end_of_its_interval(samples: list[
 
 
 def test_hidden_fields_are_absent_and_samples_left_with_nothing_too() -> None:
-    without_counter = recorded_samples(H200, hide=["energy_j", "tensor_frac"])
+    without_counter = recorded_samples(H200, hide=["energy_j", "activity_s", *ACTIVITY])
     assert len(without_counter) == 11_997
     assert {sample.energy_j for sample in without_counter} == {None}
     assert all(sample.power_w is not None for sample in without_counter)

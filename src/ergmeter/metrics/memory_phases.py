@@ -1,0 +1,157 @@
+"""Which phase needs the memory: training steps, evaluation or checkpoints.
+
+The trap: taking a high-water mark for a phase's own. The allocator's mark only ever rises, so after
+a training step of 40 GB it says 40 GB all through an evaluation that needs 5. What a phase held is
+therefore what was read in it; and where the mark rose between two readings with no other phase in
+between, that mark, which no reading can miss. Where it did not rise, the phase's peak lies between
+its highest reading and the mark, and the figure says so.
+
+An instant belongs to one phase, as for energy: checkpoint before evaluation before data before
+training.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.gauges import readings, sampled
+from ergmeter.metrics.steps import with_lanes
+from ergmeter.records import PHASES, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Device, TimeArray
+
+Mask: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+
+_ORDER = ("checkpoint", "eval", "data", "train")
+_WORDS = {"train": "training steps", "eval": "evaluation", "checkpoint": "checkpoints"}
+
+
+class _Spans:
+    """When the first rank was in some phases: ranks work in step."""
+
+    def __init__(self, evidence: Evidence, *phases: str) -> None:
+        rows = evidence.all_steps
+        if len(rows):
+            rows = with_lanes(rows).lanes[0]
+        numbers = [PHASES.index(phase) for phase in phases]
+        own = rows.where(np.isin(rows["phase"], numbers))
+        order = np.argsort(own["start_ns"], kind="stable")
+        self.starts_ns = own["start_ns"][order]
+        self.reached_ns = np.maximum.accumulate(own["end_ns"][order])  # by any that began so far
+
+    def touch(self, since_ns: TimeArray, until_ns: TimeArray) -> Mask:
+        """Whether any of them was on at some time between these."""
+        last = np.searchsorted(self.starts_ns, until_ns, side="right") - 1
+        began = last >= 0
+        if not began.any():
+            return np.zeros(len(until_ns), dtype=bool)
+        return began & (self.reached_ns[last] >= since_ns)
+
+
+def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
+    """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when a phase began")
+    own = _Spans(evidence, phase)
+    if not len(own.starts_ns):
+        raise NotMeasurable(f"no {phase} span was recorded")
+    before = _Spans(evidence, *_ORDER[: _ORDER.index(phase)])
+    mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
+    if not mask.any():
+        raise NotMeasurable(f"no reading fell into {_WORDS[phase]}: the spans are too short")
+    return mask
+
+
+def _highest(found: dict[str, Reading]) -> Reading:
+    most = max(found, key=lambda device: found[device].value)
+    of = f"of {most}, the fullest of {len(found)}; " if len(found) > 1 else ""
+    one = found[most]
+    return Reading(one.value, "B", "measured", one.low, one.high, f"{of}{one.note}; whole run")
+
+
+def _on_device(phase: str) -> Callable[[Evidence], Reading]:
+    def of_one(evidence: Evidence, device: Device) -> Reading:
+        series = readings(evidence, "memory_bytes", device)
+        held = series.values[_during(evidence, phase, series.t_ns)]
+        note = (
+            f"the highest of {len(held)} readings in {_WORDS[phase]}, in use by all programs;"
+            " what was held between two readings is not in it"
+        )
+        return Reading(float(held.max()), "B", "measured", note=note)
+
+    def compute(evidence: Evidence) -> Reading:
+        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "gpu")})
+
+    return compute
+
+
+def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
+    def of_one(evidence: Evidence, device: Device) -> Reading:
+        held = readings(evidence, "allocated_bytes", device)
+        marks = readings(evidence, "allocated_peak_bytes", device)
+        during = _during(evidence, phase, held.t_ns)
+        read = float(held.values[during].max())
+        known = max(read, _risen(evidence, phase, marks.t_ns, marks.values))
+        last_ns = held.t_ns[during][-1]
+        most = float(marks.values[marks.t_ns <= last_ns].max())
+        if known >= most or known > read:
+            note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
+            return Reading(known, "B", "measured", note=note)
+        note = (
+            f"the highest of {int(during.sum())} readings in {_WORDS[phase]}: between two of them"
+            " it may have been more, up to the allocator's mark, which something else had set"
+        )
+        return Reading(known, "B", "measured", known, most, note)
+
+    def compute(evidence: Evidence) -> Reading:
+        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "allocator")})
+
+    return compute
+
+
+def _risen(evidence: Evidence, phase: str, t_ns: TimeArray, marks: Any) -> float:  # noqa: ANN401
+    """The highest that the mark rose to while just this phase was on; 0 if it never did."""
+    since_ns = np.concatenate(([0], t_ns[:-1]))
+    others = _Spans(evidence, *(other for other in _ORDER if other != phase))
+    alone = _Spans(evidence, phase).touch(since_ns, t_ns) & ~others.touch(since_ns, t_ns)
+    rose = alone & (np.diff(marks, prepend=0.0) > 0)
+    return float(marks[rose].max(initial=0.0))
+
+
+_NEEDS = ("spans of a Meter or an integration",)
+
+METRICS = [
+    *(
+        Metric(
+            f"memory.device_{phase}_peak_bytes",
+            f"device memory in {words}, peak",
+            "B",
+            "lower",
+            f"highest reading of memory in use on any one device at an instant of a {phase} span",
+            ("an accelerator", *_NEEDS),
+            _on_device(phase),
+        )
+        for phase, words in _WORDS.items()
+    ),
+    *(
+        Metric(
+            f"memory.allocator_{phase}_peak_bytes",
+            f"allocator in {words}, peak",
+            "B",
+            "lower",
+            f"the higher of: highest reading of tensor memory at an instant of a {phase} span;"
+            f" the allocator's mark where it rose between two readings and only {phase} was on",
+            ("a Meter in a torch program on CUDA", *_NEEDS),
+            _in_allocator(phase),
+        )
+        for phase, words in _WORDS.items()
+    ),
+]
