@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError
+from ergmeter.hardware import calibration
 from ergmeter.records import Mark, Sample
 from ergmeter.units import NS_PER_S
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from ergmeter.ports import Probe, ProbeRequest
 
-DEFAULT_PROBES = ("nvml", "rapl", "process", "node")
+DEFAULT_PROBES = ("nvml", "amd", "neuron", "apple", "grace", "rapl", "process", "node")
 # NVML's slowest call seen takes 16 ms, a busy disk a second or two. What takes longer is not slow.
 HANG_S = 5.0
 # Per probe: an hour and a half of 10 Hz over two samples a reading, if nobody drains.
@@ -68,6 +69,7 @@ def open_probes(
         if isinstance(result, str):
             opened.unavailable[name] = result
         else:
+            calibration.attach(result.devices)
             opened.probes.append(result)
     return opened
 
