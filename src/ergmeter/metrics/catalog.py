@@ -52,8 +52,18 @@ class Metric:
 def catalogue() -> dict[str, Metric]:
     """All metrics by key: ours first, in the order a reader wants them, then the plugins'."""
     first = (
-        *("throughput", "tokens", "time", "energy", "memory", "utilization", "compute"),
-        *("carbon", "inference", "training"),
+        *(
+            "throughput",
+            "tokens",
+            "time",
+            "energy",
+            "step_energy",
+            "idle",
+            "memory",
+            "allocator",
+            "memory_phases",
+        ),
+        *("utilization", "activity", "compute", "achievable", "carbon", "inference", "training"),
     )
     names = sorted(
         registry.names("metrics"),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.gauges import why_absent
 from ergmeter.metrics.power import (
     RAPL_REFRESH_S,
     REFRESH_S,
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 COUNTER = "energy counter"
 DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
-_HINT = (
-    "an NVIDIA GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
-)
+_HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
+_GPUS = ("nvml", "amd", "neuron", "apple")
+_CPUS = ("rapl", "grace", "apple")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
 def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:
-        return None, "no power reading either"
+        return None, why_absent(device, "power_w") or "no power reading either"
     averaged = device.facts.get("power_field") == "draw"
     try:
         return power_curve(power.t_ns, power.values, slack_s=1.0 if averaged else REFRESH_S), ""
@@ -120,7 +121,7 @@ def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, s
 def _counter(evidence: Evidence, device: Device, shape: EnergyCurve | None) -> EnergyCurve:
     counter = evidence.series("energy_j").get(device.id)
     if counter is None:
-        raise NotMeasurable("it has no energy counter")
+        raise NotMeasurable(why_absent(device, "energy_j") or "it has no energy counter")
     refresh_s = REFRESH_S if device.kind == "gpu" else RAPL_REFRESH_S
     return counter_curve(counter.t_ns, counter.values, shape=shape, refresh_s=refresh_s)
 
@@ -129,7 +130,7 @@ def boundary(evidence: Evidence) -> list[Device]:
     """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
     devices = evidence.devices("gpu") or evidence.devices("cpu", "dram")
     if not devices:
-        why = evidence.why_no_device("energy sensor", "nvml", "rapl")
+        why = evidence.why_no_device("energy sensor", *dict.fromkeys((*_GPUS, *_CPUS)))
         raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
     shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
     if shared:
@@ -147,6 +148,9 @@ def boundary(evidence: Evidence) -> list[Device]:
 
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
+    ids = {device.id for device in devices}
+    # The second die of a board, say, whose counter is the first one's.
+    devices = [one for one in devices if one.facts.get("energy_counted_in") not in ids]
     drawn: list[Drawn] = []
     reasons = []
     for device in devices:
@@ -161,13 +165,19 @@ def total(evidence: Evidence, devices: list[Device]) -> Reading:
     ways = sorted({one.way for one in drawn})
     remarks = sorted({one.remark for one in drawn if one.remark and one.way != COUNTER})
     note = (
-        f"{_names(devices)}, whole boards; {' and '.join(ways)}"
+        f"{_names(devices)}, {_scope(devices)}; {' and '.join(ways)}"
         + (f" ({'; '.join(remarks)})" if remarks else "")
         + f"; interval from the readings at both ends; {evidence.window_note}"
     )
     basis = weakest(*(_BASIS.get(one.way, "derived") for one in drawn))
     low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
     return Reading(joules, "J", basis, low_j, high_j, note)
+
+
+def _scope(devices: list[Device]) -> str:
+    """What of a machine the sensors see, where they say; else all of the board or package."""
+    said = dict.fromkeys(str(one.facts.get("scope", "")) for one in devices)
+    return ", ".join(one for one in said if one) or "whole boards"
 
 
 def _names(devices: list[Device]) -> str:
@@ -190,17 +200,22 @@ def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
 
 def accelerator_j(evidence: Evidence) -> Reading:
     """Energy of the accelerators."""
-    return _of_kind(evidence, "gpu", "accelerator", "nvml")
+    return _of_kind(evidence, "gpu", "accelerator", *_GPUS)
+
+
+def module_j(evidence: Evidence) -> Reading:
+    """Energy of modules and whole machines, which hold devices that are counted elsewhere."""
+    return _of_kind(evidence, "module", "meter of a module or a machine", "grace", "apple")
 
 
 def cpu_j(evidence: Evidence) -> Reading:
     """Energy of the CPU packages."""
-    return _of_kind(evidence, "cpu", "CPU energy counter", "rapl")
+    return _of_kind(evidence, "cpu", "CPU energy counter", *_CPUS)
 
 
 def dram_j(evidence: Evidence) -> Reading:
     """Energy of the memory."""
-    return _of_kind(evidence, "dram", "DRAM energy counter", "rapl")
+    return _of_kind(evidence, "dram", "DRAM energy counter", "rapl", "apple")
 
 
 def device_j(evidence: Evidence, device: Device) -> Reading:
@@ -280,7 +295,7 @@ def _weakened(reading: Reading, basis: Basis) -> Reading:
 
 
 _SENSOR = ("an energy counter or power readings",)
-_DRAWS = ("gpu", "cpu", "dram")
+_DRAWS = ("gpu", "cpu", "dram", "module")
 _SFT_PLAY = "SFT-Play"
 
 METRICS = [
@@ -394,5 +409,15 @@ METRICS = [
         "as energy.run_j, over DRAM domains",
         ("RAPL",),
         dram_j,
+    ),
+    Metric(
+        "energy.module_j",
+        "module energy",
+        "J",
+        "lower",
+        "as energy.run_j, over modules (Grace) or the machine (Apple): with what is in them, so it"
+        " is part of no sum",
+        ("a meter of a module",),
+        module_j,
     ),
 ]

@@ -95,6 +95,30 @@ class EnergyCurve:
         low_j = max(0.0, float(early[1] - late[0]))
         return Energy(float(joules[1] - joules[0]), low_j, float(late[1] - early[0]))
 
+    def over_each(
+        self, start_ns: TimeArray, end_ns: TimeArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Joules of each window, the least and the most they may be; NaN outside the readings."""
+        starts, ends = self.at(start_ns), self.at(end_ns)
+        start_early, start_late = self._bounds(start_ns, starts)
+        end_early, end_late = self._bounds(end_ns, ends)
+        known = self._spanned(start_ns, end_ns)
+        found = (ends - starts, np.maximum(0.0, end_early - start_late), end_late - start_early)
+        joules, low_j, high_j = (np.where(known, one, np.nan) for one in found)
+        return joules, low_j, high_j
+
+    def _spanned(self, start_ns: TimeArray, end_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
+        """Which windows the readings span, without a gap that is too long."""
+        late_ns = round(LATE_S * NS_PER_S)
+        within = (self.t_ns[0] <= start_ns) & (end_ns - late_ns <= self.seen_until_ns)
+        if not math.isfinite(self.max_gap_s):
+            return within
+        gaps = np.diff(self.t_ns) > self.max_gap_s * NS_PER_S
+        before = np.append(0, np.cumsum(gaps))
+        first = np.clip(np.searchsorted(self.t_ns, start_ns, side="right") - 1, 0, None)
+        last = np.clip(np.searchsorted(self.t_ns, end_ns, side="left"), 0, len(self.t_ns) - 1)
+        return within & (before[last] == before[first])
+
     def _bounds(self, edges: TimeArray, joules: FloatArray) -> tuple[FloatArray, FloatArray]:
         """The least and the most that can have been drawn up to each edge."""
         early, late = np.zeros(len(edges)), np.full(len(edges), math.inf)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.metrics.step_energy import energy_of
+from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import COLUMN_KINDS
 from ergmeter.views import documents
 
@@ -25,6 +29,8 @@ def export(
     """Write the files and yield their paths. Refuses to overwrite unless forced."""
     target.mkdir(parents=True, exist_ok=True)
     tables = {name: table for name in COLUMN_KINDS if (table := run.table(name)).num_columns}
+    if "steps" in tables:
+        tables["steps"] = _with_energy(run, tables["steps"])
     if form == "json":
         path = _free(target / "export.json", force=force)
         whole: dict[str, Any] = {"summary": documents.report(run, summary)}
@@ -39,6 +45,25 @@ def export(
     path = target / "summary.json"  # the same in every format
     path.write_text(json.dumps(documents.report(run, summary), indent=1, allow_nan=False))
     yield path
+
+
+def _with_energy(run: Run, table: pa.Table) -> pa.Table:
+    """The steps with what all devices drew in each; of several ranks those of the first, or a sum
+    over the column would count each joule once for every rank."""
+    try:
+        evidence = evidence_of(run)
+        start_ns, end_ns = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
+        each = energy_of(evidence, start_ns, end_ns)
+    except NotMeasurable:
+        return table
+    first = min(one.as_py() for one in pc.unique(table["rank"])) if len(table) else 0
+    is_own = table["rank"].to_numpy() == first
+    for name, values in (
+        ("energy_j", each.joules), ("energy_low_j", each.low_j), ("energy_high_j", each.high_j),
+    ):  # fmt: skip
+        absent = ~is_own | np.isnan(values)
+        table = table.append_column(name, pa.array(values, mask=absent))
+    return table
 
 
 def _rows(table: pa.Table) -> list[dict[str, Any]]:

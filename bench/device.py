@@ -1,0 +1,371 @@
+"""On a real NVIDIA GPU: what measuring costs a step, how right short bursts are, and the ladder.
+
+The trap: a GPU that warms up. It draws more and clocks lower by the minute, so that whichever way
+is measured second looks slower. So ways take turns in short blocks, each block is held against the
+bare ones on both sides of it, and the interval is over those pairs.
+
+Bursts: products for so long, then a pause of random length, over and over. Their joules by
+ergmeter, each by itself, are added up and held against the hardware's counter over the whole
+sequence, less what it draws in the pauses at rest. Losses: with kernels that give the same bits each
+time, with a Meter and without.
+
+    python bench/device.py --out FOLDER [--only overhead,bursts,ladder,losses] [--zeus]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tables
+import torch
+
+from ergmeter import Meter, Reading
+from ergmeter.metrics.step_energy import energy_of
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.runlog.reader import Run
+
+NS = 1e9
+SIZES = {
+    "340 ms": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+               "num_attention_heads": 32, "num_key_value_heads": 32},
+    "20 ms": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
+              "num_attention_heads": 8, "num_key_value_heads": 8},
+}  # fmt: skip
+BATCH = {"340 ms": (8, 2048), "20 ms": (8, 512)}
+BLOCK_S = {"340 ms": 3.5, "20 ms": 1.5}
+BURSTS = ((0.05, 60), (0.2, 40), (1.0, 14), (10.0, 3))
+Loop = Callable[[int], float]
+
+
+class Training:
+    """A Llama in bf16 on random tokens, as plain as can be; no step waits for the device."""
+
+    def __init__(self, size: str, *, deterministic: bool = False) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        torch.manual_seed(0)
+        torch.use_deterministic_algorithms(deterministic)
+        self.rows, self.length = BATCH[size]
+        config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, **SIZES[size])
+        self.model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)  # type: ignore[arg-type]
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        shape = (self.rows, self.length)
+        self.ids = torch.randint(0, 32000, shape, device="cuda")
+        self.tokens = self.rows * self.length
+
+    def step(self) -> torch.Tensor:
+        loss: torch.Tensor = self.model(input_ids=self.ids, labels=self.ids).loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+# -- what measuring costs --------------------------------------------------------------------------
+
+
+@contextmanager
+def bare(training: Training, _out: Path) -> Iterator[Loop]:
+    def loop(steps: int) -> float:
+        return timed(lambda: [training.step() for _ in range(steps)])
+
+    yield loop
+
+
+@contextmanager
+def metered(training: Training, out: Path) -> Iterator[Loop]:
+    """Everything on: all probes, hardware counters, the device's clock, FLOPs of the model."""
+    with Meter(out, model=training.model, seq_len=training.length, dtype="bf16") as meter:
+
+        def loop(steps: int) -> float:
+            def run() -> None:
+                for _ in range(steps):
+                    with meter.step(tokens=training.tokens):
+                        training.step()
+
+            return timed(run)
+
+        time.sleep(1.0)  # what it takes to begin is no step's
+        yield loop
+
+
+@contextmanager
+def zeus(training: Training, _out: Path) -> Iterator[Loop]:
+    from zeus.monitor import ZeusMonitor
+
+    monitor = ZeusMonitor(gpu_indices=[0], approx_instant_energy=False)
+
+    def loop(steps: int) -> float:
+        def run() -> None:
+            for _ in range(steps):
+                monitor.begin_window("step")
+                training.step()
+                monitor.end_window("step")
+
+        return timed(run)
+
+    yield loop
+
+
+@contextmanager
+def smi(training: Training, _out: Path) -> Iterator[Loop]:
+    """nvidia-smi in a loop of its own, ten times a second."""
+    asked = "power.draw.instant,utilization.gpu,memory.used,temperature.gpu,clocks.sm"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv", "-lms", "100"]
+    with bare(training, _out) as loop:
+        polling = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        time.sleep(0.5)
+        try:
+            yield loop
+        finally:
+            polling.kill()
+            polling.wait()
+
+
+@contextmanager
+def profiler(training: Training, _out: Path) -> Iterator[Loop]:
+    """A profiled forward pass beside each step, as profiler-based MFU monitors do."""
+    from torch.profiler import ProfilerActivity, profile
+
+    both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+
+    def loop(steps: int) -> float:
+        def run() -> None:
+            for _ in range(steps):
+                training.step()
+                with profile(activities=both, with_flops=True), torch.no_grad():
+                    training.model(input_ids=training.ids)
+
+        return timed(run)
+
+    yield loop
+
+
+WAYS = {
+    "ergmeter, all of it": metered,
+    "Zeus, a window each step": zeus,
+    "nvidia-smi -lms 100 beside it": smi,
+    "a profiled forward each step": profiler,
+}
+
+
+def timed(work: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    before = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - before
+
+
+def overhead(out: Path, rounds: int, *, with_zeus: bool) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    for size in SIZES:
+        training = Training(size)
+        timed(lambda: [training.step() for _ in range(20)])  # noqa: B023
+        one_s = timed(lambda: [training.step() for _ in range(10)]) / 10  # noqa: B023
+        steps = max(2, round(BLOCK_S[size] / one_s))
+        rows = []
+        for name, way in WAYS.items():
+            if name.startswith("Zeus") and not with_zeus:
+                continue
+            turns = rounds if way is metered else max(3, rounds // 4)
+            if way is profiler:
+                turns = 3
+            ratios = paired(training, way, steps, turns, out / f"{size[:-3]}ms")
+            numbers[f"{size}, {name}"] = {"bare_s": one_s, "ratios": ratios}
+            low, high = tables.median_interval(ratios)
+            middle = statistics.median(ratios)
+            cells = (
+                f"{100 * (middle - 1):+.3f}",
+                f"{100 * (low - 1):+.3f} to {100 * (high - 1):+.3f}",
+            )
+            rows.append(
+                (name, f"{1e3 * one_s:.1f}", *cells, f"{1e3 * one_s * (middle - 1):+.3f}", turns)
+            )
+        header = ("measured by", "bare step ms", "added %", "95 % interval", "added ms", "pairs")
+        tables.show(f"What measuring adds to a step of {size}", header, rows, note=where())
+        del training
+        torch.cuda.empty_cache()
+    return numbers
+
+
+def paired(training: Training, way: Any, steps: int, turns: int, out: Path) -> list[float]:
+    """Of each turn: the block that is measured, to the mean of the bare ones around it."""
+    with bare(training, out) as alone:
+        before = alone(steps)
+        ratios = []
+        for turn in range(turns):
+            with way(training, Path(f"{out}-{turn}")) as loop:
+                between = loop(steps)
+            after = alone(steps)
+            ratios.append(between / ((before + after) / 2))
+            before = after
+    return ratios
+
+
+# -- short bursts ----------------------------------------------------------------------------------
+
+
+def bursts(out: Path) -> dict[str, Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    def counter() -> tuple[int, float]:
+        """At its next refresh, so that it need not be interpolated."""
+        first = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        while (now := pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) == first:
+            pass
+        return time.monotonic_ns(), now / 1e3
+
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    one_s = timed(lambda: [torch.mm(matrix, matrix) for _ in range(200)]) / 200
+    dice = random.Random(0)
+    rows, numbers = [], {}
+    for seconds, times in BURSTS:
+        time.sleep(3)
+        path = out / f"bursts-{seconds:g}s"
+        with Meter(path, probes=["nvml"]) as meter:
+            with meter.phase("idle"):
+                time.sleep(4)
+            began = counter()
+            for _ in range(times):
+                time.sleep(dice.uniform(0.5, 0.9))
+                with meter.step(tokens=1):
+                    for _ in range(max(1, round(seconds / one_s))):
+                        torch.mm(matrix, matrix)
+                    torch.cuda.synchronize()
+            time.sleep(dice.uniform(0.5, 0.9))
+            ended = counter()
+        found = judged(path, began, ended)
+        numbers[f"{seconds:g} s"] = {**found, "began": began, "ended": ended}
+        rows.append((
+            f"{1e3 * found['burst_s']:.0f} ms", times, f"{found['idle_w']:.1f}",
+            f"{found['truth_j']:.1f}", f"{found['ours_j']:.1f}",
+            f"{100 * (found['ours_j'] / found['truth_j'] - 1):+.2f}",
+            f"{100 * found['spread']:.1f}", f"{100 * found['off']:.0f}",
+        ))  # fmt: skip
+    header = (
+        "burst", "times", "idle W", "counter, less idle J", "ours, each added up J", "off by %",
+        "spread of one %", "its own interval, half %",
+    )  # fmt: skip
+    tables.show("Bursts, each by itself", header, rows, note=where())
+    return numbers
+
+
+def judged(path: Path, began: tuple[int, float], ended: tuple[int, float]) -> dict[str, float]:
+    """What ergmeter says of each burst of a run, against the counter over all of them."""
+    run = Run.open(path)
+    evidence = evidence_of(run)
+    steps = evidence.all_steps
+    train = steps.where(steps["phase"] == 0)
+    start_ns, end_ns = train.columns["start_ns"], train.columns["end_ns"]
+    each = energy_of(evidence, start_ns, end_ns)  # type: ignore[arg-type]
+    idle = summarize(run).readings["energy.idle_w"]
+    assert isinstance(idle, Reading), idle
+    busy_s = float((end_ns - start_ns).sum()) / NS
+    whole_s = (ended[0] - began[0]) / NS
+    truth_j = ended[1] - began[1] - idle.value * (whole_s - busy_s)
+    return {
+        "burst_s": busy_s / len(train),
+        "idle_w": idle.value,
+        "truth_j": truth_j,
+        "ours_j": float(each.joules.sum()),
+        "spread": float(np.std(each.joules) / np.mean(each.joules)),
+        "off": float(np.median((each.high_j - each.low_j) / 2 / each.joules)),
+    }
+
+
+# -- the ladder, and losses ------------------------------------------------------------------------
+
+LADDER = (
+    "utilization.busy_frac", "activity.sm_frac", "activity.tensor_frac", "activity.dram_frac",
+    "utilization.mfu_frac", "utilization.hfu_frac", "throughput.tokens_per_s",
+    "time.step_median_s", "energy.joules_per_token", "energy.step_median_j", "energy.mean_w",
+)  # fmt: skip
+
+
+def ladder(out: Path) -> dict[str, Any]:
+    """What each rung says of one training."""
+    training = Training("340 ms")
+    path = out / "ladder"
+    with Meter(
+        path, model=training.model, seq_len=training.length, dtype="bf16", warmup_steps=10
+    ) as meter:
+        for _ in range(60):
+            with meter.step(tokens=training.tokens):
+                training.step()
+    found = summarize(Run.open(path)).readings
+    rows, numbers = [], {}
+    for key in LADDER:
+        one = found[key]
+        if isinstance(one, Reading):
+            numbers[key] = one.value
+            rows.append((key, f"{one.value:.4g}", one.unit, one.basis, one.note[:90]))
+        else:
+            rows.append((key, "-", "", "", one.reason[:90]))
+    tables.show("One training, rung by rung", ("metric", "value", "unit", "basis", "note"), rows)
+    return numbers
+
+
+def losses(out: Path) -> dict[str, Any]:
+    """The same bits with a Meter and without."""
+
+    def trained(meter: Meter | None) -> list[str]:
+        training = Training("20 ms", deterministic=True)
+        found = []
+        for _ in range(30):
+            if meter is None:
+                found.append(training.step())
+            else:
+                with meter.step(tokens=training.tokens):
+                    found.append(training.step())
+        return [float(one).hex() for one in found]
+
+    without = trained(None)
+    with Meter(out / "losses") as meter:
+        within = trained(meter)
+    torch.use_deterministic_algorithms(False)
+    same = sum(one == other for one, other in zip(without, within, strict=True))
+    rows = [(len(without), same, without[-1], within[-1])]
+    header = ("losses", "the same to the last bit", "the last without", "the last with")
+    tables.show("Losses with deterministic kernels", header, rows)
+    return {"without": without, "within": within}
+
+
+def where() -> str:
+    return f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tables.machine()}"
+
+
+def main() -> None:
+    """Print the tables."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    options = tables.parser(__doc__)
+    options.add_argument("--out", type=Path, required=True, help="where the runs are left")
+    options.add_argument("--only", default="losses,ladder,bursts,overhead")
+    options.add_argument("--zeus", action="store_true", help="beside Zeus, which is installed")
+    given = options.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "losses": lambda: losses(given.out),
+        "ladder": lambda: ladder(given.out),
+        "bursts": lambda: bursts(given.out),
+        "overhead": lambda: overhead(given.out, given.rounds or 24, with_zeus=given.zeus),
+    }
+    for name in given.only.split(","):
+        (given.out / f"{name}.json").write_text(json.dumps(parts[name](), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
