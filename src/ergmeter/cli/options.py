@@ -63,6 +63,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": click.IntRange(min=1),
         "help": "Devices the tokens are of, where they can't be seen.",
     },
+    "layout": {
+        "metavar": "tp=2,pp=4",
+        "help": "Which ranks work on the same tokens: sizes of tp, cp, pp (and ep, dp), where the"
+        " framework does not say; order=tp-cp-ep-dp-pp if ranks are numbered otherwise.",
+    },
+    "job": {"help": "What this run is a part of, where a job is stopped and resumed (erg job)."},
     "grid_g_per_kwh": {
         "type": click.FloatRange(min=0),
         "help": "Carbon intensity of the electricity.",

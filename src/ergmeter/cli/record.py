@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops
     from ergmeter.runlog.settings import Settings
 
+_PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets the pace of
+
 
 @click.command(
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
@@ -86,7 +88,7 @@ def command(
             f"erg: the recorder around this command measures it, into {around}{unused}", err=True
         )
         os.execvp(command_line[0], command_line)
-    options = {name: {"period_s": interval_s} for name in ("nvml", "rapl")} if interval_s else {}
+    options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
     recording = record(
         Request(
             command=command_line,

@@ -13,6 +13,7 @@ from typing import Any
 
 from ergmeter.flops.whole import sizes, whole_parameters
 from ergmeter.runlog.meeting import agreed, world_size
+from ergmeter.runlog.parallel import told_layout
 
 __all__ = ["training_identity", "world_size"]
 
@@ -30,6 +31,7 @@ def training_identity(model: object = None) -> dict[str, Any]:
         "number": next(_trainings),
         **({} if model is None else {"model": type(model).__name__}),
         **_model_sizes(model),
+        **({"layout": told} if (told := told_layout(model)) else {}),
     }
 
 

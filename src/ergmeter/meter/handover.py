@@ -20,14 +20,25 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
-from ergmeter.runlog.meeting import own_rank
+from ergmeter.runlog.meeting import own_rank, world_size
+from ergmeter.runlog.parallel import told_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import Protocol
 
     from ergmeter.runlog.writer import Writer
     from ergmeter.sampler import Opened, Sampler
+
+    class Duty(Protocol):
+        """To read a device that another process reads for us as long as it lives."""
+
+        stands_by: bool
+
+        def taken(self) -> Opened:
+            """Its probe, if it falls to us now."""
+
 
 HAND_OVER_S = 0.5
 # Samples come at a steady rate, and a batch of any size costs about the same: every other time.
@@ -85,6 +96,9 @@ class HandOver:
         # Called before steps are taken: whoever holds some back until their tokens are known. At
         # the end, with wait=True, they are waited for.
         self.sources: list[Callable[..., None]] = []
+        self.duties: list[Duty] = []  # that fall to us if who has them now ends
+        self.on_end: list[Callable[[], None]] = []
+        self._told: dict[str, Any] = {}  # of the group of ranks, as the header has it
 
     @property
     def run(self) -> Path:
@@ -123,7 +137,10 @@ class HandOver:
         """
         self._ending = self._ending or ending
         if not self._stopping.is_set():
+            self._guarded(self._say_where)
             self._guarded(self._sampler.stop)
+            for end in self.on_end:
+                self._guarded(end)
             if last is not None:
                 self._guarded(last)
         self._stopping.set()
@@ -218,8 +235,28 @@ class HandOver:
             rounds += 1
             self.flush(samples=rounds % SAMPLES_EVERY == 0)
             self._guarded(self._sampler.watch)
+            self._guarded(self._stand_in)
+            self._guarded(self._say_where)
             self._cpu_s = time.thread_time()
         self._finish()
+
+    def _stand_in(self) -> None:
+        """Read what nobody reads any more."""
+        for duty in tuple(self.duties):
+            opened = duty.taken()
+            if not duty.stands_by:
+                self.duties.remove(duty)
+                self.add(opened)
+                names = ", ".join(probe.name for probe in opened.probes) or "nothing"
+                self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
+
+    def _say_where(self) -> None:
+        """How many ranks there are, and where this one stands among them, once that is known."""
+        world = world_size()
+        told = {} if world < 2 else {"world": world, "layout": told_layout()}
+        if told and told != self._told:
+            self._told = told
+            self.describe(**told)
 
     def _write_steps(self, rows: list[tuple[Any, ...]]) -> None:
         if not rows:

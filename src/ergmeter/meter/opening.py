@@ -2,6 +2,10 @@
 
 The trap: half a beginning. A run that can't be written leaves no directory behind, and no probe
 open; one that can't be joined is no reason to measure nothing.
+
+Of the ranks on a node one reads the devices, whichever is first (`claim`); the others record their
+steps and stand by. If it ends or is killed, one of them goes on within a second: what a counter
+counted in between is not lost.
 """
 
 from __future__ import annotations
@@ -9,16 +13,20 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.meter.claim import Claim
 from ergmeter.meter.handover import HandOver, own_id
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Flops
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
+from ergmeter.runlog.layout import Layout
+from ergmeter.runlog.meeting import told_size, world_size
 from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
 
     from ergmeter.meter.progress import Budget
     from ergmeter.runlog.settings import Settings
+
+
+_LAUNCHES = 1000  # of one name on one day
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +104,22 @@ class Plan:
     def _wanted(self) -> tuple[str, ...]:
         return DEFAULT_PROBES if self.probes is None else self.probes
 
-    def _opened(self, names: Iterable[str], *, path: Path, pid: int | None = None) -> Opened:
+    def _opened(
+        self,
+        names: Iterable[str],
+        *,
+        path: Path,
+        pid: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Opened:
         opened = Opened()
+        around = self.around.environment if self.around else os.environ
         for name in names:
             request = ProbeRequest(
                 pid=pid
                 or os.getpid(),  # whose descendants the program's processes are, in any case
                 path=str(path),
-                environment=self.around.environment if self.around else dict(os.environ),
+                environment=dict(environment or around),
                 options=dict(self.probe_options.get(name, {})),
             )
             one = open_probes(request, [name])
@@ -116,21 +135,59 @@ class Plan:
         return self._share(run, self._opened(names, path=run))
 
     def _own(self) -> HandOver:
-        names = _own_probes() if self.probes is None else self.probes
-        opened = self._opened(names, path=Path.cwd())
         group = launched_group()
+        self._check_layout()
         path = self.out or new_run_path(self.name, group=group)
         is_made = False
         try:
-            create_or_join(path, run_header(self.name, sys.argv, group=group))
+            path = self._made(path, run_header(self.name, sys.argv, group=group))
             is_made = group is None
-            return self._share(path, opened)
+            if group is None:
+                names = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+                return self._share(path, self._opened(names, path=Path.cwd()))
+            return self._ranks_share(path, group)
         except OSError as error:
             if is_made:
                 shutil.rmtree(path, ignore_errors=True)
             raise UsageError(
                 f"the run {path} can't be written ({why(error)}); choose another directory"
             ) from error
+
+    def _made(self, path: Path, header: dict[str, Any]) -> Path:
+        """The run, made or joined. Where we name it, beside that of an earlier launch, which may
+        have all in common with ours that a rank knows."""
+        if self.out is not None or header["group"] is None:
+            return create_or_join(path, header)
+        for number in range(2, _LAUNCHES):
+            with suppress(UsageError):
+                return create_or_join(path, header)
+            path = path.with_name(f"{path.name.removesuffix(f'-{number - 1}')}-{number}")
+        return create_or_join(path, header)
+
+    def _check_layout(self) -> None:
+        """Refuse now what could only be refused in the report of a run of hours."""
+        world = max(told_size(), world_size())
+        if self.settings.layout is not None and world > 1:
+            Layout.parsed(self.settings.layout).check(world)
+
+    def _ranks_share(self, run: Path, group: str) -> HandOver:
+        """The share of one of several ranks: its own process, and the devices if it is the first
+        here that asks for them."""
+        wanted = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+        opened = self._opened([n for n in wanted if n in _OWN_PROBES], path=Path.cwd())
+        duties = [
+            _Duty(self, name, word=f"{group}|{run.absolute()}")
+            for name in wanted
+            if name not in _OWN_PROBES
+        ]
+        for duty in duties:
+            first = duty.taken()
+            opened.probes += first.probes
+            opened.unavailable |= first.unavailable
+        handover = self._share(run, opened)
+        handover.duties += [duty for duty in duties if duty.stands_by]
+        handover.on_end += [duty.release for duty in duties]
+        return handover
 
     def _share(self, run: Path, opened: Opened) -> HandOver:
         """A writer in this run, with what it needs to know at its head."""
@@ -160,11 +217,41 @@ def _own_device(writer: str, *, whole_processes: bool) -> Device:
     return Device(own_id(writer), "self", f"ergmeter's own {what}", "self", {"counted": what})
 
 
-def _own_probes() -> tuple[str, ...]:
-    """What to sample from inside a program: on each node one rank reads the devices for all."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        return (*DEFAULT_PROBES, "allocator")
-    return ("process", "allocator")
+# What speaks of one process alone; everything else is the same for all that see it.
+_OWN_PROBES = ("process", "allocator")
+
+
+class _Duty:
+    """To read a device for all ranks of this node that see it."""
+
+    def __init__(self, plan: Plan, name: str, *, word: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._word = word
+        self._claim: Claim | None = None
+        self.stands_by = False  # somebody else reads
+
+    def taken(self) -> Opened:
+        """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
+        if self.stands_by and not (self._claim and self._claim.take()):
+            return Opened()
+        # Ranks are children of one launcher, which is how they are told from other programs.
+        several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
+        opened = self._plan._opened([self._name], path=Path.cwd(), environment=several)
+        seen = sorted(device.id for probe in opened.probes for device in probe.devices)
+        if self._claim is None:
+            self._claim = Claim(self._word, self._name, *seen)
+        self.stands_by = bool(opened.probes) and not self._claim.take()
+        if self.stands_by:
+            for probe in opened.probes:
+                probe.close()
+            return Opened()
+        return opened
+
+    def release(self) -> None:
+        """Let another rank read, if it goes on."""
+        if self._claim is not None:
+            self._claim.release()
 
 
 def say(text: str) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.clocks import aligned
+from ergmeter.metrics.columns import Column, Columns
 from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.metrics.warmup import after_warmup, rule
 from ergmeter.records import PHASES, Device, Window
@@ -21,7 +23,7 @@ from ergmeter.runlog.reader import CUT_OFF, RUNNING
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from ergmeter.records import Basis, Flops
     from ergmeter.runlog.reader import Run, Series
@@ -47,6 +49,7 @@ class Evidence:
         heed_marks: bool = True,
         flops: Sequence[Flops] = (),
     ) -> None:
+        run, self.clocks = aligned(run)
         self.run = run
         self.settings = settings
         self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
@@ -54,14 +57,14 @@ class Evidence:
             heed_marks  # not if the reader of the run declares a warm-up of their own
         )
         self.drawn: dict[str, object] = {}  # what each device drew, once it is known
-        self._series: dict[str, dict[str, Series]] = {}
+        self._columns = Columns(run)
 
     # -- steps --------------------------------------------------------------------------------
 
     @cached_property
     def all_steps(self) -> Steps:
         """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
-        return Steps(self.run.steps(OUTPUT)) if self.from_output else self._told
+        return with_lanes(Steps(self.run.steps(OUTPUT))) if self.from_output else self._told
 
     @cached_property
     def from_output(self) -> bool:
@@ -70,7 +73,7 @@ class Evidence:
 
     @cached_property
     def _told(self) -> Steps:
-        return Steps(self.run.steps())
+        return with_lanes(Steps(self.run.steps()))
 
     @cached_property
     def work(self) -> Steps:
@@ -86,7 +89,7 @@ class Evidence:
         mask = train if train.any() else np.isin(phase, _INFERENCE)
         if not mask.any():
             raise NotMeasurable(self._why_no_steps())
-        return with_lanes(self.all_steps.where(mask))
+        return self.all_steps.where(mask)
 
     @cached_property
     def trains(self) -> bool:
@@ -150,7 +153,12 @@ class Evidence:
     def watched(self) -> Window:
         """From the first hand-over to the last: the life of the run."""
         start_ns = self.run.start_ns
-        seen_ns = [int(series.t_ns[-1]) for series in self.run.series("cpu_s").values()]
+        seen_ns = [
+            int(series.t_ns[-1])
+            for number, writer in enumerate(self.run.writers)
+            if not writer.closed  # the last mark of one that was is its end
+            for series in self.run.said_by(number, "cpu_s")["cpu_s"].values()
+        ]
         end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
         if len(self.all_steps):
             start_ns = min(start_ns, int(self.all_steps["start_ns"].min()))
@@ -218,21 +226,23 @@ class Evidence:
 
         Where nothing could be seen of who used which, every GPU that was visible counts.
         """
+        return [device for device in self._devices if device.kind in kinds]
+
+    @cached_property
+    def _devices(self) -> list[Device]:
         found: dict[str, Device] = {}
+        # Of one node several may have read, one after the other; each has seen what was used then.
+        used = {mark.detail for mark in self.run.marks if mark.name == "device_used"}
         for writer in self.run.writers:
-            used = {mark.detail for mark in writer.marks if mark.name == "device_used"}
+            is_known = any(device.id in used for device in writer.devices)
             for device in writer.devices:
-                if device.kind in kinds and (device.kind != "gpu" or not used or device.id in used):
+                if device.kind != "gpu" or not is_known or device.id in used:
                     found[device.id] = device
         return list(found.values())
 
-    def series(self, column: str) -> dict[str, Series]:
-        """A column of the samples by device. A few are kept: ten million rows are 160 MB each."""
-        if column not in self._series:
-            while len(self._series) >= 2:
-                self._series.pop(next(iter(self._series)))
-            self._series[column] = self.run.series(column)
-        return self._series[column]
+    def series(self, column: str) -> Mapping[str, Series]:
+        """A column of the samples by device, loaded as devices are asked for."""
+        return Column(self._columns, column)
 
     @cached_property
     def shared_devices(self) -> list[Device]:

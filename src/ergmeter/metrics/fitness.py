@@ -15,6 +15,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy import counter_and_integral
 from ergmeter.metrics.gauges import inside, mean, readings, sampled
+from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.throughput import pace
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration
@@ -214,6 +215,17 @@ def _stalls(evidence: Evidence) -> list[Finding]:
     return [Finding("stalls", "minor", seen, effect)]
 
 
+def _stragglers(evidence: Evidence) -> list[Finding]:
+    """A rank that the others wait for, or that falls behind them."""
+    if len(evidence.counted.lanes) < 2:
+        return []
+    worst = pace_of_ranks(evidence).straggler()
+    if worst.by_frac <= STRAGGLING_FRAC:
+        return []
+    effect = f"{worst.by_frac:.1%} of each step: look at its data loading, its host and its GPU"
+    return [Finding("stragglers", "minor", worst.said, effect)]
+
+
 # -- the devices ------------------------------------------------------------------------------
 
 
@@ -333,6 +345,7 @@ CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {
     "clock": _clock,
     "temperature": _temperature,
     "stalls": _stalls,
+    "stragglers": _stragglers,
     "load": _load,
     "memory": _memory,
 }

@@ -23,7 +23,7 @@ from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.power import EnergyCurve
@@ -81,10 +81,11 @@ def _how(evidence: Evidence) -> str:
     return f"{whose}each instant belongs to one phase: {', '.join(_ORDER)}"
 
 
-def _curves(evidence: Evidence) -> list[tuple[EnergyCurve, Basis]]:
+def _curves(evidence: Evidence) -> Iterator[tuple[EnergyCurve, Basis]]:
+    """One after the other: of a thousand devices not all are in memory at once."""
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began")
-    return [curve_of(evidence, device) for device in boundary(evidence)]
+    return (curve_of(evidence, device) for device in boundary(evidence))
 
 
 def _spans(evidence: Evidence, phase: str) -> Spans:

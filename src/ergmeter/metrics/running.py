@@ -31,7 +31,7 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from ergmeter.records import Device
     from ergmeter.runlog.reader import Run
@@ -158,7 +158,7 @@ class _Stretch(Evidence):
         start_ns = self._since_ns or int(self.counted["start_ns"].min())
         return Window(start_ns, int(self.counted["end_ns"].max()))
 
-    def series(self, column: str) -> dict[str, Series]:
+    def series(self, column: str) -> Mapping[str, Series]:
         """All columns that totals need in one pass: opening a file that is being written costs as
         much as reading it."""
         if column not in _COLUMNS:

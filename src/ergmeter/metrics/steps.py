@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -35,6 +36,8 @@ class Steps:
 
     def where(self, mask: Mask) -> Steps:
         """The rows for which the mask holds."""
+        if mask.dtype == bool and mask.all():
+            return self  # nothing is copied: the ranks of a large training have millions of rows
         return Steps({name: column[mask] for name, column in self.columns.items()})
 
     @cached_property
@@ -42,7 +45,12 @@ class Steps:
         """The rows of each rank by itself."""
         if "lane" not in self.columns:
             return with_lanes(self).lanes
-        return [self.where(self["lane"] == lane) for lane in np.unique(self["lane"])]
+        # They lie together, so that each is a slice, and no copy.
+        edges = np.flatnonzero(np.diff(self["lane"], prepend=-1, append=-1))
+        return [
+            Steps({name: column[start:end] for name, column in self.columns.items()})
+            for start, end in pairwise(edges.tolist())
+        ]
 
     @cached_property
     def duration_s(self) -> FloatArray:
@@ -80,21 +88,30 @@ class Steps:
 
 def with_lanes(rows: Steps) -> Steps:
     """The rows in order of rank and start, with a column that tells the ranks apart."""
-    writers = rows["writer"]
+    if "lane" in rows.columns:
+        return rows
+    writers, inverse = np.unique(rows["writer"], return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    edges = np.searchsorted(inverse[order], np.arange(len(writers) + 1))
     spans = []
-    for writer in np.unique(writers):
-        own = writers == writer
+    for number, (start, end) in enumerate(pairwise(edges.tolist())):
+        own = order[start:end]
         start_ns, end_ns = rows["start_ns"][own].min(), rows["end_ns"][own].max()
-        spans.append((float(start_ns), float(end_ns), float(rows["rank"][own][0]), float(writer)))
-    ends: list[tuple[float, float]] = []  # of each lane: its rank, and where it ends so far
-    lane_of: dict[float, int] = {}
-    for start_ns, end_ns, rank, writer in sorted(spans):
-        free = [n for n, lane in enumerate(ends) if lane[0] == rank and lane[1] <= start_ns]
+        spans.append((float(start_ns), float(end_ns), float(rows["rank"][own[0]]), number))
+    ends: dict[float, list[tuple[float, int]]] = {}  # by rank: where its lanes end so far
+    lane_of = np.zeros(len(writers), dtype=np.int64)
+    lanes = 0
+    for start_ns, end_ns, rank, number in sorted(spans):
+        own_lanes = ends.setdefault(rank, [])
+        free = [n for n, (ended_ns, _) in enumerate(own_lanes) if ended_ns <= start_ns]
         if free:
-            ends[free[0]] = (rank, end_ns)
+            lane_of[number] = own_lanes[free[0]][1]
+            own_lanes[free[0]] = (end_ns, own_lanes[free[0]][1])
         else:
-            ends.append((rank, end_ns))
-        lane_of[writer] = free[0] if free else len(ends) - 1
-    lanes = np.array([lane_of[writer] for writer in writers.tolist()], dtype=np.int64)
-    order = np.lexsort((rows["start_ns"], lanes))
-    return Steps({**rows.columns, "lane": lanes}).where(order)
+            lane_of[number] = lanes
+            own_lanes.append((end_ns, lanes))
+            lanes += 1
+    lane = lane_of[inverse]
+    told = Steps({**rows.columns, "lane": lane})
+    by_lane = np.lexsort((rows["start_ns"], lane))
+    return told if np.array_equal(by_lane, np.arange(len(lane))) else told.where(by_lane)

@@ -24,15 +24,22 @@ def summarize(
 ) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
     evidence = evidence_of(run, overrides, flops=flops)
-    readings: dict[str, Result] = {}
-    devices: dict[str, dict[str, Result]] = {}
-    # A metric and then the same by device: both take the same columns, and few are kept.
-    for key, metric in catalogue().items():
-        readings[key] = _result(metric.compute, evidence)
-        for device in evidence.devices(*metric.kinds) if metric.per_device else ():
-            found = _result(metric.per_device, evidence, device)
-            devices.setdefault(device.id, {})[key] = found
+    devices = _by_device(evidence)
+    readings = {key: _result(one.compute, evidence) for key, one in catalogue().items()}
     return Summary(run.name, run.status, readings, devices, notes(evidence, readings))
+
+
+def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
+    """Device by device, all of one before the next: what was read of few is in memory at a time."""
+    metrics = {key: one for key, one in catalogue().items() if one.per_device}
+    found: dict[str, dict[str, Result]] = {}
+    for one in metrics.values():
+        found |= {device.id: {} for device in evidence.devices(*one.kinds)}
+    for device in evidence.devices(*{kind for one in metrics.values() for kind in one.kinds}):
+        for key, one in metrics.items():
+            if device.kind in one.kinds:
+                found[device.id][key] = _result(one.per_device, evidence, device)
+    return found
 
 
 def evidence_of(

@@ -14,10 +14,11 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
 from ergmeter.metrics.stats import mean_rate, ratio_interval
 from ergmeter.metrics.steps import with_lanes
-from ergmeter.metrics.tokens import counted_basis, known, label_of, steps_in, steps_of, tokens
+from ergmeter.metrics.tokens import counted_basis, label_of, steps_in, steps_of, tokens, told
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
@@ -32,7 +33,7 @@ _DECODE = PHASES.index("decode")
 def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
     rows = evidence.counted
-    values = known(rows, "samples")
+    values = told(evidence, rows, "samples")
     if values is not None:
         guess = guessed(evidence, rows, "samples")
         note = f"all ranks; assumed: {guess}" if guess else "all ranks"
@@ -113,7 +114,7 @@ def tokens_per_s(evidence: Evidence) -> Reading:
 
 
 def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
-    values = known(evidence.counted, column)
+    values = told(evidence, evidence.counted, column)
     if values is None:
         raise NotMeasurable(f"the steps do not tell {label} apart: pass {column}= to meter.step")
     return _as_counted(evidence, values, label)
@@ -128,7 +129,7 @@ def _as_counted(evidence: Evidence, values: FloatArray, label: str) -> Reading:
 
 def computed_tokens_per_s(evidence: Evidence) -> Reading:
     """Computed tokens, padding included, over the window."""
-    values = known(evidence.counted, "tokens_computed")
+    values = told(evidence, evidence.counted, "tokens_computed")
     if values is None:
         raise NotMeasurable(
             "the steps have no count of computed tokens: pass tokens= to meter.step"
@@ -211,6 +212,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = rows.where(rows["phase"] == _DECODE)
     if not len(rows):
         raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
+    rows = rows.where(counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     lanes = with_lanes(rows).lanes
     if not all(lane.busy_s for lane in lanes):

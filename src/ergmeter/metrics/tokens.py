@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics import layout
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.printed import guessed
 from ergmeter.records import Reading
@@ -38,13 +39,26 @@ def known(rows: Steps, column: str) -> FloatArray | None:
     return values
 
 
+def told(evidence: Evidence, rows: Steps, column: str) -> FloatArray | None:
+    """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
+    counts = layout.counting(evidence, rows, column)
+    if counts.all():
+        return known(rows, column)
+    values = known(rows.where(counts), column)
+    if values is None:
+        return None
+    amounts = np.zeros(len(rows))
+    amounts[counts] = values
+    return amounts
+
+
 def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     rows = evidence.counted if rows is None else rows
     reasons = []
     for column, label in (("tokens_real", "real"), ("tokens_computed", "computed")):
         try:
-            values = known(rows, column)
+            values = told(evidence, rows, column)
         except NotMeasurable as error:
             reasons.append(str(error))
             continue
@@ -95,7 +109,8 @@ def steps_of(evidence: Evidence) -> float:
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
-    over = f", all {ranks} ranks" if ranks > 1 else ""
+    shared = "" if label == "declared" else layout.in_words(evidence)
+    over = f", {shared or f'all {ranks} ranks'}" if ranks > 1 else ""
     what = {
         "real": "real tokens",
         "computed": "computed tokens (padding included)",
@@ -122,7 +137,8 @@ def tokens_per_step(evidence: Evidence) -> Reading:
 
 def padding_frac(evidence: Evidence) -> Reading:
     """Share of the computed tokens that were padding."""
-    real, computed = (known(evidence.counted, c) for c in ("tokens_real", "tokens_computed"))
+    rows = evidence.counted
+    real, computed = (told(evidence, rows, c) for c in ("tokens_real", "tokens_computed"))
     if real is None or computed is None:
         raise NotMeasurable("needs both counts: pass tokens= and tokens_real= to meter.step")
     value = 1 - float(real.sum() / computed.sum())
@@ -141,7 +157,7 @@ METRICS = [
         "tokens",
         "tokens",
         "neither",
-        "sum of tokens of the counted steps",
+        "sum of tokens of the counted steps; of ranks that share their tokens (--layout), of one",
         ("steps with tokens",),
         total_tokens,
         aliases=(

@@ -21,6 +21,9 @@ _NUMPY: dict[pa.DataType, Any] = {
 }
 
 
+_FEW_CHUNKS = 8
+
+
 def numbers(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Integers or floats; None becomes null."""
     dtype = _NUMPY[kind]
@@ -41,6 +44,8 @@ def texts(values: Sequence[str | None], vocabulary: Sequence[str]) -> pa.Array:
 
 def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the column's own type
     """A column of numbers. Where some are null: as floats, with NaN for those."""
+    if column.num_chunks > _FEW_CHUNKS:  # a live file has one for each hand-over
+        column = pa.chunked_array([column.combine_chunks()])
     chunks = [_chunk_as_numpy(chunk) for chunk in column.chunks if len(chunk)]
     if not chunks:
         return np.empty(0, dtype=_NUMPY[column.type])

@@ -5,6 +5,7 @@ The trap: a command line may hold a key. It is recorded with such values blanked
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.runlog.liveness import boot_id, started_s
-from ergmeter.runlog.meeting import agreed
+from ergmeter.runlog.meeting import agreed, told_size
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +29,11 @@ _SECRET = re.compile(
     r"(api[-_]?key|secret|passw(or)?d|credential|(auth|access|hf|hub|bearer)[-_]?token)",
     re.IGNORECASE,
 )
-_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID")
+_UNSYNCHRONISED = 5  # adjtimex's TIME_ERROR
+_JOB_VARIABLES = (
+    *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"),
+    *("PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE"),
+)
 
 
 def launched_group() -> str | None:
@@ -36,11 +41,11 @@ def launched_group() -> str | None:
 
     Only to find the run directory together: a process's rank is asked of its framework, later.
     """
-    if int(os.environ.get("WORLD_SIZE") or 1) < 2:
+    if told_size() < 2:
         return agreed("ergmeter/run")  # ranks that were spawned: no environment tells them
     names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
     parts = [os.environ.get(name, "") for name in (*names, *_JOB_VARIABLES)]
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", ""):
         # One node: its launcher tells this launch from an earlier one with the same address.
         parts += [str(boot_id()), str(os.getppid()), str(started_s(os.getppid()))]
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
@@ -67,6 +72,19 @@ def run_header(name: str, command: Sequence[str], *, group: str | None = None) -
     }
 
 
+def job_of(declared: str | None, header: dict[str, Any]) -> str | None:
+    """What a run is a part of: as declared, else the scheduler's job, which a requeue keeps, else
+    the launch that torchrun restarts. None where nobody said."""
+    if declared:
+        return declared
+    told = header.get("job")
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "TORCHELASTIC_RUN_ID"):
+        said = told.get(name) if isinstance(told, dict) else None
+        if said and said != "none":  # torchrun's own word for a launch that was given no name
+            return str(said)
+    return None
+
+
 def writer_header(source: str) -> dict[str, Any]:
     """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
     host, pid = socket.gethostname(), os.getpid()
@@ -77,7 +95,7 @@ def writer_header(source: str) -> dict[str, Any]:
         "boot_id": boot_id(),
         "pid": pid,
         "pid_started_s": started_s(pid),
-        "clock": clock_pair(),
+        "clock": {**clock_pair(), "error_s": clock_error_s()},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": _versions(),
@@ -107,6 +125,30 @@ def clock_pair() -> dict[str, int]:
     wall_ns = time.time_ns()
     after_ns = time.monotonic_ns()
     return {"monotonic_ns": (before_ns + after_ns) // 2, "wall_ns": wall_ns}
+
+
+class _Timex(ctypes.Structure):
+    """The head of Linux's struct timex (adjtimex(2)), and room for the rest of it."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("frequency", ctypes.c_long),
+        ("max_error_us", ctypes.c_long),
+        ("estimated_error_us", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("rest", ctypes.c_long * 40),
+    )
+
+
+def clock_error_s() -> float | None:
+    """How far the time of day may be off by the kernel's own word; None where it does not know,
+    since nobody sets this clock or nobody can ask."""
+    if sys.platform != "linux":
+        return None
+    answer = _Timex()  # no modes: nothing is set
+    state = ctypes.CDLL(None).adjtimex(ctypes.byref(answer))
+    return answer.max_error_us / 1e6 if 0 <= state < _UNSYNCHRONISED else None
 
 
 def _versions() -> dict[str, str]:

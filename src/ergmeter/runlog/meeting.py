@@ -29,6 +29,21 @@ def world_size() -> int:
     return 1
 
 
+# What a launcher says of the size of what it launched, and what it says nowhere else: a shell in an
+# allocation of 8 tasks is told of the 8 as well, and is alone.
+_SIZES = (
+    ("WORLD_SIZE",),
+    ("SLURM_NTASKS", "SLURM_STEP_ID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+)
+
+
+def told_size() -> int:
+    """How many processes a launcher says it has started together with this one."""
+    said = [os.environ[one[0]] for one in _SIZES if all(name in os.environ for name in one)]
+    return max((int(size) for size in said if size.isdecimal()), default=1)
+
+
 def own_rank() -> int | None:
     """This process's number in its group; None where there is no group, or no more."""
     try:

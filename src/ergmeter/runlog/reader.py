@@ -22,17 +22,18 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
-from ergmeter.runlog.segments import Segment, segments
+from ergmeter.runlog.segments import Segment, columns_beside, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ergmeter.records import FloatArray, TimeArray
 
 _AROUND_NS = 2 * NS_PER_S
 _CLOCK_SET_S = 60.0
+_SMALL_ROWS = 50_000
 _DEVICE_FIELDS = {field.name for field in fields(Device)}
 
 RUNNING = "running"
@@ -62,6 +63,11 @@ class WriterLog:
     def closed(self) -> bool:
         """Whether the writer said it was done."""
         return any(mark.name == "closed" for mark in self.marks)
+
+    @property
+    def clock_of(self) -> str:
+        """Whose monotonic clock it reads: the processes of a host share one, to the nanosecond."""
+        return str(self.header.get("boot_id") or self.header.get("host"))
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
@@ -206,24 +212,51 @@ class Run:
     def steps(self, stream: str = "") -> dict[str, FloatArray | TimeArray]:
         """The steps of all writers as columns. Absent numbers are NaN; `phase` is an index into
         `phases`; `writer` an index into `writers`. Rows of a writer are in the order of writing."""
+        return self._steps(range(len(self.writers)), stream)
+
+    def steps_by(self, number: int, stream: str = "") -> dict[str, FloatArray | TimeArray]:
+        """The steps of one writer."""
+        return self._steps([number], stream)
+
+    def _steps(self, numbers: Iterable[int], stream: str) -> dict[str, FloatArray | TimeArray]:
         parts = [
-            _step_columns(segment, writer.offset_ns, number)
-            for number, writer in enumerate(self.writers)
-            for segment in self._segments(writer, "steps")
+            _step_columns(segment, self.writers[number].offset_ns, number)
+            for number in numbers
+            for segment in self._segments(self.writers[number], "steps")
             if segment.stream == stream
         ]
+        # Column by column, so that no more than one of them is there twice.
         names = [*COLUMN_KINDS["steps"], "writer"]
-        return {name: _joined([part[name] for part in parts]) for name in names}
+        return {name: _joined([part.pop(name) for part in parts]) for name in names}
 
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples, device by device. A device that never said it is not in it."""
-        parts: dict[str, list[tuple[TimeArray, FloatArray]]] = {}
-        for writer in self.writers:
-            for segment in self._segments(writer, "samples"):
-                if column in segment.names:
-                    for device, t_ns, values in segment.by_device(column):
-                        parts.setdefault(device, []).append((t_ns + writer.offset_ns, values))
-        return {device: _series(pieces) for device, pieces in parts.items()}
+        parts: dict[str, list[Series]] = {}
+        for number in range(len(self.writers)):
+            for device, part in self.said_by(number, column)[column].items():
+                parts.setdefault(device, []).append(part)
+        return {device: joined(pieces) for device, pieces in parts.items()}
+
+    def said_by(self, number: int, column: str) -> dict[str, dict[str, Series]]:
+        """A column of the samples of one writer, device by device; with it, other columns that
+        stand in the same files, where they are all small: opening those costs most."""
+        writer = self.writers[number]
+        found = list(self._segments(writer, "samples", column))
+        names = {column}
+        if sum(segment.rows for segment in found) <= _SMALL_ROWS:
+            names = {name for one in found for name in one.names} - {"t_ns", "device"}
+            # A column that another stream has as well is not whole here.
+            names -= columns_beside(writer.directory, [one.path for one in found]) - {column}
+        parts: dict[str, dict[str, list[Series]]] = {column: {}}
+        for segment in found:
+            own = [name for name in segment.names if name in names]
+            for name, device, t_ns, values in segment.columns_by_device(own):
+                part = Series(t_ns + writer.offset_ns, values)
+                parts.setdefault(name, {}).setdefault(device, []).append(part)
+        return {
+            name: {device: joined(pieces) for device, pieces in by_device.items()}
+            for name, by_device in parts.items()
+        }
 
     def reported(self) -> list[Reported]:
         """The figures that programs told about themselves, in order of time."""
@@ -245,7 +278,7 @@ class Run:
         if table == "marks":
             return self._marks_table()
         parts = [
-            _for_export(segment, writer, self._wall_zero_ns)
+            _for_export(segment, writer, self.wall_zero_ns)
             for writer in self.writers
             for segment in self._segments(writer, table)
         ]
@@ -256,7 +289,7 @@ class Run:
         return sum(s.rows for writer in self.writers for s in self._segments(writer, table))
 
     @property
-    def _wall_zero_ns(self) -> int:
+    def wall_zero_ns(self) -> int:
         """The wall clock when the run's monotonic clock was zero."""
         if not self.writers:
             return 0
@@ -266,12 +299,17 @@ class Run:
     def _marks_table(self) -> pa.Table:
         rows = [{"t_ns": m.t_ns, "name": m.name, "detail": m.detail} for m in self.marks]
         times = pa.array(
-            [m.t_ns + self._wall_zero_ns for m in self.marks], pa.timestamp("ns", "UTC")
+            [m.t_ns + self.wall_zero_ns for m in self.marks], pa.timestamp("ns", "UTC")
         )
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
-    def _segments(self, writer: WriterLog, table: str) -> Iterator[Segment]:
-        find = partial(segments, writer.directory, table, damage=self.damage, torn=self.torn)
+    def _segments(
+        self, writer: WriterLog, table: str, column: str | None = None
+    ) -> Iterator[Segment]:
+        """The segments of a table; those that have a column, if just that is wanted."""
+        find = partial(
+            segments, writer.directory, table, damage=self.damage, torn=self.torn, column=column
+        )
         if self.between is None:
             yield from find()
             return
@@ -315,12 +353,11 @@ class Run:
 
     def _align_clocks(self) -> None:
         """Put all writers on the clock of the one that began first."""
-        # One pair per host: the processes of a host share its monotonic clock to the nanosecond.
         self.writers.sort(key=lambda writer: int(writer.header["clock"]["wall_ns"]))
         zero_ns: dict[str, int] = {}
         for number, writer in enumerate(self.writers):
             clock = writer.header["clock"]
-            host = str(writer.header.get("boot_id") or writer.header.get("host"))
+            host = writer.clock_of
             zero_ns.setdefault(host, int(clock["wall_ns"]) - int(clock["monotonic_ns"]))
             offset_ns = zero_ns[host] - next(iter(zero_ns.values()))
             self.writers[number] = WriterLog(
@@ -360,7 +397,10 @@ def _run_header(path: Path) -> dict[str, Any]:
 def _writer_header(path: Path) -> dict[str, Any]:
     header = _json_object(path)
     try:
-        header["clock"] = {n: int(header["clock"][n]) for n in ("monotonic_ns", "wall_ns")}
+        clock = header["clock"]
+        header["clock"] = {n: int(clock[n]) for n in ("monotonic_ns", "wall_ns")}
+        if clock.get("error_s") is not None:
+            header["clock"]["error_s"] = float(clock["error_s"])
         for name in ("settings", "unavailable"):
             header[name] = dict(header.get(name) or {})
         header["devices"] = list(header.get("devices") or [])
@@ -385,6 +425,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any]:
+    segment = segment.loaded()
     columns: dict[str, Any] = {}
     for name, kind in COLUMN_KINDS["steps"].items():
         if kind == "time":
@@ -414,9 +455,13 @@ def _joined(parts: list[Any]) -> Any:  # noqa: ANN401  whichever array type came
     return np.concatenate(parts) if parts else np.empty(0)
 
 
-def _series(pieces: list[tuple[TimeArray, FloatArray]]) -> Series:
-    t_ns = np.concatenate([t for t, _ in pieces]) if len(pieces) > 1 else pieces[0][0]
-    values = np.concatenate([v for _, v in pieces]) if len(pieces) > 1 else pieces[0][1]
+def joined(pieces: list[Series]) -> Series:
+    """Pieces of one device's column as one, in order of time."""
+    if len(pieces) == 1:
+        t_ns, values = pieces[0].t_ns, pieces[0].values
+    else:
+        t_ns = np.concatenate([piece.t_ns for piece in pieces])
+        values = np.concatenate([piece.values for piece in pieces])
     if np.any(t_ns[1:] < t_ns[:-1]):
         order = np.argsort(t_ns, kind="stable")
         t_ns, values = t_ns[order], values[order]

@@ -8,7 +8,7 @@ whole batch in it counts.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,11 +20,12 @@ from ergmeter.runlog import format as fmt
 from ergmeter.runlog.arrays import as_numpy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator, Sequence
     from pathlib import Path
 
     from ergmeter.records import FloatArray, TimeArray
 
+_FEW_ROWS = 20_000
 _NAME = re.compile(r"(?P<table>samples|steps|reported)(-(?P<stream>.+))?-(?P<number>\d{5})")
 
 
@@ -59,12 +60,18 @@ class Segment:
 
         try:
             # Not pq.read_table, which imports pyarrow.dataset and, where it is installed, pandas.
+            # Neither mapped nor fetched ahead nor on threads: a large training has ten thousands
+            # of files that take half a millisecond like this and a whole one like that.
             with pq.ParquetFile(
-                self.path, memory_map=True, page_checksum_verification=True
+                self.path, page_checksum_verification=True, pre_buffer=False
             ) as file:
-                return file.read(columns=names)
+                return file.read(columns=names, use_threads=self.rows > _FEW_ROWS)
         except (pa.ArrowException, OSError) as error:
             raise FormatError(f"{self.path}: damaged ({_first_line(error)})") from error
+
+    def loaded(self) -> Segment:
+        """With all columns in memory, for who wants them all: one opening of the file."""
+        return self if self._batches is not None else replace(self, _batches=self.table())
 
     def floats(self, name: str) -> FloatArray:
         """A column of numbers, NaN where absent."""
@@ -84,30 +91,52 @@ class Segment:
 
     def by_device(self, column: str) -> Iterator[tuple[str, TimeArray, FloatArray]]:
         """A column split by device, without the rows in which it is absent."""
-        table = self.table(["t_ns", "device", column])
-        values = _floats(table[column])
+        for _, device, t_ns, values in self.columns_by_device([column]):
+            yield device, t_ns, values
+
+    def columns_by_device(
+        self, columns: Sequence[str]
+    ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
+        """The same for several columns, each with its name, in one opening of the file."""
+        table = self.table(["t_ns", "device", *columns])
         t_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64)
         codes, devices = _codes(table["device"])
-        del table
-        known = np.flatnonzero(~np.isnan(values))
-        # One stable sort by device, in place of one pass over all rows for each of them.
-        known = known[np.argsort(codes[known], kind="stable")]
-        bounds = np.searchsorted(codes[known], np.arange(len(devices) + 1))
-        for code, device in enumerate(devices):
-            mine = known[bounds[code] : bounds[code + 1]]
-            if len(mine):
-                yield device, t_ns[mine], values[mine]
+        for column in columns:
+            values = _floats(table[column])
+            known = np.flatnonzero(~np.isnan(values))
+            # One stable sort by device, in place of one pass over all rows for each of them.
+            known = known[np.argsort(codes[known], kind="stable")]
+            bounds = np.searchsorted(codes[known], np.arange(len(devices) + 1))
+            for code, device in enumerate(devices):
+                mine = known[bounds[code] : bounds[code + 1]]
+                if len(mine):
+                    yield column, device, t_ns[mine], values[mine]
+
+
+# Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by
+# the ten thousands, and most of them do not have the column that is asked for.
+_columns_of: dict[Path, tuple[str, ...]] = {}
+_sizes: dict[Path, tuple[int, tuple[str, ...]]] = {}  # of Parquet files, which do not change
 
 
 def segments(
-    directory: Path, table: str, *, damage: list[str], torn: list[str], since_s: float = 0.0
+    directory: Path,
+    table: str,
+    *,
+    damage: list[str],
+    torn: list[str],
+    since_s: float = 0.0,
+    column: str | None = None,
 ) -> Iterator[Segment]:
     """The segments of a table in one writer's directory, in order. Notes what can't be read.
 
-    Files that nobody has written to `since_s` (wall clock) are left out, unopened.
+    Files that nobody has written to `since_s` (wall clock) are left out, unopened; and, once they
+    were seen, those that do not have the column that is wanted.
     """
     for path, stream in _paths(directory, table):
         try:
+            if column is not None and column not in _columns_of.get(path, (column,)):
+                continue
             if since_s and path.stat().st_mtime < since_s:
                 continue
             segment = (
@@ -119,7 +148,26 @@ def segments(
                 damage.append(said)
             continue
         if segment.rows:
-            yield segment
+            _columns_of[path] = segment.names
+            if column is None or column in segment.names:
+                yield segment
+
+
+def columns_beside(directory: Path, paths: Collection[Path]) -> set[str]:
+    """The columns of a writer's files of samples, but for these; files that were opened before are
+    not opened again."""
+    others = {path: stream for path, stream in _paths(directory, "samples") if path not in paths}
+    names: set[str] = set()
+    for path, stream in others.items():
+        if path not in _columns_of:
+            try:
+                opened = _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, "", [])
+            except (pa.ArrowException, OSError, ValueError):
+                continue
+            if opened.rows:
+                _columns_of[path] = opened.names
+        names.update(_columns_of.get(path, ()))
+    return names
 
 
 def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
@@ -135,10 +183,13 @@ def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
 
 
 def _parquet(path: Path, stream: str) -> Segment:
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    if path not in _sizes:
+        import pyarrow.parquet as pq  # noqa: PLC0415
 
-    with pq.ParquetFile(path) as file:
-        return Segment(path, stream, file.metadata.num_rows, tuple(file.schema_arrow.names), None)
+        with pq.ParquetFile(path) as file:
+            _sizes[path] = file.metadata.num_rows, tuple(file.schema_arrow.names)
+    rows, names = _sizes[path]
+    return Segment(path, stream, rows, names, None)
 
 
 def _live(path: Path, stream: str, torn: list[str]) -> Segment:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import DTYPES
+from ergmeter.runlog.layout import Layout
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
@@ -36,6 +37,8 @@ class Settings:
     peak_flops_per_s: float | None = None  # dense, of one device, where the table is not to be used
     peak_source: str | None = None
     num_devices: int | None = None  # that the tokens are of, where they can't be seen
+    layout: str | None = None  # which ranks work on the same tokens: "tp=2,pp=4" (`runlog.layout`)
+    job: str | None = None  # what this run is a part of, where a job is stopped and resumed
     note: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class Settings:
         self._check("peak_flops_per_s", at_least=1e9)
         if self.dtype not in (None, *DTYPES):
             raise UsageError(f"no type {self.dtype!r}; there are {', '.join(DTYPES)}")
+        if self.layout is not None:
+            Layout.parsed(self.layout)
 
     @classmethod
     def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog.liveness import is_alive
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,13 +56,32 @@ def create_run(path: Path, header: dict[str, Any]) -> Path:
 
 
 def create_or_join(path: Path, header: dict[str, Any]) -> Path:
-    """Make a run, or join the one that another rank of the same launch has just made there."""
+    """Make a run, or join the one that another rank of the same launch has just made there.
+
+    Launches one after the other may have all in common that a rank knows of its launch. A run that
+    nobody writes any more is an earlier one's, and is not joined.
+    """
     try:
         return create_run(path, header)
     except (UsageError, OSError):
-        if header.get("group") is None or _group_of(path) != header["group"]:
+        if header.get("group") is None or _group_of(path) != header["group"] or _is_over(path):
             raise
         return path
+
+
+def _is_over(run: Path) -> bool:
+    """Whether somebody has written here, and nobody goes on."""
+    writers = [path.parent for path in run.glob(f"*/{fmt.WRITER_FILE}")]
+    return bool(writers) and not any(_goes_on(directory) for directory in writers)
+
+
+def _goes_on(directory: Path) -> bool:
+    try:
+        header = json.loads((directory / fmt.WRITER_FILE).read_bytes())
+        is_closed = b'"name": "closed"' in (directory / fmt.MARKS_FILE).read_bytes()
+        return not is_closed and is_alive(directory, header)
+    except (OSError, ValueError):
+        return True  # it is being made just now
 
 
 def _group_of(path: Path) -> str | None:

@@ -1,0 +1,145 @@
+"""Which rows of steps count tokens that no other row counts.
+
+Ranks among which the model is cut (tensor- and pipeline-parallel) work on the same tokens, and each
+tells them. Of such ranks one is listened to: the one that tells the most, since a rank that was
+killed or that gets no batch (the middle of a pipeline) tells less. How the ranks are laid out is
+the user's word, else the framework's; where nobody said, every rank has tokens of its own.
+
+The trap: taking rank 0's count times the groups. Batches differ in length, and a group that was
+killed did less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.runlog.layout import WORDS, Layout
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Mask, Steps
+
+SAME_TOKENS = ("tp", "pp")
+SAME_SAMPLES = ("tp", "cp", "pp")  # of which each context-parallel rank has a part
+_APART_FRAC = 0.02  # beyond which ranks that should tell the same do not
+
+
+def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
+    """The rows to add up for this column: of each group of ranks that share it, one rank's."""
+    everything = np.ones(len(rows), dtype=bool)
+    groups = _groups(evidence, SAME_SAMPLES if column == "samples" else SAME_TOKENS)
+    if all(len(ranks) == 1 for ranks in groups.values()):
+        return everything
+    told = _told(rows, column)
+    chosen = [max(ranks, key=lambda rank: (*told.get(rank, (0, -1.0)), -rank))
+              for ranks in groups.values()]  # fmt: skip
+    return np.isin(rows["rank"], chosen)
+
+
+def in_words(evidence: Evidence) -> str:
+    """How the ranks share their tokens, for a note; empty where none does."""
+    groups = _groups(evidence, SAME_TOKENS)
+    ranks = sum(len(group) for group in groups.values())
+    if ranks == len(groups):
+        return ""
+    one = evidence.settings.layout or _sizes(evidence)
+    return f"{len(groups)} of {ranks} ranks, which share theirs with the others ({one})"
+
+
+def disagreement(evidence: Evidence, rows: Steps) -> str:
+    """Where ranks that are said to work on the same tokens told different ones."""
+    for column in ("tokens_real", "tokens_computed"):
+        told = {rank: one[1] for rank, one in _told(rows, column).items() if one[1] > 0}
+        for ranks in _groups(evidence, SAME_TOKENS).values():
+            sums = {rank: told[rank] for rank in ranks if rank in told}
+            if sums and min(sums.values()) < (1 - _APART_FRAC) * max(sums.values()):
+                least, most = (pick(sums, key=lambda r: sums[r]) for pick in (min, max))
+                return (
+                    f"ranks {least} and {most} are laid out to work on the same tokens but told"
+                    f" {sums[least]:.0f} and {sums[most]:.0f} of them: is the layout right?"
+                )
+    return ""
+
+
+def _told(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
+    """By rank: whether all of its rows have the column, and their sum."""
+    values = rows[column]
+    absent = np.isnan(values)
+    ranks = np.nan_to_num(rows["rank"], nan=0.0).astype(np.int64)
+    sums = np.bincount(ranks, weights=np.where(absent, 0.0, values))
+    gaps = np.bincount(ranks, weights=absent.astype(float))
+    return {int(r): (int(gaps[r] == 0), float(sums[r])) for r in np.unique(ranks)}
+
+
+def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
+    """The ranks that work on the same, by what tells them from the others."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for rank, place in places(evidence).items():
+        own = tuple((name, at) for name, at in sorted(place.items()) if name not in shared)
+        groups.setdefault(own, []).append(rank)
+    return groups
+
+
+def places(evidence: Evidence) -> dict[int, dict[str, int]]:
+    """Where each rank stands along each dimension. A rank that nobody placed stands for itself."""
+    kept = evidence.drawn.get("places")
+    if kept is None:
+        kept = evidence.drawn["places"] = _places(evidence)
+    assert isinstance(kept, dict)
+    return kept
+
+
+def _places(evidence: Evidence) -> dict[int, dict[str, int]]:
+    ranks = sorted({int(rank) for rank in np.unique(evidence.all_steps["rank"]) if rank >= 0})
+    if len(ranks) < 2:  # or a program's output, which one of them has printed
+        return {rank: {"rank": rank} for rank in ranks}
+    if evidence.settings.layout is not None:
+        layout = Layout.parsed(evidence.settings.layout)
+        world = max(ranks, default=0) + 1
+        world = max([world, *(_world(one.header) for one in evidence.run.writers)])
+        try:
+            return {rank: layout.at(rank, world) for rank in ranks}
+        except UsageError as error:
+            raise NotMeasurable(f"{error}: what its ranks share is not known") from error
+    told = _told_places(evidence)
+    return {rank: told.get(rank, {"rank": rank}) for rank in ranks}
+
+
+def _world(header: dict[str, Any]) -> int:
+    training = header.get("training")
+    said = [header.get("world"), training.get("world") if isinstance(training, dict) else None]
+    return max((one for one in said if isinstance(one, int)), default=1)
+
+
+def _told_places(evidence: Evidence) -> dict[int, dict[str, int]]:
+    """What frameworks said, by rank."""
+    rows = evidence.all_steps
+    writers, first = np.unique(rows["writer"], return_index=True)
+    found = {}
+    for writer, row in zip(writers, first, strict=True):
+        at = told_at(evidence.run.writers[int(writer)].header)
+        if at:
+            found[int(rows["rank"][row])] = {name: int(where[0]) for name, where in at.items()}
+    return found
+
+
+def told_at(header: dict[str, Any]) -> dict[str, list[int]]:
+    """Where a writer's framework said it stands: by dimension its number and how many there are."""
+    training = header.get("training")
+    for one in (training if isinstance(training, dict) else {}, header):
+        layout = one.get("layout")
+        if isinstance(layout, dict) and isinstance(layout.get("at"), dict):
+            return dict(layout["at"])
+    return {}
+
+
+def _sizes(evidence: Evidence) -> str:
+    for writer in evidence.run.writers:
+        at = told_at(writer.header)
+        if at:
+            sizes = (f"{n}={at[n][1]}" for n in WORDS if n in at and at[n][1] > 1)
+            return f"{','.join(sizes)} by the framework's word"
+    return ""

@@ -1,0 +1,135 @@
+"""A job of several runs: what was kept, what was made again, what lay between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ergmeter.cli.job import command
+from ergmeter.metrics.jobs import Part, job_id, job_results, jobs
+from ergmeter.records import Mark, Missing, Reading, Sample, Step
+from ergmeter.runlog.identity import job_of, run_header
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.writer import create_run
+from tests.runs import GPU, add_writer
+
+S = 10**9
+WALL_S = 1_800_000_000
+
+
+def part(
+    path: Path, *, began_s: float, steps: range, job: str | None = "pretrain", watts: float = 100.0
+) -> Run:
+    """A run that loads for 5 s, makes steps of a second, and ends a second later."""
+    run = create_run(path, {**run_header("train", ["train.py"]), "job": {"SLURM_JOB_ID": "17"}})
+    life_s = 5 + len(steps) + 1
+    rows = [
+        Step((5 + i) * S, (6 + i) * S, index=index, tokens_computed=10)
+        for i, index in enumerate(steps)
+    ]
+    directory = add_writer(
+        run,
+        steps=rows,
+        samples=[
+            Sample(round(t * S / 10), GPU.id, power_w=watts) for t in range(-20, life_s * 10 + 20)
+        ],
+        devices=[GPU],
+        settings={"job": job} if job else {},
+        header={"clock": {"monotonic_ns": 0, "wall_ns": round((WALL_S + began_s) * S)}},
+        closed=False,
+    )
+    # The marks that a writer makes itself are of now; these runs are of another day.
+    marks = [Mark(0, "opened"), Mark(life_s * S, "closed")]
+    lines = [json.dumps({"t_ns": m.t_ns, "name": m.name, "detail": ""}) for m in marks]
+    (directory / "marks.jsonl").write_text("\n".join(lines) + "\n")
+    return Run.open(run)
+
+
+@pytest.fixture
+def resumed(tmp_path: Path) -> list[Run]:
+    """Steps 0 to 99 and killed; a minute later on from 80 to 139; at once on from 140 to 149."""
+    return [
+        part(tmp_path / "a", began_s=0, steps=range(100)),  # 0 to 106 s
+        part(tmp_path / "b", began_s=166, steps=range(80, 140), watts=200.0),  # 166 to 232 s
+        part(tmp_path / "c", began_s=232, steps=range(140, 150)),  # 232 to 248 s
+    ]
+
+
+def value(results: dict[str, Any], key: str) -> float:
+    found = results[key]
+    assert isinstance(found, Reading), found
+    return found.value
+
+
+def test_what_was_kept_lost_and_drawn_over_all_runs(resumed: list[Run]) -> None:
+    found = job_results([Part.of(run) for run in resumed])
+    assert value(found, "job.wall_s") == pytest.approx(248)
+    assert value(found, "job.down_s") == pytest.approx(60)
+    assert value(found, "job.steps") == 150
+    assert value(found, "job.lost_steps") == 20
+    assert value(found, "job.goodput_frac") == pytest.approx(150 / 248)
+    assert value(found, "job.tokens") == 1500
+    assert value(found, "job.energy_j") == pytest.approx(106 * 100 + 66 * 200 + 16 * 100, rel=0.01)
+
+
+def test_a_run_that_went_back_behind_two_loses_what_both_made(tmp_path: Path) -> None:
+    runs = [
+        part(tmp_path / "a", began_s=0, steps=range(30)),
+        part(tmp_path / "b", began_s=100, steps=range(20, 50)),
+        part(tmp_path / "c", began_s=200, steps=range(10, 60)),
+    ]
+    found = job_results([Part.of(run) for run in runs])
+    assert value(found, "job.lost_steps") == 20 + 30
+    assert value(found, "job.steps") == 60
+
+
+def test_runs_that_all_count_from_0_do_not_say_what_was_lost(tmp_path: Path) -> None:
+    runs = [part(tmp_path / n, began_s=50 * i, steps=range(10)) for i, n in enumerate("ab")]
+    found = job_results([Part.of(run) for run in runs])
+    said = found["job.lost_steps"]
+    assert isinstance(said, Missing)
+    assert "meter.continue_from" in said.reason
+    assert value(found, "job.wall_s") == pytest.approx(66)
+
+
+def test_runs_are_one_job_by_declared_name_or_by_the_schedulers_number(tmp_path: Path) -> None:
+    named = part(tmp_path / "a", began_s=50, steps=range(5))
+    earlier = part(tmp_path / "b", began_s=0, steps=range(5))
+    other = part(tmp_path / "c", began_s=0, steps=range(5), job=None)
+    found = jobs([named, earlier, other])
+    assert {name: [run.path.name for run in runs] for name, runs in found.items()} == {
+        "pretrain": ["b", "a"], "17/train": ["c"],
+    }  # fmt: skip
+    assert job_id(other) == "17/train"
+
+
+@pytest.mark.parametrize(
+    ("told", "job"),
+    [
+        ({}, None),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),  # what torchrun calls a launch without a name
+        ({"TORCHELASTIC_RUN_ID": "abc"}, "abc"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "SLURM_JOB_ID": "17"}, "17"),  # kept over a requeue
+    ],
+)
+def test_whose_word_a_jobs_name_is(told: dict[str, str], job: str | None) -> None:
+    assert job_of(None, {"job": told}) == job
+    assert job_of("mine", {"job": told}) == "mine"
+
+
+def test_the_command_shows_the_newest_job_and_names_those_there_are(
+    resumed: list[Run], tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(command, ["--runs", str(tmp_path), "--json"], catch_exceptions=False)
+    found = json.loads(done.stdout)
+    assert found["job"] == "pretrain"
+    assert [Path(one["run"]).name for one in found["runs"]] == ["a", "b", "c"]
+    assert found["readings"]["job.lost_steps"]["value"] == 20
+    page = CliRunner().invoke(command, ["pretrain", "--runs", str(tmp_path)]).stdout
+    assert "81 to 140" in page
+    refused = CliRunner().invoke(command, ["other", "--runs", str(tmp_path)])
+    assert "there are: pretrain" in str(refused.exception)
