@@ -203,6 +203,7 @@ class Flops:
     convention: str
     engine: str
     hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
+    hardware_per_padding: float | None = None  # of a position that holds no token, on top of that
     tokens_per_step: int | None = None  # of that step: steps differ in size
     bytes_per_step: float | None = None  # that inference has to move at the least
     assumptions: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from weakref import ref
 
-from ergmeter.flops.live import Padding, must_be_run
+from ergmeter.flops.live import must_be_run
 from ergmeter.integrations.batches import Counts, counted, is_later
 from ergmeter.integrations.fetching import Fetch, now_on
 from ergmeter.integrations.world import training_identity
@@ -83,7 +83,7 @@ class Training:
         self._index = 0
         self._seen = Seen()
         self._told_length = 0.0
-        self._padding: Padding | None = None
+        self._is_padded = False
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._describing: threading.Thread | None = None
@@ -413,15 +413,15 @@ class Training:
     @_guarded
     def _describe_now(self, model: object, length: int) -> None:
         if self.meter is not None:
-            self.meter.describe(model, seq_len=length, padding=self._padding)
+            self.meter.describe(model, seq_len=length, is_padded=self._is_padded)
 
     def _describe_again(self) -> None:
         """With the lengths that sequences had on average, as attention counts them."""
         if not self._seen.real or self.meter is None:
             return
-        length, self._padding = self._seen.length, self._seen.padding
+        length, self._is_padded = self._seen.length, self._seen.computed > self._seen.real
         is_alike = abs(length - self._told_length) <= _LENGTHS_ALIKE_FRAC * self._told_length
-        if not is_alike or self._padding is not None:
+        if not is_alike or self._is_padded:
             self._to_run = max(1, round(length))
             self._run_model()
 
@@ -453,13 +453,6 @@ class Seen:
     def length(self) -> float:
         """How long the sequence of a token is, on the average of all tokens."""
         return self.squares / self.real
-
-    @property
-    def padding(self) -> Padding | None:
-        """What was computed beside the tokens, if anything was."""
-        if self.computed == self.real:
-            return None
-        return Padding(self.computed / self.real, max(1, round(self.squares / self.computed)))
 
 
 def failure(error: BaseException) -> str:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from ergmeter.flops.live import Padding
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
     from ergmeter.records import Record, Summary
@@ -257,18 +256,16 @@ class Meter:
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
-    def describe(
-        self, model: object, *, seq_len: int | None, padding: Padding | None = None
-    ) -> None:
+    def describe(self, model: object, *, seq_len: int | None, is_padded: bool = False) -> None:
         """Say which model is trained, once it is known: its FLOPs, parameters and type.
 
         As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
-        back until the first batch has come. What can't be counted is said in the run. `padding` is
-        what the device computes beside the tokens, which HFU counts and MFU does not.
+        back until the first batch has come. What can't be counted is said in the run. `is_padded`:
+        batches hold padding, so what a position of it costs is asked too, for HFU.
         """
         from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-        flops, found, no_flops = described(model, seq_len, self.plan.settings, padding=padding)
+        flops, found, no_flops = described(model, seq_len, self.plan.settings, is_padded=is_padded)
         self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())
