@@ -103,6 +103,8 @@ class Step:
     learning_rate: float | None = None
     grad_norm: float | None = None
     rank: int = 0
+    host_start_ns: int | None = None  # where start and end are the device's times: the host's
+    host_end_ns: int | None = None
 
     @property
     def window(self) -> Window:
@@ -172,6 +174,8 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
         "learning_rate": "float",
         "grad_norm": "float",
         "rank": "count",
+        "host_start_ns": "count",
+        "host_end_ns": "count",
     },
     "reported": {"t_ns": "time", "name": "text", "value": "float", "unit": "text"},
     "marks": {"t_ns": "time", "name": "text", "detail": "text"},

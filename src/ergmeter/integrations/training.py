@@ -22,6 +22,7 @@ from ergmeter.integrations.description import Description
 from ergmeter.integrations.fetching import now_on
 from ergmeter.integrations.held import Held
 from ergmeter.meter import Meter, measuring
+from ergmeter.meter.clock import moment
 from ergmeter.meter.opening import say
 from ergmeter.records import Mark, Step
 
@@ -128,7 +129,7 @@ class Training:
         """A training step begins, unless one is under way."""
         if self._start_ns is None:
             self._let_go()
-            self._start_ns = time.monotonic_ns()
+            self._start_ns = moment()
 
     @_guarded
     def batch(self, batch: object) -> None:
@@ -149,7 +150,7 @@ class Training:
         grad_norm: Any = None,  # noqa: ANN401
     ) -> None:
         """The optimizer has stepped. What was logged later (`logged`) still reaches this step."""
-        end_ns = time.monotonic_ns()
+        end_ns = moment()
         if self._start_ns is None:
             return
         start_ns, self._start_ns = self._start_ns, None

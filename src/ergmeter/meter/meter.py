@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import measuring
+from ergmeter.meter.clock import moment
 from ergmeter.meter.feed import EVERY_S, Feed, planned
+from ergmeter.meter.handover import STEP_GIVEN
 from ergmeter.meter.opening import Around, Plan, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
-_STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
+_STEP_VALUES = attrgetter(*STEP_GIVEN)
 
 
 class Meter:
@@ -190,7 +192,7 @@ class Meter:
 
     def step_begin(self) -> None:
         """Begin the step that `step_end` will close here, and not where the last one ended."""
-        self._ends_ns[get_ident()] = monotonic_ns()
+        self._ends_ns[get_ident()] = moment()
 
     def step_end(
         self,
@@ -205,7 +207,7 @@ class Meter:
         grad_norm: float | None = None,
     ) -> None:
         """End a step that began where the last one ended (or at `start`, or at `step_begin`)."""
-        end_ns = monotonic_ns()
+        end_ns = moment()
         thread = get_ident()
         if thread in self._spans:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
@@ -243,7 +245,7 @@ class Meter:
         if handover is None:
             raise UsageError("the Meter is not measuring")
         if isinstance(record, Step):
-            handover.steps.append(_STEP_VALUES(record)[:-1])  # the rank is filled in later
+            handover.steps.append(_STEP_VALUES(record))
         elif isinstance(record, Reported):
             handover.reported.append(record)
         elif isinstance(record, Mark):
