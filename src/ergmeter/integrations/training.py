@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ergmeter.errors import UsageError
 from ergmeter.integrations.batches import Counts, counted
 from ergmeter.integrations.description import Description
 from ergmeter.integrations.fetching import now_on
@@ -29,6 +30,7 @@ from ergmeter.records import Mark, Step
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from ergmeter.integrations.profiling import Profile
     from ergmeter.records import Phase
 
 _MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
@@ -55,8 +57,20 @@ def _guarded(method: _Called) -> _Called:
 class Training:
     """A training from its first step to its last. Any thread of the process may call it."""
 
-    def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
-        """`meter` is used if given, else one that measures already, else one made of `options`."""
+    def __init__(
+        self,
+        meter: Meter | None = None,
+        *,
+        profile_steps: Any = 0,  # noqa: ANN401  checked here
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """`meter` is used if given, else one that measures already, else one made of `options`.
+
+        `profile_steps`: look at so many steps with torch's profiler, which makes them longer.
+        """
+        is_count = isinstance(profile_steps, int) and not isinstance(profile_steps, bool)
+        if not is_count or profile_steps < 0:
+            raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
         self._own = Meter(**options) if meter is None else None
         # Unasked, from the hook of `erg record`: whoever else measures goes first.
         self._looks_on = self._own is not None and self._own.looks_on
@@ -73,6 +87,8 @@ class Training:
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._pid = 0
+        self._profile_steps = profile_steps
+        self._profile: Profile | None = None
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -97,6 +113,11 @@ class Training:
         assert self.meter._handover is not None
         self.meter._handover.sources.append(self._settle)
         atexit.register(self._exit)
+        if self._profile_steps:
+            from ergmeter.integrations.profiling import Profile  # noqa: PLC0415  loads torch
+
+            self._profile = Profile(self.meter, steps=self._profile_steps)
+            self._profile.start()
         if self._looks_on:
             measuring.gives_way(self._give_way)
 
@@ -114,6 +135,7 @@ class Training:
             return
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
+        self._stop_profile()
         self.catch_up()
         handover = meter._handover
         if handover is not None and self._settle in handover.sources:
@@ -189,6 +211,8 @@ class Training:
             self._before(counts)
         rows.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
+        if self._profile is not None:
+            self._profiled()
         if len(rows) > _MOST_HELD:
             self._fail(OverflowError(_TOO_MANY))
 
@@ -282,6 +306,7 @@ class Training:
         self._before(counts)
         self._last = step
         self._held.rows.append((step, counts, now_on(laters) if laters else None))
+        self._profiled()
         if len(self._held.rows) > _MOST_HELD:
             raise OverflowError(_TOO_MANY)
 
@@ -300,6 +325,16 @@ class Training:
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
         self._held.complete(logged, last)
+
+    @_guarded
+    def _profiled(self) -> None:
+        if self._profile is not None:
+            self._profile.step()
+
+    @_guarded
+    def _stop_profile(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
 
     def _settle(self, *, wait: bool = False) -> None:
         """Pass on what is complete.
