@@ -73,6 +73,8 @@ class TorchTraceImporter:
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield the profiled steps, by the host, and where their time went."""
         text = "\n".join(line.text for line in lines)
+        if not text:
+            return
         found = events_of(text)
         yield from steps_of(found)
         yield split(found).mark(0)

@@ -22,9 +22,9 @@ losses = []
 for _ in range(30):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    losses.append(loss.item().hex())
+    losses.append(float(loss).hex())
 watched.close()
 (Path(sys.argv[1]).parent / f"losses{dist.get_rank()}-{sys.argv[2]}").write_text("\n".join(losses))
 dist.destroy_process_group()
