@@ -27,6 +27,7 @@ UNITS = ("_ns", "_s", "_w", "_j", "_bytes", "_frac", "_hz", "_c", "_g", "_wh", "
 COUNTED = {"index", "steps", "tokens_computed", "tokens_real", "tokens_loss", "samples"} | {
     *("micro_steps", "rank", "throttled", "loss", "learning_rate", "grad_norm"),
     *("value", "low", "high", "model_per_step", "hardware_per_step"),
+    "hardware_per_padding",
 }
 
 
