@@ -52,10 +52,12 @@ def test_a_loop_that_never_waits_gets_the_devices_times(tmp_path: Path, torch: A
     off_us = sorted(1e3 * abs(a - b) for a, b in zip(ours_ms, theirs_ms, strict=True))
     late_us = (ended_ns - steps["end_ns"][-1]) / 1e3
     said = next(mark.detail for mark in run.marks if mark.name == "step_clock")
-    print(f"\nstep of 40 products: device {ours_ms[100]:.2f} ms, host {host_ms[100]:.2f} ms;"
-          f" off by {statistics.median(off_us):.1f} us (median), {off_us[-1]:.1f} us (worst);"
-          f" the last ends {late_us:.0f} us before the host has waited for it; {said};"
-          f" asked in {(asked_ns - began_ns) / 1e6:.0f} ms of {(ended_ns - began_ns) / 1e6:.0f}")  # fmt: skip
+    print(
+        f"\nstep of 40 products: device {ours_ms[100]:.2f} ms, host {host_ms[100]:.2f} ms;"
+        f" off by {statistics.median(off_us):.1f} us (median), {off_us[-1]:.1f} us (worst);"
+        f" the last ends {late_us:.0f} us before the host has waited for it; {said};"
+        f" asked in {(asked_ns - began_ns) / 1e6:.0f} of {(ended_ns - began_ns) / 1e6:.0f} ms"
+    )
     assert len(ours_ms) == 200
     assert off_us[100] < 50
     assert off_us[-1] < 1000
