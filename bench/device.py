@@ -20,7 +20,7 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,10 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - before
 
 
-def overhead(out: Path, rounds: int, *, with_zeus: bool) -> dict[str, Any]:
+def overhead(out: Path, rounds: int, *, sizes: Sequence[str], with_zeus: bool) -> dict[str, Any]:
     """What each way adds to a step."""
     numbers: dict[str, Any] = {}
-    for size in SIZES:
+    for size in sizes:
         training = Training(size)
         with bare(training, out) as alone:
             alone(20)
@@ -366,6 +366,7 @@ def main() -> None:
     options = tables.parser(__doc__)
     options.add_argument("--out", type=Path, required=True, help="where the runs are left")
     options.add_argument("--only", default="losses,ladder,bursts,overhead")
+    options.add_argument("--step", choices=[*SIZES], help="one size of step; else both")
     options.add_argument("--zeus", action="store_true", help="beside Zeus, which is installed")
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -373,7 +374,12 @@ def main() -> None:
         "losses": lambda: losses(given.out),
         "ladder": lambda: ladder(given.out),
         "bursts": lambda: bursts(given.out),
-        "overhead": lambda: overhead(given.out, given.rounds or 24, with_zeus=given.zeus),
+        "overhead": lambda: overhead(
+            given.out,
+            given.rounds or 24,
+            sizes=[given.step] if given.step else [*SIZES],
+            with_zeus=given.zeus,
+        ),
     }
     for name in given.only.split(","):
         (given.out / f"{name}.json").write_text(json.dumps(parts[name](), indent=1) + "\n")
