@@ -43,7 +43,7 @@ class Device:
             def record(self, stream: object = None) -> None:
                 assert not device.is_recording
                 now_ns = time.monotonic_ns()
-                self.at_ns = now_ns if stream is not None else max(now_ns, device.free_ns)
+                self.at_ns = now_ns if stream == "ours" else max(now_ns, device.free_ns)
 
             def query(self) -> bool:
                 if device.is_lost:
@@ -60,6 +60,7 @@ class Device:
         torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
             Event=Event,
             Stream=lambda _device: "ours",
+            current_stream=lambda: "its",
             is_initialized=lambda: True,
             is_current_stream_capturing=lambda: device.is_recording,
         )
