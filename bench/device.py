@@ -6,8 +6,8 @@ bare ones on both sides of it, and the interval is over those pairs.
 
 Bursts: products for so long, then a pause of random length, over and over. Their joules by
 ergmeter, each by itself, are added up and held against the hardware's counter over the whole
-sequence, less what it draws in the pauses at rest. Losses: with kernels that give the same bits each
-time, with a Meter and without.
+sequence, less what it draws in the pauses at rest. Losses: with a Meter and without, by kernels
+that give the same bits each time.
 
     python bench/device.py --out FOLDER [--only overhead,bursts,ladder,losses] [--zeus]
 """
@@ -20,15 +20,15 @@ import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tables
 import torch
 
+import tables
 from ergmeter import Meter, Reading
 from ergmeter.metrics.step_energy import energy_of
 from ergmeter.metrics.summarize import evidence_of, summarize
@@ -56,14 +56,17 @@ class Training:
         torch.manual_seed(0)
         torch.use_deterministic_algorithms(deterministic)
         self.rows, self.length = BATCH[size]
-        config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, **SIZES[size])
-        self.model = LlamaForCausalLM(config).to("cuda", torch.bfloat16)  # type: ignore[arg-type]
+        sizes: dict[str, Any] = SIZES[size]
+        config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, **sizes)
+        made: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        self.model = made.to("cuda", torch.bfloat16)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         shape = (self.rows, self.length)
         self.ids = torch.randint(0, 32000, shape, device="cuda")
         self.tokens = self.rows * self.length
 
     def step(self) -> torch.Tensor:
+        """One optimizer step, asked for and not waited for."""
         loss: torch.Tensor = self.model(input_ids=self.ids, labels=self.ids).loss
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
@@ -76,6 +79,8 @@ class Training:
 
 @contextmanager
 def bare(training: Training, _out: Path) -> Iterator[Loop]:
+    """Nothing."""
+
     def loop(steps: int) -> float:
         return timed(lambda: [training.step() for _ in range(steps)])
 
@@ -101,6 +106,7 @@ def metered(training: Training, out: Path) -> Iterator[Loop]:
 
 @contextmanager
 def zeus(training: Training, _out: Path) -> Iterator[Loop]:
+    """As its documentation measures a step."""
     from zeus.monitor import ZeusMonitor
 
     monitor = ZeusMonitor(gpu_indices=[0], approx_instant_energy=False)
@@ -160,6 +166,7 @@ WAYS = {
 
 
 def timed(work: Callable[[], object]) -> float:
+    """Seconds until the device has done it."""
     torch.cuda.synchronize()
     before = time.perf_counter()
     work()
@@ -167,31 +174,27 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - before
 
 
-def overhead(out: Path, rounds: int, *, with_zeus: bool) -> dict[str, Any]:
+def overhead(out: Path, rounds: int, *, sizes: Sequence[str], with_zeus: bool) -> dict[str, Any]:
+    """What each way adds to a step."""
     numbers: dict[str, Any] = {}
-    for size in SIZES:
+    for size in sizes:
         training = Training(size)
-        timed(lambda: [training.step() for _ in range(20)])  # noqa: B023
-        one_s = timed(lambda: [training.step() for _ in range(10)]) / 10  # noqa: B023
+        with bare(training, out) as alone:
+            alone(20)
+            one_s = alone(10) / 10
         steps = max(2, round(BLOCK_S[size] / one_s))
         rows = []
         for name, way in WAYS.items():
-            if name.startswith("Zeus") and not with_zeus:
+            if way is zeus and not with_zeus:
                 continue
-            turns = rounds if way is metered else max(3, rounds // 4)
-            if way is profiler:
-                turns = 3
+            turns = {metered: rounds, profiler: 3}.get(way, max(3, rounds // 4))
             ratios = paired(training, way, steps, turns, out / f"{size[:-3]}ms")
             numbers[f"{size}, {name}"] = {"bare_s": one_s, "ratios": ratios}
-            low, high = tables.median_interval(ratios)
             middle = statistics.median(ratios)
-            cells = (
-                f"{100 * (middle - 1):+.3f}",
-                f"{100 * (low - 1):+.3f} to {100 * (high - 1):+.3f}",
-            )
-            rows.append(
-                (name, f"{1e3 * one_s:.1f}", *cells, f"{1e3 * one_s * (middle - 1):+.3f}", turns)
-            )
+            low, high = tables.median_interval(ratios)
+            added, least, most = (f"{100 * (one - 1):+.3f}" for one in (middle, low, high))
+            added_ms = f"{1e3 * one_s * (middle - 1):+.3f}"
+            rows.append((name, f"{1e3 * one_s:.1f}", added, f"{least} to {most}", added_ms, turns))
         header = ("measured by", "bare step ms", "added %", "95 % interval", "added ms", "pairs")
         tables.show(f"What measuring adds to a step of {size}", header, rows, note=where())
         del training
@@ -199,7 +202,13 @@ def overhead(out: Path, rounds: int, *, with_zeus: bool) -> dict[str, Any]:
     return numbers
 
 
-def paired(training: Training, way: Any, steps: int, turns: int, out: Path) -> list[float]:
+def paired(
+    training: Training,
+    way: Any,  # noqa: ANN401  one of WAYS
+    steps: int,
+    turns: int,
+    out: Path,
+) -> list[float]:
     """Of each turn: the block that is measured, to the mean of the bare ones around it."""
     with bare(training, out) as alone:
         before = alone(steps)
@@ -217,6 +226,7 @@ def paired(training: Training, way: Any, steps: int, turns: int, out: Path) -> l
 
 
 def bursts(out: Path) -> dict[str, Any]:
+    """Each length of burst in a run of its own."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -307,7 +317,8 @@ def ladder(out: Path) -> dict[str, Any]:
             with meter.step(tokens=training.tokens):
                 training.step()
     found = summarize(Run.open(path)).readings
-    rows, numbers = [], {}
+    rows: list[tuple[object, ...]] = []
+    numbers = {}
     for key in LADDER:
         one = found[key]
         if isinstance(one, Reading):
@@ -345,6 +356,7 @@ def losses(out: Path) -> dict[str, Any]:
 
 
 def where() -> str:
+    """The device, for a table's foot."""
     return f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {tables.machine()}"
 
 
@@ -354,6 +366,7 @@ def main() -> None:
     options = tables.parser(__doc__)
     options.add_argument("--out", type=Path, required=True, help="where the runs are left")
     options.add_argument("--only", default="losses,ladder,bursts,overhead")
+    options.add_argument("--step", choices=[*SIZES], help="one size of step; else both")
     options.add_argument("--zeus", action="store_true", help="beside Zeus, which is installed")
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -361,7 +374,12 @@ def main() -> None:
         "losses": lambda: losses(given.out),
         "ladder": lambda: ladder(given.out),
         "bursts": lambda: bursts(given.out),
-        "overhead": lambda: overhead(given.out, given.rounds or 24, with_zeus=given.zeus),
+        "overhead": lambda: overhead(
+            given.out,
+            given.rounds or 24,
+            sizes=[given.step] if given.step else [*SIZES],
+            with_zeus=given.zeus,
+        ),
     }
     for name in given.only.split(","):
         (given.out / f"{name}.json").write_text(json.dumps(parts[name](), indent=1) + "\n")

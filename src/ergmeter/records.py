@@ -119,6 +119,8 @@ class Step:
     learning_rate: float | None = None
     grad_norm: float | None = None
     rank: int = 0
+    host_start_ns: int | None = None  # where start and end are the device's times: the host's
+    host_end_ns: int | None = None
 
     @property
     def window(self) -> Window:
@@ -202,6 +204,8 @@ COLUMN_KINDS: dict[str, dict[str, Literal["time", "text", "count", "float"]]] = 
         "learning_rate": "float",
         "grad_norm": "float",
         "rank": "count",
+        "host_start_ns": "count",
+        "host_end_ns": "count",
     },
     "reported": {"t_ns": "time", "name": "text", "value": "float", "unit": "text"},
     "marks": {"t_ns": "time", "name": "text", "detail": "text"},
@@ -249,6 +253,7 @@ class Flops:
     convention: str
     engine: str
     hardware_per_step: float | None = None  # recomputation included; MFU never uses it, HFU does
+    hardware_per_padding: float | None = None  # of a position that holds no token, on top of that
     tokens_per_step: int | None = None  # of that step: steps differ in size
     bytes_per_step: float | None = None  # that inference has to move at the least
     assumptions: tuple[str, ...] = ()

@@ -59,7 +59,7 @@ def test_a_large_product_is_the_tensor_pipes_work(torch: Any, tmp_path: Path) ->
     assert found["activity.tensor_half_frac"] == pytest.approx(
         found["activity.tensor_frac"], rel=0.1
     )
-    assert found["activity.sm_frac"] > 0.9
+    assert found["activity.sm_frac"] > 0.8
     assert found["activity.dram_frac"] < 0.5
 
 

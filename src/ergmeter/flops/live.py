@@ -8,7 +8,8 @@ is whatever has a `config` and `named_parameters`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from ergmeter.flops.work import Training, step_work
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ergmeter.flops.graph import Graph, Node, Trainable
     from ergmeter.flops.work import Work
     from ergmeter.runlog.settings import Settings
@@ -47,58 +46,19 @@ _SEEN = (
 _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
-@dataclass(frozen=True, slots=True)
-class Padding:
-    """What batches hold beside tokens: positions for each token.
-
-    `seq_len`: sequences of this length would have attention do as much for each position as it has
-    to for the tokens. Padding goes through every layer, but nothing has to look at it.
-    """
-
-    positions_per_token: float
-    seq_len: int
-
-
 def described(
-    model: object, seq_len: int | None, settings: Settings, *, padding: Padding | None = None
+    model: object, seq_len: int | None, settings: Settings, *, is_padded: bool = False
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """What a Meter writes of a model: FLOPs of a step under every convention, or why not.
 
     With the settings, filled with what the model says of itself. A training never fails for it.
+    `is_padded`: batches hold padding, and what a position of it costs is worth a second run, where
+    running the model is the only way to tell.
     """
-    found = _described(model, seq_len, settings)
-    if padding is None:
-        return found
-    flops, filled, no_flops = found
-    given, _, _ = _described(model, padding.seq_len, settings)
-    by_convention = {one.convention: one for one in given}
-    return tuple(_padded(one, by_convention, padding) for one in flops), filled, no_flops
-
-
-def _padded(flops: Flops, given: Mapping[str, Flops], padding: Padding) -> Flops:
-    """With what the hardware computes for every position."""
-    found = given.get(flops.convention)
-    if found is None or not (found.hardware_per_step and found.tokens_per_step):
-        return replace(flops, hardware_per_step=None)
-    if not flops.tokens_per_step:
-        return flops
-    per_position = found.hardware_per_step / found.tokens_per_step
-    positions = flops.tokens_per_step * padding.positions_per_token
-    said = f"padding: {padding.positions_per_token:.3g} positions are computed for each token"
-    return replace(
-        flops,
-        hardware_per_step=per_position * positions,
-        assumptions=(*flops.assumptions, said),
-    )
-
-
-def _described(
-    model: object, seq_len: int | None, settings: Settings
-) -> tuple[tuple[Flops, ...], Settings, str]:
     try:
         work, dtype = model_work(model, seq_len)
     except ErgmeterError as error:
-        return _by_running(model, seq_len, settings, str(error))
+        return _by_running(model, seq_len, settings, str(error), is_padded=is_padded)
     filled = replace(
         settings,
         parameters=settings.parameters or work.params,
@@ -108,7 +68,7 @@ def _described(
 
 
 def _by_running(
-    model: object, seq_len: int | None, settings: Settings, reason: str
+    model: object, seq_len: int | None, settings: Settings, reason: str, *, is_padded: bool
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """A torch model that can't be read is run once, without memory, by the counted engine."""
     if not hasattr(model, "named_parameters"):
@@ -131,7 +91,9 @@ def _by_running(
         reason = "adapters on experts held as one tensor are multiplied into them by PEFT; pass"
         return (), settings, f"{reason} flops=, from `erg flops CONFIG --lora ...,targets=experts`"
     try:
-        counted = registry.load("flops", "counted")(model, batch_size=1, seq_len=seq_len)
+        count = partial(registry.load("flops", "counted"), model, batch_size=1)
+        counted = count(seq_len=seq_len)
+        alone = count(seq_len=1).needed.hardware if is_padded else None
     except UsageError:
         return (), settings, f"{reason}; to run it, its forward must take one batch of tokens"
     except ErgmeterError as error:
@@ -143,6 +105,7 @@ def _by_running(
         convention="counted",
         engine="counted",
         hardware_per_step=counted.needed.hardware,
+        hardware_per_padding=alone,  # with the one pair of a token and itself, which is nothing
         tokens_per_step=seq_len,
         assumptions=(f"run without memory: {why}", *seen, *counted.not_counted),
     )

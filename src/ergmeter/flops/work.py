@@ -106,6 +106,7 @@ def step_work(
             "everything is frozen, so nothing is trained: freeze less, or count prefill"
         )
     moved = None if phase == "train" else forward_traffic(adapted, batch, storage)
+    padding = _row(adapted, batch, judge, how.checkpointing) if batch.is_grid else None
     frozen = judge is not None and trained != adapted.params
     job = _Job(adapted, batch, judge, how, parts, found, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
@@ -123,6 +124,7 @@ def step_work(
             convention=each.name,
             engine="analytic",
             hardware_per_step=hardware,
+            hardware_per_padding=padding,
             tokens_per_step=batch.tokens_real,
             bytes_per_step=moved.total_bytes if moved else None,
             assumptions=(
@@ -307,6 +309,18 @@ def _exact(
         part: replace(flops, recomputed=computed[part].hardware - flops.model)
         for part, flops in needed.items()
     }
+
+
+def _row(
+    graph: Graph, batch: Batch, trainable: Trainable | None, checkpointing: Checkpointing
+) -> float:
+    """What one more position costs that holds no token: it goes through every layer and meets
+    nothing. Under every convention: formulas of N have no word for it."""
+    without, with_one = (
+        total(step_flops(graph, one, trainable=trainable, checkpointing=checkpointing)).hardware
+        for one in (batch, replace(batch, padding=1))
+    )
+    return with_one - without
 
 
 def _sizes(graph: Graph, params: int | None, phase: str) -> tuple[Sizes | None, str]:

@@ -49,6 +49,9 @@ def chosen(
     for line in lines:
         before.append(line)
         best = _best(importers.values(), line.text)
+        if best is not None and not getattr(best, "is_live", True):
+            log.words = None  # a file of its own kind, of which every line is wanted
+            return Chosen(best, _shown(line.text, _SHOWN), chain(before, lines))
         if best is not None:
             settled = _settled(importers, best, line, [*before], lines)
             log.words = _words(settled.importer, settled.recognised)

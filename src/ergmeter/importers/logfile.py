@@ -62,8 +62,13 @@ class LogFile:
                 self.line_count += lines.count(b"\n")
                 if len(self.first_texts) < _FIRST:
                     self._keep_first(lines)
-                for line in _with_words(lines, self.words):
+                words = self.words
+                for line, end in _with_words(lines, words):
                     yield Line(line.decode("utf-8", errors="replace"))
+                    if words is not None and self.words is None:  # from here on all of them
+                        for rest, _ in _with_words(lines[end + 1 :], None):
+                            yield Line(rest.decode("utf-8", errors="replace"))
+                        break
         if self._progress:
             self._progress(self.bytes_read)
 
@@ -142,23 +147,26 @@ def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _with_words(lines: bytes, words: Words | None) -> Iterator[bytes]:
-    """The lines that hold one of the words, in their order, each cut at its longest.
+def _with_words(lines: bytes, words: Words | None) -> Iterator[tuple[bytes, int]]:
+    """The lines that hold one of the words, in their order, each cut at its longest; and where
+    it ends.
 
     Where few lines have one, a word is looked for in all at once: in Python that is many times as
     fast as line by line.
     """
     if words is None:
         for line in lines.split(b"\n")[:-1]:
-            yield line[:MAX_LINE_BYTES]
+            yield line[:MAX_LINE_BYTES], 0
         return
     searched = lines.lower() if words.folds_case else lines
     often = sorted(words.any_of, key=searched.count, reverse=True)
     if searched.count(often[0]) * _FEW > searched.count(b"\n"):
+        end = -1
         for line, low in zip(lines.split(b"\n"), searched.split(b"\n"), strict=True):
+            end += len(line) + 1
             for word in often:
                 if word in low:
-                    yield line[:MAX_LINE_BYTES]
+                    yield line[:MAX_LINE_BYTES], end
                     break
         return
     starts: set[int] = set()
@@ -168,7 +176,8 @@ def _with_words(lines: bytes, words: Words | None) -> Iterator[bytes]:
             starts.add(searched.rfind(b"\n", 0, at) + 1)
             at = searched.find(word, searched.find(b"\n", at))
     for start in sorted(starts):
-        yield lines[start : min(lines.find(b"\n", start), start + MAX_LINE_BYTES)]
+        end = lines.find(b"\n", start)
+        yield lines[start : min(end, start + MAX_LINE_BYTES)], end
 
 
 def _opened(path: str) -> IO[bytes]:

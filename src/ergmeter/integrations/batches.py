@@ -91,7 +91,8 @@ def _part(parts: Mapping[str, Any], name: str, *, shifts: bool) -> Counts | None
     ids = parts[name]
     if not is_ids(ids):
         return None
-    rows, length = (1, ids.shape[0]) if len(ids.shape) == 1 else (ids.shape[0], ids.shape[1])
+    shape = ids.shape
+    rows, length = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
     prefix = name[: -len(_IDS)]
     computed = int(rows * length)
     mask: Any = _near(parts.get(f"{prefix}attention_mask"))
@@ -158,7 +159,7 @@ def _unnamed(batch: object) -> dict[str, Any]:
 
 
 def _flat(batch: object) -> list[Any]:
-    if isinstance(batch, Sequence) and not isinstance(batch, str | bytes):
+    if isinstance(batch, list | tuple):
         return [one for part in batch for one in _flat(part)]
     return [batch]
 
@@ -190,13 +191,13 @@ def _is_traced(kind: type) -> bool:
 
 
 def _fits(value: Any, ids: Any) -> bool:  # noqa: ANN401
-    return hasattr(value, "shape") and tuple(value.shape) == tuple(ids.shape)
+    return value is not None and tuple(getattr(value, "shape", ())) == tuple(ids.shape)
 
 
 def _near(value: Any) -> Any:  # noqa: ANN401
     """A torch tensor in host memory as the numpy array it shares it with, which counts ten times
     as fast; whatever else as it is."""
-    if getattr(getattr(value, "device", None), "type", None) not in _HOST:
+    if value is None or getattr(getattr(value, "device", None), "type", None) not in _HOST:
         return value
     try:
         return value.numpy()

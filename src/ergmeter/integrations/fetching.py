@@ -9,18 +9,15 @@ that one has said that the two have nothing to do with each other.
 
 from __future__ import annotations
 
-import ctypes
 import sys
-from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ergmeter.meter.clock import apart_from_captures
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
 Events: TypeAlias = "dict[Any, Any]"  # by device: where its queue stood
-_DRIVER = "libcuda.so.1"
-_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 _streams: dict[Any, Any] = {}
 
 
@@ -51,7 +48,7 @@ class Fetch:
         if device.type != "cuda":
             return torch.stack([number.cpu().double() for number in numbers])
         with (
-            _apart_from_captures(),
+            apart_from_captures(),
             torch.cuda.device(device),
             torch.cuda.stream(_stream(torch, device)),
         ):
@@ -70,13 +67,13 @@ class Fetch:
         """Whether the numbers can be looked at without waiting."""
         if not self._arrived:
             return True
-        with _apart_from_captures():
+        with apart_from_captures():
             return all(event.query() for event in self._arrived)
 
     def values(self) -> list[float]:
         """The numbers. Waits for them if they are not here."""
         if self._arrived:
-            with _apart_from_captures():
+            with apart_from_captures():
                 for event in self._arrived:
                     event.synchronize()
         if not self._host:
@@ -99,28 +96,6 @@ def now_on(numbers: Iterable[Any]) -> Events | None:
             events[device] = torch.cuda.Event()
             events[device].record(torch.cuda.current_stream(device))
     return events or None
-
-
-@contextmanager
-def _apart_from_captures() -> Iterator[None]:
-    """Say that CUDA graphs which other threads record are none of this one's business."""
-    exchange = _mode_exchange()
-    mode = ctypes.c_int(_THREAD_LOCAL)
-    if exchange is not None:
-        exchange(ctypes.byref(mode))  # and what it was is in there now
-    try:
-        yield
-    finally:
-        if exchange is not None:
-            exchange(ctypes.byref(mode))
-
-
-@cache
-def _mode_exchange() -> Any:  # noqa: ANN401  a function of the driver
-    try:
-        return ctypes.CDLL(_DRIVER).cuThreadExchangeStreamCaptureMode
-    except (OSError, AttributeError):  # not NVIDIA's: a device that is "cuda" by name
-        return None
 
 
 def _stream(torch: Any, device: Any) -> Any:  # noqa: ANN401

@@ -24,6 +24,7 @@ from ergmeter.integrations.batches import Counts, counted, is_ids
 from ergmeter.integrations.fetching import now_on
 from ergmeter.integrations.precision import of_call
 from ergmeter.integrations.training import shifts_labels
+from ergmeter.meter.clock import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,7 @@ class Root:
         if _backward_task() != -1:
             return  # computed again for the backward pass
         if self.start_ns is None:
-            self.start_ns = time.monotonic_ns()
+            self.start_ns = moment()
             if self._loop.eval_ns is not None:
                 self._loop.trains(self, self.start_ns)
         found = None

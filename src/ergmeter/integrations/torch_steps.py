@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 import torch
 
 from ergmeter.integrations.torch_roots import Discovery, Root, is_captured, parameters_of
+from ergmeter.meter.clock import moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +123,7 @@ class Loop:
         """An optimizer has stepped."""
         if self.off or _is_compiling():
             return
-        end_ns = time.monotonic_ns()
+        end_ns = moment()
         root = self._root
         try:
             if is_captured():

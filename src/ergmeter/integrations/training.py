@@ -11,39 +11,31 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import threading
 import time
-from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-from weakref import ref
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ergmeter.flops.live import Padding, must_be_run
-from ergmeter.integrations.batches import Counts, counted, is_later
-from ergmeter.integrations.fetching import Fetch, now_on
-from ergmeter.integrations.world import training_identity
+from ergmeter.errors import UsageError
+from ergmeter.integrations.batches import Counts, counted
+from ergmeter.integrations.description import Description
+from ergmeter.integrations.fetching import now_on
+from ergmeter.integrations.held import Held
 from ergmeter.meter import Meter, measuring
+from ergmeter.meter.clock import moment
 from ergmeter.meter.opening import say
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from ergmeter.integrations.profiling import Profile
     from ergmeter.records import Phase
 
 _MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
-_Held: TypeAlias = "Step | tuple[int, int, int, int]"  # start, end, index, micro-steps
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
-# FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
-_LENGTHS_ALIKE_FRAC = 0.01
-_DESCRIBE_S = 10.0  # at most, at the end of a training that was shorter
 _TOO_MANY = f"the device has not said what {_MOST_HELD} steps held: it does not answer"
-_LOSSES = ("loss", "train_loss", "train/loss")
-_FIGURES = ("loss", "learning_rate", "grad_norm")
-_RATES = ("learning_rate", "lr")
-_NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
 
 
 def _guarded(method: _Called) -> _Called:
@@ -65,32 +57,38 @@ def _guarded(method: _Called) -> _Called:
 class Training:
     """A training from its first step to its last. Any thread of the process may call it."""
 
-    def __init__(self, meter: Meter | None = None, **options: Any) -> None:  # noqa: ANN401
-        """`meter` is used if given, else one that measures already, else one made of `options`."""
+    def __init__(
+        self,
+        meter: Meter | None = None,
+        *,
+        profile_steps: Any = 0,  # noqa: ANN401  checked here
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """`meter` is used if given, else one that measures already, else one made of `options`.
+
+        `profile_steps`: look at so many steps with torch's profiler, which makes them longer.
+        """
+        is_count = isinstance(profile_steps, int) and not isinstance(profile_steps, bool)
+        if not is_count or profile_steps < 0:
+            raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
         self._own = Meter(**options) if meter is None else None
         # Unasked, from the hook of `erg record`: whoever else measures goes first.
         self._looks_on = self._own is not None and self._own.looks_on
         self._given = meter
         self.meter: Meter | None = None
         self.failed = False
-        self._model: Callable[[], object] = _nothing  # not held: its memory is the program's
+        self._model: Description | None = None
         self._shifts = True
         self._start_ns: int | None = None
         self._counts: list[Counts] = []
         self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
-        self._held: deque[tuple[_Held, list[Counts], Any]] = deque()
-        self._fetch: tuple[Fetch, list[tuple[_Held, list[Counts], Any]]] | None = None
+        self._held = Held(self._pass_on)
         self._index = 0
-        self._seen = Seen()
-        self._told_length = 0.0
-        self._padding: Padding | None = None
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
-        self._describing: threading.Thread | None = None
-        self._to_run = 0  # how long a sequence is, of a model that must be run to be counted
         self._pid = 0
-        self._no_flops = ""
-        self._settling = threading.Lock()
+        self._profile_steps = profile_steps
+        self._profile: Profile | None = None
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -110,14 +108,25 @@ class Training:
         if self.meter not in others:
             self.meter.start()
         self._pid = os.getpid()
-        self._model = _weakly(model)
-        self._shifts = shifts_labels(model)
+        self.trains(model)
         self._index = first_step
         assert self.meter._handover is not None
         self.meter._handover.sources.append(self._settle)
         atexit.register(self._exit)
+        if self._profile_steps:
+            from ergmeter.integrations.profiling import Profile  # noqa: PLC0415  loads torch
+
+            self._profile = Profile(self.meter, steps=self._profile_steps)
+            self._profile.start()
         if self._looks_on:
             measuring.gives_way(self._give_way)
+
+    @_guarded
+    def trains(self, model: object) -> None:
+        """This is the model, whichever was said before."""
+        self._shifts = shifts_labels(model)
+        if self.meter is not None:
+            self._model = Description(self.meter, model, self._fail)
 
     def end(self, ended: str | None = None) -> None:
         """The training is over. A Meter of our own is closed with it, whatever went wrong."""
@@ -126,6 +135,7 @@ class Training:
             return
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
+        self._stop_profile()
         self.catch_up()
         handover = meter._handover
         if handover is not None and self._settle in handover.sources:
@@ -141,7 +151,7 @@ class Training:
         """A training step begins, unless one is under way."""
         if self._start_ns is None:
             self._let_go()
-            self._start_ns = time.monotonic_ns()
+            self._start_ns = moment()
 
     @_guarded
     def batch(self, batch: object) -> None:
@@ -162,7 +172,7 @@ class Training:
         grad_norm: Any = None,  # noqa: ANN401
     ) -> None:
         """The optimizer has stepped. What was logged later (`logged`) still reaches this step."""
-        end_ns = time.monotonic_ns()
+        end_ns = moment()
         if self._start_ns is None:
             return
         start_ns, self._start_ns = self._start_ns, None
@@ -196,24 +206,26 @@ class Training:
         """
         if self.failed:
             return
-        if self._logged or self._describing is None or self._to_run:
+        model, rows = self._model, self._held.rows
+        if self._logged or model is None or not model.has_begun or model.to_run:
             self._before(counts)
-        self._held.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
+        rows.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
-        if len(self._held) > _MOST_HELD:
+        if self._profile is not None:
+            self._profiled()
+        if len(rows) > _MOST_HELD:
             self._fail(OverflowError(_TOO_MANY))
 
     @_guarded
     def extend(self, end_ns: int) -> None:
         """The last step is not over: another optimizer has stepped for the same batch."""
-        if self._held:
-            step, counts, after = self._held.pop()
-            self._held.append((replace(_whole(step), end_ns=end_ns), counts, after))
+        self._held.extend(end_ns)
 
     @_guarded
     def in_parts(self, why: str) -> None:
         """What was begun with is not all of the model: its FLOPs are not those of a step."""
-        self._model, self._no_flops = _nothing, why
+        if self._model is not None:
+            self._model.is_part(why)
 
     @_guarded
     def products_in(self, dtype: str | None) -> None:
@@ -275,12 +287,8 @@ class Training:
         """Bring what was told so far into the run, FLOPs included; it may go on afterwards."""
         self._let_go()
         self._settle(wait=True)
-        if self._describing is not None:
-            self._describing.join(_DESCRIBE_S)
-        self._run_model()
-        self._describe_again()
-        if self._no_flops and self.meter is not None and self.meter._handover is not None:
-            self.meter._handover.describe(flops=[], no_flops=self._no_flops)
+        if self._model is not None:
+            self._model.finish(self._held.seen)
 
     def _give_way(self) -> None:
         """Somebody begins to measure by their own will."""
@@ -295,135 +303,50 @@ class Training:
     def _hold(self, step: Step, counts: list[Counts]) -> None:
         self._index += 1
         laters = [later for one in counts for later in one.laters]
-        if self._describing is None:
-            self._describe(counts[0] if counts else None)
-        self._let_go()
-        self._run_model()
+        self._before(counts)
         self._last = step
-        self._held.append((step, counts, now_on(laters) if laters else None))
-        if len(self._held) > _MOST_HELD:
+        self._held.rows.append((step, counts, now_on(laters) if laters else None))
+        self._profiled()
+        if len(self._held.rows) > _MOST_HELD:
             raise OverflowError(_TOO_MANY)
 
     @_guarded
     def _before(self, counts: list[Counts]) -> None:
-        """What is done before a step is held that is told as a whole."""
-        if self._describing is None:
-            self._describe(counts[0] if counts else None)
+        """What is done before a step is held."""
         self._let_go()
-        self._run_model()
+        if self._model is None:
+            return
+        if not self._model.has_begun:
+            self._model.begin(counts[0] if counts else None)
+        self._model.run()
 
     def _let_go(self) -> None:
         """The last step is complete once the next begins: what is logged of it comes in between."""
         logged, self._logged = self._logged, {}
         last, self._last = self._last, None
-        if not logged or not self._held:
-            return
-        newest, counts, after = self._held[-1]
-        if newest is last or isinstance(newest, tuple):
-            far = [value for value in logged.values() if is_later(value)]
-            after = {**(after or {}), **(now_on(far) or {})}
-            self._held[-1] = (_with_logged(_whole(newest), logged), counts, after)
+        self._held.complete(logged, last)
+
+    @_guarded
+    def _profiled(self) -> None:
+        if self._profile is not None:
+            self._profile.step()
+
+    @_guarded
+    def _stop_profile(self) -> None:
+        if self._profile is not None:
+            self._profile.stop()
 
     def _settle(self, *, wait: bool = False) -> None:
-        """Pass on the steps whose tokens are known; ask for those of the others.
+        """Pass on what is complete.
 
         On the thread that hands over; at the end on the training's, which then may wait.
         """
-        if os.getpid() != self._pid:
-            return
-        with self._settling:
-            self._settle_now(wait=wait)
+        if os.getpid() == self._pid:
+            self._held.settle(wait=wait)
 
-    def _settle_now(self, *, wait: bool) -> None:
-        while True:
-            if self._fetch is not None:
-                fetch, waiting = self._fetch
-                if not (wait or fetch.is_here):
-                    return
-                self._fetch = None
-                self._pass_on(waiting, fetch.values())
-            # The newest may still be told a loss, which is logged after its end.
-            ready = [self._held.popleft() for _ in range(len(self._held) - (not wait))]
-            if not ready:
-                return
-            laters = [later for step, counts, _ in ready for later in _laters(step, counts)]
-            if not laters:
-                self._pass_on(ready, [])
-                continue
-            newest = {device: one for _, _, after in ready for device, one in (after or {}).items()}
-            self._fetch = (Fetch(laters, newest).start(), ready)
-
-    def _pass_on(self, rows: list[tuple[_Held, list[Counts], Any]], values: list[float]) -> None:
+    def _pass_on(self, step: Step) -> None:
         assert self.meter is not None
-        known = iter(values)
-        for step, counts, _ in rows:
-            settled = [one.settled([next(known) for _ in one.laters]) for one in counts]
-            far = [name for name in _FIGURES if is_later(getattr(step, name, None))]
-            if far:
-                told: dict[str, Any] = {name: next(known) for name in far}
-                step = replace(_whole(step), **told)
-            for one in settled:
-                self._seen.add(one)
-            self.meter.record(_with_tokens(_whole(step), settled))
-
-    def _describe(self, counts: Counts | None) -> None:
-        """The model is known, and so is how long a sequence is: count its FLOPs, aside."""
-        if counts is not None:
-            rows = counts.samples if isinstance(counts.samples, int) and counts.samples else 1
-            self._told_length = max(1.0, counts.computed / rows)
-        self._describing = threading.Thread(
-            target=self._say_who,
-            args=(round(self._told_length),),
-            name="ergmeter-model",
-            daemon=True,
-        )
-        self._describing.start()
-
-    def _say_who(self, length: int) -> None:
-        """On a thread of its own: reading a configuration may take a while. What has none is run
-        between two steps instead: that saves and restores what the training draws numbers from."""
-        meter = self.meter
-        if meter is None or meter._handover is None:
-            return
-        try:
-            model = self._model()
-            meter._handover.describe(training=training_identity(model))
-            if model is not None and length and must_be_run(model, length):
-                self._to_run = length
-            elif model is not None:
-                meter.describe(model, seq_len=length or None)
-        except Exception as error:  # noqa: BLE001  never break training
-            self._fail(error)
-
-    def _run_model(self) -> None:
-        """Count what has to be run for it, while the training waits: once, after its first steps.
-
-        On another thread all the same: what looks at calls of the model knows them by theirs.
-        """
-        length, self._to_run = self._to_run, 0
-        model, meter = self._model(), self.meter
-        if not length or model is None or meter is None:
-            return
-        counting = threading.Thread(
-            target=self._describe_now, args=(model, length), name="ergmeter-model", daemon=True
-        )
-        counting.start()
-        counting.join()
-
-    @_guarded
-    def _describe_now(self, model: object, length: int) -> None:
-        if self.meter is not None:
-            self.meter.describe(model, seq_len=length, padding=self._padding)
-
-    def _describe_again(self) -> None:
-        """With the lengths that sequences had on average, as attention counts them."""
-        if not self._seen.real or self.meter is None:
-            return
-        length, self._padding = self._seen.length, self._seen.padding
-        is_alike = abs(length - self._told_length) <= _LENGTHS_ALIKE_FRAC * self._told_length
-        if not is_alike or self._padding is not None:
-            self._to_run = max(1, round(length))
-            self._run_model()
+        self.meter.record(step)
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
@@ -435,94 +358,10 @@ class Training:
             say(f"nothing is measured: {error}")
 
 
-@dataclass
-class Seen:
-    """The tokens of all steps so far, as far as attention makes a difference of their lengths."""
-
-    computed: int = 0
-    real: int = 0
-    squares: int = 0
-
-    def add(self, counts: Counts) -> None:
-        """Of one batch, all numbers known."""
-        self.computed += counts.computed
-        self.real += counts.computed if counts.real is None else int(counts.real)
-        self.squares += int(counts.squares or 0)
-
-    @property
-    def length(self) -> float:
-        """How long the sequence of a token is, on the average of all tokens."""
-        return self.squares / self.real
-
-    @property
-    def padding(self) -> Padding | None:
-        """What was computed beside the tokens, if anything was."""
-        if self.computed == self.real:
-            return None
-        return Padding(self.computed / self.real, max(1, round(self.squares / self.computed)))
-
-
 def failure(error: BaseException) -> str:
     """How a run ended that this came out of."""
     kind, what = type(error).__name__, " ".join(str(error).split())[:300]
     return f"failed ({kind}: {what})" if what else f"failed ({kind})"
-
-
-def _laters(step: _Held, counts: list[Counts]) -> list[Any]:
-    """What of a step is still on a device: its counts, then what was logged of it."""
-    figures = [getattr(step, name, None) for name in _FIGURES]
-    return [
-        *(later for one in counts for later in one.laters),
-        *(one for one in figures if is_later(one)),
-    ]
-
-
-def _whole(step: _Held) -> Step:
-    """A step that was held as little more than its times."""
-    if isinstance(step, Step):
-        return step
-    start_ns, end_ns, index, micro_steps = step
-    return Step(start_ns, end_ns, index, micro_steps=micro_steps)
-
-
-def _with_tokens(step: Step, counts: list[Counts]) -> Step:
-    if not counts:
-        return step
-    return replace(
-        step,
-        tokens_computed=sum(one.computed for one in counts),
-        tokens_real=_total([one.real for one in counts]),
-        tokens_loss=_total([one.loss for one in counts]),
-        samples=_total([one.samples for one in counts]),
-    )
-
-
-def _total(amounts: list[Any]) -> int | None:
-    return None if any(one is None for one in amounts) else sum(amounts)
-
-
-def _with_logged(step: Step, logged: Mapping[str, Any]) -> Step:
-    def first(names: tuple[str, ...], now: float | None) -> Any:  # noqa: ANN401
-        return now if now is not None else next((logged[n] for n in names if n in logged), None)
-
-    return replace(
-        step,
-        loss=first(_LOSSES, step.loss),
-        learning_rate=first(_RATES, step.learning_rate),
-        grad_norm=first(_NORMS, step.grad_norm),
-    )
-
-
-def _nothing() -> None:
-    """There is no model, as far as is known."""
-
-
-def _weakly(model: object) -> Callable[[], object]:
-    """The model as long as the program has it."""
-    try:
-        return ref(model)
-    except TypeError:  # a tree of arrays
-        return lambda: model
 
 
 def shifts_labels(model: object) -> bool:

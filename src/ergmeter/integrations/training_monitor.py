@@ -108,7 +108,7 @@ class TrainingMonitor(Guarded):
         """The model whose MFU it is."""
         self.model_ref = model
         if self._training.meter is not None:
-            self._training._model = model
+            self._training.trains(model)
 
     @guarded
     def start_training(self) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 from ergmeter.runlog.meeting import own_rank, world_size
 from ergmeter.runlog.parallel import told_layout
@@ -51,7 +52,13 @@ PAUSE_S = 5.0
 # How long the end of a program waits for its last records to be written.
 STOP_S = 10.0
 
-_STEP_COLUMNS = tuple(COLUMN_KINDS["steps"])
+# How long the end of a program waits for what it has asked of its device.
+DEVICE_S = 5.0
+
+# Of a step, what whoever made it says; the rest is filled in here.
+_FILLED_IN = ("rank", "host_start_ns", "host_end_ns")
+STEP_GIVEN = tuple(name for name in COLUMN_KINDS["steps"] if name not in _FILLED_IN)
+_STEP_COLUMNS = (*STEP_GIVEN, "host_start_ns", "host_end_ns")
 _FLOATS = {float, type(None)}
 _INTS = {int, type(None)}
 _TOO_MANY = 2**63
@@ -72,6 +79,7 @@ class HandOver:
     ) -> None:
         self.steps: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING_STEPS)
         self.marks: deque[Mark] = deque()
+        self._timeline = Timeline(self.marks.append)
         self.reported: deque[Reported] = deque()
         self.train_steps = 0
         self.tokens = 0
@@ -138,6 +146,8 @@ class HandOver:
         self._ending = self._ending or ending
         if not self._stopping.is_set():
             self._guarded(self._say_where)
+            # What the device still computes is drawn for, and is a step's.
+            self._guarded(partial(catch_up, DEVICE_S))
             self._guarded(self._sampler.stop)
             for end in self.on_end:
                 self._guarded(end)
@@ -173,6 +183,9 @@ class HandOver:
             self._guarded(partial(source, wait=wait))
         # The samples first: a process killed in between has no steps that nothing was read for.
         steps = [self.steps.popleft() for _ in range(len(self.steps))]
+        steps = self._timeline.passed(steps)
+        if wait:
+            steps += self._timeline.give_up()
         if samples:
             self._guarded(self._write_samples)
         self._ask_rank()
@@ -261,7 +274,7 @@ class HandOver:
     def _write_steps(self, rows: list[tuple[Any, ...]]) -> None:
         if not rows:
             return
-        columns: dict[str, Any] = dict(zip(_STEP_COLUMNS, zip(*rows, strict=True), strict=False))
+        columns: dict[str, Any] = dict(zip(_STEP_COLUMNS, zip(*rows, strict=True), strict=True))
         columns["rank"] = (self._rank_now(),) * len(rows)
         for name, kind in COLUMN_KINDS["steps"].items():
             # Most columns hold what they should, and looking costs a hundredth of converting.

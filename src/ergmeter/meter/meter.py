@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import measuring
+from ergmeter.meter.clock import moment
 from ergmeter.meter.feed import EVERY_S, Feed, planned
+from ergmeter.meter.handover import STEP_GIVEN
 from ergmeter.meter.opening import Around, Plan, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
@@ -38,14 +40,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from ergmeter.flops.live import Padding
     from ergmeter.meter.handover import HandOver
     from ergmeter.ports import Sink
     from ergmeter.records import Record, Summary
 
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
-_STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
+_STEP_VALUES = attrgetter(*STEP_GIVEN)
 
 
 class Meter:
@@ -191,7 +192,7 @@ class Meter:
 
     def step_begin(self) -> None:
         """Begin the step that `step_end` will close here, and not where the last one ended."""
-        self._ends_ns[get_ident()] = monotonic_ns()
+        self._ends_ns[get_ident()] = moment()
 
     def step_end(
         self,
@@ -206,7 +207,7 @@ class Meter:
         grad_norm: float | None = None,
     ) -> None:
         """End a step that began where the last one ended (or at `start`, or at `step_begin`)."""
-        end_ns = monotonic_ns()
+        end_ns = moment()
         thread = get_ident()
         if thread in self._spans:
             raise UsageError("step_end was called inside `with meter.step()`, which ends by itself")
@@ -244,7 +245,7 @@ class Meter:
         if handover is None:
             raise UsageError("the Meter is not measuring")
         if isinstance(record, Step):
-            handover.steps.append(_STEP_VALUES(record)[:-1])  # the rank is filled in later
+            handover.steps.append(_STEP_VALUES(record))
         elif isinstance(record, Reported):
             handover.reported.append(record)
         elif isinstance(record, Mark):
@@ -257,18 +258,16 @@ class Meter:
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
-    def describe(
-        self, model: object, *, seq_len: int | None, padding: Padding | None = None
-    ) -> None:
+    def describe(self, model: object, *, seq_len: int | None, is_padded: bool = False) -> None:
         """Say which model is trained, once it is known: its FLOPs, parameters and type.
 
         As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
-        back until the first batch has come. What can't be counted is said in the run. `padding` is
-        what the device computes beside the tokens, which HFU counts and MFU does not.
+        back until the first batch has come. What can't be counted is said in the run. `is_padded`:
+        batches hold padding, so what a position of it costs is asked too, for HFU.
         """
         from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-        flops, found, no_flops = described(model, seq_len, self.plan.settings, padding=padding)
+        flops, found, no_flops = described(model, seq_len, self.plan.settings, is_padded=is_padded)
         self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())

@@ -10,6 +10,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
+from ergmeter.meter.clock import ON_DEVICE, moment
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -80,7 +81,7 @@ class StepSpan:
             )
         spans[thread] = self
         self._thread = thread
-        self._start_ns = monotonic_ns()
+        self._start_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
         return self
 
     def __exit__(
@@ -89,7 +90,7 @@ class StepSpan:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        end_ns = monotonic_ns()
+        end_ns = moment() if self.phase in ON_DEVICE else monotonic_ns()
         meter = self._meter
         thread = self._thread  # a generator may be closed in another than it was entered in
         meter._spans.pop(thread, None)

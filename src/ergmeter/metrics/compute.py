@@ -17,6 +17,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.throughput import tokens_per_s
+from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.records import Missing, Reading, weakest
 from ergmeter.units import scaled, significant
 
@@ -60,6 +61,7 @@ class Rate:
     note: str
     low: float | None = None
     high: float | None = None
+    positions_per_token: float = 1.0  # that are computed: more than 1 where rows are padded
 
 
 def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) -> dict[str, Result]:
@@ -91,7 +93,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
         f"{chosen.convention}{_given(chosen)}{_spread(flops, rate=rate, peak=peak)}; of"
         f" {peak.said}; {over}",
     )
-    found[HFU] = _hfu(chosen, each, share, peak)
+    found[HFU] = _hfu(chosen, rate, each, share, peak)
     found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype)
     found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
     return found
@@ -183,10 +185,19 @@ def flops_per_token(flops: Flops) -> float:
     return flops.model_per_step / flops.tokens_per_step
 
 
-def _hfu(chosen: Flops, each: float, share: _Share, peak: Peak) -> Result:
+def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
     if chosen.hardware_per_step is None:
         return Missing("whether anything is computed a second time was not said")
     ratio = chosen.hardware_per_step / chosen.model_per_step
+    padding = rate.positions_per_token - 1
+    if padding:
+        if chosen.hardware_per_padding is None:
+            return Missing(
+                f"{percent(padding / (1 + padding))} of what is computed is padding, and what a"
+                " position of it costs was not said"
+            )
+        # Padding goes through every layer and meets nothing: attention is that of the tokens.
+        ratio += padding * chosen.hardware_per_padding / flops_per_token(chosen)
     is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
     known = "by what the options or the model itself say"
     if is_assumed:
@@ -277,7 +288,8 @@ def _run_results(evidence: Evidence) -> dict[str, Result]:
         )
     speed = tokens_per_s(evidence)
     devices, peak = _run_peak(evidence)
-    rate = Rate(speed.value, devices, speed.basis, speed.note, speed.low, speed.high)
+    positions = positions_per_token(evidence)
+    rate = Rate(speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions)
     return compute_results(evidence.flops, rate, peak)
 
 
@@ -372,7 +384,7 @@ METRICS = [
         "HFU",
         "frac",
         "higher",
-        "as MFU, with the FLOPs that are computed a second time",
+        "as MFU, with the FLOPs that are computed a second time or on padding",
         (*_NEEDS, "a peak"),
         _of_run(HFU),
     ),

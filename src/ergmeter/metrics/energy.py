@@ -24,6 +24,7 @@ from ergmeter.metrics.power import (
     counter_curve,
     power_curve,
 )
+from ergmeter.metrics.shape import span_shape
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH
@@ -66,7 +67,7 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
 def _found(evidence: Evidence, device: Device) -> Drawn:
     integral, why_no_integral = _integral(evidence, device)
     try:
-        counter = _counter(evidence, device, integral)
+        counter = _shaped_counter(evidence, device, integral)
         return Drawn(counter.over(evidence.span), COUNTER)
     except NotMeasurable as error:
         why_no_counter = str(error)
@@ -87,7 +88,7 @@ def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
     """A device's energy over time, by its counter or else by its power, and how it is known."""
     integral, why_no_integral = _integral(evidence, device)
     try:
-        return _counter(evidence, device, integral), _BASIS[COUNTER]
+        return _shaped_counter(evidence, device, integral), _BASIS[COUNTER]
     except NotMeasurable as error:
         if integral is None:
             raise NotMeasurable(
@@ -103,7 +104,7 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     integral, reason = _integral(evidence, device)
     if integral is None:
         raise NotMeasurable(reason)
-    counter = _counter(evidence, device, None).over(evidence.span).joules
+    counter = _counter(evidence, device).over(evidence.span).joules
     return counter, integral.over(evidence.span).joules
 
 
@@ -118,12 +119,33 @@ def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, s
         return None, str(error)
 
 
-def _counter(evidence: Evidence, device: Device, shape: EnergyCurve | None) -> EnergyCurve:
+def _shaped_counter(
+    evidence: Evidence, device: Device, integral: EnergyCurve | None
+) -> EnergyCurve:
+    """The counter, and between its readings the steps or else the power."""
+    power = evidence.series("power_w").get(device.id)
+    counter = evidence.series("energy_j").get(device.id)
+    if integral is not None and power is not None and counter is not None and len(counter.t_ns) > 1:
+        spans = span_shape(evidence, power, counter)
+        if spans is not None:
+            return _counter(evidence, device, spans, lag_s=0.0)
+    return _counter(evidence, device, integral)
+
+
+def _counter(
+    evidence: Evidence,
+    device: Device,
+    shape: EnergyCurve | None = None,
+    *,
+    lag_s: float = REFRESH_S / 2,
+) -> EnergyCurve:
     counter = evidence.series("energy_j").get(device.id)
     if counter is None:
         raise NotMeasurable(why_absent(device, "energy_j") or "it has no energy counter")
     refresh_s = REFRESH_S if device.kind == "gpu" else RAPL_REFRESH_S
-    return counter_curve(counter.t_ns, counter.values, shape=shape, refresh_s=refresh_s)
+    return counter_curve(
+        counter.t_ns, counter.values, shape=shape, lag_s=lag_s, refresh_s=refresh_s
+    )
 
 
 def boundary(evidence: Evidence) -> list[Device]:

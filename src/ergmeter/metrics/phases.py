@@ -2,7 +2,8 @@
 
 The trap: counting a joule twice. A wait for data may lie inside a step, a checkpoint inside an
 evaluation. So each instant belongs to one of them, the first in this order: checkpoint, evaluation,
-data, training; and the parts add up to the whole run exactly.
+data, training; and the parts add up to the whole run exactly. Where steps are timed by the device,
+training comes before data: a wait of the host that the device does not notice costs nothing.
 
 Edges are known to a refresh of the sensor and no better. A part of many short spans is therefore
 given an interval: with every span shortened, and with every span lengthened, by half a refresh at
@@ -18,6 +19,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.power import merged
 from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
@@ -44,8 +46,9 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
     """The energy of the instants that belong to a phase."""
     if not len(_spans(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
-    place = _ORDER.index(phase)
-    before, upto = _union(evidence, *_ORDER[:place]), _union(evidence, *_ORDER[: place + 1])
+    order = _order(evidence)
+    place = order.index(phase)
+    before, upto = _union(evidence, *order[:place]), _union(evidence, *order[: place + 1])
     value = low = high = 0.0
     bases: list[Basis] = []
     for curve, basis in _curves(evidence):
@@ -78,7 +81,15 @@ def _rest_j(evidence: Evidence) -> Reading:
 def _how(evidence: Evidence) -> str:
     ranks = len(with_lanes(evidence.all_steps).lanes)
     whose = f"by the spans of the first of {ranks} ranks; " if ranks > 1 else ""
-    return f"{whose}each instant belongs to one phase: {', '.join(_ORDER)}"
+    return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
+
+
+def _order(evidence: Evidence) -> tuple[str, ...]:
+    """Which phase an instant belongs to: the first of these that holds it."""
+    rows = evidence.all_steps
+    if len(rows) and not np.isnan(rows["host_end_ns"]).all():
+        return ("checkpoint", "eval", "train", "data")
+    return _ORDER
 
 
 def _curves(evidence: Evidence) -> Iterator[tuple[EnergyCurve, Basis]]:
@@ -103,24 +114,14 @@ def _union(evidence: Evidence, *phases: str) -> Spans:
     each = [_spans(evidence, phase) for phase in phases]
     starts = np.concatenate([one[0] for one in each]) if each else np.array([], dtype=np.int64)
     ends = np.concatenate([one[1] for one in each]) if each else np.array([], dtype=np.int64)
-    return _merged(starts, ends)
-
-
-def _merged(starts: TimeArray, ends: TimeArray) -> Spans:
-    if not len(starts):
-        return starts, ends
-    order = np.argsort(starts, kind="stable")
-    starts, reached = starts[order], np.maximum.accumulate(ends[order])
-    begins = np.append(True, starts[1:] > reached[:-1])
-    last = np.append(np.flatnonzero(begins)[1:] - 1, len(starts) - 1)
-    return starts[begins], reached[last]
+    return merged(starts, ends)
 
 
 def _grown(spans: Spans, by_ns: int) -> Spans:
     """With so much more at each end; or less, where there is so much."""
     starts, ends = spans[0] - by_ns, spans[1] + by_ns
     kept = ends > starts
-    return _merged(starts[kept], ends[kept])
+    return merged(starts[kept], ends[kept])
 
 
 def _clipped(spans: Spans, whole: Spans) -> Spans:

@@ -156,6 +156,7 @@ def counter_curve(
     counter_j: FloatArray,
     *,
     shape: EnergyCurve | None = None,
+    lag_s: float = REFRESH_S / 2,
     refresh_s: float = REFRESH_S,
 ) -> EnergyCurve:
     """The curve of an energy counter, interpolated between its refreshes.
@@ -163,8 +164,8 @@ def counter_curve(
     A counter that refreshes every 100 ms shows the same value in several readings. The instant of a
     refresh lies between the last reading of the old value and the first of the new, and no further
     back from that than a refresh; half way is the best guess. Between two values the joules follow
-    `shape`, an integral of power, if there is one; a straight line if not. Raises NotMeasurable for
-    a counter that never moved or that was reset.
+    `shape`, if there is one, which comes `lag_s` late; a straight line if not. Raises NotMeasurable
+    for a counter that never moved or that was reset.
     """
     fresh = np.flatnonzero(np.diff(counter_j) != 0) + 1
     if not len(fresh):
@@ -188,16 +189,27 @@ def counter_curve(
     if shape is not None:
         # A sensor's reading is half a refresh old on average. On the H200 recording, with readings
         # at 10 Hz and the counter once a second, this takes the worst phase from 1.1 to 0.6 %.
-        shape = replace(shape, t_ns=shape.t_ns - refresh_ns // 2)
+        shape = replace(shape, t_ns=shape.t_ns - round(lag_s * NS_PER_S))
     return EnergyCurve(
         knots_ns,
         knots_j - knots_j[0],
-        refresh_s=math.inf if shape is None else refresh_s,
+        refresh_s=math.inf if shape is None else min(refresh_s, shape.refresh_s),
         max_gap_s=math.inf,
         seen_until_ns=int(t_ns[-1]),
         shape=shape,
         read=(t_ns, counter_j - counter_j[0]),
     )
+
+
+def merged(starts: TimeArray, ends: TimeArray) -> tuple[TimeArray, TimeArray]:
+    """The same instants as spans that do not touch, in order."""
+    if not len(starts):
+        return starts, ends
+    order = np.argsort(starts, kind="stable")
+    starts, reached = starts[order], np.maximum.accumulate(ends[order])
+    begins = np.append(True, starts[1:] > reached[:-1])
+    last = np.append(np.flatnonzero(begins)[1:] - 1, len(starts) - 1)
+    return starts[begins], reached[last]
 
 
 def power_curve(t_ns: TimeArray, power_w: FloatArray, *, slack_s: float = REFRESH_S) -> EnergyCurve:

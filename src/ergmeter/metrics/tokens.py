@@ -145,6 +145,17 @@ def padding_frac(evidence: Evidence) -> Reading:
     return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
 
 
+def positions_per_token(evidence: Evidence) -> float:
+    """Positions that are computed for each real token; 1 where padding is not told apart."""
+    try:
+        real, computed = (known(evidence.counted, c) for c in ("tokens_real", "tokens_computed"))
+    except NotMeasurable:
+        return 1.0
+    if real is None or computed is None or not real.sum():
+        return 1.0
+    return float(computed.sum() / real.sum())
+
+
 def steps(evidence: Evidence) -> Reading:
     """Optimizer steps in the window, of one rank."""
     value = steps_of(evidence)

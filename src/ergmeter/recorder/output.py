@@ -179,7 +179,8 @@ class OutputReader:
 
     def _recognised(self) -> tuple[Importer | None, list[Line]]:
         """The importer whose format turned up first, and the lines it has not seen yet."""
-        importers = [self._importer(name) for name in sorted(registry.names("importers"))]
+        every = [self._importer(name) for name in sorted(registry.names("importers"))]
+        importers = [one for one in every if getattr(one, "is_live", True)]
         self._listening.set()
         head: deque[Line] = deque(maxlen=_HEAD)
         for line in self._lines:

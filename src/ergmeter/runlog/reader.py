@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _AROUND_NS = 2 * NS_PER_S
 _CLOCK_SET_S = 60.0
+_TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
 _SMALL_ROWS = 50_000
 _DEVICE_FIELDS = {field.name for field in fields(Device)}
 
@@ -433,7 +434,7 @@ def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, An
         elif kind == "text":
             columns[name] = segment.phases(name)
         else:
-            columns[name] = segment.floats(name)
+            columns[name] = segment.floats(name) + (offset_ns if name in _TIMES else 0)
     columns["writer"] = np.full(segment.rows, writer, dtype=np.int64)
     return columns
 
@@ -444,7 +445,10 @@ def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Ta
         column = table[name]
         if pa.types.is_dictionary(column.type):
             table = table.set_column(number, name, column.cast(pa.string()))
-        elif name in ("t_ns", "start_ns", "end_ns") and writer.offset_ns:
+        elif (
+            name in ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
+            and writer.offset_ns
+        ):
             table = table.set_column(number, name, pc.add(column, writer.offset_ns))
     when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
     table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))

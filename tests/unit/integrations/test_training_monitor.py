@@ -149,6 +149,12 @@ def test_without_a_mask_or_a_model_mfu_is_absent_and_says_why(
     if not torch.cuda.is_available():
         assert "pass peak_flops_per_s=" in reasons[2]
     assert [one["mfu"] for one in bare.step_logs[:2]] == [None, None]
+    # Named late, it is described in the run all the same, and nothing failed of it.
+    path = bare.run_path
+    assert path is not None
+    run = Run.open(path)
+    assert not [mark for mark in run.marks if mark.name == "integration_failed"]
+    assert run.flops[0].model_per_step == pytest.approx(by_hand([4]))
 
 
 def test_accumulation_multiplies_what_the_mask_says(model: Any) -> None:

@@ -219,6 +219,7 @@ class TestStart:
                 "convention": "6N",
                 "engine": "declared",
                 "hardware_per_step": None,
+                "hardware_per_padding": None,
                 "tokens_per_step": None,
                 "bytes_per_step": None,
                 "assumptions": ["dense"],

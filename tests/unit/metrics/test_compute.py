@@ -81,6 +81,28 @@ def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
     assert isinstance(unknown[HFU], Missing)
 
 
+def test_hfu_has_what_is_spent_on_padding_by_the_tokens_of_the_steps(tmp_path: Path) -> None:
+    # Of 100 positions 80 hold a token: 0.25 more for each, at 4 GFLOP beside a token's 20 + 5.
+    padded = replace(EXACT, hardware_per_padding=4e9)
+    path = tmp_path / "run"
+    make_run(path)
+    add_writer(
+        path,
+        steps=even_steps(20, tokens_computed=100, tokens_real=80),
+        settings={"peak_flops_per_s": 100e12, "dtype": "bf16"},
+        header={"flops": [asdict(padded)]},
+    )
+    found = summarize(Run.open(path)).readings
+    mfu, hfu = reading(found, MFU), reading(found, HFU)
+    assert mfu.value == pytest.approx(80 * 20e9 / 100e12, rel=1e-6)
+    assert hfu.value == pytest.approx(80 * (25e9 + 0.25 * 4e9) / 100e12, rel=1e-6)
+    assert "on padding, 1.300 times the model's" in hfu.note
+    rate = replace(RATE, positions_per_token=1.25)
+    unknown = compute_results([EXACT], rate, PEAK)[HFU]
+    assert isinstance(unknown, Missing)
+    assert unknown.reason.startswith("20.0 % of what is computed is padding")
+
+
 def test_a_count_of_something_else_does_not_widen_the_spread() -> None:
     experts = replace(PALM, model_per_step=40e12, convention="hf-6nd")
     note = reading(compute_results([EXACT, PALM, experts], RATE, PEAK), MFU).note

@@ -34,7 +34,7 @@ def samples(*, counter: bool = True) -> list[Sample]:
 
 
 def span(phase: str, start_s: float, end_s: float) -> Step:
-    return Step(round(start_s * S), round(end_s * S), phase=phase)  # type: ignore[arg-type]
+    return Step(round(start_s * S), round(end_s * S), phase=phase)
 
 
 def measured(path: Path, **options: bool) -> Run:

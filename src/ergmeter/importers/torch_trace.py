@@ -1,0 +1,166 @@
+"""Where did the time of profiled steps go: computing, communicating, copying, or nothing at all?
+
+From the trace that torch's profiler writes (`export_chrome_trace`). The trap: adding up kernels.
+They overlap, and communication that hides behind computation costs nothing. So each kind is the
+length of its union of spans, and what adds up to the whole is: computation; communication that
+nothing was computed beside; copies that went on beside neither; and the rest, idle.
+
+On a GPU kernels are told apart by the names of their libraries. Without one the operators on the
+host stand in for kernels, and collectives of gloo for communication.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ergmeter.errors import FormatError
+from ergmeter.importers.logfile import Words
+from ergmeter.ports import Line
+from ergmeter.records import Mark, Record, Step
+
+Spans: TypeAlias = "npt.NDArray[np.float64]"  # starts and ends in us, in rows of two
+
+MARK = "profiled"
+_EVENTS = '"traceEvents"'
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_COLLECTIVE = re.compile(r"nccl|rccl|nvshmem|gloo:|mscclpp|deep_?ep", re.IGNORECASE)
+_COPIES = ("gpu_memcpy", "gpu_memset")
+_US_PER_S = 1e6
+_NS_PER_US = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Of all profiled steps together. What is `alone` has nothing else beside it."""
+
+    steps: int
+    on: str  # "gpu" or "host"
+    window_s: float
+    compute_s: float
+    communication_s: float
+    communication_alone_s: float
+    copy_s: float
+    copy_alone_s: float
+    idle_s: float
+
+    def mark(self, t_ns: int, **more: Any) -> Mark:  # noqa: ANN401  what else is known of it
+        """As it stands in a run."""
+        return Mark(t_ns, MARK, json.dumps({**asdict(self), **more}))
+
+
+class TorchTraceImporter:
+    """Traces of torch's profiler, packed or not."""
+
+    name = "torch_trace"
+    looks_for = "the traces of torch.profiler"
+    is_live = False  # no program prints one
+
+    def recognises(self, head: Sequence[str]) -> bool:
+        """Say whether the list of events begins in one of these lines."""
+        return any(_EVENTS in text for text in head)
+
+    def words(self, recognised: str) -> Words | None:
+        """The word that begins it; from there on every line."""
+        return None if recognised else Words((_EVENTS.encode(),))
+
+    def records(self, lines: Iterable[Line]) -> Iterator[Record]:
+        """Yield the profiled steps, by the host, and where their time went."""
+        text = "\n".join(line.text for line in lines)
+        if not text:
+            return
+        found = events_of(text)
+        yield from steps_of(found)
+        yield split(found).mark(0)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a trace. FormatError where it ends half way."""
+    begin = text.find("[", text.find(_EVENTS))
+    try:
+        events, _ = json.JSONDecoder().raw_decode(text, begin)
+    except ValueError as error:
+        raise FormatError(f"a torch trace whose events end half way ({error})") from None
+    spans = (one for one in events if isinstance(one, dict) and one.get("ph") == "X")
+    return [one for one in spans if isinstance(one.get("dur"), int | float)]
+
+
+def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
+    """The steps that the profiler was told of, by the host's clock."""
+    found = []
+    for event in events:
+        name = _STEP.fullmatch(str(event.get("name")))
+        if name and event.get("cat") == "user_annotation":
+            start_ns = round(event["ts"] * _NS_PER_US)
+            end_ns = start_ns + max(1, round(event["dur"] * _NS_PER_US))
+            found.append(Step(start_ns, end_ns, index=int(name[1])))
+    return sorted(found, key=lambda step: step.start_ns)
+
+
+def split(events: Sequence[dict[str, Any]]) -> Split:
+    """Where the time of the profiled steps went."""
+    steps = steps_of(events)
+    kernels = [one for one in events if one.get("cat") == "kernel"]
+    copies = _spans(one for one in events if one.get("cat") in _COPIES)
+    if not kernels and not steps:
+        raise FormatError("the trace holds neither kernels nor profiled steps")
+    on = "gpu" if kernels else "host"
+    work = kernels or [one for one in events if one.get("cat") == "cpu_op" or _is_collective(one)]
+    communication = _spans(one for one in work if _is_collective(one))
+    compute = _spans(one for one in work if not _is_collective(one))
+    if kernels:  # from the first kernel to the end of the last, however far ahead the host is
+        every = _union(np.concatenate([compute, communication, copies]))
+        window = every[0, 0], every[-1, 1]
+    else:
+        window = steps[0].start_ns / _NS_PER_US, steps[-1].end_ns / _NS_PER_US
+        compute, communication = (_within(one, window) for one in (compute, communication))
+        copies = np.empty((0, 2))
+        every = _union(np.concatenate([compute, communication]))
+    busy = _length(_union(np.concatenate([compute, communication])))
+    whole = window[1] - window[0]
+    return Split(
+        steps=max(1, len(steps)),
+        on=on,
+        window_s=whole / _US_PER_S,
+        compute_s=_length(_union(compute)) / _US_PER_S,
+        communication_s=_length(_union(communication)) / _US_PER_S,
+        communication_alone_s=(busy - _length(_union(compute))) / _US_PER_S,
+        copy_s=_length(_union(copies)) / _US_PER_S,
+        copy_alone_s=(_length(every) - busy) / _US_PER_S,
+        idle_s=(whole - _length(every)) / _US_PER_S,
+    )
+
+
+def _is_collective(event: dict[str, Any]) -> bool:
+    return _COLLECTIVE.search(str(event.get("name"))) is not None
+
+
+def _spans(events: Iterable[dict[str, Any]]) -> Spans:
+    found = [(float(one["ts"]), float(one["ts"]) + float(one["dur"])) for one in events]
+    return np.array(found).reshape(-1, 2)
+
+
+def _union(spans: Spans) -> Spans:
+    """The same instants, in spans that do not overlap, in order."""
+    if not len(spans):
+        return spans
+    spans = spans[np.argsort(spans[:, 0], kind="stable")]
+    ends = np.maximum.accumulate(spans[:, 1])
+    first = np.concatenate([[True], spans[1:, 0] > ends[:-1]])
+    last = np.concatenate([first[1:], [True]])
+    return np.column_stack([spans[first, 0], ends[last]])
+
+
+def _within(spans: Spans, window: tuple[float, float]) -> Spans:
+    cut = np.clip(spans, *window)
+    return cut[cut[:, 1] > cut[:, 0]]
+
+
+def _length(spans: Spans) -> float:
+    return float((spans[:, 1] - spans[:, 0]).sum()) if len(spans) else 0.0

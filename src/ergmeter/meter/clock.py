@@ -1,0 +1,213 @@
+"""When a step began and ended, on the clock of the device that computed it.
+
+The trap: a loop that does not wait for its GPU. The host has handed over three steps before the
+first is done, so its own times say when work was asked for; and waiting, to know better, changes
+what is measured. So where torch uses a GPU an event goes into its queue with each timestamp, which
+nobody waits for; a thread of ours looks later which have passed, and when.
+
+An event knows the device's time alone. Now and then one is put into an empty queue between two
+looks at the host's clock: it lies between them, and takes all others over to that clock.
+
+Nothing is imported to ask: a framework that is not loaded computes nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager
+from functools import cache
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ergmeter.records import Mark
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Row: TypeAlias = "tuple[Any, ...]"  # of a step: its start, its end, and the rest
+
+# What is computed. Waiting for data and writing a checkpoint are the host's own.
+ON_DEVICE = ("train", "eval")
+
+_NS_PER_MS = 1e6
+_ATTEMPTS = 8  # at an anchor; the narrowest is kept
+_NARROW_NS = 30_000  # and this is narrow enough
+_PATIENCE_NS = 2_000_000  # for one attempt: another thread may have the interpreter meanwhile
+_LOOK_S = 0.002
+_DRIVER = "libcuda.so.1"
+_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+
+_streams: dict[Any, Any] = {}
+
+
+class Moment(int):
+    """The host's time in nanoseconds, and an event that stands in the device's queue since then."""
+
+    event: Any
+
+
+def moment() -> int:
+    """Now; where torch uses a GPU, with an event for the device's own time. Waits for nothing."""
+    now_ns = monotonic_ns()
+    torch: Any = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    # What is recorded in a CUDA graph happens when that is replayed, and not now.
+    if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        return now_ns
+    event = cuda.Event(enable_timing=True)
+    event.record(_current_stream(torch))
+    with_event = Moment(now_ns)
+    with_event.event = event
+    return with_event
+
+
+def _current_stream(torch: Any) -> Any:  # noqa: ANN401
+    """The queue that this thread fills. Torch makes a new object of it each time it is asked, which
+    takes longer than all else here."""
+    try:
+        key = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+    except AttributeError:  # another torch, or none of NVIDIA's
+        return torch.cuda.current_stream()
+    if key not in _streams:
+        _streams[key] = torch.cuda.current_stream()
+    return _streams[key]
+
+
+def catch_up(at_most_s: float) -> None:
+    """Wait until the device has done what this thread has asked of it so far."""
+    now = moment()
+    until_s = time.monotonic() + at_most_s
+    with apart_from_captures():
+        while isinstance(now, Moment) and not now.event.query() and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+
+
+class Timeline:
+    """Steps that wait until the device has passed them, in the order in which they came."""
+
+    def __init__(self, mark: Callable[[Mark], None]) -> None:
+        self._mark = mark
+        self._waiting: deque[Row] = deque()
+        self._streams: dict[Any, Any] = {}  # of ours, and empty, by device
+        self._failed = self._said = False
+        self._last_ns = 0
+
+    def passed(self, rows: list[Row]) -> list[Row]:
+        """Those of all so far that the device is done with, by its own times.
+
+        Each with the host's start and end behind the rest; None where those are its times.
+        """
+        self._waiting.extend(rows)
+        if not any(_events(row) for row in self._waiting):
+            return self._by_host()
+        try:
+            with apart_from_captures():
+                return self._by_device()
+        except RuntimeError as error:  # whatever befell the device, the training hears it itself
+            self._failed = True
+            self._say("step_clock_failed", f"steps are timed by the host from here on: {error}")
+            return self._by_host()
+
+    def give_up(self) -> list[Row]:
+        """The rest by the host's times: the device does not answer."""
+        if self._waiting:
+            self._say("step_clock_failed", f"the device has not passed {len(self._waiting)} steps")
+        return self._by_host()
+
+    def _by_host(self) -> list[Row]:
+        rows = [(int(start), int(end), *rest, None, None) for start, end, *rest in self._waiting]
+        self._waiting.clear()
+        return rows
+
+    def _by_device(self) -> list[Row]:
+        done: list[Row] = []
+        anchors: dict[Any, tuple[Any, int]] = {}
+        while self._waiting:
+            row = self._waiting[0]
+            if not self._failed and not all(event.query() for event in _events(row)):
+                break
+            self._waiting.popleft()
+            start, end, *rest = row
+            if self._failed or not _events(row):
+                done.append((int(start), int(end), *rest, None, None))
+                continue
+            start_ns, end_ns = (self._device_ns(one, anchors) for one in (start, end))
+            # Two anchors differ by a few microseconds, and steps of one queue do not overlap.
+            if self._last_ns - _PATIENCE_NS < start_ns < self._last_ns:
+                start_ns = min(self._last_ns, end_ns - 1)
+            self._last_ns = end_ns
+            done.append((start_ns, end_ns, *rest, int(start), int(end)))
+        return done
+
+    def _device_ns(self, one: int, anchors: dict[Any, tuple[Any, int]]) -> int:
+        if not isinstance(one, Moment):
+            return one
+        device = one.event.device
+        if device not in anchors:
+            anchors[device] = self._anchor(device)
+        anchor, at_ns = anchors[device]
+        since_ms: float = anchor.elapsed_time(one.event)
+        return at_ns + round(since_ms * _NS_PER_MS)
+
+    def _anchor(self, device: Any) -> tuple[Any, int]:  # noqa: ANN401
+        """An event in an empty queue, and the host's time of it."""
+        cuda: Any = sys.modules["torch"].cuda
+        if device not in self._streams:
+            self._streams[device] = cuda.Stream(device)
+        best: tuple[int, Any, int] | None = None
+        for _ in range(_ATTEMPTS):
+            event = cuda.Event(enable_timing=True)
+            before_ns = monotonic_ns()
+            event.record(self._streams[device])
+            while not event.query() and monotonic_ns() < before_ns + _PATIENCE_NS:
+                pass
+            event.synchronize()
+            width_ns = monotonic_ns() - before_ns
+            if best is None or width_ns < best[0]:
+                best = (width_ns, event, before_ns + width_ns // 2)
+            if width_ns < _NARROW_NS:
+                break
+        assert best is not None
+        width_ns, event, at_ns = best
+        if not self._said:
+            self._said = True
+            within = f"{width_ns / 2 / NS_PER_S * 1e6:.0f} us"
+            self._mark(Mark(at_ns, "step_clock", f"CUDA events, on the host's clock to {within}"))
+        return event, at_ns
+
+    def _say(self, name: str, what: str) -> None:
+        self._mark(Mark(monotonic_ns(), name, " ".join(what.split())[:500]))
+
+
+def _events(row: Row) -> list[Any]:
+    return [one.event for one in row[:2] if isinstance(one, Moment)]
+
+
+@contextmanager
+def apart_from_captures() -> Iterator[None]:
+    """Say that CUDA graphs which other threads record are none of this one's business.
+
+    Without it an allocation or a query on this thread destroys what another one is recording.
+    """
+    exchange = _mode_exchange()
+    mode = ctypes.c_int(_THREAD_LOCAL)
+    if exchange is not None:
+        exchange(ctypes.byref(mode))  # and what it was is in there now
+    try:
+        yield
+    finally:
+        if exchange is not None:
+            exchange(ctypes.byref(mode))
+
+
+@cache
+def _mode_exchange() -> Any:  # noqa: ANN401  a function of the driver
+    try:
+        return ctypes.CDLL(_DRIVER).cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # not NVIDIA's: a device that is "cuda" by name
+        return None
