@@ -35,15 +35,11 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.runlog.reader import Run
 
 NS = 1e9
-SIZES = {
-    "340 ms": {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
-               "num_attention_heads": 32, "num_key_value_heads": 32},
-    "20 ms": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8,
-              "num_attention_heads": 8, "num_key_value_heads": 8},
-}  # fmt: skip
-BATCH = {"340 ms": (8, 2048), "20 ms": (8, 512)}
+SIZES = {"340 ms": 22, "20 ms": 2}  # layers of a Llama that is 2048 wide
+BATCH = {"340 ms": (8, 2048), "20 ms": (4, 2048)}
 BLOCK_S = {"340 ms": 3.5, "20 ms": 1.5}
-BURSTS = ((0.05, 60), (0.2, 40), (1.0, 14), (10.0, 3))
+BURSTS = ((0.05, 50), (0.2, 40), (1.0, 14), (10.0, 3))
+REST_S = 3.0
 Loop = Callable[[int], float]
 
 
@@ -56,8 +52,14 @@ class Training:
         torch.manual_seed(0)
         torch.use_deterministic_algorithms(deterministic)
         self.rows, self.length = BATCH[size]
-        sizes: dict[str, Any] = SIZES[size]
-        config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, **sizes)
+        config = LlamaConfig(
+            vocab_size=32000,
+            hidden_size=2048,
+            intermediate_size=5632,
+            num_hidden_layers=SIZES[size],
+            num_attention_heads=32,
+            max_position_embeddings=4096,
+        )
         made: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
         self.model = made.to("cuda", torch.bfloat16)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
@@ -240,41 +242,51 @@ def bursts(out: Path) -> dict[str, Any]:
         return time.monotonic_ns(), now / 1e3
 
     matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    one_s = timed(lambda: [torch.mm(matrix, matrix) for _ in range(200)]) / 200
+
+    def burst(seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            for _ in range(4):
+                torch.mm(matrix, matrix)
+            torch.cuda.synchronize()
+
+    burst(2.0)
     dice = random.Random(0)
     rows, numbers = [], {}
     for seconds, times in BURSTS:
-        time.sleep(3)
+        time.sleep(2)
         path = out / f"bursts-{seconds:g}s"
         with Meter(path, probes=["nvml"]) as meter:
-            with meter.phase("idle"):
-                time.sleep(4)
             began = counter()
             for _ in range(times):
                 time.sleep(dice.uniform(0.5, 0.9))
                 with meter.step(tokens=1):
-                    for _ in range(max(1, round(seconds / one_s))):
-                        torch.mm(matrix, matrix)
-                    torch.cuda.synchronize()
+                    burst(seconds)
             time.sleep(dice.uniform(0.5, 0.9))
             ended = counter()
-        found = judged(path, began, ended)
+            with meter.phase("idle"):  # as warm as in the pauses
+                time.sleep(REST_S)
+            later = counter()
+        rest_w = (later[1] - ended[1]) / ((later[0] - ended[0]) / NS)
+        found = judged(path, began, ended, rest_w)
         numbers[f"{seconds:g} s"] = {**found, "began": began, "ended": ended}
         rows.append((
-            f"{1e3 * found['burst_s']:.0f} ms", times, f"{found['idle_w']:.1f}",
+            f"{1e3 * found['burst_s']:.0f} ms", times, f"{rest_w:.1f}", f"{found['idle_w']:.1f}",
             f"{found['truth_j']:.1f}", f"{found['ours_j']:.1f}",
             f"{100 * (found['ours_j'] / found['truth_j'] - 1):+.2f}",
             f"{100 * found['spread']:.1f}", f"{100 * found['off']:.0f}",
         ))  # fmt: skip
     header = (
-        "burst", "times", "idle W", "counter, less idle J", "ours, each added up J", "off by %",
+        "burst", "times", "idle W", "ours", "counter, less idle J", "ours, each added up J", "off by %",
         "spread of one %", "its own interval, half %",
     )  # fmt: skip
     tables.show("Bursts, each by itself", header, rows, note=where())
     return numbers
 
 
-def judged(path: Path, began: tuple[int, float], ended: tuple[int, float]) -> dict[str, float]:
+def judged(
+    path: Path, began: tuple[int, float], ended: tuple[int, float], rest_w: float
+) -> dict[str, float]:
     """What ergmeter says of each burst of a run, against the counter over all of them."""
     run = Run.open(path)
     evidence = evidence_of(run)
@@ -286,9 +298,10 @@ def judged(path: Path, began: tuple[int, float], ended: tuple[int, float]) -> di
     assert isinstance(idle, Reading), idle
     busy_s = float((end_ns - start_ns).sum()) / NS
     whole_s = (ended[0] - began[0]) / NS
-    truth_j = ended[1] - began[1] - idle.value * (whole_s - busy_s)
+    truth_j = ended[1] - began[1] - rest_w * (whole_s - busy_s)
     return {
         "burst_s": busy_s / len(train),
+        "rest_w": rest_w,
         "idle_w": idle.value,
         "truth_j": truth_j,
         "ours_j": float(each.joules.sum()),

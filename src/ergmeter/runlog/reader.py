@@ -445,10 +445,7 @@ def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Ta
         column = table[name]
         if pa.types.is_dictionary(column.type):
             table = table.set_column(number, name, column.cast(pa.string()))
-        elif (
-            name in ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
-            and writer.offset_ns
-        ):
+        elif name in _TIMES and writer.offset_ns:
             table = table.set_column(number, name, pc.add(column, writer.offset_ns))
     when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
     table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))
