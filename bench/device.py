@@ -277,8 +277,8 @@ def bursts(out: Path) -> dict[str, Any]:
             f"{100 * found['spread']:.1f}", f"{100 * found['off']:.0f}",
         ))  # fmt: skip
     header = (
-        "burst", "times", "idle W", "ours", "counter, less idle J", "ours, each added up J", "off by %",
-        "spread of one %", "its own interval, half %",
+        "burst", "times", "idle W", "ours", "counter, less idle J", "ours, each added up J",
+        "off by %", "spread of one %", "its own interval, half %",
     )  # fmt: skip
     tables.show("Bursts, each by itself", header, rows, note=where())
     return numbers
