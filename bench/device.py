@@ -212,12 +212,17 @@ def paired(
     out: Path,
 ) -> list[float]:
     """Of each turn: the block that is measured, to the mean of the bare ones around it."""
+    warm = max(2, steps // 5)  # untimed, so that no block begins on a device that has rested
+
     with bare(training, out) as alone:
+        alone(warm)
         before = alone(steps)
         ratios = []
         for turn in range(turns):
             with way(training, Path(f"{out}-{turn}")) as loop:
+                loop(warm)
                 between = loop(steps)
+            alone(warm)
             after = alone(steps)
             ratios.append(between / ((before + after) / 2))
             before = after
