@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.cli.main import main
+from tests.nvml.library import Library, build
 
 LLAMA_8B = {
     "model_type": "llama",
@@ -20,6 +21,12 @@ LLAMA_8B = {
     "vocab_size": 128256,
     "tie_word_embeddings": False,
 }
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """A scripted NVML. One for all: a process loads no second library of that name."""
+    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.gauges import why_absent
+from ergmeter.metrics.gauges import ACCELERATORS, why_absent
 from ergmeter.metrics.power import (
     RAPL_REFRESH_S,
     REFRESH_S,
@@ -37,7 +37,6 @@ COUNTER = "energy counter"
 DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
-_GPUS = ("nvml", "amd", "neuron", "apple")
 _CPUS = ("rapl", "grace", "apple")
 
 
@@ -152,7 +151,7 @@ def boundary(evidence: Evidence) -> list[Device]:
     """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
     devices = evidence.devices("gpu") or evidence.devices("cpu", "dram")
     if not devices:
-        why = evidence.why_no_device("energy sensor", *dict.fromkeys((*_GPUS, *_CPUS)))
+        why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *_CPUS)))
         raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
     shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
     if shared:
@@ -222,7 +221,7 @@ def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
 
 def accelerator_j(evidence: Evidence) -> Reading:
     """Energy of the accelerators."""
-    return _of_kind(evidence, "gpu", "accelerator", *_GPUS)
+    return _of_kind(evidence, "gpu", "accelerator", *ACCELERATORS)
 
 
 def module_j(evidence: Evidence) -> Reading:

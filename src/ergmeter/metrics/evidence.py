@@ -7,6 +7,7 @@ chosen once, and every figure takes its tokens, its time and its joules from it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -34,6 +35,7 @@ OUTPUT = "output"  # the stream of steps that were seen in a program's output
 _SUMMED = "times are its step times added up"
 _NO_TIMES = "a log without times has no duration"
 _NO_READINGS = "a log holds no readings of energy, devices or host memory"
+_ELSEWHERE = re.compile(r"no [\w ]+ here: ")
 _INFERENCE = (PHASES.index("prefill"), PHASES.index("decode"))
 _TRAIN = PHASES.index("train")
 
@@ -263,7 +265,10 @@ class Evidence:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
         if self.is_imported:
             return _NO_READINGS
-        said = [f"{name}: {why}" for name, why in self.run.unavailable.items() if name in probes]
+        reasons = {name: why for name, why in self.run.unavailable.items() if name in probes}
+        # That another maker's hardware is not there is no reason that anybody looks for.
+        near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}
+        said = [f"{name}: {why}" for name, why in (near or reasons).items()]
         said += [
             mark.detail
             for mark in self.run.marks

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
     from ergmeter.records import Device, TimeArray
     from ergmeter.runlog.reader import Series
 
-_PROBES = {"gpu": "nvml", "node": "node", "process": "process", "allocator": "allocator"}
+ACCELERATORS = ("nvml", "amd", "neuron", "apple")  # the probes of some
+_PROBES = {
+    "gpu": ACCELERATORS,
+    "node": ("node",),
+    "process": ("process",),
+    "allocator": ("allocator",),
+}
 _WORDS = {
     "gpu": "accelerator",
     "node": "node reading",
@@ -34,7 +40,7 @@ def sampled(evidence: Evidence, kind: str) -> list[Device]:
     """The devices of a kind. Raises NotMeasurable with what its probe said if there is none."""
     devices = evidence.devices(kind)
     if not devices:
-        raise NotMeasurable(evidence.why_no_device(_WORDS[kind], _PROBES[kind]))
+        raise NotMeasurable(evidence.why_no_device(_WORDS[kind], *_PROBES[kind]))
     return devices
 
 

@@ -219,6 +219,8 @@ def power_curve(t_ns: TimeArray, power_w: FloatArray, *, slack_s: float = REFRES
     """
     if not power_w.any():
         raise NotMeasurable("power reads 0 W throughout, which no device that is on draws")
+    if not np.isfinite(power_w).all():
+        raise NotMeasurable("a power reading is not a number")
     pieces = np.diff(t_ns) / NS_PER_S * (power_w[1:] + power_w[:-1]) / 2
     joules = np.append(0.0, np.cumsum(pieces))
     return EnergyCurve(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # an H200: power lags the load by 70 ms on average, the counter by less than 10).
 SEEN_AFTER_S = 0.2
 _LEAST_READINGS = 5
+_AT_REST_FRAC = 0.1  # between the 10th and the 90th percentile of a floor (1 % on an H200)
 _LEAST_CONTRAST = 1.5  # of load to floor, or the spans say nothing that the sensor does not
 # The counter itself follows the load this closely.
 SPAN_SLACK_S = 0.02
@@ -77,11 +78,13 @@ def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray] | None:
 
 
 def _floor(power: Series, starts: TimeArray, ends: TimeArray) -> float | None:
-    """What is drawn in the pauses, by readings that speak of nothing else."""
+    """What is drawn in the pauses, by readings that speak of nothing else; None if all sorts."""
     seen = _within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
     if int(seen.sum()) < _LEAST_READINGS:
         return None
-    return float(np.median(power.values[seen]))
+    low_w, floor_w, high_w = np.percentile(power.values[seen], [10, 50, 90])
+    # A device at rest draws what it draws. Where it does not, there is more going on than steps.
+    return float(floor_w) if high_w - low_w <= _AT_REST_FRAC * floor_w else None
 
 
 def _levels(power: Series, starts: TimeArray, ends: TimeArray) -> FloatArray:

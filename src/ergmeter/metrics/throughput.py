@@ -14,6 +14,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
 from ergmeter.metrics.stats import mean_rate, ratio_interval
@@ -153,7 +154,7 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
     devices = len(evidence.devices("gpu"))
     try:
         if not devices:
-            raise NotMeasurable(evidence.why_no_device("accelerator", "nvml"))
+            raise NotMeasurable(evidence.why_no_device("accelerator", *ACCELERATORS))
         amounts, label, basis = tokens(evidence)
     except NotMeasurable as reason:
         return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")

@@ -10,13 +10,8 @@ import pytest
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes import gpm, nvml
 from ergmeter.probes.nvml import NvmlProbe
-from tests.nvml.library import Gpu, Library, Script, build
+from tests.nvml.library import Gpu, Library, Script
 from tests.unit.probes.scripted import Open
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_a_run_has_its_load_and_says_why_it_has_no_energy(opened: Open, tmp_path
     run = run_of(tmp_path / "run", samples=read, devices=probe.devices, steps=even_steps(3))
     why = reason(run, "energy.run_j")
     assert "neuron:a1b2c3" in why
-    assert "no energy counter" in why
+    assert "a share of a maximum that AWS does not publish" in why
 
 
 def test_the_doctor_reads_it_and_says_what_its_power_is(opened: Open) -> None:

@@ -22,7 +22,7 @@ from ergmeter.workloads import calibrate, matmul, streams
 from ergmeter.workloads.calibrate import Target, Tick
 from ergmeter.workloads.sensors import Sensors, Watch, idle, refresh
 from ergmeter.workloads.sustained import Pace, Task, sustained
-from tests.nvml.library import Gpu, Library, Script, build, default_uuid
+from tests.nvml.library import Gpu, Library, Script, default_uuid
 
 CPU = torch.device("cpu")
 BRIEF = Pace(
@@ -255,11 +255,6 @@ def test_torchs_device_is_found_by_uuid_whatever_the_order() -> None:
 
 
 # -- sensors ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
-    return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
