@@ -17,7 +17,7 @@ import ctypes
 import sys
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -43,12 +43,15 @@ _THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 
 _streams: dict[Any, Any] = {}
+_NOT_ASKED = -1
+_in_use: dict[int, int | None] = {}  # by the current device; asked anew at each hand-over
 
 
 class Moment(int):
     """The host's time in nanoseconds, and an event that stands in the device's queue since then."""
 
     event: Any
+    queue: Any
 
 
 def moment() -> int:
@@ -56,33 +59,56 @@ def moment() -> int:
     now_ns = monotonic_ns()
     torch: Any = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    # What is recorded in a CUDA graph happens when that is replayed, and not now.
-    if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+    try:
+        # What is recorded in a CUDA graph happens when that is replayed, and not now.
+        if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+            return now_ns
+        queue = _queue(torch)
+        if queue is None:
+            return now_ns
+        event = cuda.Event(enable_timing=True)
+        event.record(_streams[queue])
+    except (RuntimeError, AttributeError, AssertionError):  # the training will hear of it itself
         return now_ns
-    event = cuda.Event(enable_timing=True)
-    event.record(_current_stream(torch))
     with_event = Moment(now_ns)
-    with_event.event = event
+    with_event.event, with_event.queue = event, queue
     return with_event
 
 
-def _current_stream(torch: Any) -> Any:  # noqa: ANN401
-    """The queue that this thread fills. Torch makes a new object of it each time it is asked, which
-    takes longer than all else here."""
-    try:
-        key = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
-    except AttributeError:  # another torch, or none of NVIDIA's
-        return torch.cuda.current_stream()
-    if key not in _streams:
-        _streams[key] = torch.cuda.current_stream()
-    return _streams[key]
+def _queue(torch: Any) -> Any:  # noqa: ANN401
+    """The queue that this thread fills; None where that is not certain.
+
+    Torch makes a new object of a queue each time it is asked for it, which takes longer than all
+    else here; so they are kept. The device is the current one, if it is in use: a program that
+    says "cuda:1" for everything and never calls `set_device` has 0 as its current one, and an event
+    there would say when the host asked and, worse, open a context on it.
+    """
+    current = torch._C._cuda_getDevice()
+    device = _in_use.get(current, _NOT_ASKED)
+    if device == _NOT_ASKED:
+        device = _in_use[current] = _device(torch, current)
+    if device is None:
+        return None
+    queue = torch._C._cuda_getCurrentStream(device)
+    if queue not in _streams:
+        _streams[queue] = torch.cuda.current_stream(device)
+    return queue
+
+
+def _device(torch: Any, current: int) -> int | None:  # noqa: ANN401
+    """The device that this process computes on; None where it is one of several."""
+    has_context = torch._C._cuda_hasPrimaryContext
+    used = [one for one in range(torch.cuda.device_count()) if has_context(one)]
+    if current in used and (current or len(used) == 1):  # or somebody has chosen it
+        return current
+    return used[0] if len(used) == 1 else None
 
 
 def catch_up(at_most_s: float) -> None:
     """Wait until the device has done what this thread has asked of it so far."""
     now = moment()
     until_s = time.monotonic() + at_most_s
-    with apart_from_captures():
+    with apart_from_captures(), suppress(RuntimeError):  # of a device that has failed
         while isinstance(now, Moment) and not now.event.query() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
 
@@ -95,7 +121,7 @@ class Timeline:
         self._waiting: deque[Row] = deque()
         self._streams: dict[Any, Any] = {}  # of ours, and empty, by device
         self._failed = self._said = False
-        self._last_ns = 0
+        self._last_ns: dict[Any, int] = {}  # by queue
 
     def passed(self, rows: list[Row]) -> list[Row]:
         """Those of all so far that the device is done with, by its own times.
@@ -103,15 +129,19 @@ class Timeline:
         Each with the host's start and end behind the rest; None where those are its times.
         """
         self._waiting.extend(rows)
-        if not any(_events(row) for row in self._waiting):
-            return self._by_host()
-        try:
-            with apart_from_captures():
-                return self._by_device()
-        except RuntimeError as error:  # whatever befell the device, the training hears it itself
-            self._failed = True
-            self._say("step_clock_failed", f"steps are timed by the host from here on: {error}")
-            return self._by_host()
+        _in_use.clear()
+        done: list[Row] = []
+        if any(_events(row) for row in self._waiting):
+            try:
+                with apart_from_captures():
+                    self._by_device(done)
+            except RuntimeError as error:  # whatever befell it, the training hears of it itself
+                self._failed = True
+                said = f"steps are timed by the host from here on: {error}"
+                self._say("step_clock_failed", said)
+        if self._failed or not any(_events(row) for row in self._waiting):
+            done += self._by_host()
+        return done
 
     def give_up(self) -> list[Row]:
         """The rest by the host's times: the device does not answer."""
@@ -124,25 +154,25 @@ class Timeline:
         self._waiting.clear()
         return rows
 
-    def _by_device(self) -> list[Row]:
-        done: list[Row] = []
+    def _by_device(self, done: list[Row]) -> None:
         anchors: dict[Any, tuple[Any, int]] = {}
-        while self._waiting:
+        while self._waiting and not self._failed:
             row = self._waiting[0]
-            if not self._failed and not all(event.query() for event in _events(row)):
-                break
-            self._waiting.popleft()
+            if not all(event.query() for event in _events(row)):
+                return
             start, end, *rest = row
-            if self._failed or not _events(row):
-                done.append((int(start), int(end), *rest, None, None))
-                continue
-            start_ns, end_ns = (self._device_ns(one, anchors) for one in (start, end))
-            # Two anchors differ by a few microseconds, and steps of one queue do not overlap.
-            if self._last_ns - _PATIENCE_NS < start_ns < self._last_ns:
-                start_ns = min(self._last_ns, end_ns - 1)
-            self._last_ns = end_ns
-            done.append((start_ns, end_ns, *rest, int(start), int(end)))
-        return done
+            if not _events(row):
+                timed = (int(start), int(end), *rest, None, None)
+            else:
+                start_ns, end_ns = (self._device_ns(one, anchors) for one in (start, end))
+                # Two anchors differ by a few microseconds, and steps of one queue do not overlap.
+                last_ns = self._last_ns.get(getattr(end, "queue", None), 0)
+                if last_ns - _PATIENCE_NS < start_ns < last_ns:
+                    start_ns = min(last_ns, end_ns - 1)
+                self._last_ns[getattr(end, "queue", None)] = end_ns
+                timed = (start_ns, end_ns, *rest, int(start), int(end))
+            done.append(timed)
+            self._waiting.popleft()
 
     def _device_ns(self, one: int, anchors: dict[Any, tuple[Any, int]]) -> int:
         if not isinstance(one, Moment):

@@ -106,7 +106,8 @@ class HandOver:
         self.sources: list[Callable[..., None]] = []
         self.duties: list[Duty] = []  # that fall to us if who has them now ends
         self.on_end: list[Callable[[], None]] = []
-        self._told: dict[str, Any] = {}  # of the group of ranks, as the header has it
+        self._where: dict[str, Any] = {}  # this rank among the others, as it was asked last
+        self._told: dict[str, Any] = {}  # and as the header has it
 
     @property
     def run(self) -> Path:
@@ -145,10 +146,11 @@ class HandOver:
         """
         self._ending = self._ending or ending
         if not self._stopping.is_set():
-            self._guarded(self._say_where)
+            self._guarded(self._ask_where)
             # What the device still computes is drawn for, and is a step's.
             self._guarded(partial(catch_up, DEVICE_S))
             self._guarded(self._sampler.stop)
+            self.duties.clear()  # or what is let go of now would be taken up again
             for end in self.on_end:
                 self._guarded(end)
             if last is not None:
@@ -189,6 +191,7 @@ class HandOver:
         if samples:
             self._guarded(self._write_samples)
         self._ask_rank()
+        self._guarded(self._say_where)
         self._guarded(partial(self._write_steps, steps))
         reported = [self.reported.popleft() for _ in range(len(self.reported))]
         self._guarded(partial(self._writer.write, "reported", reported))
@@ -249,7 +252,7 @@ class HandOver:
             self.flush(samples=rounds % SAMPLES_EVERY == 0)
             self._guarded(self._sampler.watch)
             self._guarded(self._stand_in)
-            self._guarded(self._say_where)
+            self._guarded(self._ask_where)
             self._cpu_s = time.thread_time()
         self._finish()
 
@@ -264,12 +267,20 @@ class HandOver:
                 self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
 
     def _say_where(self) -> None:
-        """How many ranks there are, and where this one stands among them, once that is known."""
+        """What was asked, in the header: by the thread that writes, as the disk may hang."""
+        if self._where != self._told:
+            self._told = self._where
+            self._writer.extend_header(**self._where)
+
+    def _ask_where(self) -> None:
+        """How many ranks there are, and where this one stands among them, once that is known.
+
+        While there is somebody to ask: at the end of a program its process group is gone.
+        """
         world = world_size()
         told = {} if world < 2 else {"world": world, "layout": told_layout()}
-        if told and told != self._told:
-            self._told = told
-            self.describe(**told)
+        if told and told != self._where:
+            self._where = told
 
     def _write_steps(self, rows: list[tuple[Any, ...]]) -> None:
         if not rows:

@@ -56,6 +56,7 @@ def step_s(evidence: Evidence) -> Reading:
     # Steps/s that may be 0 leave the step time without an end.
     low, high = (1 / per_s.high, 1 / per_s.low) if per_s.low and per_s.high else (None, None)
     note = f"window / steps, what lies between steps included; {evidence.window_note}"
+    note += _whose_clock(evidence)
     return Reading(1 / per_s.value, "s", per_s.basis, low, high, note)
 
 
@@ -81,8 +82,20 @@ def in_step_s(evidence: Evidence) -> Reading:
     inside = evidence.counted.duration_s
     low, high = ratio_interval(inside, steps) or (None, None)
     value = float(inside.sum() / steps.sum())
-    note = f"from a step's start to its end; {evidence.window_note}"
+    note = f"from a step's start to its end; {evidence.window_note}{_whose_clock(evidence)}"
     return Reading(value, "s", evidence.steps_basis, low, high, note)
+
+
+def _whose_clock(evidence: Evidence) -> str:
+    """Which clock steps were timed by, where there is a device with one."""
+    if evidence.from_output or not evidence.devices("gpu"):
+        return ""
+    by_device = int((~np.isnan(evidence.counted["host_end_ns"])).sum())
+    if by_device == len(evidence.counted):
+        return "; by the device's clock"
+    if by_device:
+        return f"; {by_device} of {len(evidence.counted)} steps by the device's clock"
+    return "; by the host's clock, which need not wait for the device"
 
 
 def outside_steps_frac(evidence: Evidence) -> Reading:

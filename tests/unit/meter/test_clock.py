@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
+from threading import Thread, get_ident
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,11 +27,17 @@ class Device:
 
     def __init__(self) -> None:
         self.free_ns = 0
+        self.in_use = [0]  # devices with a context; work is given to the first
+        self.current = 0
         self.is_lost = False
         self.is_recording = False
 
     def work(self, lasts_ms: float) -> None:
         self.free_ns = max(self.free_ns, time.monotonic_ns()) + round(lasts_ms * MS)
+
+    def lose(self) -> bool:
+        self.is_lost = True
+        return True
 
     def module(self) -> ModuleType:
         device = self
@@ -38,10 +45,12 @@ class Device:
         class Event:
             def __init__(self, *, enable_timing: bool) -> None:
                 assert enable_timing
-                self.device = "cuda:0"
+                self.device = f"cuda:{device.in_use[0]}"
 
-            def record(self, stream: object = None) -> None:
+            def record(self, stream: object) -> None:
                 assert not device.is_recording
+                if device.is_lost:
+                    raise RuntimeError("CUDA error: device-side assert triggered")
                 now_ns = time.monotonic_ns()
                 self.at_ns = now_ns if stream == "ours" else max(now_ns, device.free_ns)
 
@@ -60,9 +69,15 @@ class Device:
         torch.cuda = SimpleNamespace(  # type: ignore[attr-defined]
             Event=Event,
             Stream=lambda _device: "ours",
-            current_stream=lambda: "its",
+            current_stream=lambda index: f"queue of {index}",
+            device_count=lambda: 4,
             is_initialized=lambda: True,
             is_current_stream_capturing=lambda: device.is_recording,
+        )
+        torch._C = SimpleNamespace(  # type: ignore[attr-defined]
+            _cuda_getDevice=lambda: device.current,
+            _cuda_getCurrentStream=lambda index: (index, get_ident()),
+            _cuda_hasPrimaryContext=lambda index: index in device.in_use,
         )
         return torch
 
@@ -71,6 +86,8 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setitem(sys.modules, "torch", made.module())
+    monkeypatch.setattr(clock, "_streams", {})
+    monkeypatch.setattr(clock, "_in_use", {})
     return made
 
 
@@ -142,6 +159,70 @@ def test_a_device_that_fails_leaves_the_times_of_the_host(tmp_path: Path, device
     (said,) = {mark.detail for mark in run.marks if mark.name == "step_clock_failed"}
     assert "illegal memory access" in said
     assert run.status == "finished"
+
+
+def test_a_device_that_fails_takes_no_step_with_it(device: Device) -> None:
+    """Steps that it had passed keep its times, the others get the host's; none is lost."""
+    marks: list[Mark] = []
+    timeline = Timeline(marks.append)
+    rows = []
+    for number in range(4):
+        start = moment()
+        rows.append((start, moment(), number))
+    bad = rows[2][1]
+    assert isinstance(bad, Moment)
+    bad.event.elapsed_time = bad.event.query = fails
+    found = timeline.passed(rows)
+    assert [row[2] for row in found] == [0, 1, 2, 3]
+    assert [row[3] is not None for row in found] == [True, True, False, False]
+    assert [mark.name for mark in marks] == ["step_clock", "step_clock_failed"]
+
+
+def fails(*_: object) -> bool:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_broken_device_does_not_stand_before_the_programs_own_error(
+    tmp_path: Path, device: Device
+) -> None:
+    with Meter(tmp_path / "run", probes=()) as meter:
+        with pytest.raises(ZeroDivisionError), meter.step():
+            device.is_lost = bool(1 / (0 if device.lose() else 1))
+        with meter.step(tokens=3):
+            pass
+    assert Run.open(tmp_path / "run").steps()["tokens_computed"].tolist() == [3]
+
+
+def test_the_device_is_the_one_in_use_and_no_other_is_touched(device: Device) -> None:
+    device.in_use = [2]  # all is said to be on "cuda:2", and nobody called set_device
+    now = moment()
+    assert isinstance(now, Moment)
+    assert now.queue[0] == 2
+    device.in_use = [0, 2]  # and which of two is meant nobody knows
+    clock._in_use.clear()
+    assert type(moment()) is int
+    device.current = 2  # unless it was chosen
+    now = moment()
+    assert isinstance(now, Moment)
+    assert now.queue[0] == 2
+
+
+def test_steps_of_two_threads_may_overlap(device: Device) -> None:
+    timeline = Timeline(lambda _mark: None)
+    rows: list[Any] = []
+
+    def one() -> None:
+        start = moment()
+        time.sleep(0.02)
+        rows.append((start, moment(), "step"))
+
+    threads = [Thread(target=one) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for start_ns, end_ns, *_ in timeline.passed(rows):
+        assert end_ns - start_ns > 15 * MS
 
 
 def test_a_device_that_hangs_holds_the_end_up_for_a_while_and_no_step_is_lost(

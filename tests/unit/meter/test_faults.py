@@ -280,14 +280,21 @@ class TestClose:
         meter.close()
         assert Run.open(tmp_path / "run").status == "finished"
 
+    @pytest.mark.parametrize("world", [1, 2])
     def test_a_disk_that_hangs_does_not_hang_the_end_of_the_program(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        world: int,
     ) -> None:
         monkeypatch.setattr(handover, "STOP_S", 0.2)
         answers = threading.Event()
         monkeypatch.setattr(Writer, "write_columns", lambda *_, **__: answers.wait(30))
         meter = meter_in(tmp_path / "run").start()
         meter.step_end(tokens=1)
+        time.sleep(0.7)  # so that a hand-over has begun, and hangs
+        monkeypatch.setattr(handover, "world_size", lambda: world)  # known only now
         began_s = time.monotonic()
         meter.close()
         assert time.monotonic() - began_s < 5

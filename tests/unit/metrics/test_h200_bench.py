@@ -63,6 +63,9 @@ def test_every_rung_of_the_ladder_is_as_printed_and_mfu_below_the_tensor_pipes(b
         one = found[key]
         assert isinstance(one, Reading), (key, one)
         assert one.value == pytest.approx(value, rel=1e-6), key
+    step = found["time.in_step_s"]
+    assert isinstance(step, Reading)
+    assert step.note.endswith("; by the device's clock")
     rungs = [
         said[key]
         for key in (
