@@ -38,6 +38,7 @@ def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: 
     assert sum(one.value for one in parts) == pytest.approx(1)
     communication = found["profile.communication_frac"]
     assert "3 steps of 2 ranks under torch's profiler" in communication.note
+    assert "held the training up for" in communication.note
     # gloo's own spans, in the trace that lies beside the run.
     shares = []
     for rank in (0, 1):
@@ -68,6 +69,6 @@ def test_a_training_that_ends_before_its_profile_says_so(tmp_path: Path) -> None
         training.step_end()
     training.end()
     found = summarize(Run.open(tmp_path / "run")).readings["profile.idle_frac"]
-    assert found == Missing("5 steps were made, and profiling begins after 11")
+    assert found == Missing("5 steps were made, and 2 are profiled after the first 11")
     with pytest.raises(UsageError, match="profile_steps is a number"):
         Training(profile_steps="three")

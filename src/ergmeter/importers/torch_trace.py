@@ -6,7 +6,8 @@ length of its union of spans, and what adds up to the whole is: computation; com
 nothing was computed beside; copies that went on beside neither; and the rest, idle.
 
 On a GPU kernels are told apart by the names of their libraries. Without one the operators on the
-host stand in for kernels, and collectives of gloo for communication.
+host stand in for kernels, and collectives of gloo for communication. A trace that names no steps,
+of a plain `with profile()`, is split all the same: how many it holds is not known.
 """
 
 from __future__ import annotations
@@ -21,26 +22,36 @@ import numpy as np
 import numpy.typing as npt
 
 from ergmeter.errors import FormatError
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.logfile import MAX_LINE_BYTES, Words
 from ergmeter.ports import Line
-from ergmeter.records import Mark, Record, Step
+from ergmeter.records import Mark, Record, Reported, Step
 
 Spans: TypeAlias = "npt.NDArray[np.float64]"  # starts and ends in us, in rows of two
 
 MARK = "profiled"
 _EVENTS = '"traceEvents"'
+_BEGINS = re.compile(_EVENTS + r"\s*:\s*")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _COLLECTIVE = re.compile(r"nccl|rccl|nvshmem|gloo:|mscclpp|deep_?ep", re.IGNORECASE)
 _COPIES = ("gpu_memcpy", "gpu_memset")
 _US_PER_S = 1e6
 _NS_PER_US = 1000
+_FAR_US = 2**62 / _NS_PER_US  # no time of a run is further away
+_NO_STEPS = (
+    "the trace names no steps, so how long one took is not known: make it with profiler.step() at"
+    " the end of each"
+)
+_ONE_LINE = (
+    "a torch trace with a line of 64 KiB or more, as json.dump writes it: torch begins a line"
+    " for each event, and so does `python -m json.tool --indent 1 trace.json lines.json`"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """Of all profiled steps together. What is `alone` has nothing else beside it."""
 
-    steps: int
+    steps: int | None  # None where the trace names none
     on: str  # "gpu" or "host"
     window_s: float
     compute_s: float
@@ -72,23 +83,45 @@ class TorchTraceImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield the profiled steps, by the host, and where their time went."""
-        text = "\n".join(line.text for line in lines)
+        texts = [line.text for line in lines]
+        if any(len(text.encode()) >= MAX_LINE_BYTES for text in texts):  # it was cut there
+            raise FormatError(_ONE_LINE)
+        text = "\n".join(texts)
         if not text:
             return
-        found = events_of(text)
-        yield from steps_of(found)
-        yield split(found).mark(0)
+        events = events_of(text)
+        steps, found = steps_of(events), split(events)
+        if not steps:
+            yield Mark(0, "output_unrecognised", _NO_STEPS)
+            yield Reported(0, "profiled_s", found.window_s, "s")
+        yield from steps
+        yield found.mark(0)
 
 
 def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a trace. FormatError where it ends half way."""
-    begin = text.find("[", text.find(_EVENTS))
+    """The events of a trace that last. FormatError where it ends half way, or is none."""
+    begin = _BEGINS.search(text)
     try:
-        events, _ = json.JSONDecoder().raw_decode(text, begin)
-    except ValueError as error:
+        events, _ = json.JSONDecoder().raw_decode(text, begin.end() if begin else len(text))
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"a torch trace whose events end half way ({error})") from None
-    spans = (one for one in events if isinstance(one, dict) and one.get("ph") == "X")
-    return [one for one in spans if isinstance(one.get("dur"), int | float)]
+    if not isinstance(events, list):
+        kind = "an object" if isinstance(events, dict) else json.dumps(events)[:40]
+        raise FormatError(f"a torch trace whose traceEvents is {kind}: it must be a list of events")
+    spans = [one for one in events if isinstance(one, dict) and one.get("ph") == "X"]
+    # What has no end, or one before its beginning, says nothing of how long it took.
+    lasting = [one for one in spans if _is_number(one.get("dur")) and one["dur"] >= 0]
+    for one in lasting:
+        if not _is_number(one.get("ts")):
+            seen = f"ts {json.dumps(one['ts'])[:40]}" if "ts" in one else "no ts"
+            name = str(one.get("name"))[:80]
+            raise FormatError(f"a torch trace whose event {name} has {seen}: a number of us needed")
+    return lasting
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one, and a time in reach: JSON has NaN, and integers of any length."""
+    return isinstance(value, int | float) and -_FAR_US < value < _FAR_US
 
 
 def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
@@ -107,26 +140,25 @@ def split(events: Sequence[dict[str, Any]]) -> Split:
     """Where the time of the profiled steps went."""
     steps = steps_of(events)
     kernels = [one for one in events if one.get("cat") == "kernel"]
-    copies = _spans(one for one in events if one.get("cat") in _COPIES)
-    if not kernels and not steps:
-        raise FormatError("the trace holds neither kernels nor profiled steps")
-    on = "gpu" if kernels else "host"
     work = kernels or [one for one in events if one.get("cat") == "cpu_op" or _is_collective(one)]
+    if not work and not steps:
+        raise FormatError("the trace holds neither kernels nor operators nor profiled steps")
     communication = _spans(one for one in work if _is_collective(one))
     compute = _spans(one for one in work if not _is_collective(one))
-    if kernels:  # from the first kernel to the end of the last, however far ahead the host is
-        every = _union(np.concatenate([compute, communication, copies]))
-        window = every[0, 0], every[-1, 1]
-    else:
+    copies = _spans(one for one in events if kernels and one.get("cat") in _COPIES)
+    if steps and not kernels:
         window = steps[0].start_ns / _NS_PER_US, steps[-1].end_ns / _NS_PER_US
         compute, communication = (_within(one, window) for one in (compute, communication))
-        copies = np.empty((0, 2))
-        every = _union(np.concatenate([compute, communication]))
+    every = _union(np.concatenate([compute, communication, copies]))
+    if kernels or not steps:  # from the first to the end of the last, however far ahead the host is
+        window = every[0, 0], every[-1, 1]
     busy = _length(_union(np.concatenate([compute, communication])))
     whole = window[1] - window[0]
+    if not whole > 0:
+        raise FormatError("the trace holds nothing that lasted any time")
     return Split(
-        steps=max(1, len(steps)),
-        on=on,
+        steps=len(steps) or None,
+        on="gpu" if kernels else "host",
         window_s=whole / _US_PER_S,
         compute_s=_length(_union(compute)) / _US_PER_S,
         communication_s=_length(_union(communication)) / _US_PER_S,

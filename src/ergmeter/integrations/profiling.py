@@ -6,31 +6,63 @@
                 train(batch)
             profile.step()
 
-Off unless asked for, because a profiled step takes longer: by how much is in the run, beside what
-it found. The trace itself lies in the run's folder, for https://ui.perfetto.dev.
+Off unless asked for, because a profiled step takes longer, and because the profiler holds the
+training up between steps: by how much is in the run, beside what it found. The trap: reading the
+trace at once. Its 10 to 500 MB are parsed with Python's lock held, on whichever thread, so that is
+left for after the last step. The trace lies in the run's folder, for https://ui.perfetto.dev.
+
+Torch has one profiler for a program. Where there is another, of the program's own, ours stays off:
+it would take that one's events, or end the training with "already enabled".
 """
 
 from __future__ import annotations
 
 import gzip
+import importlib
+import shutil
 import time
+from contextlib import suppress
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.torch_trace import events_of, split
+from ergmeter.integrations.guard import reason_of
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from ergmeter.meter import Meter
 
 AFTER = 10  # steps, so that what is compiled and tuned at the start is not what is seen
 _WARMUP = 1  # the profiler's own: its first step is the slowest
+_ANOTHER = (
+    "the program has a torch profiler of its own, and there can be one at a time: leave out either"
+    " (one that was never closed counts: `with torch.profiler.profile(...)` closes it)"
+)
+_COUNTED_AS = "ProfilerStep"
+_Called = TypeVar("_Called", bound="Callable[..., Any]")
+
+
+def _guarded(method: _Called) -> _Called:
+    """Our failure becomes a mark and the end of the profile, never of the training."""
+
+    @wraps(method)
+    def call(self: Profile) -> None:
+        try:
+            method(self)
+        except Exception as error:  # noqa: BLE001  never break training
+            self._give_up(reason_of(error))
+
+    return cast("_Called", call)
 
 
 class Profile:
@@ -41,15 +73,15 @@ class Profile:
             raise UsageError(f"a profile of {steps} steps after {after}: 1 or more after 0 or more")
         self._meter = meter
         self._steps = steps
+        self._after = after
         self._first = after + _WARMUP
-        self._profiler = profile(
-            activities=_activities(),
-            schedule=schedule(wait=after, warmup=_WARMUP, active=steps, repeat=1),
-            on_trace_ready=self._take,
-        )
         self._count = 0
-        self._start_ns = self._end_ns = 0  # of the steps that are profiled
         self._is_on = False
+        self._profiler: Any = None  # from the warm-up to the last profiled step
+        self._thread = 0  # the one that must end it
+        self._start_ns = self._end_ns = 0  # of the steps that are profiled
+        self._ready_ns = self._held_ns = 0  # what it took at the start, and between steps
+        self._unread: Path | None = None
 
     def __enter__(self) -> Profile:
         self.start()
@@ -63,50 +95,135 @@ class Profile:
     ) -> None:
         self.stop()
 
+    @_guarded
     def start(self) -> None:
         """Before the first step."""
-        self._profiler.__enter__()  # type: ignore[no-untyped-call]
+        began_ns = time.monotonic_ns()
         self._is_on = True
+        # The profiler loads all of it when it is made ready, 1 to 3 s in the midst of a training.
+        with suppress(Exception):
+            importlib.import_module("torch._inductor.config")
+        if self._after == 0:
+            self._begin()
+        self._ready_ns = time.monotonic_ns() - began_ns
 
+    @_guarded
     def step(self) -> None:
         """A step is over. Costs next to nothing but for the steps that are profiled."""
         if not self._is_on:
             return
         self._count += 1
-        if self._count == self._first:
-            self._start_ns = time.monotonic_ns()
+        if self._count < self._after:
+            return
         self._end_ns = time.monotonic_ns()
-        self._profiler.step()
-        if self._count >= self._first + self._steps:
-            self.stop()
+        if self._count == self._after:
+            self._begin()
+        else:
+            self._advance()
+        self._held_ns += time.monotonic_ns() - self._end_ns
 
     def stop(self) -> None:
-        """After the last step; by itself, once it has seen what it was to see."""
-        if not self._is_on:
-            return
-        self._is_on = False
-        self._profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        if self._count < self._first + self._steps:
-            said = f"{self._count} steps were made, and profiling begins after {self._first}"
-            self._meter.mark("not_profiled", said)
+        """After the last step: what was seen is read now, when no step waits for it."""
+        to_see = f"{self._steps} are" if self._steps > 1 else "1 is"
+        said = f"{self._count} steps were made, and {to_see} profiled after the first {self._first}"
+        self.let_go(said)
+        self.read()
 
-    def _take(self, profiler: Any) -> None:  # noqa: ANN401
-        """The profiler has seen its steps."""
-        if self._count < self._first + self._steps:  # it was ended before
+    def let_go(self, why: str) -> None:
+        """Look no further. What was seen to its end may still be read.
+
+        Torch's profiler belongs to the thread that began it: from another, this does nothing.
+        """
+        if self._is_on and (self._profiler is None or self._thread == get_ident()):
+            self._give_up(why)
+
+    @_guarded
+    def read(self) -> None:
+        """Bring what was seen into the run, if there is any: it takes a while."""
+        path, self._unread = self._unread, None
+        if path is None:
             return
-        path = self._meter.path / "profile" / f"rank{self._rank}.json.gz"
+        found = split(events_of(path.read_text(encoding="utf-8", errors="replace")))
+        mark = found.mark(
+            self._end_ns,
+            lasted_s=(self._end_ns - self._start_ns) / NS_PER_S,
+            held_s=self._held_ns / NS_PER_S,
+            ready_s=self._ready_ns / NS_PER_S,
+            trace=str(Path(path.parent.name) / _packed(path).name),
+        )
+        self._meter.record(mark)
+
+    def _begin(self) -> None:
+        if _is_another():
+            self._give_up(_ANOTHER)
+            return
+        self._thread = get_ident()
+        self._profiler = profile(
+            activities=_activities(),
+            schedule=schedule(wait=0, warmup=_WARMUP, active=self._steps, repeat=1),
+        )
+        self._profiler.__enter__()
+
+    def _advance(self) -> None:
+        if self._count == self._first:
+            self._start_ns = self._end_ns
+        self._profiler.step()
+        if self._count == self._first + self._steps:
+            self._export()
+
+    def _export(self) -> None:
+        """The profiler has seen its steps. Not packed here: that takes six times as long."""
+        path = self._meter.path / "profile" / f"rank{self._rank}.json"
         path.parent.mkdir(exist_ok=True)
-        profiler.export_chrome_trace(str(path))
-        with gzip.open(path, "rt") as packed:
-            found = split(events_of(packed.read()))
-        trace = str(Path("profile") / path.name)
-        lasted_s = (self._end_ns - self._start_ns) / NS_PER_S
-        self._meter.record(found.mark(self._end_ns, lasted_s=lasted_s, trace=trace))
+        self._profiler.export_chrome_trace(str(path))
+        self._is_on = False
+        self._end()
+        self._unread = path
+        said = f"profile/{path.name} is read when the training ends; until then: erg import {path}"
+        self._meter.mark("profile_unread", said)
+
+    def _give_up(self, why: str) -> None:
+        self._is_on = False
+        self._end()
+        self._meter.mark("not_profiled", why)
+
+    def _end(self) -> None:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
+            with suppress(Exception):
+                profiler.__exit__(None, None, None)
+            with suppress(Exception):  # which the line above does last, unless it fails
+                autograd_profiler.KinetoStepTracker.erase_step_count(_COUNTED_AS)
 
     @property
     def _rank(self) -> int:
         handover = self._meter._handover
         return handover.rank if handover is not None else 0
+
+
+def _packed(path: Path) -> Path:
+    """The trace in a tenth of the room; as it is where there is no room to pack it."""
+    packed = path.with_name(f"{path.name}.gz")
+    try:
+        with path.open("rb") as plain, gzip.open(packed, "wb") as out:
+            shutil.copyfileobj(plain, out)
+    except OSError:
+        packed.unlink(missing_ok=True)
+        return path
+    path.unlink()
+    return packed
+
+
+def _is_another() -> bool:
+    """Whether there is a profiler beside ours, on or made and not yet closed.
+
+    One that waits for its turn, or warms up, is not "enabled". But each is counted from where it
+    is made to where it is closed, among those who count steps for torch.
+    """
+    counting = getattr(autograd_profiler, "KinetoStepTracker", None)
+    made = getattr(counting, "_step_dict", {})
+    is_on = autograd_profiler._is_profiler_enabled  # of any thread
+    return _COUNTED_AS in made or is_on or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
 
 def _activities() -> list[ProfilerActivity]:

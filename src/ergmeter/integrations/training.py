@@ -44,6 +44,7 @@ def _guarded(method: _Called) -> _Called:
     @wraps(method)
     def call(self: Training, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         if self.failed:
+            self._let_go_of_profile()
             return None
         try:
             return method(self, *arguments, **options)
@@ -77,6 +78,7 @@ class Training:
         self._given = meter
         self.meter: Meter | None = None
         self.failed = False
+        self._failure = ""
         self._model: Description | None = None
         self._shifts = True
         self._start_ns: int | None = None
@@ -135,7 +137,8 @@ class Training:
             return
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
-        self._stop_profile()
+        if self._profile is not None:  # whatever failed
+            self._profile.stop()
         self.catch_up()
         handover = meter._handover
         if handover is not None and self._settle in handover.sources:
@@ -205,6 +208,7 @@ class Training:
         of tiny steps pay for nothing else.
         """
         if self.failed:
+            self._let_go_of_profile()
             return
         model, rows = self._model, self._held.rows
         if self._logged or model is None or not model.has_begun or model.to_run:
@@ -287,6 +291,8 @@ class Training:
         """Bring what was told so far into the run, FLOPs included; it may go on afterwards."""
         self._let_go()
         self._settle(wait=True)
+        if self._profile is not None:
+            self._profile.read()
         if self._model is not None:
             self._model.finish(self._held.seen)
 
@@ -331,10 +337,10 @@ class Training:
         if self._profile is not None:
             self._profile.step()
 
-    @_guarded
-    def _stop_profile(self) -> None:
+    def _let_go_of_profile(self) -> None:
+        """After a failure; after one on a thread of ours, at the next call of the training's."""
         if self._profile is not None:
-            self._profile.stop()
+            self._profile.let_go(self._failure)
 
     def _settle(self, *, wait: bool = False) -> None:
         """Pass on what is complete.
@@ -350,7 +356,8 @@ class Training:
 
     def _fail(self, error: Exception) -> None:
         self.failed = True
-        said = f"{type(error).__name__}: {error}"[:500]
+        self._failure = said = f"{type(error).__name__}: {error}"[:500]
+        self._let_go_of_profile()
         if self.meter is not None and self.meter._handover is not None:
             t_ns = time.monotonic_ns()
             self.meter._handover.marks.append(Mark(t_ns, "integration_failed", said))

@@ -17,14 +17,17 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.timing import in_step_s
 from ergmeter.records import Reading, weakest
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
+    from ergmeter.records import FloatArray
 
 _MARK = "profiled"
+_WHY_NOT = ("not_profiled", "profile_unread")
 _NONE = "no steps were profiled: profile_steps=3 of a callback, or `erg import` of a torch trace"
 
 
@@ -41,7 +44,7 @@ def profiles(evidence: Evidence) -> list[dict[str, Any]]:
                 found.append({**one, "end_ns": mark.t_ns})
     if found:
         return found
-    said = [mark.detail for mark in evidence.run.marks if mark.name == "not_profiled"]
+    said = [mark.detail for mark in evidence.run.marks if mark.name in _WHY_NOT]
     raise NotMeasurable(said[-1] if said else _NONE)
 
 
@@ -70,27 +73,45 @@ def _of_step(column: str) -> Callable[[Evidence], Reading]:
 
 
 def _said(evidence: Evidence, found: list[dict[str, Any]]) -> str:
-    steps = max(int(one["steps"]) for one in found)
+    steps = max(int(one["steps"] or 0) for one in found)
     ranks = f" of {len(found)} ranks" if len(found) > 1 else ""
+    what = f"{steps} step{'s'[: steps > 1]}{ranks} under torch's profiler"
+    if not steps:
+        what = "a trace of torch's profiler that names no steps"
     slower = times_as_long(evidence, found)
     cost = f", each {slower:.2f} times as long as the others" if slower else ""
+    # The longest of all ranks: they wait side by side.
+    held_s, ready_s = (max(float(one.get(s) or 0) for one in found) for s in ("held_s", "ready_s"))
+    cost += f"; it held the training up for {duration(held_s)} between steps" if held_s else ""
+    cost += f", for {duration(ready_s)} at the start" if ready_s else ""
     where = "kernels of the GPU" if found[0].get("on") == "gpu" else "operators on the host"
-    plural = "s" if steps > 1 else ""
-    return f"{steps} step{plural}{ranks} under torch's profiler{cost}; {where}"
+    return f"{what}{cost}; {where}"
 
 
 def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | None:
-    """What the profiler costs: a step that it looked at, against the others."""
+    """What the profiler costs: a step that it looked at, against the others, both by the host.
+
+    The profiler is put on and off by the host, which may be steps ahead of its device.
+    """
+    if not evidence.has_work:
+        return None
     rows = evidence.counted
+    start_ns, end_ns = _of_host(rows, "start_ns"), _of_host(rows, "end_ns")
     is_seen = np.zeros(len(rows), dtype=bool)
     for one in found:
         if one.get("lasted_s"):
-            start_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
-            is_seen |= (rows["end_ns"] > start_ns) & (rows["end_ns"] <= one["end_ns"])
+            began_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
+            is_seen |= (end_ns > began_ns) & (end_ns <= one["end_ns"])
     if not is_seen.any() or is_seen.all():
         return None
-    seen, others = rows.duration_s[is_seen], rows.duration_s[~is_seen]
-    return float(np.median(seen) / np.median(others))
+    lasted_ns = end_ns - start_ns
+    return float(np.median(lasted_ns[is_seen]) / np.median(lasted_ns[~is_seen]))
+
+
+def _of_host(rows: Steps, name: str) -> FloatArray:
+    """Times that were seen on the host, where start and end are the device's."""
+    host = rows[f"host_{name}"]
+    return np.where(np.isnan(host), rows[name], host)
 
 
 def _metric(key: str, label: str, direction: Any, formula: str, column: str) -> Metric:  # noqa: ANN401

@@ -13,7 +13,7 @@ from ergmeter.errors import FormatError
 from ergmeter.importers.importing import Request, import_log
 from ergmeter.importers.torch_trace import events_of, split
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Reading
+from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 
 torch = pytest.importorskip("torch")
@@ -104,9 +104,57 @@ def test_a_trace_of_this_torch_is_read(tmp_path: Path) -> None:
     assert found.communication_s == found.copy_s == 0
 
 
-@pytest.mark.parametrize("text", ['{"traceEvents": [\n{"ph": "X", "ts": 1', '{"traceEvents": []}'])
-def test_a_trace_that_holds_nothing_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+def test_a_trace_that_names_no_steps_has_where_its_time_went(tmp_path: Path) -> None:
+    log = tmp_path / "trace.json"
+    log.write_text(trace([one for one in GPU if one["cat"] != "user_annotation"]))
+    (made,) = import_log(Request(log, out=tmp_path / "run")).runs
+    assert made.steps == 0
+    assert "names no steps" in made.why_no_steps
+    found = summarize(Run.open(made.path)).readings
+    idle, computation = found["profile.idle_frac"], found["profile.computation_s"]
+    assert isinstance(idle, Reading)
+    assert idle.value == pytest.approx(25 / 80)
+    assert "a trace of torch's profiler that names no steps" in idle.note
+    assert isinstance(computation, Missing)
+    assert "names no steps" in computation.reason
+
+
+def test_a_plain_profile_of_the_host_is_read_from_its_first_operator_to_its_last(
+    tmp_path: Path,
+) -> None:
+    ops = [event("cpu_op", "aten::mm", 0, 10), event("cpu_op", "aten::add", 15, 20)]
+    found = split(events_of(trace(ops)))
+    assert (found.steps, found.on) == (None, "host")
+    assert (found.window_s * 1e6, found.idle_s * 1e6) == pytest.approx((20, 5))
+    path = tmp_path / "trace.json"
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as on:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    on.export_chrome_trace(str(path))
+    (made,) = import_log(Request(path, out=tmp_path / "run")).runs
+    assert isinstance(summarize(Run.open(made.path)).readings["profile.idle_frac"], Reading)
+
+
+KERNEL = '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "gemm", '
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"traceEvents": [\n{"ph": "X", "ts": 1', "half way"),
+        ('{"traceEvents"', "half way"),
+        ('{"traceEvents": []}', "neither kernels"),
+        ('{"traceEvents": null}', "traceEvents is null"),
+        ('{"traceEvents": {"a": [1]}}', "traceEvents is an object"),
+        (KERNEL + '"dur": 5}]}', "gemm has no ts"),
+        (KERNEL + '"ts": "12", "dur": 5}]}', 'gemm has ts "12"'),
+        (KERNEL + '"ts": NaN, "dur": 5}]}', "gemm has ts NaN"),
+        (KERNEL + '"ts": 1, "dur": -5}]}', "neither kernels"),
+        (KERNEL + '"ts": 1, "dur": 0}]}', "nothing that lasted"),
+        (trace(GPU * 100, indent=None), "line of 64 KiB or more"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     log = tmp_path / "trace.json"
     log.write_text(text + "\n")
-    with pytest.raises(FormatError, match=r"^[^\n]*(half way|neither kernels)[^\n]*$"):
+    with pytest.raises(FormatError, match=rf"^[^\n]*{said}[^\n]*$"):
         import_log(Request(log, out=tmp_path / "run"))
