@@ -5,12 +5,16 @@ ticks here are multiples of the period since the start; a tick that was missed i
 counted, never made up for. And a driver can hang in a call that nothing can interrupt: whoever
 drains the sampler also watches it, and starts a new thread without the probe that is stuck.
 
+A probe that fails or hangs is let go of as well: it may own a tool that would run on for ever. That
+may hang in its turn, so nothing waits for it but the end, and that not for long.
+
 Nothing here writes to disk. What was read waits, bounded, until it is drained: a stuck disk does
 not stop the readings, and a stuck driver does not stop the hand-over.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -24,7 +28,7 @@ from ergmeter.records import Mark, Sample
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ergmeter.ports import Probe, ProbeRequest
 
@@ -36,6 +40,8 @@ MAX_WAITING = 100_000
 # An energy counter shows what was drawn up to its last refresh, up to 100 ms ago.
 SETTLE_S = 0.25
 _SHORT_S = 0.1
+# How long the end waits for a failed probe to let go: a tool that heeds no signal has a second.
+_LET_GO_S = 2.0
 
 
 @dataclass
@@ -52,26 +58,50 @@ def open_probes(
     """Construct the probes. One that can't work, or hangs, is left out with its reason."""
     opened = Opened()
     for name in names:
-        outcome: list[Probe | str] = []
-
-        def construct(name: str = name, outcome: list[Probe | str] = outcome) -> None:
-            try:
-                outcome.append(registry.load("probes", name)(request))
-            except ErgmeterError as error:
-                outcome.append(str(error))
-            except Exception as error:  # noqa: BLE001  a plugin may raise anything; training goes on
-                outcome.append(f"{type(error).__name__}: {error}")
-
-        thread = threading.Thread(target=construct, name=f"ergmeter-open-{name}", daemon=True)
-        thread.start()
-        thread.join(wait_s)
-        result = outcome[0] if outcome else f"the driver did not answer within {wait_s:g} s"
+        result = _opened_in_time(request, name, wait_s=wait_s)
         if isinstance(result, str):
             opened.unavailable[name] = result
         else:
             calibration.attach(result.devices)
             opened.probes.append(result)
     return opened
+
+
+def _opened_in_time(request: ProbeRequest, name: str, *, wait_s: float) -> Probe | str:
+    """A probe, or why there is none. One that comes when nobody waits any more is let go of."""
+    found: list[Probe | str] = []
+    one_at_a_time = threading.Lock()
+    is_over = False
+
+    def construct() -> None:
+        result = _constructed(request, name)
+        with one_at_a_time:
+            found.append(result)
+            is_late = is_over
+        if is_late and not isinstance(result, str):
+            _let_go(result)
+
+    thread = threading.Thread(target=construct, name=f"ergmeter-open-{name}", daemon=True)
+    thread.start()
+    thread.join(wait_s)
+    with one_at_a_time:
+        is_over = True
+        return found[0] if found else f"the driver did not answer within {wait_s:g} s"
+
+
+def _constructed(request: ProbeRequest, name: str) -> Probe | str:
+    try:
+        probe: Probe = registry.load("probes", name)(request)
+    except ErgmeterError as error:
+        return str(error)
+    except Exception as error:  # noqa: BLE001  a plugin may raise anything; training goes on
+        return f"{type(error).__name__}: {error}"
+    return probe
+
+
+def _let_go(probe: Probe) -> None:
+    with contextlib.suppress(Exception):  # a plugin may raise anything; nobody reads it any more
+        probe.close()
 
 
 class _Entry:
@@ -97,9 +127,14 @@ class _Entry:
 
 
 class Sampler:
-    """Owns the probes and the thread that reads them. `drain` and `watch` are the way out."""
+    """Owns the probes and the thread that reads them. `drain` and `watch` are the way out.
 
-    def __init__(self, probes: Iterable[Probe]) -> None:
+    `on_failed` hears the name of a probe that is read no more.
+    """
+
+    def __init__(
+        self, probes: Iterable[Probe], *, on_failed: Callable[[str], None] | None = None
+    ) -> None:
         now_ns = time.monotonic_ns()
         self._entries = [_Entry(probe, now_ns) for probe in probes]
         self._all = list(self._entries)
@@ -111,9 +146,14 @@ class Sampler:
         self._reading: tuple[_Entry, int] | None = None
         self._thread: threading.Thread | None = None
         self._cpu_s: dict[int, float] = {}
+        self._on_failed = on_failed
+        self._leaving: list[threading.Thread] = []  # that let go of probes that have failed
 
     def add(self, probe: Probe) -> None:
-        """Read this one too, from now on."""
+        """Read this one too, from now on. After the end it is only let go of."""
+        if self._stopping.is_set():
+            _let_go(probe)
+            return
         entry = _Entry(probe, time.monotonic_ns())
         self._all = [*self._all, entry]
         self._entries = [*self._entries, entry]
@@ -136,9 +176,11 @@ class Sampler:
         self._thread.join(SETTLE_S + HANG_S)
         if self._thread.is_alive():
             self.watch(hang_s=0)
-            return
+            self._generation += 1  # should it come back, it ends
         for entry in self._entries:
-            entry.probe.close()
+            _let_go(entry.probe)
+        for leaving in self._leaving:
+            leaving.join(_LET_GO_S)
 
     def drain(self) -> tuple[Mapping[str, list[Sample]], list[Mark]]:
         """Take what was read since the last time, by probe, and the marks."""
@@ -225,12 +267,19 @@ class Sampler:
         try:
             read = getattr(entry.probe, "read_last", entry.probe.read)
             records = read() if is_last else entry.probe.read()
+            failure = ""
         except Exception as error:  # noqa: BLE001  one probe's failure is a mark, not the run's end
-            if generation == self._generation:
-                self._fail(entry, f"{type(error).__name__}: {error}")
+            records, failure = [], f"{type(error).__name__}: {error}"
+        if all(entry is not other for other in self._entries):
+            # It hung and was given up. Only now: closing a driver under a call of it may crash.
+            _let_go(entry.probe)
             return generation == self._generation
         if generation != self._generation:
             return False
+        if failure:
+            self._fail(entry, failure)
+            self._leave(entry.probe)
+            return True
         self._reading = None
         entry.keep([record for record in records if isinstance(record, Sample)])
         self._marks.extend(record for record in records if isinstance(record, Mark))
@@ -242,3 +291,17 @@ class Sampler:
         self._entries = [other for other in self._entries if other is not entry]
         said = f"{entry.probe.name}: {why}"
         self._marks.append(Mark(time.monotonic_ns(), "probe_failed", said))
+        if self._on_failed is not None:
+            self._on_failed(entry.probe.name)
+
+    def _leave(self, probe: Probe) -> None:
+        """Let go of a probe, on a thread of its own."""
+        leaving = threading.Thread(
+            target=_let_go, args=(probe,), name=f"ergmeter-close-{probe.name}", daemon=True
+        )
+        try:
+            leaving.start()
+        except RuntimeError:  # the interpreter is ending and starts none
+            _let_go(probe)
+        else:
+            self._leaving.append(leaving)

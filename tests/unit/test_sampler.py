@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -56,6 +56,13 @@ def run_for(sampler: Sampler, seconds: float) -> None:
         time.sleep(0.01)
         sampler.watch()
     sampler.stop()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_the_first_reading_is_there_when_start_returns() -> None:
@@ -125,6 +132,76 @@ def test_a_probe_that_fails_is_marked_and_dropped_and_the_others_go_on() -> None
     assert [(mark.name, mark.detail) for mark in marks] == [
         ("probe_failed", "bad: OSError: the bus is gone")
     ]
+
+
+def test_a_probe_that_fails_is_closed_and_whoever_asked_hears_of_it() -> None:
+    bad, good = Clockwork("bad", fails_at=3), Clockwork("good")
+    heard: list[str] = []
+    sampler = Sampler([bad, good], on_failed=heard.append)
+    run_for(sampler, 0.3)
+    assert (bad.closed, good.closed) == (1, 1)
+    assert heard == ["bad"]
+
+
+def test_closing_a_failed_probe_may_hang_or_raise_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_LET_GO_S", 0.1)
+
+    class Clings(Clockwork):
+        def close(self) -> None:
+            super().close()
+            self.released.wait(30)
+
+    class Breaks(Clockwork):
+        def close(self) -> None:
+            super().close()
+            raise OSError("no such handle")
+
+    clings, breaks = Clings("clings", fails_at=2), Breaks("breaks", fails_at=2)
+    unsound, good = Breaks("unsound"), Clockwork("good")
+    sampler = Sampler([clings, breaks, unsound, good])
+    run_for(sampler, 0.4)
+    assert good.reads > 8
+    assert [probe.closed for probe in (clings, breaks, unsound, good)] == [1, 1, 1, 1]
+    clings.released.set()
+
+
+def test_a_probe_that_hangs_is_closed_when_it_comes_back_and_not_under_its_call() -> None:
+    stuck, good = Clockwork("stuck", hangs_at=2), Clockwork("good")
+    heard: list[str] = []
+    sampler = Sampler([stuck, good], on_failed=heard.append)
+    sampler.start()
+    until(lambda: stuck.reads == 2)
+    sampler.watch(hang_s=0)
+    assert heard == ["stuck"]
+    assert stuck.closed == 0
+    stuck.released.set()
+    until(lambda: stuck.closed == 1)
+    sampler.stop()
+    assert (stuck.closed, good.closed) == (1, 1)
+
+
+def test_a_probe_that_hangs_at_the_end_keeps_no_other_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "HANG_S", 0.2)
+    stuck, good = Clockwork("stuck", hangs_at=2), Clockwork("good", period_s=60)
+    sampler = Sampler([stuck, good])
+    sampler.start()
+    until(lambda: stuck.reads == 2)
+    sampler.stop()
+    assert (stuck.closed, good.closed) == (0, 1)
+    stuck.released.set()
+
+
+def test_a_probe_that_is_added_after_the_end_is_only_closed() -> None:
+    sampler = Sampler([Clockwork()])
+    sampler.start()
+    sampler.stop()
+    late = Clockwork("late")
+    sampler.add(late)
+    assert (late.reads, late.closed) == (0, 1)
 
 
 def test_a_probe_that_hangs_is_marked_and_dropped_and_the_others_go_on(
@@ -235,6 +312,24 @@ def test_a_probe_that_can_not_work_here_is_left_out_with_its_reason(
         "broken": "ZeroDivisionError: oops",
         "stuck": "the driver did not answer within 0.2 s",
     }
+
+
+def test_a_probe_that_is_there_when_nobody_waits_any_more_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opening: list[Clockwork] = []
+
+    class Slow(Clockwork):
+        def __init__(self, request: ProbeRequest) -> None:
+            super().__init__("slow")
+            opening.append(self)
+            self.released.wait(30)
+
+    monkeypatch.setattr("ergmeter.registry.load", lambda *_: Slow)
+    opened = open_probes(ProbeRequest(1, "."), ["slow"], wait_s=0.1)
+    assert not opened.probes
+    opening[0].released.set()
+    until(lambda: opening[0].closed == 1)
 
 
 def test_an_unknown_probe_is_named_with_those_there_are() -> None:

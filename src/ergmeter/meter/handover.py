@@ -260,7 +260,10 @@ class HandOver:
         """Read what nobody reads any more."""
         for duty in tuple(self.duties):
             opened = duty.taken()
-            if not duty.stands_by:
+            if not duty.stands_by and duty not in self.duties:  # the end came in between
+                for probe in opened.probes:
+                    self._guarded(probe.close)
+            elif not duty.stands_by:
                 self.duties.remove(duty)
                 self.add(opened)
                 names = ", ".join(probe.name for probe in opened.probes) or "nothing"

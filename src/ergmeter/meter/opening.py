@@ -4,8 +4,8 @@ The trap: half a beginning. A run that can't be written leaves no directory behi
 open; one that can't be joined is no reason to measure nothing.
 
 Of the ranks on a node one reads the devices, whichever is first (`claim`); the others record their
-steps and stand by. If it ends or is killed, one of them goes on within a second: what a counter
-counted in between is not lost.
+steps and stand by. If it ends or is killed, or its probe fails, one of them goes on within a
+second: what a counter counted in between is not lost.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -184,12 +185,12 @@ class Plan:
             first = duty.taken()
             opened.probes += first.probes
             opened.unavailable |= first.unavailable
-        handover = self._share(run, opened)
+        handover = self._share(run, opened, duties)
         handover.duties += [duty for duty in duties if duty.stands_by]
         handover.on_end += [duty.release for duty in duties]
         return handover
 
-    def _share(self, run: Path, opened: Opened) -> HandOver:
+    def _share(self, run: Path, opened: Opened, duties: Iterable[_Duty] = ()) -> HandOver:
         """A writer in this run, with what it needs to know at its head."""
         source, stream = ("recorder", "output") if self.around else ("meter", "")
         header = writer_header(source)
@@ -207,7 +208,13 @@ class Plan:
             for probe in opened.probes:
                 probe.close()
             raise
-        sampler = Sampler(opened.probes)
+        duty_of = {duty.name: duty for duty in duties}
+
+        def failed(probe: str) -> None:
+            if probe in duty_of:
+                duty_of[probe].release()
+
+        sampler = Sampler(opened.probes, on_failed=failed)
         return HandOver(writer, sampler, stream=stream, rank=self.rank, cost_s=cost_s)
 
 
@@ -226,22 +233,30 @@ class _Duty:
 
     def __init__(self, plan: Plan, name: str, *, word: str) -> None:
         self._plan = plan
-        self._name = name
+        self.name = name
         self._word = word
         self._claim: Claim | None = None
+        self._over = threading.Event()
         self.stands_by = False  # somebody else reads
 
     def taken(self) -> Opened:
         """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
-        if self.stands_by and not (self._claim and self._claim.take()):
+        if self._over.is_set() or (self.stands_by and not (self._claim and self._claim.take())):
             return Opened()
         # Ranks are children of one launcher, which is how they are told from other programs.
         several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
-        opened = self._plan._opened([self._name], path=Path.cwd(), environment=several)
+        opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
         seen = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
-            self._claim = Claim(self._word, self._name, *seen)
-        self.stands_by = bool(opened.probes) and not self._claim.take()
+            self._claim = Claim(self._word, self.name, *seen)
+        if not opened.probes:
+            self.stands_by = False
+            self._claim.release()
+            return opened
+        self.stands_by = not self._claim.take()
+        if self._over.is_set():  # now: the end came while the probe was opened
+            self._claim.release()
+            self.stands_by = True
         if self.stands_by:
             for probe in opened.probes:
                 probe.close()
@@ -249,7 +264,9 @@ class _Duty:
         return opened
 
     def release(self) -> None:
-        """Let another rank read, if it goes on."""
+        """Let another rank read, if it goes on. We do not, ever again: our probe or we have ended,
+        and whoever takes a claim while it ends holds what nobody reads."""
+        self._over.set()
         if self._claim is not None:
             self._claim.release()
 

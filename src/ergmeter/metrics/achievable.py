@@ -111,7 +111,7 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
     devices = evidence.devices("gpu") or evidence.devices("node")
     if not devices:
         raise NotMeasurable("no device was sampled in this run, so none has a calibration")
-    found = [(device, _calibration(device)) for device in devices]
+    found = [(device, calibration_of(device)) for device in devices]
     rates = [_rate(device, one, table, name) for device, one in found]
     count = len(rates)
     value, low, high = (
@@ -123,13 +123,14 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
         f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
         f" s{each} ({'; '.join(dict.fromkeys(one.said for _, one in found))})"
     )
-    said = [*_differences(found), *_caveats(found, rates)]
+    said = [*differences(found), *_caveats(found, rates)]
     return Reading(
         value, rates[0].unit, "measured", low, high, "; ".join([*dict.fromkeys(said), note])
     )
 
 
-def _calibration(device: Device) -> Calibration:
+def calibration_of(device: Device) -> Calibration:
+    """What is kept of this very device. NotMeasurable says why there is none."""
     where = f"{device.name} [{device.id}]"
     if "no_calibration" in device.facts:
         raise NotMeasurable(f"{device.facts['no_calibration']}")
@@ -152,7 +153,7 @@ def _rate(device: Device, one: Calibration, table: str, name: str) -> Rate:
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 
 
-def _differences(found: list[tuple[Device, Calibration]]) -> list[str]:
+def differences(found: list[tuple[Device, Calibration]]) -> list[str]:
     """What was otherwise when the run was recorded."""
     said = []
     for device, one in found:

@@ -3,7 +3,9 @@
 The trap: an idle GPU without a program on it. It draws less than one that holds a context and
 computes nothing (77 and 121 W on an H200), and only the second is what the run would have drawn had
 it done nothing. So the baseline is watts with a live context: of idle spans of this very run, or of
-the calibration of this very device; without either there is no net figure.
+the calibration of this very device; without either there is no net figure. A calibration in company
+is none of idle, one under other conditions says so first, and a run that drew less than its idle
+says that one of the two is wrong.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.achievable import calibration_of, differences
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of, joules_per_token, run_j
 from ergmeter.metrics.steps import with_lanes
@@ -25,12 +28,17 @@ if TYPE_CHECKING:
 
 # After a load a GPU takes about a second to come to rest, and its sensors a refresh more.
 SETTLE_S = 1.5
-_CURE = "`erg calibrate` measures it, or `with meter.phase('idle')` for some seconds of the run"
+_CALIBRATED = ("nvml", "dcgm")  # whose devices `erg calibrate` knows the sensors of
+_CURE = "`with meter.phase('idle')` for some seconds of the run measures it"
 
 
 def idle_w(evidence: Evidence) -> Reading:
     """Watts of the run's devices with a program on them that does nothing."""
-    each = [_device_idle(evidence, device) for device in boundary(evidence)]
+    devices = boundary(evidence)
+    ids = {device.id for device in devices}
+    # What the second die of a board draws is in the readings of the first.
+    own = [one for one in devices if one.facts.get("energy_counted_in") not in ids]
+    each = [_device_idle(evidence, device) for device in own]
     value = sum(one[0] for one in each)
     notes = dict.fromkeys(one[1] for one in each)
     return Reading(value, "W", weakest(*(one[2] for one in each)), note="; ".join(notes))
@@ -41,12 +49,31 @@ def _device_idle(evidence: Evidence, device: Device) -> tuple[float, str, Basis]
         return _in_the_run(evidence, device)
     except NotMeasurable as error:
         why = str(error)
-    found = device.facts.get("calibration") or {}
-    idle = found.get("idle") or {}
-    watts = idle.get("counter_w") or idle.get("power_w")
+    try:
+        return _as_calibrated(device)
+    except NotMeasurable as error:
+        raise NotMeasurable(f"{device.name} [{device.id}]: {why} ({_CURE}), and {error}") from error
+
+
+def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
+    """What it drew at rest when it was calibrated, with all that was otherwise then."""
+    if "calibration" not in device.facts and device.probe not in _CALIBRATED:
+        raise NotMeasurable("`erg calibrate` measures the idle power of NVIDIA GPUs alone")
+    found = calibration_of(device)
+    idle = found.idle
+    watts = None if idle is None else idle.counter_w or idle.power_w
     if not watts:
-        raise NotMeasurable(f"{device.name} [{device.id}]: {why}, nor was it calibrated: {_CURE}")
-    return float(watts), f"as calibrated on {str(found.get('measured', '?'))[:10]}", "measured"
+        unasked = "it was interrupted" if found.interrupted else "it has none"
+        reasons = (found.absent.get(part) for part in ("idle power", "sensors"))
+        said = next(filter(None, reasons), unasked)
+        raise NotMeasurable(f"the calibration of {device.id} has no idle power: {said}")
+    if found.remarks:
+        raise NotMeasurable(
+            f"the calibration of {device.id} has {watts:.4g} W, not at rest: when calibrated,"
+            f" {'; '.join(found.remarks)}; run `erg calibrate` when nobody else is there"
+        )
+    note = "; ".join([*differences([(device, found)]), f"as {found.said}"])
+    return float(watts), note, "measured"
 
 
 def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
@@ -75,6 +102,12 @@ def net_j(evidence: Evidence) -> Reading:
     """Energy beyond what the same devices would have drawn idle."""
     gross, idle = run_j(evidence), idle_w(evidence)
     base_j = idle.value * evidence.span.duration_s
+    if gross.value < base_j:
+        raise NotMeasurable(
+            f"a contradiction: the run drew {gross.value:.4g} J, and idle would have drawn"
+            f" {base_j:.4g} J ({idle.value:.4g} W, {idle.note}): one of the two is not what these"
+            " devices draw now; measure idle again"
+        )
     low, high = (None if edge is None else edge - base_j for edge in (gross.low, gross.high))
     note = f"gross {gross.value:.4g} J, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
     basis = weakest("derived", gross.basis, idle.basis)

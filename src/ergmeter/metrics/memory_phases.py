@@ -3,8 +3,9 @@
 The trap: taking a high-water mark for a phase's own. The allocator's mark only ever rises, so after
 a training step of 40 GB it says 40 GB all through an evaluation that needs 5. What a phase held is
 therefore what was read in it; and where the mark rose between two readings with no other phase in
-between, that mark, which no reading can miss. Where it did not rise, the phase's peak lies between
-its highest reading and the mark, and the figure says so.
+between, that mark, which no reading can miss. (The first mark rose nowhere: what it says may be
+from before anything was measured.) Where the mark stood higher while the phase was on, its peak
+lies between what is known and that mark, and the figure says so.
 
 An instant belongs to one phase, as for energy: checkpoint before evaluation before data before
 training.
@@ -74,7 +75,11 @@ def _highest(found: dict[str, Reading]) -> Reading:
     most = max(found, key=lambda device: found[device].value)
     of = f"of {most}, the fullest of {len(found)}; " if len(found) > 1 else ""
     one = found[most]
-    return Reading(one.value, "B", "measured", one.low, one.high, f"{of}{one.note}; whole run")
+    # Another device may have had more, where it is known less well.
+    bounds = [other.high for other in found.values() if other.high is not None]
+    high = max((bound for bound in bounds if bound > one.value), default=None)
+    low = None if high is None else one.value
+    return Reading(one.value, "B", "measured", low, high, f"{of}{one.note}; whole run")
 
 
 def _on_device(phase: str) -> Callable[[Evidence], Reading]:
@@ -99,15 +104,17 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         marks = readings(evidence, "allocated_peak_bytes", device)
         during = _during(evidence, phase, held.t_ns)
         read = float(held.values[during].max())
-        known = max(read, _risen(evidence, phase, marks.t_ns, marks.values))
-        last_ns = held.t_ns[during][-1]
-        most = float(marks.values[marks.t_ns <= last_ns].max())
-        if known >= most or known > read:
+        risen, most = _marked(evidence, phase, marks.t_ns, marks.values)
+        known = max(read, risen)
+        if risen >= known:
             note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
+        else:
+            note = f"the highest of {int(during.sum())} readings in {_WORDS[phase]}"
+        if known >= most:
             return Reading(known, "B", "measured", note=note)
-        note = (
-            f"the highest of {int(during.sum())} readings in {_WORDS[phase]}: between two of them"
-            " it may have been more, up to the allocator's mark, which something else had set"
+        note += (
+            "; between two readings it may have been more, up to the allocator's mark then, which"
+            " something else had set"
         )
         return Reading(known, "B", "measured", known, most, note)
 
@@ -117,13 +124,20 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
     return compute
 
 
-def _risen(evidence: Evidence, phase: str, t_ns: TimeArray, marks: Any) -> float:  # noqa: ANN401
-    """The highest that the mark rose to while just this phase was on; 0 if it never did."""
+def _marked(
+    evidence: Evidence,
+    phase: str,
+    t_ns: TimeArray,
+    marks: Any,  # noqa: ANN401  floats
+) -> tuple[float, float]:
+    """The highest that the mark rose to while just this phase was on, 0 if it never did; and the
+    highest that it was, at the latest, when the phase was on."""
     since_ns = np.concatenate(([0], t_ns[:-1]))
+    own = _Spans(evidence, phase).touch(since_ns, t_ns)
     others = _Spans(evidence, *(other for other in _ORDER if other != phase))
-    alone = _Spans(evidence, phase).touch(since_ns, t_ns) & ~others.touch(since_ns, t_ns)
-    rose = alone & (np.diff(marks, prepend=0.0) > 0)
-    return float(marks[rose].max(initial=0.0))
+    alone = own & ~others.touch(since_ns, t_ns)
+    rose = alone & (np.diff(marks, prepend=marks[:1]) > 0)
+    return float(marks[rose].max(initial=0.0)), float(marks[own].max(initial=0.0))
 
 
 _NEEDS = ("spans of a Meter or an integration",)

@@ -6,6 +6,9 @@ which. Energy is the hardware's accumulator, in steps of the resolution it state
 The trap: AMD's binding prints to stdout and fails with a KeyError where it finds no library, so it
 is imported only where the kernel's driver is, and its words are kept. It asks the firmware at each
 call: power is asked for at every reading, the rest once a second.
+
+And a board with two dies and one sensor: what an MI250X draws is read on its first die. Whoever
+computes on the other one is company, also where the program is shown only one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ import importlib
 import io
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,10 @@ class AmdProbe:
         """Let go of the library."""
         with contextlib.suppress(self._smi.AmdSmiException):
             self._smi.amdsmi_shut_down()
+
+    def processes(self) -> dict[str, list[int]]:
+        """Who computes on each GPU now."""
+        return {gpu.device.id: gpu.processes() for gpu in self._gpus}
 
     def _reading(self, *, slow: bool) -> Sequence[Sample | Mark]:
         if not self._gpus:
@@ -138,9 +144,16 @@ def _opened(smi: Any, environment: Mapping[str, str]) -> list[AmdGpu]:  # noqa: 
                 " and its energy can't be attributed to one of them: measure on a whole one"
                 " (`sudo amd-smi set --compute-partition SPX`)"
             )
-    gpus = [AmdGpu(smi, handles[i], _device(smi, handles[i], i, facts[i])) for i in indices]
-    _note_second_dies(gpus)
-    return gpus
+
+    def gpu(index: int) -> AmdGpu:
+        handle = handles[index]
+        return AmdGpu(smi, handle, _device(smi, handle, index, facts[index]))
+
+    gpus = {index: gpu(index) for index in indices}
+    two_dies = any("MI250" in one.device.name for one in gpus.values())
+    unseen = [index for index in range(len(handles)) if two_dies and index not in gpus]
+    _note_second_dies(gpus, {index: gpu(index) for index in unseen})
+    return list(gpus.values())
 
 
 def _device(smi: Any, handle: Any, index: int, facts: Mapping[str, Any]) -> Device:  # noqa: ANN401
@@ -158,15 +171,35 @@ def _facts(smi: Any, handle: Any) -> dict[str, Any]:  # noqa: ANN401
     return {fact: value for fact, value in found.items() if value not in (None, "", "N/A")}
 
 
-def _note_second_dies(gpus: Sequence[AmdGpu]) -> None:
-    """Of two dies on one board only the first has a sensor, and it shows what both draw."""
-    for first, second in pairwise(gpus):
+def _note_second_dies(gpus: Mapping[int, AmdGpu], unseen: Mapping[int, AmdGpu]) -> None:
+    """Of two dies on one board only the first has a sensor, and it shows what both draw.
+
+    By the library's numbers, where they are neighbours; `unseen` are not shown to the program.
+    """
+    every = {**gpus, **unseen}
+    for index in sorted(every):
+        first, second = every[index], every.get(index + 1)
+        if second is None or not _is_one_board(first, second):
+            continue
         one, other = first.device.facts, second.device.facts
-        silent = not other["has_energy_counter"] and other["power_field"] is None
-        if "MI250" in second.device.name and silent and one["power_field"] is not None:
-            other["energy_counted_in"] = first.device.id
-            why = f"what it draws is in the readings of {first.device.id}, the board's first die"
-            other["absent"] = {why: ["power_w", "energy_j"]}
+        other["energy_counted_in"] = first.device.id
+        why = f"what it draws is in the readings of {first.device.id}, the board's first die"
+        if index in unseen:
+            why += ", which is not shown to this program"
+        other["absent"] = {why: ["power_w", "energy_j"]}
+        if index in gpus and index + 1 in unseen:
+            one["scope"] = (
+                f"the whole board, with its second die {second.device.id}, which is not shown to"
+                " this program"
+            )
+            first.beside = second
+
+
+def _is_one_board(first: AmdGpu, second: AmdGpu) -> bool:
+    other = second.device.facts
+    is_silent = not other["has_energy_counter"] and other["power_field"] is None
+    has_sensor = first.device.facts["power_field"] is not None
+    return "MI250" in second.device.name and is_silent and has_sensor
 
 
 def _refusal(error: Any) -> str:  # noqa: ANN401  an exception of the binding's

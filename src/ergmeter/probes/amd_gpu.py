@@ -42,6 +42,7 @@ class AmdGpu:
         self.device = device
         self.silent = 0
         self.error: str = ""
+        self.beside: AmdGpu | None = None  # a die that its sensors take in, and nobody else reads
         self._unsupported: set[str] = set()
         self._counter = _Counter()
         self._held_back: dict[str, int] = {}
@@ -76,8 +77,9 @@ class AmdGpu:
         return samples
 
     def processes(self) -> list[int]:
-        """The processes that hold a queue or memory on it."""
-        return [int(process["pid"]) for process in self._ask("processes") or ()]
+        """The processes that hold a queue or memory on it, or on what its sensors take in."""
+        own = [int(process["pid"]) for process in self._ask("processes") or ()]
+        return own if self.beside is None else [*own, *self.beside.processes()]
 
     def _power_field(self) -> str:
         for name in ("current", "average"):

@@ -15,6 +15,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
@@ -39,11 +40,12 @@ class AppleProbe:
         interval_ms = str(round(self.period_s * 1000))
         command = [tool, "pipe", "--soc-info", "-i", interval_ms]
         self._stream = ToolStream(Command(TOOL, command))
-        try:
-            first = _report(self._stream.first(FIRST_LINE_S))
-        except NotMeasurable:
-            self._stream.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._stream.close)
+            self._parts, self.devices = self._described(_report(self._stream.first(FIRST_LINE_S)))
+            undo.pop_all()
+
+    def _described(self, first: Mapping[str, Any]) -> tuple[dict[str, str], Sequence[Device]]:
         chip = str((first.get("soc") or {}).get("chip_name", "Apple chip"))
         host = platform.node()
         facts = {
@@ -52,8 +54,8 @@ class AppleProbe:
             "averaging_s": self.period_s,
             "has_energy_counter": False,
         }
-        self._parts = {part: f"{self.name}:{host}:{part}" for part in _present(first)}
-        self.devices: Sequence[Device] = [
+        parts = {part: f"{self.name}:{host}:{part}" for part in _present(first)}
+        return parts, [
             Device(
                 device,
                 _KINDS[part],
@@ -61,7 +63,7 @@ class AppleProbe:
                 self.name,
                 {**facts, "scope": _SCOPES[part], "absent": _ABSENT.get(part, {})},
             )
-            for part, device in self._parts.items()
+            for part, device in parts.items()
         ]
 
     def read(self) -> list[Sample]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from ergmeter.probes.visible import is_order_assumed
 
 ANSWER_S = 5.0
 
@@ -26,12 +28,25 @@ for index in range(count.value):
 """
 
 
-def cuda_uuids(environment: Mapping[str, str]) -> list[str]:
+def named(
+    environment: Mapping[str, str], gpus: Sequence[tuple[str, str]], *, wait_s: float = ANSWER_S
+) -> Mapping[str, str] | None:
+    """The environment with the GPUs of its list by UUID, where CUDA may count otherwise than along
+    the bus; None where it may and can't be asked. `gpus` has UUID and name of every GPU here."""
+    if not is_order_assumed(environment, {name for _, name in gpus}):
+        return environment
+    asked = cuda_uuids(environment, wait_s=wait_s)
+    if not asked or not {uuid for uuid, _ in gpus}.issuperset(asked):
+        return None
+    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(asked)}
+
+
+def cuda_uuids(environment: Mapping[str, str], *, wait_s: float = ANSWER_S) -> list[str]:
     """The GPUs that a program with this environment sees, in its order; none if CUDA can't say."""
     try:
         done = subprocess.run(
             [sys.executable, "-I", "-c", _ASK],
-            env=dict(environment), capture_output=True, text=True, timeout=ANSWER_S, check=False,
+            env=dict(environment), capture_output=True, text=True, timeout=wait_s, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return []

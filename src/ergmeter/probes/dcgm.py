@@ -5,8 +5,9 @@ not have. Asked for by name (`--probe nvml --probe dcgm`), through its own tool,
 for each GPU and interval. (dcgm-exporter's page was the other way: it has new figures every 30 s
 unless told otherwise, and does not say when they are from.)
 
-The trap: DCGM numbers GPUs in an order of its own. The UUIDs come from `dcgmi discovery`, so that
-its figures are those of the GPUs that NVML reads.
+The trap: DCGM numbers GPUs in an order of its own, and CUDA_VISIBLE_DEVICES does not mean it. UUIDs
+and places on the bus come from `dcgmi discovery`: a number counts along the bus, as in NVML, or as
+CUDA itself says where GPUs differ. So its figures are those of the GPUs that NVML reads.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.cuda_order import named
 from ergmeter.probes.stream import Command, ToolStream
 from ergmeter.probes.visible import visible
 from ergmeter.records import Device, Mark, Sample
@@ -27,7 +30,7 @@ from ergmeter.units import NS_PER_S
 
 PERIOD_S = 1.0
 TOOL = "dcgmi"
-ANSWER_S = 10.0
+ANSWER_S = 8.0  # for all of its answers: after 10 s nobody waits for a probe any more
 
 # DCGM's numbers of its profiling fields. Shares are fractions there, rates bytes per second.
 _FIELDS = {
@@ -42,7 +45,8 @@ _FIELDS = {
     1012: "nvlink_received_bytes_per_s",
 }
 _FOUND = re.compile(
-    r"^\|\s*(?P<id>\d+)\s*\|\s*Name: (?P<name>.*?)\s*\|$.*?Device UUID: (?P<uuid>GPU-\S+)",
+    r"^\|\s*(?P<id>\d+)\s*\|\s*Name: (?P<name>.*?)\s*\|$"
+    r".*?PCI Bus ID: (?P<bus>\S+).*?Device UUID: (?P<uuid>GPU-\S+)",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -57,13 +61,19 @@ class DcgmProbe:
         tool = str(request.options.get("tool", TOOL))
         if shutil.which(tool) is None:
             raise NotMeasurable(f"no {tool} here: install NVIDIA's DCGM (datacenter-gpu-manager)")
-        found = _discovered(tool)
+        until_s = time.monotonic() + ANSWER_S
+        found = _discovered(tool, wait_s=ANSWER_S / 2)
+        identities = [(gpu["uuid"], gpu["name"]) for gpu in found]
+        by_uuid = named(request.environment, identities, wait_s=ANSWER_S / 4)
+        assumed = {"order_is_assumed": True} if by_uuid is None else {}
         # Whole boards: what DCGM says of MIG instances has their board's name and a number.
-        chosen = visible(request.environment, [gpu["uuid"] for gpu in found])
+        chosen = visible(by_uuid or request.environment, [uuid for uuid, _ in identities])
         gpus = [found[one] for one in chosen if isinstance(one, int)]
         self._ids = {gpu["id"]: gpu["uuid"] for gpu in gpus}
         self.devices: Sequence[Device] = [
-            Device(gpu["uuid"], "gpu", gpu["name"], self.name, {"dcgm_id": int(gpu["id"])})
+            Device(
+                gpu["uuid"], "gpu", gpu["name"], self.name, {"dcgm_id": int(gpu["id"]), **assumed}
+            )
             for gpu in gpus
         ]
         self._since_ns = dict.fromkeys(self._ids, 0)
@@ -71,11 +81,10 @@ class DcgmProbe:
         delay_ms = str(round(self.period_s * 1000))
         arguments = (tool, "dmon", "-e", fields, "-d", delay_ms, "-i", ",".join(self._ids))
         self._stream = ToolStream(Command(TOOL, arguments))
-        try:
-            self._stream.first(ANSWER_S)
-        except NotMeasurable:
-            self._stream.close()
-            raise
+        with ExitStack() as undo:
+            undo.callback(self._stream.close)
+            self._stream.first(max(0.0, until_s - time.monotonic()))
+            undo.pop_all()
 
     def read(self) -> list[Sample | Mark]:
         """What was printed since the last read. Raises NotMeasurable once the tool has ended."""
@@ -108,11 +117,11 @@ def _is_number(word: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", word) is not None
 
 
-def _discovered(tool: str) -> list[dict[str, Any]]:
-    """The GPUs that DCGM knows, by its numbers."""
+def _discovered(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
+    """The GPUs that DCGM knows, along the bus, as NVML has them."""
     try:
         done = subprocess.run(
-            [tool, "discovery", "-l"], capture_output=True, text=True, timeout=ANSWER_S, check=False
+            [tool, "discovery", "-l"], capture_output=True, text=True, timeout=wait_s, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotMeasurable(f"{TOOL} does not answer ({error}): is nv-hostengine up?") from None
@@ -122,4 +131,9 @@ def _discovered(tool: str) -> list[dict[str, Any]]:
         raise NotMeasurable(
             f"{TOOL} finds no GPU (it says: {said}): start its service, nvidia-dcgm"
         )
-    return sorted(found, key=lambda gpu: int(gpu["id"]))
+    return sorted(found, key=lambda gpu: _place(gpu["bus"]))
+
+
+def _place(bus: str) -> tuple[int, ...]:
+    """Domain, bus, device and function of "00000000:81:00.0", as numbers."""
+    return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", bus))

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shutil
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,12 +74,11 @@ class NeuronProbe:
             json.dump(_config(self.period_s), file)
             file.flush()
             self._stream = ToolStream(Command(TOOL, [_tool(options), "-c", file.name]))
-            try:
+            with ExitStack() as undo:
+                undo.callback(self._stream.close)
                 first = _report(self._stream.first(FIRST_LINE_S))
                 self._cores, self.devices = self._described(first, request.environment)
-            except NotMeasurable:
-                self._stream.close()
-                raise
+                undo.pop_all()
         self._chips = {int(device.facts["index"]): device.id for device in self.devices}
         self._power_files = {
             chip: _power_file(self._root / f"neuron{chip}") for chip in self._chips
@@ -191,11 +192,17 @@ def power_shares(text: str) -> tuple[float, float, float] | None:
 
     The driver writes STATUS,TIME,MIN,MAX,AVERAGE, in percent.
     """
-    status, _, *shares = text.split(",")
-    if status != "POWER_STATUS_VALID" or len(shares) != 3:
+    status, *rest = text.split(",")
+    shares = [float(share) / 100 for share in rest[1:] if _is_share(share)]
+    if status != "POWER_STATUS_VALID" or len(rest) != 4 or len(shares) != 3:
         return None
-    low, high, mean = (float(share) / 100 for share in shares)
+    low, high, mean = shares
     return low, high, mean
+
+
+def _is_share(text: str) -> bool:
+    """Whether it is a number: a file may be read while the driver writes it."""
+    return re.fullmatch(r"\s*\d+(\.\d+)?\s*", text) is not None
 
 
 def _config(period_s: float) -> dict[str, Any]:

@@ -24,11 +24,11 @@ import pynvml
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.cuda_order import cuda_uuids
+from ergmeter.probes import cuda_order
 from ergmeter.probes.mig import instances_of
 from ergmeter.probes.nvml_gpu import Gpu
 from ergmeter.probes.usage import UsageWatch
-from ergmeter.probes.visible import Instance, is_order_assumed, visible
+from ergmeter.probes.visible import Instance, visible
 from ergmeter.records import Device, Mark, Sample
 
 PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
@@ -168,18 +168,15 @@ class NvmlProbe:
             )
         facts: dict[str, Any] = {"driver": driver, "nvml": pynvml.nvmlSystemGetNVMLVersion()}
         found = [_identity(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        if is_order_assumed(environment, {name for _, name in found}):
-            asked = cuda_uuids(environment)
-            if asked and {uuid for uuid, _ in found}.issuperset(asked):
-                environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(asked)}
-            else:
-                facts["order_is_assumed"] = True
+        by_uuid = cuda_order.named(environment, found)
+        if by_uuid is None:
+            facts["order_is_assumed"] = True
         divided = {
             index: parts
             for index in range(len(found))
             if (parts := instances_of(index)) is not None
         }
-        chosen = visible(environment, [uuid for uuid, _ in found], divided)
+        chosen = visible(by_uuid or environment, [uuid for uuid, _ in found], divided)
         gpus = [gpu for which in chosen if (gpu := self._gpu(which, facts)) is not None]
         if not gpus:
             raise NotMeasurable(f"no GPU can be read ({'; '.join(self._gone)}): see `nvidia-smi`")

@@ -96,7 +96,10 @@ class ToolStream:
         self._came.set()
 
     def _ending(self) -> str:
-        code = self._process.wait()
+        try:
+            ended = f"ended with exit code {self._process.wait(STOP_S)}"
+        except subprocess.TimeoutExpired:
+            ended = "runs on and prints no more"
         self._said.seek(0)
         said = self._said.read().decode(errors="replace").strip().splitlines()
-        return f"{self._tool} ended with exit code {code}" + (f": {said[-1]}" if said else "")
+        return f"{self._tool} {ended}" + (f": {said[-1]}" if said else "")

@@ -3,6 +3,9 @@
 The trap: a measurement that disturbs itself. Whoever computes on the device is in every figure, so
 that is looked for before we are there ourselves, and said; idle comes before any load, with a
 context open, as a training has one. What was measured when somebody presses Ctrl-C stays.
+
+A device has the identity that a run's probe will give it: NVML's, or amdsmi's where torch is built
+for ROCm. One that no probe lists can be measured, and no later run will know it: that is said.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pynvml
@@ -23,6 +26,7 @@ import torch
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.calibration import Calibration
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes.amd import AmdProbe
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.version import __version__
@@ -90,33 +94,59 @@ def _cpu() -> Device:
 
 
 def _gpus() -> list[Target]:
-    """Every CUDA device, by the identity that NVML gives it, as the runs that follow will have."""
+    """Every GPU of torch's, by the identity that a probe gives it, as the runs that follow will."""
     if not torch.cuda.is_available():
         return []
-    opened = open_probes(_request(), ["nvml"])
+    name = "amd" if torch.version.hip else "nvml"
+    opened = open_probes(_request(), [name])
     listed = [device for probe in opened.probes for device in probe.devices]
-    others = {device.id: _others(device) for device in listed}  # before torch opens a context
+    others: dict[str, tuple[int, ...]] = {}  # asked before torch opens a context
     for probe in opened.probes:
+        on_amd = probe.processes() if isinstance(probe, AmdProbe) else {}
+        others |= {one.id: _others(one, on_amd.get(one.id)) for one in probe.devices}
         probe.close()
+    identified = _identified_by_bus if torch.version.hip else _identified
     found = []
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        device = _identified(index, properties.name, str(getattr(properties, "uuid", "")), listed)
+        device = identified(index, torch.cuda.get_device_properties(index), listed)
+        if device.probe == "torch":
+            device.facts["no_probe"] = opened.unavailable.get(name, f"{name} does not list it")
         found.append(Target(torch.device("cuda", index), device, others.get(device.id, ())))
     return found
 
 
-def _identified(index: int, name: str, uuid: str, listed: list[Device]) -> Device:
+def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
     """The device of NVML's that torch means; one that NVML does not list has no sensors."""
+    uuid = str(getattr(properties, "uuid", ""))
     for device in listed:
         if uuid and device.id == f"GPU-{uuid}":
             return device
     if not uuid and index < len(listed):
         return listed[index]
-    return Device(f"GPU-{uuid}" if uuid else f"cuda:{index}", "gpu", name, "torch")
+    return Device(f"GPU-{uuid}" if uuid else f"cuda:{index}", "gpu", properties.name, "torch")
 
 
-def _others(device: Device) -> tuple[int, ...]:
+def _identified_by_bus(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
+    """The device of amdsmi's that torch means, by its place on the bus: UUIDs are others in HIP.
+
+    An older torch does not say the place. Then it is the order, where that is known to be HIP's.
+    """
+    fields = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    place = [getattr(properties, field, None) for field in fields]
+    if None not in place:
+        domain, bus, slot = (int(part or 0) for part in place)
+        start = f"{domain:04x}:{bus:02x}:{slot:02x}."
+        same = [one for one in listed if str(one.facts.get("pci_bus_id", "")).startswith(start)]
+    else:
+        is_known = not any(one.facts.get("order_is_assumed") for one in listed)
+        same = listed[index : index + 1] if is_known else []
+    return same[0] if len(same) == 1 else Device(f"cuda:{index}", "gpu", properties.name, "torch")
+
+
+def _others(device: Device, processes: list[int] | None = None) -> tuple[int, ...]:
+    """Who else is on it; NVML is asked where it is not known yet."""
+    if processes is not None:
+        return tuple(pid for pid in processes if pid != os.getpid())
     with suppress(pynvml.NVMLError):
         sensors = Sensors(device)
         try:
@@ -159,7 +189,7 @@ def _blank(target: Target, pace: Pace) -> Calibration:
         conditions["cuda"] = torch.version.cuda or torch.version.hip
     else:
         conditions["threads"] = torch.get_num_threads()
-    return Calibration(
+    found = Calibration(
         device.id,
         device.kind,
         str(facts.get("cpu_model") or device.name),
@@ -168,6 +198,9 @@ def _blank(target: Target, pace: Pace) -> Calibration:
         remarks=_company(target),
         quick=pace.is_quick,
     )
+    if "no_probe" in facts:
+        found.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
+    return found
 
 
 def _company(target: Target) -> list[str]:
@@ -199,7 +232,11 @@ def _stages(target: Target, pace: Pace, found: Calibration, stack: ExitStack) ->
                 stages.append((f"{name} sensor", partial(_refresh, found, where, name, ask)))
             watch = stack.enter_context(Watch(sensors))
         else:
-            found.absent["sensors"] = "NVML does not list this device"
+            found.absent["sensors"] = (
+                "an AMD GPU's are not looked at yet"
+                if target.device.probe == "amd"
+                else "no probe lists this device"
+            )
     types = matmul.ON_GPU if where.type == "cuda" else matmul.ON_CPU
     stages += [(f"matmul {one}", partial(_matmul, found, where, one, pace, watch)) for one in types]
     memory = Streams(where)

@@ -29,13 +29,15 @@ def held(path: Path, readings: Iterable[tuple[float, float]], *, spans: list[Ste
     return run_of(path, steps=spans, samples=samples, devices=[GPU])
 
 
-def allocated(path: Path, readings: Iterable[tuple[float, int, int]]) -> Run:
+def allocated(
+    path: Path, readings: Iterable[tuple[float, int, int]], *, spans: list[Step] = SPANS
+) -> Run:
     """A run whose allocator said at so many seconds: GB in tensors, and its mark."""
     samples = [
         Sample(round(t * S), TORCH.id, allocated_bytes=now * GB, allocated_peak_bytes=mark * GB)
         for t, now, mark in readings
     ]
-    return run_of(path, steps=SPANS, samples=samples, devices=[TORCH])
+    return run_of(path, steps=spans, samples=samples, devices=[TORCH])
 
 
 def test_a_reading_belongs_to_the_phase_it_was_taken_in(tmp_path: Path) -> None:
@@ -89,6 +91,57 @@ def test_a_mark_that_rose_across_two_phases_is_neithers(tmp_path: Path) -> None:
     assert reading(run, "memory.allocator_train_peak_bytes").value == 8 * GB
     evaluation = reading(run, "memory.allocator_eval_peak_bytes")
     assert (evaluation.value, evaluation.high) == (7 * GB, 50 * GB)
+
+
+def test_a_mark_from_before_the_first_reading_rose_in_no_phase(tmp_path: Path) -> None:
+    """Something held 60 GB before anything was measured; steps hold 5 whenever they are read."""
+    run = allocated(tmp_path / "run", [(t + 0.5, 5, 60) for t in range(10)])
+    found = reading(run, "memory.allocator_train_peak_bytes")
+    assert (found.value, found.low, found.high) == (5 * GB, 5 * GB, 60 * GB)
+    assert "rose to it" not in found.note
+
+
+def test_a_mark_that_rose_in_a_phase_bounds_it_from_below_once_another_has_set_it_higher(
+    tmp_path: Path,
+) -> None:
+    """An evaluation raises it to 6, steps to 40; a second evaluation may have held up to that."""
+    spans = [
+        Step(0, 2 * S, phase="eval"),
+        *(Step((3 + i) * S, (4 + i) * S, index=i) for i in range(5)),
+        Step(10 * S, 20 * S, phase="eval"),
+    ]
+    said = [
+        (0.2, 1, 1),
+        (1, 2, 2),
+        (1.8, 2, 6),
+        (3.5, 5, 40),
+        (5.5, 5, 40),
+        (11, 5, 40),
+        (19, 5, 40),
+    ]
+    run = allocated(tmp_path / "run", said, spans=spans)
+    found = reading(run, "memory.allocator_eval_peak_bytes")
+    assert (found.value, found.low, found.high) == (6 * GB, 6 * GB, 40 * GB)
+    assert "rose to it in evaluation; between two readings it may have been more" in found.note
+
+
+def test_a_mark_that_rose_just_after_the_last_reading_of_a_phase_bounds_it(tmp_path: Path) -> None:
+    """The last step ends at 10 s: read at 9.9 s, and at 10.5 s with a mark of 50."""
+    run = allocated(tmp_path / "run", [(1, 8, 8), (9.9, 8, 8), (10.5, 7, 50)])
+    found = reading(run, "memory.allocator_train_peak_bytes")
+    assert (found.value, found.low, found.high) == (8 * GB, 8 * GB, 50 * GB)
+
+
+def test_the_fullest_device_is_no_fuller_than_another_may_have_been(tmp_path: Path) -> None:
+    other = Device("torch:h:1:cuda:1", "allocator", "torch allocator on Test GPU", "allocator")
+    said = [(TORCH, 1, 5, 5), (TORCH, 2, 9, 10), (other, 1, 4, 30), (other, 2, 4, 30)]
+    samples = [
+        Sample(t * S, device.id, allocated_bytes=now * GB, allocated_peak_bytes=mark * GB)
+        for device, t, now, mark in said
+    ]
+    run = run_of(tmp_path / "run", steps=SPANS, samples=samples, devices=[TORCH, other])
+    found = reading(run, "memory.allocator_train_peak_bytes")
+    assert (found.value, found.low, found.high) == (10 * GB, 10 * GB, 30 * GB)
 
 
 @pytest.mark.parametrize("key", ["device_train_peak_bytes", "allocator_train_peak_bytes"])

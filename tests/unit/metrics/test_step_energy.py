@@ -18,7 +18,7 @@ from ergmeter.records import Device, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.views.export import export
-from tests.runs import GPU, add_writer, even_steps, reading, reason, run_of
+from tests.runs import GPU, add_writer, even_steps, reading, run_of
 
 S = 10**9
 
@@ -146,14 +146,3 @@ def test_net_is_gross_without_what_the_devices_draw_at_rest(tmp_path: Path) -> N
     assert net.basis == "derived"
     assert "idle in this run" in net.note
     assert reading(run, "energy.net_joules_per_token").value == pytest.approx(38, rel=0.02)
-
-
-def test_a_calibration_says_what_idle_is_where_the_run_does_not(tmp_path: Path) -> None:
-    calibration = {"measured": "2026-11-15T12:00:00+00:00", "idle": {"counter_w": 121.5}}
-    calibrated = replace(GPU, facts={**GPU.facts, "calibration": calibration})
-    run = idle_run(tmp_path / "a", calibrated, idle=False)
-    found = reading(run, "energy.idle_w")
-    assert (found.value, found.note) == (121.5, "as calibrated on 2026-11-15")
-    without = reason(idle_run(tmp_path / "b", GPU, idle=False), "energy.net_j")
-    assert "no idle span" in without
-    assert "erg calibrate" in without

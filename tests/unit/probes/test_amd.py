@@ -221,6 +221,35 @@ def test_the_second_die_of_a_board_says_where_its_energy_is(opened: Open) -> Non
     assert second.facts["energy_counted_in"] == first.id
 
 
+def test_the_second_die_says_so_in_whatever_order_the_program_has_them(opened: Open) -> None:
+    second, first = opened(MI250X, SECOND_DIE, HIP_VISIBLE_DEVICES="1,0").devices
+    assert (first.id, second.id) == (default_uuid(0), default_uuid(1))
+    assert second.facts["energy_counted_in"] == first.id
+    (alone,) = opened(MI250X, SECOND_DIE, HIP_VISIBLE_DEVICES="1").devices
+    (why,) = alone.facts["absent"]
+    assert "the board's first die, which is not shown to this program" in why
+
+
+def test_whoever_computes_on_the_die_that_is_not_shown_is_company(
+    machine: Machine, opened: Open
+) -> None:
+    """What an MI250X draws for both is in the readings of its first die."""
+    dies = (MI250X, SECOND_DIE, {**MI250X, "bdf": "0000:35:00.0"}, SECOND_DIE)
+    probe = opened(*dies, HIP_VISIBLE_DEVICES="0")
+    (device,) = probe.devices
+    assert f"with its second die {default_uuid(1)}" in device.facts["scope"]
+    machine.change(0, pids=os.getpid())
+    machine.change(1, pids=os.getppid())
+    machine.change(3, pids=1)  # on another board
+    used, shared = [r for r in probe.read() if isinstance(r, Mark)]
+    assert (used.name, used.detail) == ("device_used", default_uuid(0))
+    assert (shared.name, shared.detail.split()[0]) == ("device_shared", default_uuid(0))
+    assert f"({os.getppid()})" in shared.detail
+    assert "(1)" not in shared.detail
+    both = opened(*dies, HIP_VISIBLE_DEVICES="0,1")
+    assert "scope" not in both.devices[0].facts
+
+
 def test_a_gpu_that_no_longer_answers_is_lost_once_and_the_others_go_on(
     machine: Machine, opened: Open
 ) -> None:

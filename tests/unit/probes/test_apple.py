@@ -17,10 +17,10 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes import apple
+from ergmeter.probes import apple, stream
 from ergmeter.probes.apple import AppleProbe
 from tests.runs import even_steps, reading, run_of
-from tests.unit.probes.tools import gathered, tool
+from tests.unit.probes.tools import gathered, is_running, tool
 
 REPORT: dict[str, Any] = {
     "timestamp": "2026-02-24T20:38:15.427569+00:00",
@@ -130,6 +130,22 @@ def test_a_tool_that_stays_silent_is_not_waited_for_for_ever(
     monkeypatch.setattr(apple, "FIRST_LINE_S", 0.2)
     with pytest.raises(NotMeasurable, match=r"macmon printed nothing in 0\.2 s"):
         opened()
+
+
+def test_a_tool_that_runs_on_and_prints_no_more_is_not_waited_for_for_ever(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "STOP_S", 0.2)
+    probe = opened(REPORT, ending="exec >&- sleep 60")
+    gathered(probe.read, 4)
+    with pytest.raises(NotMeasurable, match="macmon runs on and prints no more"):
+        gathered(probe.read, 1)
+
+
+def test_a_tool_whose_first_line_is_not_understood_is_ended(opened: Open, tmp_path: Path) -> None:
+    with pytest.raises(AttributeError):
+        opened({**REPORT, "soc": ["M3"]}, ending="while :; do sleep 0.1; done")
+    assert not is_running(str(tmp_path / "macmon"))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="this is a Mac")

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from ergmeter import sampler
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
+from ergmeter.probes import cuda_order, dcgm
 from ergmeter.probes.dcgm import DcgmProbe
+from ergmeter.probes.stream import ToolStream
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import default_uuid
 
@@ -52,6 +55,7 @@ LINE = (
 TOOL = """\
 #!{python}
 import sys, time
+{before}
 if sys.argv[1] == "discovery":
     print({discovery!r}, end="")
     sys.exit()
@@ -72,13 +76,17 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., DcgmProbe]]:
     probes = []
 
     def probe(
-        *, discovery: str = DISCOVERY, ending: str = "time.sleep(60)", visible: str | None = None
+        *,
+        discovery: str = DISCOVERY,
+        before: str = "",
+        ending: str = "time.sleep(60)",
+        visible: str | None = None,
     ) -> DcgmProbe:
         tool = tmp_path / "dcgmi"
         tool.write_text(
             textwrap.dedent(TOOL).format(
                 python=sys.executable, discovery=discovery, heading=HEADING, not_yet=NOT_YET,
-                line=LINE, ending=ending,
+                line=LINE, before=before, ending=ending,
             )
         )  # fmt: skip
         tool.chmod(0o755)
@@ -108,6 +116,51 @@ def test_the_gpus_are_those_of_the_discovery(opened: Callable[..., DcgmProbe]) -
         (default_uuid(7), "gpu", "NVIDIA A100-SXM4-80GB"),
         (default_uuid(3), "gpu", "NVIDIA A100-SXM4-80GB"),
     ]
+
+
+# DCGM counts them the other way than the bus does.
+BACKWARDS = """\
+| 0      | Name: {0}                                                            |
+|        | PCI Bus ID: 00000000:81:00.0                                         |
+|        | Device UUID: GPU-far                                                 |
+| 1      | Name: {1}                                                            |
+|        | PCI Bus ID: 00000000:0A:00.0                                         |
+|        | Device UUID: GPU-near                                                |
+"""
+
+
+def test_a_number_counts_along_the_bus_as_in_nvml_and_not_as_dcgm_does(
+    opened: Callable[..., DcgmProbe],
+) -> None:
+    discovery = BACKWARDS.format("NVIDIA A100", "NVIDIA A100")
+    assert [d.id for d in opened(discovery=discovery, visible="0").devices] == ["GPU-near"]
+    probe = opened(discovery=discovery, visible="1")
+    assert [(d.id, d.facts) for d in probe.devices] == [("GPU-far", {"dcgm_id": 0})]
+    assert {sample.device for sample in read_for(probe, 2)} == {"GPU-far"}
+    both = opened(discovery=discovery)
+    assert [device.id for device in both.devices] == ["GPU-near", "GPU-far"]
+
+
+def test_where_gpus_differ_a_number_is_what_cuda_says_it_is(
+    opened: Callable[..., DcgmProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discovery = BACKWARDS.format("NVIDIA H100", "NVIDIA T4")
+    monkeypatch.setattr(cuda_order, "cuda_uuids", lambda *_, **__: ["GPU-far"])
+    assert [d.id for d in opened(discovery=discovery, visible="0").devices] == ["GPU-far"]
+    monkeypatch.setattr(cuda_order, "cuda_uuids", lambda *_, **__: [])
+    (device,) = opened(discovery=discovery, visible="0").devices
+    assert device.id == "GPU-near"
+    assert device.facts["order_is_assumed"] is True
+
+
+def test_all_of_its_answers_together_are_waited_for_less_than_a_probe_is(
+    opened: Callable[..., DcgmProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens it has left by then, and nobody would end the tool."""
+    waits_s: list[float] = []
+    monkeypatch.setattr(ToolStream, "first", lambda _, wait_s: waits_s.append(wait_s))
+    opened(before="time.sleep(sys.argv[1] == 'discovery')")
+    assert waits_s[0] + 1 < dcgm.ANSWER_S < 2 * sampler.HANG_S
 
 
 def test_a_line_becomes_a_sample_of_the_gpu_that_it_names(

@@ -155,12 +155,27 @@ def test_a_declared_maximum_gives_an_estimate_apart_from_power(
     assert probe.devices[0].facts["max_power_w"] == 500
 
 
+def test_a_power_file_that_is_empty_costs_the_share_and_no_more(
+    opened: Open, driver: Driver
+) -> None:
+    driver.power(0, "POWER_STATUS_VALID,1731628800,0.86,25.00,18.86")
+    probe = opened(max_power_w=500)
+    gathered(probe.read, 3)
+    driver.power(0, "")
+    assert not probe.read()
+    assert probe._estimate_w(0) is None  # that minute is over
+
+
 @pytest.mark.parametrize(
     ("line", "shares"),
     [
         ("POWER_STATUS_VALID,1731628800,0.86,25.00,18.86", (0.0086, 0.25, 0.1886)),
         ("POWER_STATUS_NO_DATA,0,0.00,0.00,0.00", None),
         ("POWER_STATUS_INVALID,1731628800,0.00,0.00,0.00", None),
+        ("", None),
+        ("POWER_STATUS_VALID", None),
+        ("POWER_STATUS_VALID,1731628800,0.86,25.00,", None),
+        ("POWER_STATUS_VALID,1731628800,0.86,25.00,nan", None),
     ],
 )
 def test_shares_are_read_as_the_driver_writes_them(

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware.calibration import Rate
+from ergmeter.hardware.calibration import FOLDER_VARIABLE, Rate, store
+from ergmeter.ports import ProbeRequest
+from ergmeter.probes import amd
 from ergmeter.records import Device
+from ergmeter.sampler import open_probes
 from ergmeter.workloads import calibrate, matmul, streams
 from ergmeter.workloads.calibrate import Target, Tick
 from ergmeter.workloads.sensors import Sensors, Watch, idle, refresh
 from ergmeter.workloads.sustained import Pace, Task, sustained
+from tests.amd.library import MI300X, Machine, build
+from tests.amd.library import default_uuid as amd_uuid
 from tests.nvml.library import Gpu, Library, Script, default_uuid
 
 CPU = torch.device("cpu")
@@ -248,10 +254,81 @@ def test_a_device_that_is_not_there_is_answered_with_those_that_are() -> None:
 
 def test_torchs_device_is_found_by_uuid_whatever_the_order() -> None:
     listed = [Device(f"GPU-{n}", "gpu", "NVIDIA H200", "nvml") for n in ("a", "b")]
-    assert calibrate._identified(0, "NVIDIA H200", "b", listed).id == "GPU-b"
-    assert calibrate._identified(1, "NVIDIA H200", "", listed).id == "GPU-b"
-    unlisted = calibrate._identified(0, "AMD Instinct", "c", listed)
+    h200 = SimpleNamespace(name="NVIDIA H200", uuid="b")
+    assert calibrate._identified(0, h200, listed).id == "GPU-b"
+    assert calibrate._identified(1, SimpleNamespace(name="NVIDIA H200"), listed).id == "GPU-b"
+    unlisted = calibrate._identified(0, SimpleNamespace(name="H100", uuid="c"), listed)
     assert (unlisted.id, unlisted.probe) == ("GPU-c", "torch")
+
+
+class Rocm:
+    """A torch built for ROCm, whose GPUs are where their properties say; and AMD's library."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(amd, "KFD", os.devnull)
+        monkeypatch.setattr(torch.version, "hip", "6.4")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setenv("SCRIPTED_AMDSMI", str(folder / "gpus.txt"))
+        self.machine = Machine(folder / "gpus.txt")
+        self._monkeypatch = monkeypatch
+
+    def shows(self, *properties: SimpleNamespace) -> None:
+        self._monkeypatch.setattr(torch.cuda, "device_count", lambda: len(properties))
+        self._monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties[i])
+
+
+@pytest.fixture(scope="module")
+def rocm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("rocm"))
+
+
+@pytest.fixture
+def rocm(rocm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rocm:
+    monkeypatch.setenv("ROCM_HOME", str(rocm_folder))
+    return Rocm(tmp_path, monkeypatch)
+
+
+def at(bus: int | None) -> SimpleNamespace:
+    """As torch describes an MI300X: its UUID is HIP's, which is not amdsmi's."""
+    place = {} if bus is None else {"pci_domain_id": 0, "pci_bus_id": bus, "pci_device_id": 0}
+    return SimpleNamespace(name="AMD Instinct MI300X", uuid="64656164-6265-6566", **place)
+
+
+def test_a_gpu_of_amd_has_the_identity_that_a_run_will_know_it_by(
+    rocm: Rocm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rocm.machine.show(
+        {**MI300X, "bdf": "0000:05:00.0", "hip": 1},
+        {**MI300X, "bdf": "0000:15:00.0", "hip": 0, "pids": 4321},
+    )
+    rocm.shows(at(0x15), at(0x05))
+    first, second = calibrate.targets("all")
+    assert (first.device.id, second.device.id) == (amd_uuid(1), amd_uuid(0))
+    assert (first.others, second.others) == ((4321,), ())
+    rocm.shows(at(None), at(None))  # in the order of HIP, which the library knows
+    assert [one.device.id for one in calibrate.targets("all")] == [amd_uuid(1), amd_uuid(0)]
+    kept = calibrate._blank(first, calibrate.QUICK)
+    assert kept.conditions["power_limit_w"] == pytest.approx(750)
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "kept"))
+    store(kept)
+    request = ProbeRequest(os.getpid(), "/", {"HIP_VISIBLE_DEVICES": "0"})
+    (probe,) = open_probes(request, ["amd"]).probes
+    assert probe.devices[0].facts["calibration"]["device"] == amd_uuid(1)
+    probe.close()
+
+
+def test_a_gpu_that_no_probe_lists_is_said_to_be_known_to_no_later_run(rocm: Rocm) -> None:
+    rocm.machine.show(MI300X, {**MI300X, "bdf": "0000:15:00.0"})  # in an order that is assumed
+    rocm.shows(at(None), at(0x77))
+    for target in calibrate.targets("all"):
+        assert target.device.probe == "torch"
+        said = calibrate._blank(target, calibrate.QUICK).absent["later runs"]
+        assert said == "no run will know this device again: amd does not list it"
+    rocm.machine.show(MI300X, **{"init!": 10})
+    (target, _) = calibrate.targets("all")
+    assert (
+        "groups render and video" in calibrate._blank(target, calibrate.QUICK).absent["later runs"]
+    )
 
 
 # -- sensors ---------------------------------------------------------------------------------------
