@@ -21,6 +21,7 @@ from transformers import TrainerCallback
 from ergmeter.errors import UsageError
 from ergmeter.integrations.training import Training, failure
 from ergmeter.meter import Meter
+from ergmeter.runlog.parallel import told_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,9 +156,14 @@ class ErgmeterCallback(TrainerCallback):
         if trainer is None:
             training.mark("tokens_not_counted", "the Trainer that calls this callback isn't found")
             return
-        self._counts_tokens = not _ranks_share_batches(trainer)
+        self._counts_tokens = not _ranks_share_batches(trainer) or _is_laid_out(trainer, training)
         if not self._counts_tokens:
-            training.mark("tokens_not_counted", "ranks share their batches (tensor, context, ...)")
+            training.mark(
+                "tokens_not_counted",
+                "ranks share their batches (tensor, context, ...) and nobody says which: layout=",
+            )
+        if _size_of(trainer, "cp_size") > 1:
+            _counts_whole_sequences(training)
         self._replace("training_step", self._counted(trainer.training_step))
         for name, phase in _PHASES.items():
             if hasattr(trainer, name):
@@ -247,7 +253,27 @@ def _tells(callback: ErgmeterCallback, trainer: Any) -> bool:  # noqa: ANN401
     return (asked or ours)[0] is callback
 
 
+def _is_laid_out(trainer: Any, training: Training) -> bool:  # noqa: ANN401
+    """Whether it is known which ranks are given the same, so that a reader counts them once."""
+    declared = training.meter is not None and training.meter.plan.settings.layout is not None
+    return declared or "at" in (told_layout(trainer.model) or {})
+
+
+def _counts_whole_sequences(training: Training) -> None:
+    """A batch is the same on all context-parallel ranks: `training_step` cuts it, after we looked.
+
+    Sequence parallelism (Ulysses) cuts it in its data loader, before.
+    """
+    if training.meter is not None and training.meter._handover is not None:
+        training.meter._handover.describe(whole_sequences=True)
+
+
 def _ranks_share_batches(trainer: Any) -> bool:  # noqa: ANN401
     """Whether several ranks are given the same tokens, so that their sum would be too much."""
+    return trainer.get_tp_size() > 1 or _size_of(trainer, "non_data_parallel_size") > 1
+
+
+def _size_of(trainer: Any, name: str) -> int:  # noqa: ANN401
+    """A size of Accelerate's parallelism; 1 where that or this Accelerate knows of none."""
     config = getattr(trainer.accelerator, "parallelism_config", None)
-    return trainer.get_tp_size() > 1 or getattr(config, "non_data_parallel_size", 1) > 1
+    return int(getattr(config, name, None) or 1)

@@ -18,6 +18,7 @@ from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.throughput import tokens_per_s
 from ergmeter.metrics.tokens import positions_per_token
+from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Missing, Reading, weakest
 from ergmeter.units import scaled, significant
 
@@ -287,6 +288,10 @@ def _run_results(evidence: Evidence) -> dict[str, Result]:
             " N, or Meter(model=..., seq_len=N)"
         )
     speed = tokens_per_s(evidence)
+    if speed.basis != "reported":
+        need_all(evidence)
+    if evidence.settings.num_devices is None:
+        need_devices(evidence)
     devices, peak = _run_peak(evidence)
     positions = positions_per_token(evidence)
     rate = Rate(speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions)

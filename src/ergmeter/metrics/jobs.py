@@ -10,6 +10,7 @@ the checkpoint, and what lies between them is in none of them.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from ergmeter.metrics.energy import run_j
 from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.metrics.tokens import told
+from ergmeter.metrics.unseen import in_words
 from ergmeter.records import Missing, Reading, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.runlog.settings import Settings
@@ -62,18 +64,23 @@ class Part:
         """A run as part of a job."""
         evidence = Whole(run)
         zero_ns = run.wall_zero_ns
-        watched = evidence.watched
-        return cls(
-            run,
-            evidence,
-            (zero_ns + watched.start_ns) / NS_PER_S,
-            (zero_ns + watched.end_ns) / NS_PER_S,
-        )
+        start_ns = end_ns = run.start_ns
+        with suppress(NotMeasurable):  # it was cut off before it said anything
+            start_ns, end_ns = evidence.watched.start_ns, evidence.watched.end_ns
+        return cls(run, evidence, (zero_ns + start_ns) / NS_PER_S, (zero_ns + end_ns) / NS_PER_S)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it came to its first step; one that failed before that is time and no more."""
+        return len(self.run.trainings) > 1 or self.evidence.has_work
 
     @property
     def rank(self) -> Steps:
         """The training steps of the rank that made the most."""
-        return max(self.evidence.work.lanes, key=len)
+        try:
+            return max(self.evidence.work.lanes, key=len)
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{self.run.path.name}: {error}") from error
 
     def first_step(self) -> int:
         """The number of its first step."""
@@ -84,6 +91,8 @@ class Part:
 
         `before`: the number at which a later run went on; None for the last.
         """
+        if not self.has_steps:
+            return 0, 0, 0.0
         numbers = self._numbers()
         counts = numbers < before if before is not None else np.ones(len(numbers), dtype=bool)
         return len(numbers), int(counts.sum()), float(self.rank.period_s[counts].sum())
@@ -157,7 +166,7 @@ def goodput_frac(parts: Sequence[Part]) -> Reading:
     kept_s = sum(time_s for _, _, time_s in _kept(parts))
     note = (
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
-        f" from the first start to the last end, {_runs(parts)}"
+        f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
     )
     return Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
 
@@ -178,17 +187,27 @@ def lost_steps(parts: Sequence[Part]) -> Reading:
 def tokens_kept(parts: Sequence[Part]) -> Reading:
     """Tokens of all ranks in the steps whose work was kept."""
     total = 0.0
+    note = f"of steps that were kept, {_runs(parts)}"
     for part, before in zip(parts, _resumed(parts), strict=True):
-        rows = part.evidence.work
-        for column in ("tokens_real", "tokens_computed"):
-            values = told(part.evidence, rows, column)
-            if values is not None:
-                counts = rows["index"] < before if before is not None else np.ones(len(rows), bool)
-                total += float(values[counts].sum())
-                break
-        else:
-            raise NotMeasurable(f"the steps of {part.run.path.name} have no token count")
-    return Reading(total, "tokens", "measured", note=f"of steps that were kept, {_runs(parts)}")
+        if not part.has_steps:
+            continue
+        try:
+            total += _tokens(part, before)
+            whose = in_words(part.evidence)
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{part.run.path.name}: {error}") from error
+        note += f"; {part.run.path.name}: {whose}" if whose else ""
+    return Reading(total, "tokens", "measured", note=note)
+
+
+def _tokens(part: Part, before: int | None) -> float:
+    rows = part.evidence.work
+    for column in ("tokens_real", "tokens_computed"):
+        values = told(part.evidence, rows, column)
+        if values is not None:
+            counts = rows["index"] < before if before is not None else np.ones(len(rows), bool)
+            return float(values[counts].sum())
+    raise NotMeasurable("its steps have no token count")
 
 
 def energy_j(parts: Sequence[Part]) -> Reading:
@@ -216,17 +235,26 @@ def _kept(parts: Sequence[Part]) -> list[tuple[int, int, float]]:
 
 def _resumed(parts: Sequence[Part]) -> list[int | None]:
     """For each run the number at which one of the later ones went on furthest back."""
-    firsts = [part.first_step() for part in parts]
-    if len(parts) > 1 and not any(firsts):
+    if not any(part.has_steps for part in parts):
+        parts[0].first_step()  # says why not
+    firsts = [part.first_step() if part.has_steps else None for part in parts]
+    known = [first for first in firsts if first is not None]
+    if len(known) > 1 and not any(known):
         raise NotMeasurable(
-            f"all {len(parts)} runs count their steps from 0: where a run was resumed, say"
+            f"all {len(known)} runs count their steps from 0: where a run was resumed, say"
             " meter.continue_from(step), or use an integration"
         )
-    return [min(firsts[number + 1 :], default=None) for number in range(len(firsts))]
+    later = (firsts[number + 1 :] for number in range(len(firsts)))
+    return [min((one for one in ones if one is not None), default=None) for ones in later]
 
 
 def _wall_s(parts: Sequence[Part]) -> float:
     return max(part.end_s for part in parts) - min(part.start_s for part in parts)
+
+
+def _without_steps(parts: Sequence[Part]) -> str:
+    names = ", ".join(part.run.path.name for part in parts if not part.has_steps)
+    return f"; {names} made no step" if names else ""
 
 
 def _runs(parts: Sequence[Part]) -> str:

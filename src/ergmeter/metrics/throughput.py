@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics import unseen
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.layout import counting
@@ -34,10 +35,13 @@ _DECODE = PHASES.index("decode")
 def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
     rows = evidence.counted
-    values = told(evidence, rows, "samples")
+    values = None
+    if not unseen.is_declared(evidence, "samples"):
+        values = told(evidence, rows, "samples")
     if values is not None:
         guess = guessed(evidence, rows, "samples")
-        note = f"all ranks; assumed: {guess}" if guess else "all ranks"
+        whose = unseen.in_words(evidence, "samples") or "all ranks"
+        note = f"{whose}; assumed: {guess}" if guess else whose
         return values, note, counted_basis(evidence, rows, "samples")
     declared = evidence.settings.samples_per_step
     if declared is not None:
@@ -125,6 +129,8 @@ def _as_counted(evidence: Evidence, values: FloatArray, label: str) -> Reading:
     basis = counted_basis(evidence, evidence.counted, "tokens")
     guess = guessed(evidence, evidence.counted, "tokens")
     note = f"{label}; assumed: {guess}" if guess else label
+    whose = unseen.in_words(evidence)
+    note += f", {whose}" if whose else ""
     return rate(evidence, values, "tokens/s", basis, note)
 
 
@@ -155,6 +161,8 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
     try:
         if not devices:
             raise NotMeasurable(evidence.why_no_device("accelerator", *ACCELERATORS))
+        unseen.need_all(evidence)
+        unseen.need_devices(evidence)
         amounts, label, basis = tokens(evidence)
     except NotMeasurable as reason:
         return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")
@@ -195,6 +203,7 @@ def _parameters(evidence: Evidence) -> int:
 
 def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's TT: tokens over time, for each parameter of the model."""
+    unseen.need_all(evidence)
     amounts, label, basis = tokens(evidence)
     note = f"{label_of(evidence, label)}, {_parameters(evidence)} parameters"
     return rate(evidence, amounts, "tokens/s/param", basis, note, per=_parameters(evidence))
@@ -202,6 +211,7 @@ def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
 
 def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's ST: samples over time, for each parameter of the model."""
+    unseen.need_all(evidence, "samples")
     amounts, note, basis = samples(evidence)
     note = f"{note}, {_parameters(evidence)} parameters"
     return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))

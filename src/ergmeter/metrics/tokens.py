@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics import layout
+from ergmeter.metrics import layout, unseen
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.printed import guessed
 from ergmeter.records import Reading
@@ -56,7 +56,9 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     rows = evidence.counted if rows is None else rows
     reasons = []
-    for column, label in (("tokens_real", "real"), ("tokens_computed", "computed")):
+    declared = evidence.settings.tokens_per_step
+    columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
+    for column, label in () if unseen.is_declared(evidence) else columns:
         try:
             values = told(evidence, rows, column)
         except NotMeasurable as error:
@@ -68,7 +70,6 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
             is_printed = label == "computed" and evidence.from_output
             basis = counted_basis(evidence, rows, "tokens")
             return values, "printed" if is_printed else label, basis
-    declared = evidence.settings.tokens_per_step
     if declared is not None:
         return steps_in(rows) * declared / len(rows.lanes), "declared", "assumed"
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
@@ -109,8 +110,9 @@ def steps_of(evidence: Evidence) -> float:
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
-    shared = "" if label == "declared" else layout.in_words(evidence)
-    over = f", {shared or f'all {ranks} ranks'}" if ranks > 1 else ""
+    whose = "" if label == "declared" else unseen.in_words(evidence) or layout.in_words(evidence)
+    whose = whose or (f"all {ranks} ranks" if ranks > 1 else "")
+    over = f", {whose}" if whose else ""
     what = {
         "real": "real tokens",
         "computed": "computed tokens (padding included)",
@@ -148,7 +150,8 @@ def padding_frac(evidence: Evidence) -> Reading:
 def positions_per_token(evidence: Evidence) -> float:
     """Positions that are computed for each real token; 1 where padding is not told apart."""
     try:
-        real, computed = (known(evidence.counted, c) for c in ("tokens_real", "tokens_computed"))
+        columns = ("tokens_real", "tokens_computed")
+        real, computed = (told(evidence, evidence.counted, c) for c in columns)
     except NotMeasurable:
         return 1.0
     if real is None or computed is None or not real.sum():

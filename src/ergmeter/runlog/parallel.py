@@ -3,34 +3,56 @@
 The trap: a layout from a command line that the framework reads in its own order. Megatron-LM can
 be told to count ranks in any order, and a mesh has its own; each knows where this rank is, and that
 is what is asked for. Nothing is imported to ask: what is not loaded has laid nothing out.
+
+And the other one: a place among some of the ranks. A mesh over each pair, with DDP over the pairs
+that no mesh knows of, makes all pairs look like one. So a place counts where its sizes make up the
+world, or where meshes like this one cover it; else it is not known who shares what, and why is
+said.
 """
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-# By what their functions are called; a world of 1 says nothing.
+from ergmeter.runlog.meeting import world_size
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# By what their functions are called; a world of 1 says nothing. NxD's cp has a name of its own, and
+# its sizes are `get_.._size` where Megatron-LM's are `get_.._world_size`.
 _MEGATRON = {
-    "tp": "tensor_model_parallel",
-    "cp": "context_parallel",
-    "pp": "pipeline_model_parallel",
-    "dp": "data_parallel",
+    "tp": ("tensor_model_parallel",),
+    "cp": ("context_parallel", "context_model_parallel"),
+    "pp": ("pipeline_model_parallel",),
+    "dp": ("data_parallel",),
 }
+_SIZES = ("world_size", "size")
 _STATES = (
     "megatron.core.parallel_state",
     "neuronx_distributed.parallel_layers.parallel_state",
     "megatron.mpu",
 )
-_DEEPSPEED = {"tp": "model_parallel", "pp": "pipe_parallel", "dp": "data_parallel"}
+_DEEPSPEED = {"tp": ("model_parallel",), "pp": ("pipe_parallel",), "dp": ("data_parallel",)}
+# What people call the dimensions of a mesh. A name with a word of data parallelism is that: the
+# replicas of a model are no part of it. "model" is last, as in "pipeline_model_parallel".
+_WORDS = {
+    "dp": {"dp", "ddp", "fsdp", "hsdp", "data", "batch", "replica", "replicas", "replicate"},
+    "pp": {"pp", "pipe", "pipeline"},
+    "cp": {"cp", "sp", "context", "sequence"},
+    "tp": {"tp", "tensor", "mp", "model"},
+}
 
 Place = dict[str, tuple[int, int]]
 """By dimension: this rank's number along it, and how long it is."""
 
 
 def told_layout(model: object = None) -> dict[str, Any] | None:
-    """Where this rank stands, by whose word; None where nobody loaded knows of more than data
-    parallelism."""
+    """Where this rank stands (`at`), by whose word, or why it can't be known (`unknown`); None
+    where nobody loaded knows of more than data parallelism."""
     for whose, ask in (
         ("Megatron", _megatron),
         ("DeepSpeed", _deepspeed),
@@ -42,8 +64,17 @@ def told_layout(model: object = None) -> dict[str, Any] | None:
         except (AttributeError, AssertionError, KeyError, RuntimeError, TypeError, ValueError):
             continue  # not set up yet, or another version
         if place:
-            return {"at": {name: list(where) for name, where in place.items()}, "from": whose}
+            return _in_world(place, whose)
     return None
+
+
+def _in_world(place: Place, whose: str) -> dict[str, Any]:
+    """The place if it is one among all ranks, as far as it is known how many there are."""
+    world, placed = world_size(), prod(size for _, size in place.values())
+    if world < 2 or placed == world:
+        return {"at": {name: list(where) for name, where in place.items()}, "from": whose}
+    sizes = ", ".join(f"{name}={size}" for name, (_, size) in place.items())
+    return {"unknown": f"{whose} places {placed} of the {world} ranks ({sizes})", "from": whose}
 
 
 def _megatron() -> Place:
@@ -61,13 +92,15 @@ def _deepspeed() -> Place:
     return _asked(mpu, _MEGATRON) or _asked(mpu, _DEEPSPEED) if mpu is not None else {}
 
 
-def _asked(state: Any, names: dict[str, str]) -> Place:  # noqa: ANN401  a module or an object
+def _asked(state: Any, names: Mapping[str, tuple[str, ...]]) -> Place:  # noqa: ANN401  a module or an object
     place: Place = {}
-    for dimension, name in names.items():
-        rank = getattr(state, f"get_{name}_rank", None)
-        size = getattr(state, f"get_{name}_world_size", None)
-        if rank is not None and size is not None:
-            place[dimension] = (int(rank()), int(size()))
+    for dimension, called in names.items():
+        for name in called:
+            rank = getattr(state, f"get_{name}_rank", None)
+            sizes = (getattr(state, f"get_{name}_{size}", None) for size in _SIZES)
+            size = next((one for one in sizes if one is not None), None)
+            if rank is not None and size is not None:
+                place[dimension] = (int(rank()), int(size()))
     return _shared(place)
 
 
@@ -96,22 +129,41 @@ def _of_mesh(mesh: Any) -> Place:  # noqa: ANN401
         return {}
     place: Place = {}
     for number, name in enumerate(names):
-        dimension = _dimension(str(name).lower())
+        dimension = dimension_of(str(name))
         index, size = place.get(dimension, (0, 1))
         length = int(mesh.size(number))
         place[dimension] = (index * length + int(at[number]), size * length)
+    world = world_size()
+    if _shared(place) and world > 1 and "dp" not in place:
+        copies = _copies(mesh.mesh.flatten().tolist(), world)
+        if copies is not None:
+            place["dp"] = copies
     return _shared(place)
 
 
-def _dimension(name: str) -> str:
-    for ours, starts in {
-        "tp": ("tp", "tensor", "mp", "model"),
-        "cp": ("cp", "sp", "context", "sequence"),
-        "pp": ("pp", "pipe"),
-    }.items():
-        if name.startswith(starts):
-            return ours
-    return "dp"
+def _copies(ranks: Sequence[int], world: int) -> tuple[int, int] | None:
+    """Which one of how many meshes of this shape this one is, where they cover all ranks; None
+    where they can't."""
+    first = min(ranks)
+    shape = [rank - first for rank in ranks]
+    left = set(range(world))
+    own, copies = -1, 0
+    for start in range(world):
+        if start not in left:
+            continue
+        one = {start + step for step in shape}
+        if not one <= left:
+            return None
+        left -= one
+        own = copies if start == first else own
+        copies += 1
+    return None if own < 0 else (own, copies)
+
+
+def dimension_of(name: str) -> str:
+    """Which of ours the name of a mesh's dimension means, by its words; what is none is data."""
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    return next((ours for ours, theirs in _WORDS.items() if words & theirs), "dp")
 
 
 def _shared(place: Place) -> Place:

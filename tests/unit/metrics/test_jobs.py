@@ -87,6 +87,53 @@ def test_a_run_that_went_back_behind_two_loses_what_both_made(tmp_path: Path) ->
     assert value(found, "job.steps") == 60
 
 
+def test_an_attempt_that_made_no_step_is_time_lost_and_blanks_nothing(tmp_path: Path) -> None:
+    """10 s of steps, an attempt that fails while it loads, and on from step 8 to 19."""
+    runs = [
+        part(tmp_path / "a", began_s=0, steps=range(10)),  # 0 to 16 s
+        part(tmp_path / "b", began_s=20, steps=range(0)),  # 20 to 26 s
+        part(tmp_path / "c", began_s=30, steps=range(8, 20)),  # 30 to 48 s
+    ]
+    found = job_results([Part.of(run) for run in runs])
+    assert value(found, "job.steps") == 20
+    assert value(found, "job.lost_steps") == 2
+    assert value(found, "job.tokens") == 200
+    assert value(found, "job.goodput_frac") == pytest.approx(20 / 48)
+    assert value(found, "job.down_s") == pytest.approx(8)
+    assert "b made no step" in found["job.goodput_frac"].note  # type: ignore[union-attr]
+    assert value(found, "job.energy_j") == pytest.approx((16 + 6 + 18) * 100, rel=0.01)
+
+
+def test_a_job_of_which_no_run_made_a_step_says_so(tmp_path: Path) -> None:
+    runs = [part(tmp_path / n, began_s=50 * i, steps=range(0)) for i, n in enumerate("ab")]
+    found = job_results([Part.of(run) for run in runs])["job.goodput_frac"]
+    assert isinstance(found, Missing)
+    assert found.reason.startswith("a: no steps were recorded")
+
+
+def test_an_attempt_that_was_cut_off_before_it_wrote_anything_has_no_length(tmp_path: Path) -> None:
+    run = create_run(tmp_path / "b", run_header("train", ["train.py"]))
+    clock = {"monotonic_ns": 0, "wall_ns": (WALL_S + 20) * S}
+    directory = add_writer(run, settings={"job": "pretrain"}, header={"clock": clock}, closed=False)
+    (directory / "marks.jsonl").write_text("")
+    runs = [part(tmp_path / "a", began_s=0, steps=range(10)), Run.open(run),
+            part(tmp_path / "c", began_s=30, steps=range(10, 20))]  # fmt: skip
+    found = job_results([Part.of(one) for one in runs])
+    assert value(found, "job.steps") == 20
+    assert value(found, "job.wall_s") == pytest.approx(46)
+    assert value(found, "job.down_s") == pytest.approx(46 - 16 - 16)
+
+
+def test_a_reason_names_the_run_it_is_of(tmp_path: Path) -> None:
+    untold = create_run(tmp_path / "b", run_header("train", ["train.py"]))
+    rows = [Step(i * S, (i + 1) * S, index=i + 10, tokens_computed=i or None) for i in range(5)]
+    add_writer(untold, steps=rows, settings={"job": "pretrain"})
+    runs = [part(tmp_path / "a", began_s=0, steps=range(10)), Run.open(untold)]
+    found = job_results([Part.of(run) for run in runs])["job.tokens"]
+    assert isinstance(found, Missing)
+    assert found.reason == "b: 1 of 5 steps have no tokens computed"
+
+
 def test_runs_that_all_count_from_0_do_not_say_what_was_lost(tmp_path: Path) -> None:
     runs = [part(tmp_path / n, began_s=50 * i, steps=range(10)) for i, n in enumerate("ab")]
     found = job_results([Part.of(run) for run in runs])

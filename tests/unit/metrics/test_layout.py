@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.records import Flops, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -101,6 +102,49 @@ def test_where_a_framework_says_where_each_rank_stands_it_need_not_be_declared(
     said = "2 of 4 ranks, which share theirs with the others (tp=2,dp=2 by the framework's word)"
     assert said in found.note
     assert reading(run, "tokens.total", layout="dp=4").value == 340 * STEPS
+
+
+def test_ranks_that_each_count_whole_sequences_count_once_where_the_context_is_cut(
+    tmp_path: Path,
+) -> None:
+    """A Trainer hands the same batch to all context-parallel ranks, and cuts it afterwards."""
+    headers: dict[int, Any] = {rank: told(cp=(rank % 2, 2), dp=(rank // 2, 2)) for rank in range(4)}
+    parts = run_of_ranks(tmp_path / "parts", 100, 100, 70, 70, headers=headers)
+    assert reading(parts, "tokens.per_step").value == 340
+    whole = {rank: {**one, "whole_sequences": True} for rank, one in headers.items()}
+    run = run_of_ranks(tmp_path / "whole", 100, 100, 70, 70, headers=whole)
+    assert reading(run, "tokens.per_step").value == 170
+    assert "2 of 4 ranks, which share theirs" in reading(run, "tokens.total").note
+    assert reading(run, "throughput.samples_per_s").value == pytest.approx(4)
+
+
+def test_padding_is_that_of_the_ranks_that_tell_it(tmp_path: Path) -> None:
+    """Stage 0 of two is given the batch, half of it padding."""
+    run = make_run(tmp_path / "run")
+    stages: list[dict[str, Any]] = [{"tokens_computed": 100, "tokens_real": 50}, {}]
+    for rank, counts in enumerate(stages):
+        rows = [Step(i * S, (i + 1) * S, index=i, rank=rank, **counts) for i in range(STEPS)]
+        add_writer(run, steps=rows, header={"world": 2}, settings={"layout": "pp=2"})
+    assert positions_per_token(evidence_of(Run.open(run))) == 2.0
+
+
+def test_where_the_framework_could_not_say_who_shares_tokens_their_sum_is_not_guessed(
+    tmp_path: Path,
+) -> None:
+    unknown = {"layout": {"unknown": "Megatron places 4 of 8 ranks", "from": "Megatron"}}
+    run = run_of_ranks(tmp_path / "run", *[100] * 8, headers=dict.fromkeys(range(8), unknown))
+    said = reason(run, "tokens.total")
+    assert "Megatron places 4 of 8 ranks" in said
+    assert "--layout" in said
+    assert reading(run, "tokens.per_step", layout="tp=2").value == 400
+
+
+def test_a_place_among_some_of_the_ranks_is_no_place(tmp_path: Path) -> None:
+    """Pairs with meshes of their own, as older runs have them: 2 x 100 and not 100."""
+    headers = {rank: told(tp=(rank % 2, 2)) for rank in range(4)}
+    run = run_of_ranks(tmp_path / "run", 100, 100, 100, 100, headers=headers)
+    assert "places 2 of the 4 ranks (tp=2)" in reason(run, "tokens.total")
+    assert reading(run, "tokens.per_step", layout="tp=2").value == 200
 
 
 def test_a_layout_that_does_not_fit_is_a_reason_and_not_a_number(tmp_path: Path) -> None:
