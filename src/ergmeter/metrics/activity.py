@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import mean_activity, sampled
+from ergmeter.metrics.kept import kept
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -34,9 +35,14 @@ _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
+@kept
+def _failures(evidence: Evidence) -> list[str]:
+    return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
+
+
 def _failed(evidence: Evidence, device: Device) -> str:
     """What became of the counters during the run, where they stopped."""
-    marks = [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
+    marks = _failures(evidence)
     said = [detail.removeprefix(f"{device.id}: ") for detail in marks if device.id in detail]
     return f" ({'; '.join(said)})" if said else ""
 

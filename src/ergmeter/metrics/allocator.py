@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.gauges import readings, sampled
+from ergmeter.metrics.gauges import highest_of, mean, sampled
+from ergmeter.metrics.kept import ask_each
 from ergmeter.metrics.memory import highest, mean_bytes
 from ergmeter.records import Reading
 from ergmeter.units import scaled
@@ -47,8 +48,8 @@ def allocator_unused_frac(evidence: Evidence) -> Reading:
     """Of what the allocator took, what it did not need even when it held most."""
     worst: tuple[float, str] | None = None
     for device in _allocators(evidence):
-        taken = float(readings(evidence, "reserved_bytes", device).values.max())
-        needed = float(readings(evidence, "allocated_peak_bytes", device).values.max())
+        taken = highest_of(evidence, "reserved_bytes", device)
+        needed = highest_of(evidence, "allocated_peak_bytes", device)
         said = f"{scaled(needed, 'B')} needed of {scaled(taken, 'B')} taken"
         found = (1 - needed / taken, f"{said}, each at its own peak; {device.id}; whole run")
         worst = max(worst, found) if worst else found
@@ -61,6 +62,10 @@ def allocator_split_bytes(evidence: Evidence) -> Reading:
     note = "free parts of blocks that are in use, which nobody else can have; the allocator's peak"
     return highest(evidence, "split_bytes", _allocators(evidence), note)
 
+
+_HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")
+ask_each(mean, "allocated_bytes", of=("allocator",))
+ask_each(highest_of, *_HIGHEST, of=("allocator",))
 
 METRICS = [
     Metric(

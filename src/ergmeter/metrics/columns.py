@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 # Readings that are kept, of 16 bytes each. A run of one node and some hours stays as a whole.
-KEPT = 12_000_000
+KEPT = 4_000_000
 
 
 class Columns:
@@ -31,6 +31,8 @@ class Columns:
         self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
         self._count = itertools.count()
         self._held = 0
+        self._loaded: set[tuple[int, str]] = set()  # once, if it was let go or not
+        self._names: dict[int, set[str]] = {}  # what each writer has said at all
         self._writers: dict[str, list[int]] = {}
         for number, writer in enumerate(run.writers):
             for device in writer.devices:
@@ -45,17 +47,26 @@ class Columns:
         """What was said of a device; None if nothing was."""
         said = (self._said_by(number, column) for number in self._writers.get(device, ()))
         parts = [one[device] for one in said if device in one]
+        if len(parts) == 1:
+            return parts[0]
         return joined(parts) if parts else None
 
     def _said_by(self, number: int, column: str) -> dict[str, Series]:
         kept = self._kept.get((number, column))
         if kept is not None:
             return kept.by_device
-        found = self._run.said_by(number, column)
+        if number not in self._names:
+            self._names[number] = self._run.has_said(number)
+        if column not in self._names[number]:
+            return {}
+        # At first with all that stands in the same files; what is wanted again comes by itself.
+        alone = (number, column) in self._loaded
+        found = self._run.said_by(number, column, alone=alone)
         for name, by_device in found.items():
             if (number, name) not in self._kept:
                 one = self._kept[number, name] = _Said(by_device)
                 self._held += one.size
+                self._loaded.add((number, name))
                 heapq.heappush(self._largest, (-one.size, next(self._count), (number, name)))
         self._let_go(but=number)
         return found[column]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import ACCELERATORS, why_absent
+from ergmeter.metrics.kept import kept
 from ergmeter.metrics.power import (
     RAPL_REFRESH_S,
     REFRESH_S,
@@ -26,6 +27,7 @@ from ergmeter.metrics.power import (
 )
 from ergmeter.metrics.shape import span_shape
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
+from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Reading, weakest
 from ergmeter.units import J_PER_WH
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from ergmeter.records import Basis, Device
 
 COUNTER = "energy counter"
+_LATEST = "curves of the device that was asked of last"
 DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
@@ -49,30 +52,31 @@ class Drawn:
     remark: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Curves:
+    """A device's energy over time by its power and by its counter, or why there is none."""
+
+    of: str
+    integral: EnergyCurve | None
+    why_no_integral: str
+    counter: EnergyCurve | None
+    why_no_counter: str
+
+
+@kept
 def device_drawn(evidence: Evidence, device: Device) -> Drawn:
     """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
-    known = evidence.drawn.get(device.id)
-    if known is None:
-        try:
-            known = _found(evidence, device)
-        except NotMeasurable as error:
-            known = error
-        evidence.drawn[device.id] = known
-    if isinstance(known, Drawn):
-        return known
-    raise NotMeasurable(str(known))
-
-
-def _found(evidence: Evidence, device: Device) -> Drawn:
-    integral, why_no_integral = _integral(evidence, device)
+    curves = _curves(evidence, device)
+    integral = curves.integral
     try:
-        counter = _shaped_counter(evidence, device, integral)
-        return Drawn(counter.over(evidence.span), COUNTER)
+        if curves.counter is None:
+            raise NotMeasurable(curves.why_no_counter)
+        return Drawn(curves.counter.over(evidence.span), COUNTER)
     except NotMeasurable as error:
         why_no_counter = str(error)
     try:
         if integral is None:
-            raise NotMeasurable(why_no_integral)
+            raise NotMeasurable(curves.why_no_integral)
         averaged = device.facts.get("power_field") == "draw"
         way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
         return Drawn(integral.over(evidence.span), way, why_no_counter)
@@ -85,24 +89,39 @@ def _found(evidence: Evidence, device: Device) -> Drawn:
 
 def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
     """A device's energy over time, by its counter or else by its power, and how it is known."""
-    integral, why_no_integral = _integral(evidence, device)
-    try:
-        return _shaped_counter(evidence, device, integral), _BASIS[COUNTER]
-    except NotMeasurable as error:
-        if integral is None:
-            raise NotMeasurable(
-                f"{device.name} [{device.id}]: {error}; {why_no_integral}"
-            ) from None
-        return integral, "derived"
+    curves = _curves(evidence, device)
+    if curves.counter is not None:
+        return curves.counter, _BASIS[COUNTER]
+    if curves.integral is None:
+        whys = f"{curves.why_no_counter}; {curves.why_no_integral}"
+        raise NotMeasurable(f"{device.name} [{device.id}]: {whys}")
+    return curves.integral, "derived"
 
 
+def _curves(evidence: Evidence, device: Device) -> _Curves:
+    """Of the device that is looked at just now they stay: several ask for them in turn."""
+    known = evidence.drawn.get(_LATEST)
+    if not isinstance(known, _Curves) or known.of != device.id:
+        integral, why_no_integral = _integral(evidence, device)
+        counter, why_no_counter = None, ""
+        try:
+            counter = _shaped_counter(evidence, device, integral)
+        except NotMeasurable as error:
+            why_no_counter = str(error)
+        known = _Curves(device.id, integral, why_no_integral, counter, why_no_counter)
+        evidence.drawn[_LATEST] = known
+    return known
+
+
+@kept
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
     """What a device drew in the window by its counter, and by its instant power alone."""
     if device.facts.get("power_field") == "draw":
         raise NotMeasurable("its power is an average of about a second: no check on its counter")
-    integral, reason = _integral(evidence, device)
+    curves = _curves(evidence, device)
+    integral = curves.integral
     if integral is None:
-        raise NotMeasurable(reason)
+        raise NotMeasurable(curves.why_no_integral)
     counter = _counter(evidence, device).over(evidence.span).joules
     return counter, integral.over(evidence.span).joules
 
@@ -260,6 +279,7 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
     return _scaled(device_j(evidence, device), 1 / evidence.span.duration_s, "W")
 
 
+@kept
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """The highest power reading of one device in the window."""
     power = evidence.series("power_w").get(device.id)
@@ -286,6 +306,8 @@ def wh(evidence: Evidence) -> Reading:
 
 def joules_per_token(evidence: Evidence) -> Reading:
     """Energy over tokens of the same window."""
+    need_all(evidence)
+    need_devices(evidence)
     amounts, label, basis = tokens(evidence)
     reading = _scaled(
         run_j(evidence), 1 / float(amounts.sum()), "J/token", label_of(evidence, label)
@@ -300,6 +322,7 @@ def joules_per_10k_tokens(evidence: Evidence) -> Reading:
 
 def joules_per_step(evidence: Evidence) -> Reading:
     """Energy over steps of the same window."""
+    need_devices(evidence)
     reading = _scaled(run_j(evidence), 1 / steps_of(evidence), "J/step")
     return _weakened(reading, evidence.steps_basis)
 

@@ -51,14 +51,15 @@ class Evidence:
         heed_marks: bool = True,
         flops: Sequence[Flops] = (),
     ) -> None:
-        run, self.clocks = aligned(run)
+        run, self.clocks = aligned(run, settings.layout)
         self.run = run
         self.settings = settings
         self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
         self._heed_marks = (
             heed_marks  # not if the reader of the run declares a warm-up of their own
         )
-        self.drawn: dict[str, object] = {}  # what each device drew, once it is known
+        self.drawn: dict[str, object] = {}  # of the run as a whole, what was computed once
+        self.answers: dict[object, object] = {}  # what was asked of each device (see `kept`)
         self._columns = Columns(run)
 
     # -- steps --------------------------------------------------------------------------------

@@ -15,8 +15,10 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy import counter_and_integral
 from ergmeter.metrics.gauges import inside, mean, readings, sampled
+from ergmeter.metrics.kept import asked_of
 from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.throughput import pace
+from ergmeter.metrics.unseen import why_not_all
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration
 
@@ -114,6 +116,13 @@ def _record(evidence: Evidence) -> list[Finding]:
     return found
 
 
+def _ranks(evidence: Evidence) -> list[Finding]:
+    """Ranks that told no steps, whose tokens nobody else tells."""
+    why = why_not_all(evidence)
+    effect = "tokens are those of the others, and nothing sets them against all devices"
+    return [Finding("ranks", "serious", why, effect)] if why else []
+
+
 def _company(evidence: Evidence) -> list[Finding]:
     if not any(mark.name == "device_used" for mark in evidence.run.marks):
         sampled(evidence, "gpu")
@@ -128,22 +137,6 @@ def _company(evidence: Evidence) -> list[Finding]:
         for mark in evidence.run.marks
         if mark.name == "device_shared"
     ]
-
-
-def _gaps(evidence: Evidence) -> list[Finding]:
-    found = []
-    for device in sampled(evidence, "gpu"):
-        t_ns = readings(evidence, "power_w", device).t_ns
-        within = t_ns[inside(evidence, t_ns)]
-        edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
-        between_s = np.diff(edges) / NS_PER_S
-        longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
-        if longest_s > max(_GAP_S, _GAP_INTERVALS * usual_s):
-            seen = f"{device.name} was not read for {duration(longest_s)}"
-            share = longest_s / evidence.span.duration_s
-            effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
-            found.append(Finding("gaps", "serious", seen, effect))
-    return found
 
 
 # -- the window -------------------------------------------------------------------------------
@@ -226,27 +219,42 @@ def _stragglers(evidence: Evidence) -> list[Finding]:
     return [Finding("stragglers", "minor", worst.said, effect)]
 
 
-# -- the devices ------------------------------------------------------------------------------
+# -- the devices: of each what was found, which stays when its readings have gone --------------
 
 
-def _throttling(evidence: Evidence) -> list[Finding]:
+@asked_of("gpu")
+def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
+    t_ns = readings(evidence, "power_w", device).t_ns
+    within = t_ns[inside(evidence, t_ns)]
+    edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
+    between_s = np.diff(edges) / NS_PER_S
+    longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
+    if longest_s <= max(_GAP_S, _GAP_INTERVALS * usual_s):
+        return []
+    seen = f"{device.name} was not read for {duration(longest_s)}"
+    share = longest_s / evidence.span.duration_s
+    effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
+    return [Finding("gaps", "serious", seen, effect)]
+
+
+@asked_of("gpu")
+def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
     found = []
-    for device in sampled(evidence, "gpu"):
-        series = readings(evidence, "throttled", device)
-        bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-        for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
-            share = float(((bits & mask) != 0).mean())
-            if share > _LEAST_FRAC:
-                seen = f"{device.name}: held down by {what} in {share:.0%} of the readings"
-                effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
-                found.append(Finding("throttling", "serious", seen, effect))
-        capped = float(((bits & _POWER_CAP) != 0).mean())
-        if capped > _CAPPED_FRAC:
-            limit_w = device.facts.get("power_limit_w")
-            which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
-            seen = f"{device.name}: at its power {which} in {capped:.0%} of the readings"
-            effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
-            found.append(Finding("throttling", "minor", seen, effect))
+    series = readings(evidence, "throttled", device)
+    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+    for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
+        share = float(((bits & mask) != 0).mean())
+        if share > _LEAST_FRAC:
+            seen = f"{device.name}: held down by {what} in {share:.0%} of the readings"
+            effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
+            found.append(Finding("throttling", "serious", seen, effect))
+    capped = float(((bits & _POWER_CAP) != 0).mean())
+    if capped > _CAPPED_FRAC:
+        limit_w = device.facts.get("power_limit_w")
+        which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
+        seen = f"{device.name}: at its power {which} in {capped:.0%} of the readings"
+        effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
+        found.append(Finding("throttling", "minor", seen, effect))
     return found
 
 
@@ -257,73 +265,70 @@ def _clocks(evidence: Evidence, device: Device) -> str:
         return ""
 
 
-def _clock(evidence: Evidence) -> list[Finding]:
-    found = []
-    for device in sampled(evidence, "gpu"):
-        series = readings(evidence, "clock_hz", device)
-        low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
-        moved = float((high - low) / high) if high else 0.0
-        if moved > _CLOCK_FRAC:
-            mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
-            seen = f"{device.name}: the clock moved between {mhz}"
-            effect = f"the speed moves with it, by up to {moved:.0%}"
-            found.append(Finding("clock", "minor", seen, effect))
-    return found
+@asked_of("gpu")
+def _clock(evidence: Evidence, device: Device) -> list[Finding]:
+    series = readings(evidence, "clock_hz", device)
+    low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
+    moved = float((high - low) / high) if high else 0.0
+    if moved <= _CLOCK_FRAC:
+        return []
+    mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
+    seen = f"{device.name}: the clock moved between {mhz}"
+    return [Finding("clock", "minor", seen, f"the speed moves with it, by up to {moved:.0%}")]
 
 
-def _temperature(evidence: Evidence) -> list[Finding]:
-    found = []
-    for device in sampled(evidence, "gpu"):
-        series = readings(evidence, "temperature_c", device)
-        values = series.values[inside(evidence, series.t_ns)]
-        first, most = float(values[0]), float(values.max())
-        if most - first >= _WARMING_C:
-            seen = f"{device.name}: warmed from {first:.0f} to {most:.0f} C in the window"
-            effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
-            found.append(Finding("temperature", "minor", seen, effect))
-    return found
+@asked_of("gpu")
+def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
+    series = readings(evidence, "temperature_c", device)
+    values = series.values[inside(evidence, series.t_ns)]
+    first, most = float(values[0]), float(values.max())
+    if most - first < _WARMING_C:
+        return []
+    seen = f"{device.name}: warmed from {first:.0f} to {most:.0f} C in the window"
+    effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
+    return [Finding("temperature", "minor", seen, effect)]
 
 
-def _load(evidence: Evidence) -> list[Finding]:
-    found = []
-    for device in sampled(evidence, "gpu"):
-        busy = mean(evidence, "busy_frac", device)
-        if busy < _LOW_LOAD_FRAC:
-            seen = f"{device.name}: at work in {busy:.0%} of the time"
-            effect = "the time is made elsewhere: its figures say little about the device"
-            found.append(Finding("load", "minor", seen, effect))
-    return found
+@asked_of("gpu")
+def _load(evidence: Evidence, device: Device) -> list[Finding]:
+    busy = mean(evidence, "busy_frac", device)
+    if busy >= _LOW_LOAD_FRAC:
+        return []
+    seen = f"{device.name}: at work in {busy:.0%} of the time"
+    effect = "the time is made elsewhere: its figures say little about the device"
+    return [Finding("load", "minor", seen, effect)]
 
 
-def _counter(evidence: Evidence) -> list[Finding]:
+@asked_of("gpu")
+def _counter(evidence: Evidence, device: Device) -> list[Finding]:
     """A device's energy counter against the integral of its instant power."""
-    found = []
-    for device in sampled(evidence, "gpu"):
-        counter_j, integral_j = counter_and_integral(evidence, device)
-        apart = integral_j / counter_j - 1
-        if abs(apart) > _DISAGREE_FRAC:
-            seen = f"{device.name}: integrated power is {apart:+.0%} of what its counter says"
-            effect = "one of its two sensors is wrong: energy is the counter's"
-            found.append(Finding("counter", "serious", seen, effect))
-    return found
+    counter_j, integral_j = counter_and_integral(evidence, device)
+    apart = integral_j / counter_j - 1
+    if abs(apart) <= _DISAGREE_FRAC:
+        return []
+    seen = f"{device.name}: integrated power is {apart:+.0%} of what its counter says"
+    effect = "one of its two sensors is wrong: energy is the counter's"
+    return [Finding("counter", "serious", seen, effect)]
+
+
+@asked_of("gpu", "process")
+def _growth(evidence: Evidence, device: Device) -> list[Finding]:
+    """Memory that grows from each quarter of the window to the next."""
+    series = readings(evidence, "memory_bytes", device)
+    values = series.values[inside(evidence, series.t_ns)]
+    if len(values) < 8:
+        return []
+    quarters = np.array([np.median(part) for part in np.array_split(values, 4)])
+    if not (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
+        return []
+    grown = (quarters[3] - quarters[0]) / 1e9
+    seen = f"{device.name}: memory only grows, by {grown:.2g} GB in the window"
+    return [Finding("memory", "minor", seen, "a longer run may end for want of it")]
 
 
 def _memory(evidence: Evidence) -> list[Finding]:
-    """Memory that grows from each quarter of the window to the next."""
-    found = []
-    for kind, column in (("gpu", "memory_bytes"), ("process", "memory_bytes")):
-        for device in evidence.devices(kind):
-            series = readings(evidence, column, device)
-            values = series.values[inside(evidence, series.t_ns)]
-            if len(values) < 8:
-                continue
-            quarters = np.array([np.median(part) for part in np.array_split(values, 4)])
-            if (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
-                grown = (quarters[3] - quarters[0]) / 1e9
-                seen = f"{device.name}: memory only grows, by {grown:.2g} GB in the window"
-                effect = "a longer run may end for want of it"
-                found.append(Finding("memory", "minor", seen, effect))
-    return found
+    devices = (*evidence.devices("gpu"), *evidence.devices("process"))
+    return [one for device in devices for one in _growth(evidence, device)]
 
 
 def _only_steps(evidence: Evidence) -> None:
@@ -333,19 +338,29 @@ def _only_steps(evidence: Evidence) -> None:
         raise NotMeasurable("printed lines stand for several steps each")
 
 
+def _of_gpus(
+    check: Callable[[Evidence, Device], list[Finding]],
+) -> Callable[[Evidence], list[Finding]]:
+    def checked(evidence: Evidence) -> list[Finding]:
+        return [one for device in sampled(evidence, "gpu") for one in check(evidence, device)]
+
+    return checked
+
+
 CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {
+    "ranks": _ranks,
     "record": _record,
     "window": _window,
     "warm_up": _warm_up,
     "noise": _noise,
     "company": _company,
-    "gaps": _gaps,
-    "throttling": _throttling,
-    "counter": _counter,
-    "clock": _clock,
-    "temperature": _temperature,
+    "gaps": _of_gpus(_gaps),
+    "throttling": _of_gpus(_throttling),
+    "counter": _of_gpus(_counter),
+    "clock": _of_gpus(_clock),
+    "temperature": _of_gpus(_temperature),
     "stalls": _stalls,
     "stragglers": _stragglers,
-    "load": _load,
+    "load": _of_gpus(_load),
     "memory": _memory,
 }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.kept import kept
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     return series
 
 
+@kept
+def highest_of(evidence: Evidence, column: str, device: Device) -> float:
+    """The highest reading of a device's column, over the whole run."""
+    return float(readings(evidence, column, device).values.max())
+
+
 def why_absent(device: Device, column: str) -> str:
     """What a probe knew from the start: that a device has nothing to say in a column, and why."""
     absent = device.facts.get("absent") or {}
@@ -70,6 +77,7 @@ def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     return mask
 
 
+@kept
 def mean(evidence: Evidence, column: str, device: Device) -> float:
     """Mean over time of a gauge: each reading counts for the time it stands for."""
     series = readings(evidence, column, device)
@@ -81,6 +89,7 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
 
 
+@kept
 def mean_activity(
     evidence: Evidence, column: str, device: Device, *, most: float
 ) -> tuple[float, float, float]:
@@ -121,6 +130,7 @@ def _begins_ns(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray
     return begins_ns
 
 
+@kept
 def rate(evidence: Evidence, column: str, device: Device) -> float:
     """How fast a counter grew: its growth over the time between the readings nearest the edges."""
     series = readings(evidence, column, device)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.gauges import inside, mean, readings, sampled
+from ergmeter.metrics.gauges import highest_of, inside, mean, readings, sampled
+from ergmeter.metrics.kept import ask_each, asked_of
 from ergmeter.metrics.stats import slope_interval
 from ergmeter.records import Reading
 from ergmeter.units import NS_PER_S, scaled
@@ -29,7 +30,7 @@ _AMU = "amu"  # as its importer names it
 
 def highest(evidence: Evidence, column: str, devices: list[Device], note: str) -> Reading:
     """The highest reading of a column on any one device, over the whole run."""
-    peaks = {d.id: float(readings(evidence, column, d).values.max()) for d in devices}
+    peaks = {d.id: highest_of(evidence, column, d) for d in devices}
     most = max(peaks, key=lambda device: peaks[device])
     of = f"of {most}, the fullest of {len(peaks)}; " if len(peaks) > 1 else ""
     return Reading(peaks[most], "B", "measured", note=f"{of}{note}; over the whole run")
@@ -94,7 +95,7 @@ def _share_of_total(evidence: Evidence, devices: list[Device]) -> Reading:
         total = device.facts.get("memory_total_bytes")
         if not total:
             raise NotMeasurable(f"{device.name} [{device.id}] does not say how much memory it has")
-        most = float(readings(evidence, "memory_bytes", device).values.max())
+        most = highest_of(evidence, "memory_bytes", device)
         shares[device.id] = (most / total, most, total)
     fullest = max(shares, key=lambda device: shares[device])
     share, most, total = shares[fullest]
@@ -147,12 +148,13 @@ _MARK = "the kernel's high-water mark of resident memory, as last read, of the l
 _BETWEEN = "a lower bound where several processes peaked together between two readings"
 
 
+@asked_of("process")
 def _process_peak(evidence: Evidence, device: Device) -> tuple[float, str]:
     """The largest reading of the whole tree or the highest mark of one process, and which."""
     marks = evidence.series("memory_peak_bytes").get(device.id)
     mark = float(marks.values.max()) if marks is not None else 0.0
     try:
-        read = float(readings(evidence, "memory_bytes", device).values.max())
+        read = highest_of(evidence, "memory_bytes", device)
     except NotMeasurable:
         if marks is None:
             raise
@@ -174,19 +176,27 @@ def process_mean_bytes(evidence: Evidence) -> Reading:
 
 
 def _growth(evidence: Evidence, devices: list[Device]) -> Reading:
-    slopes = []
-    for device in devices:
-        series = readings(evidence, "memory_bytes", device)
-        here = inside(evidence, series.t_ns)
-        t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
-        slope = slope_interval(t_s, series.values[here])
-        if slope is None:
-            raise NotMeasurable(f"too few readings in the window for a trend ({here.sum()})")
-        slopes.append(slope)
+    slopes = [_device_growth(evidence, device) for device in devices]
     value, low, high = (float(sum(part)) * _S_PER_H for part in zip(*slopes, strict=True))
     sure = "" if low > 0 or high < 0 else "; not distinguishable from none"
     note = f"straight line through the means of up to 20 blocks{sure}; {evidence.window_note}"
     return Reading(value, "B/h", "derived", low, high, note)
+
+
+@asked_of("gpu", "process")
+def _device_growth(evidence: Evidence, device: Device) -> tuple[float, float, float]:
+    """Of one device, bytes a second, and between which they lie."""
+    series = readings(evidence, "memory_bytes", device)
+    here = inside(evidence, series.t_ns)
+    t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
+    slope = slope_interval(t_s, series.values[here])
+    if slope is None:
+        raise NotMeasurable(f"too few readings in the window for a trend ({here.sum()})")
+    return slope
+
+
+ask_each(mean, "memory_bytes", of=("gpu", "process"))
+ask_each(highest_of, "process_bytes", of=("gpu",))
 
 
 def process_growth(evidence: Evidence) -> Reading:

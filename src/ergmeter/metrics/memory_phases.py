@@ -20,6 +20,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import readings, sampled
+from ergmeter.metrics.kept import asked_of, kept
 from ergmeter.metrics.steps import with_lanes
 from ergmeter.records import PHASES, Reading
 
@@ -57,14 +58,19 @@ class _Spans:
         return began & (self.reached_ns[last] >= since_ns)
 
 
+@kept
+def _spans(evidence: Evidence, *phases: str) -> _Spans:
+    return _Spans(evidence, *phases)
+
+
 def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
     """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began")
-    own = _Spans(evidence, phase)
+    own = _spans(evidence, phase)
     if not len(own.starts_ns):
         raise NotMeasurable(f"no {phase} span was recorded")
-    before = _Spans(evidence, *_ORDER[: _ORDER.index(phase)])
+    before = _spans(evidence, *_ORDER[: _ORDER.index(phase)])
     mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
     if not mask.any():
         raise NotMeasurable(f"no reading fell into {_WORDS[phase]}: the spans are too short")
@@ -83,6 +89,7 @@ def _highest(found: dict[str, Reading]) -> Reading:
 
 
 def _on_device(phase: str) -> Callable[[Evidence], Reading]:
+    @asked_of("gpu")
     def of_one(evidence: Evidence, device: Device) -> Reading:
         series = readings(evidence, "memory_bytes", device)
         held = series.values[_during(evidence, phase, series.t_ns)]
@@ -99,6 +106,7 @@ def _on_device(phase: str) -> Callable[[Evidence], Reading]:
 
 
 def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
+    @asked_of("allocator")
     def of_one(evidence: Evidence, device: Device) -> Reading:
         held = readings(evidence, "allocated_bytes", device)
         marks = readings(evidence, "allocated_peak_bytes", device)

@@ -19,17 +19,18 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.power import merged
 from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.power import EnergyCurve
-    from ergmeter.records import Basis, TimeArray
+    from ergmeter.records import Basis, Device, TimeArray
 
 Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
 
@@ -46,36 +47,58 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
     """The energy of the instants that belong to a phase."""
     if not len(_spans(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
-    order = _order(evidence)
-    place = order.index(phase)
-    before, upto = _union(evidence, *order[:place]), _union(evidence, *order[: place + 1])
-    value = low = high = 0.0
-    bases: list[Basis] = []
-    for curve, basis in _curves(evidence):
-        half_ns = _half_refresh_ns(curve)
-        wider, narrower = _grown(upto, half_ns), _grown(upto, -half_ns)
-        less, more = _grown(before, -half_ns), _grown(before, half_ns)
-        value += _joules(curve, upto) - _joules(curve, before)
-        low += max(0.0, _joules(curve, narrower) - _joules(curve, more))
-        high += _joules(curve, wider) - _joules(curve, less)
-        bases.append(basis)
+    each = [_device_part(evidence, device, phase) for device in _devices(evidence)]
+    values, lows, highs, bases = zip(*each, strict=True)
+    value, low, high = sum(values), sum(lows), sum(highs)
     note = f"{_WORDS[phase]}, whole run; {_how(evidence)}"
     return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
 
 
+@kept
+def _device_part(
+    evidence: Evidence, device: Device, phase: str
+) -> tuple[float, float, float, Basis]:
+    """Of one device: the energy, the least and the most that it may be, and how it is known."""
+    order = _order(evidence)
+    place = order.index(phase)
+    before, upto = _union(evidence, *order[:place]), _union(evidence, *order[: place + 1])
+    curve, basis = curve_of(evidence, device)
+    half_ns = _half_refresh_ns(curve)
+    wider, narrower = _grown(upto, half_ns), _grown(upto, -half_ns)
+    less, more = _grown(before, -half_ns), _grown(before, half_ns)
+    value = _joules(curve, upto) - _joules(curve, before)
+    low = max(0.0, _joules(curve, narrower) - _joules(curve, more))
+    return value, low, _joules(curve, wider) - _joules(curve, less), basis
+
+
 def _rest_j(evidence: Evidence) -> Reading:
     """What was drawn in no span of any phase: start-up, pauses, the end."""
-    spans = _union(evidence, *_ORDER)
-    if not len(spans[0]):
+    if not len(_union(evidence, *_ORDER)[0]):
         raise NotMeasurable("no span was recorded")
-    value = 0.0
-    bases: list[Basis] = []
-    for curve, basis in _curves(evidence):
-        whole = _whole(evidence, curve)
-        value += _joules(curve, whole) - _joules(curve, _clipped(spans, whole))
-        bases.append(basis)
+    each = [_device_rest(evidence, device) for device in _devices(evidence)]
+    values, bases = zip(*each, strict=True)
     note = f"outside of all spans, whole run; {_how(evidence)}"
-    return Reading(value, "J", weakest(*bases), note=note)
+    return Reading(sum(values), "J", weakest(*bases), note=note)
+
+
+@kept
+def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
+    curve, basis = curve_of(evidence, device)
+    whole = _whole(evidence, curve)
+    spans = _clipped(_union(evidence, *_ORDER), whole)
+    return _joules(curve, whole) - _joules(curve, spans), basis
+
+
+@asked_of(BOUNDARY)
+def _parts(evidence: Evidence, device: Device) -> None:
+    """All that is asked here."""
+    if evidence.from_output:
+        return
+    for phase in _ORDER:
+        if len(_spans(evidence, phase)[0]):
+            _device_part(evidence, device, phase)
+    if len(_union(evidence, *_ORDER)[0]):
+        _device_rest(evidence, device)
 
 
 def _how(evidence: Evidence) -> str:
@@ -84,6 +107,7 @@ def _how(evidence: Evidence) -> str:
     return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
 
 
+@kept
 def _order(evidence: Evidence) -> tuple[str, ...]:
     """Which phase an instant belongs to: the first of these that holds it."""
     rows = evidence.all_steps
@@ -92,13 +116,13 @@ def _order(evidence: Evidence) -> tuple[str, ...]:
     return _ORDER
 
 
-def _curves(evidence: Evidence) -> Iterator[tuple[EnergyCurve, Basis]]:
-    """One after the other: of a thousand devices not all are in memory at once."""
+def _devices(evidence: Evidence) -> list[Device]:
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when a phase began")
-    return (curve_of(evidence, device) for device in boundary(evidence))
+    return boundary(evidence)
 
 
+@kept
 def _spans(evidence: Evidence, phase: str) -> Spans:
     """Of the first rank: ranks work in step, and which device is whose is not known."""
     rows = evidence.all_steps
@@ -109,6 +133,7 @@ def _spans(evidence: Evidence, phase: str) -> Spans:
     return own["start_ns"], own["end_ns"]  # type: ignore[return-value]
 
 
+@kept
 def _union(evidence: Evidence, *phases: str) -> Spans:
     """The time that belongs to any of these, as spans that do not touch."""
     each = [_spans(evidence, phase) for phase in phases]

@@ -51,6 +51,7 @@ class EnergyCurve:
     seen_until_ns: int
     power_w: FloatArray | None = None  # at the knots: between two of them a straight line
     shape: EnergyCurve | None = None  # another curve, whose rise is followed between two knots
+    shape_j: FloatArray | None = None  # and what that one is at the knots of this
     read: tuple[TimeArray, FloatArray] | None = None  # a counter's readings, as they were taken
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
@@ -74,9 +75,8 @@ class EnergyCurve:
         left = np.searchsorted(self.t_ns, when_ns, side="right") - 1
         left = np.clip(left, 0, len(self.t_ns) - 2)
         if self.shape is not None:
-            here, start, end = (
-                self.shape.at(t) for t in (when_ns, self.t_ns[left], self.t_ns[left + 1])
-            )
+            assert self.shape_j is not None
+            here, start, end = self.shape.at(when_ns), self.shape_j[left], self.shape_j[left + 1]
             share = np.divide(here - start, end - start, out=np.zeros(len(here)), where=end > start)
             rise = share * (self.joules[left + 1] - self.joules[left])
         else:
@@ -133,7 +133,8 @@ class EnergyCurve:
             before = np.clip(np.searchsorted(read_ns, edges, side="right") - 1, 0, None)
             after = np.searchsorted(read_ns, edges + refresh_ns)
             shown = read_j[np.minimum(after, len(read_ns) - 1)]
-            shown = np.where(after < len(read_ns), shown, self.at(edges + refresh_ns))
+            beyond = after == len(read_ns)
+            shown[beyond] = self.at(edges[beyond] + refresh_ns)
             early, late = np.maximum(early, read_j[before]), np.minimum(late, shown)
         return np.minimum(early, joules), np.maximum(late, joules)
 
@@ -197,6 +198,7 @@ def counter_curve(
         max_gap_s=math.inf,
         seen_until_ns=int(t_ns[-1]),
         shape=shape,
+        shape_j=None if shape is None else shape.at(knots_ns),
         read=(t_ns, counter_j - counter_j[0]),
     )
 

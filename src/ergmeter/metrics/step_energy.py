@@ -18,6 +18,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.stats import percentile
 from ergmeter.records import Reading, weakest
 
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Basis, FloatArray, TimeArray
-
-_KEPT = "step energy"
+    from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,28 +39,49 @@ class EachEnergy:
     basis: Basis
 
 
+class _Sums:
+    """Device after device is added to it: of a thousand devices, the steps of each are too many."""
+
+    def __init__(self, start_ns: TimeArray, end_ns: TimeArray) -> None:
+        self._spans = start_ns, end_ns
+        self._sums = np.zeros((3, len(start_ns)))
+
+    def add(self, evidence: Evidence, device: Device) -> Basis:
+        """What a device drew in each span, and how that is known."""
+        curve, basis = curve_of(evidence, device)
+        self._sums += np.stack(curve.over_each(*self._spans))
+        return basis
+
+    def total(self, bases: list[Basis]) -> EachEnergy:
+        """What all of them drew."""
+        joules, low_j, high_j = self._sums
+        return EachEnergy(joules, low_j, high_j, weakest(*bases))
+
+
 def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> EachEnergy:
     """What the run's devices drew in each of these spans; NaN where readings do not reach it."""
-    sums = np.zeros((3, len(start_ns)))
-    bases: list[Basis] = []
-    for device in boundary(evidence):
-        curve, basis = curve_of(evidence, device)
-        sums += np.stack(curve.over_each(start_ns, end_ns))
-        bases.append(basis)
-    joules, low_j, high_j = sums
-    return EachEnergy(joules, low_j, high_j, weakest(*bases))
+    sums = _Sums(start_ns, end_ns)
+    return sums.total([sums.add(evidence, device) for device in boundary(evidence)])
 
 
 def steps_energy(evidence: Evidence) -> EachEnergy:
     """Of each counted step of the first rank."""
+    sums = _steps_sums(evidence)
+    return sums.total([_added(evidence, device) for device in boundary(evidence)])
+
+
+@asked_of(BOUNDARY)
+def _added(evidence: Evidence, device: Device) -> Basis:
+    """Add what a device drew in each step, once."""
+    return _steps_sums(evidence).add(evidence, device)
+
+
+@kept
+def _steps_sums(evidence: Evidence) -> _Sums:
     if evidence.from_output:
         raise NotMeasurable("a printed line does not say when its step began")
-    kept = evidence.drawn.get(_KEPT)
-    if not isinstance(kept, EachEnergy):
-        lane = evidence.counted.lanes[0]
-        kept = energy_of(evidence, lane.columns["start_ns"], lane.columns["end_ns"])  # type: ignore[arg-type]
-        evidence.drawn[_KEPT] = kept
-    return kept
+    lane = evidence.counted.lanes[0]
+    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])  # type: ignore[arg-type]
 
 
 def _quantile(share: float) -> Callable[[Evidence], Reading]:

@@ -38,7 +38,7 @@ class Steps:
         """The rows for which the mask holds."""
         if mask.dtype == bool and mask.all():
             return self  # nothing is copied: the ranks of a large training have millions of rows
-        return Steps({name: column[mask] for name, column in self.columns.items()})
+        return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
 
     @cached_property
     def lanes(self) -> list[Steps]:
@@ -84,6 +84,14 @@ class Steps:
         fresh = np.maximum(starts[1:], reached[:-1])
         covered = float(ends[0] - starts[0]) + float(np.maximum(0, ends[1:] - fresh).sum())
         return covered / NS_PER_S
+
+
+def _chosen(column: Any, mask: Mask) -> Any:  # noqa: ANN401  whichever array type came in
+    """Some rows of a column. One that is a single number throughout stays one."""
+    if column.strides != (0,):
+        return column[mask]
+    rows = int(mask.sum()) if mask.dtype == bool else len(mask)
+    return np.broadcast_to(column[:1], rows)
 
 
 def with_lanes(rows: Steps) -> Steps:

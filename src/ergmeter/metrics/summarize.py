@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.energy import boundary
 from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.kept import asked, visit
 from ergmeter.metrics.notes import notes
 from ergmeter.records import Missing, Summary
 from ergmeter.runlog.settings import WARMUP, Settings
@@ -30,16 +32,29 @@ def summarize(
 
 
 def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
-    """Device by device, all of one before the next: what was read of few is in memory at a time."""
+    """Device by device, all of one before the next: what was read of few is in memory at a time.
+
+    With it goes what the metrics of the run and the checks ask of each device.
+    """
     metrics = {key: one for key, one in catalogue().items() if one.per_device}
     found: dict[str, dict[str, Result]] = {}
     for one in metrics.values():
         found |= {device.id: {} for device in evidence.devices(*one.kinds)}
-    for device in evidence.devices(*{kind for one in metrics.values() for kind in one.kinds}):
+    kinds = {kind for one in metrics.values() for kind in one.kinds}
+    drawing = _drawing(evidence)
+    for device in evidence.devices(*kinds, *asked):
         for key, one in metrics.items():
             if device.kind in one.kinds:
                 found[device.id][key] = _result(one.per_device, evidence, device)
+        visit(evidence, device, is_in_boundary=device.id in drawing)
     return found
+
+
+def _drawing(evidence: Evidence) -> set[str]:
+    try:
+        return {device.id for device in boundary(evidence)}
+    except Exception:  # noqa: BLE001  the metrics of energy say why
+        return set()
 
 
 def evidence_of(

@@ -13,6 +13,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import inside, mean, rate, readings, sampled
+from ergmeter.metrics.kept import ask_each, asked_of, kept
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -54,22 +55,34 @@ def clock_hz(evidence: Evidence) -> Reading:
 
 def temperature_max_c(evidence: Evidence) -> Reading:
     """The hottest reading of any accelerator in the window."""
-    hottest = []
-    for device in sampled(evidence, "gpu"):
-        series = readings(evidence, "temperature_c", device)
-        hottest.append(float(series.values[inside(evidence, series.t_ns)].max()))
+    hottest = [_hottest_c(evidence, device) for device in sampled(evidence, "gpu")]
     return Reading(max(hottest), "C", "measured", note=evidence.window_note)
+
+
+@asked_of("gpu")
+def _hottest_c(evidence: Evidence, device: Device) -> float:
+    series = readings(evidence, "temperature_c", device)
+    return float(series.values[inside(evidence, series.t_ns)].max())
 
 
 def throttled_frac(evidence: Evidence) -> Reading:
     """Share of readings in which an accelerator's clock was held down."""
-    held = []
-    for device in sampled(evidence, "gpu"):
-        series = readings(evidence, "throttled", device)
-        bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-        held.append(float(((bits & ~_NOT_A_LIMIT) != 0).mean()))
+    held = [_held_frac(evidence, device) for device in sampled(evidence, "gpu")]
     note = f"by power cap, heat or another reason the driver gives; {evidence.window_note}"
     return Reading(sum(held) / len(held), "frac", "measured", note=note)
+
+
+@asked_of("gpu")
+def _held_frac(evidence: Evidence, device: Device) -> float:
+    series = readings(evidence, "throttled", device)
+    bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+    return float(((bits & ~_NOT_A_LIMIT) != 0).mean())
+
+
+ask_each(mean, "busy_frac", of=("gpu", "node"))
+ask_each(mean, "clock_hz", of=("gpu",))
+ask_each(mean, "iowait_frac", of=("node",))
+ask_each(rate, "cpu_s", of=("process",))
 
 
 def _rate(evidence: Evidence, column: str, kind: str) -> float:
@@ -133,6 +146,7 @@ def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
     return Reading(value, "frac", "measured", note=note + _folded(evidence))
 
 
+@asked_of("self")
 def _own_cpu_s(evidence: Evidence, device: Device) -> float:
     series = evidence.series("cpu_s").get(device.id)
     return 0.0 if series is None else float(series.values.max())
@@ -142,6 +156,7 @@ def _counted(device: Device) -> str:
     return _COUNTED.get(str(device.facts.get("counted")), _COUNTED["threads"])
 
 
+@kept
 def _folded(evidence: Evidence) -> str:
     """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
     ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]

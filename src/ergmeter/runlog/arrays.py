@@ -52,14 +52,39 @@ def as_numpy(column: pa.ChunkedArray) -> Any:  # noqa: ANN401  an array of the c
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
+def present(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """The rows in which a column of numbers has one, and those as floats; NaN is none either."""
+    rows, values = [], []
+    first = 0
+    for chunk in (column.combine_chunks(),) if column.num_chunks > _FEW_CHUNKS else column.chunks:
+        data, known = _data_and_known(chunk)
+        own = np.arange(len(data)) if known is None else np.flatnonzero(known)
+        floats = np.asarray(data if known is None else data[own], dtype=np.float64)
+        absent = np.isnan(floats)
+        if absent.any():
+            own, floats = own[~absent], floats[~absent]
+        rows.append(own + first if first else own)
+        values.append(floats)
+        first += len(chunk)
+    if len(rows) == 1:
+        return rows[0], values[0]
+    return np.concatenate([np.empty(0, np.int64), *rows]), np.concatenate([np.empty(0), *values])
+
+
 def _chunk_as_numpy(chunk: pa.Array) -> Any:  # noqa: ANN401
+    values, known = _data_and_known(chunk)
+    return values if known is None else np.where(known, values, np.nan)
+
+
+def _data_and_known(chunk: pa.Array) -> tuple[Any, Any]:
+    """An array's numbers, and for each whether it is one; None where all are."""
     validity, data = chunk.buffers()
     start, end = chunk.offset, chunk.offset + len(chunk)
     values = np.frombuffer(data, dtype=_NUMPY[chunk.type], count=end)[start:]
     if not chunk.null_count:
-        return values
+        return values, None
     known = np.unpackbits(np.frombuffer(validity, np.uint8), count=end, bitorder="little")[start:]
-    return np.where(known.astype(bool), values, np.nan)
+    return values, known.view(bool)
 
 
 def _strings(values: Sequence[str]) -> pa.Array:

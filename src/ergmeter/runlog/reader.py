@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
-from ergmeter.runlog.segments import Segment, columns_beside, segments
+from ergmeter.runlog.segments import Segment, columns_in, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S
 
@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 
     from ergmeter.records import FloatArray, TimeArray
 
+_Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
+
 _AROUND_NS = 2 * NS_PER_S
 _CLOCK_SET_S = 60.0
 _TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
-_SMALL_ROWS = 50_000
+_SMALL_ROWS = 1_000_000
+_FEW_STEPS = 10_000
 _DEVICE_FIELDS = {field.name for field in fields(Device)}
 
 RUNNING = "running"
@@ -226,9 +229,10 @@ class Run:
             for segment in self._segments(self.writers[number], "steps")
             if segment.stream == stream
         ]
+        rows = [len(part["start_ns"]) for part in parts]
         # Column by column, so that no more than one of them is there twice.
         names = [*COLUMN_KINDS["steps"], "writer"]
-        return {name: _joined([part.pop(name) for part in parts]) for name in names}
+        return {name: _joined([part.pop(name, None) for part in parts], rows) for name in names}
 
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples, device by device. A device that never said it is not in it."""
@@ -238,26 +242,37 @@ class Run:
                 parts.setdefault(device, []).append(part)
         return {device: joined(pieces) for device, pieces in parts.items()}
 
-    def said_by(self, number: int, column: str) -> dict[str, dict[str, Series]]:
-        """A column of the samples of one writer, device by device; with it, other columns that
-        stand in the same files, where they are all small: opening those costs most."""
+    def said_by(
+        self, number: int, column: str, *, alone: bool = False
+    ) -> dict[str, dict[str, Series]]:
+        """A column of the samples of one writer, device by device; with it, unless it is wanted
+        alone, other columns that stand in the same files, where these are not very large: opening
+        them and telling devices apart costs most."""
         writer = self.writers[number]
         found = list(self._segments(writer, "samples", column))
+        if not found:
+            return {column: {}}
         names = {column}
-        if sum(segment.rows for segment in found) <= _SMALL_ROWS:
+        if not alone and sum(segment.rows for segment in found) <= _SMALL_ROWS:
             names = {name for one in found for name in one.names} - {"t_ns", "device"}
             # A column that another stream has as well is not whole here.
-            names -= columns_beside(writer.directory, [one.path for one in found]) - {column}
+            names -= columns_in(writer.directory, but=[one.path for one in found]) - {column}
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
         for segment in found:
             own = [name for name in segment.names if name in names]
-            for name, device, t_ns, values in segment.columns_by_device(own):
-                part = Series(t_ns + writer.offset_ns, values)
+            said = segment.columns_by_device(own, shift_ns=writer.offset_ns)
+            for name, device, t_ns, values in said:
+                part = Series(t_ns, values)
                 parts.setdefault(name, {}).setdefault(device, []).append(part)
+        times: dict[tuple[int, ...], _Times] = {}
         return {
-            name: {device: joined(pieces) for device, pieces in by_device.items()}
+            name: {device: _joined_once(pieces, times) for device, pieces in by_device.items()}
             for name, by_device in parts.items()
         }
+
+    def has_said(self, number: int) -> set[str]:
+        """The columns in a writer's files of samples."""
+        return columns_in(self.writers[number].directory)
 
     def reported(self) -> list[Reported]:
         """The figures that programs told about themselves, in order of time."""
@@ -433,7 +448,7 @@ def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, An
             columns[name] = segment.integers(name) + offset_ns
         elif kind == "text":
             columns[name] = segment.phases(name)
-        else:
+        elif name in segment.names:
             columns[name] = segment.floats(name) + (offset_ns if name in _TIMES else 0)
     columns["writer"] = np.full(segment.rows, writer, dtype=np.int64)
     return columns
@@ -452,18 +467,42 @@ def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Ta
     return table.append_column("writer", pa.array([writer.header["writer"]] * len(table)))
 
 
-def _joined(parts: list[Any]) -> Any:  # noqa: ANN401  whichever array type came in
-    return np.concatenate(parts) if parts else np.empty(0)
+def _joined(parts: list[Any], rows: list[int]) -> Any:  # noqa: ANN401  whichever array type came in
+    """Parts of so many rows one after the other, NaN where one is absent.
+
+    Half of the columns are never told, others always the same: one number, and not millions.
+    """
+    if not parts:
+        return np.empty(0)
+    if all(part is None for part in parts):
+        return np.broadcast_to(np.nan, sum(rows))
+    filled = (np.full(n, np.nan) if p is None else p for p, n in zip(parts, rows, strict=True))
+    whole = np.concatenate(list(filled))
+    is_one_number = len(whole) > _FEW_STEPS and bool((whole == whole[0]).all())
+    return np.broadcast_to(whole[0], len(whole)) if is_one_number else whole
 
 
 def joined(pieces: list[Series]) -> Series:
     """Pieces of one device's column as one, in order of time."""
-    if len(pieces) == 1:
-        t_ns, values = pieces[0].t_ns, pieces[0].values
-    else:
-        t_ns = np.concatenate([piece.t_ns for piece in pieces])
-        values = np.concatenate([piece.values for piece in pieces])
-    if np.any(t_ns[1:] < t_ns[:-1]):
-        order = np.argsort(t_ns, kind="stable")
-        t_ns, values = t_ns[order], values[order]
-    return Series(t_ns, values)
+    return _joined_once(pieces, {})
+
+
+def _joined_once(pieces: list[Series], known: dict[tuple[int, ...], _Times]) -> Series:
+    """The same, where columns that share the times of their pieces share them joined as well."""
+    key = tuple(id(piece.t_ns) for piece in pieces)
+    if key not in known:
+        known[key] = _times(pieces)
+    t_ns, order = known[key]
+    values = (
+        pieces[0].values if len(pieces) == 1 else np.concatenate([piece.values for piece in pieces])
+    )
+    return Series(t_ns, values if order is None else values[order])
+
+
+def _times(pieces: list[Series]) -> _Times:
+    """The times of all pieces in order, and which order that is; None if they were in it."""
+    t_ns = pieces[0].t_ns if len(pieces) == 1 else np.concatenate([piece.t_ns for piece in pieces])
+    if not np.any(t_ns[1:] < t_ns[:-1]):
+        return t_ns, None
+    order = np.argsort(t_ns, kind="stable")
+    return t_ns[order], order

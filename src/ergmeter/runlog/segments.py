@@ -7,6 +7,7 @@ whole batch in it counts.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pyarrow as pa
 from ergmeter.errors import FormatError
 from ergmeter.records import PHASES
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.arrays import as_numpy
+from ergmeter.runlog.arrays import as_numpy, present
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from ergmeter.records import FloatArray, TimeArray
 
 _FEW_ROWS = 20_000
-_NAME = re.compile(r"(?P<table>samples|steps|reported)(-(?P<stream>.+))?-(?P<number>\d{5})")
+_NAME = re.compile(
+    r"(?P<table>samples|steps|reported)(-(?P<stream>.+))?-(?P<number>\d{5})"
+    rf"(?P<ending>{re.escape(fmt.LIVE)}|{re.escape(fmt.FULL)})"
+)
 
 
 @dataclass(frozen=True)
@@ -95,22 +99,29 @@ class Segment:
             yield device, t_ns, values
 
     def columns_by_device(
-        self, columns: Sequence[str]
+        self, columns: Sequence[str], *, shift_ns: int = 0
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
-        """The same for several columns, each with its name, in one opening of the file."""
+        """The same for several columns, each with its name, in one opening of the file, and times
+        shifted by so much. Columns that stand in the same rows are given the same array of times.
+        """
         table = self.table(["t_ns", "device", *columns])
-        t_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64)
+        all_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64) + shift_ns
         codes, devices = _codes(table["device"])
+        rows: TimeArray | None = None
         for column in columns:
-            values = _floats(table[column])
-            known = np.flatnonzero(~np.isnan(values))
-            # One stable sort by device, in place of one pass over all rows for each of them.
-            known = known[np.argsort(codes[known], kind="stable")]
-            bounds = np.searchsorted(codes[known], np.arange(len(devices) + 1))
-            for code, device in enumerate(devices):
-                mine = known[bounds[code] : bounds[code + 1]]
-                if len(mine):
-                    yield column, device, t_ns[mine], values[mine]
+            known, values = present(table[column])
+            if rows is None or not np.array_equal(rows, known):
+                rows = known
+                # One stable sort by device, in place of one pass over all rows for each of them.
+                order = np.argsort(codes[rows], kind="stable")
+                bounds = np.searchsorted(codes[rows[order]], np.arange(len(devices) + 1))
+                t_ns = np.split(all_ns[rows[order]], bounds[1:-1])
+            values = values[order]
+            for device, own_ns, start, end in zip(
+                devices, t_ns, bounds[:-1], bounds[1:], strict=True
+            ):
+                if end > start:
+                    yield column, device, own_ns, values[start:end]
 
 
 # Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by
@@ -153,33 +164,34 @@ def segments(
                 yield segment
 
 
-def columns_beside(directory: Path, paths: Collection[Path]) -> set[str]:
-    """The columns of a writer's files of samples, but for these; files that were opened before are
+def columns_in(directory: Path, *, but: Collection[Path] = ()) -> set[str]:
+    """The columns of a writer's files of samples, but for some; files that were opened before are
     not opened again."""
-    others = {path: stream for path, stream in _paths(directory, "samples") if path not in paths}
+    others = {path: stream for path, stream in _paths(directory, "samples") if path not in but}
     names: set[str] = set()
     for path, stream in others.items():
         if path not in _columns_of:
             try:
-                opened = _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, "", [])
+                _columns_of[path] = (
+                    _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
+                )
             except (pa.ArrowException, OSError, ValueError):
                 continue
-            if opened.rows:
-                _columns_of[path] = opened.names
         names.update(_columns_of.get(path, ()))
     return names
 
 
 def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
-    found: dict[tuple[str, str], Path] = {}
-    for path in sorted(directory.iterdir()):
-        match = _NAME.fullmatch(path.stem)
-        if match and match["table"] == table and path.suffix in (fmt.LIVE, fmt.FULL):
+    found: dict[tuple[str, str], str] = {}
+    # By their names alone: of a thousand ranks, making paths of all files takes seconds.
+    for name in sorted(os.listdir(directory)):  # noqa: PTH208
+        match = _NAME.fullmatch(name) if name.startswith(table) else None
+        if match and match["table"] == table:
             key = (match["stream"] or "", match["number"])
             # Both are there if the writer was killed between making the one and removing the other.
-            if key not in found or path.suffix == fmt.FULL:
-                found[key] = path
-    return [(path, stream) for (stream, _), path in sorted(found.items())]
+            if key not in found or match["ending"] == fmt.FULL:
+                found[key] = name
+    return [(directory / name, stream) for (stream, _), name in sorted(found.items())]
 
 
 def _parquet(path: Path, stream: str) -> Segment:
@@ -212,6 +224,12 @@ def _live(path: Path, stream: str, torn: list[str]) -> Segment:
         _note(torn, f"{path}: cut off after {rows} rows ({_first_line(error)})")
     table = pa.Table.from_batches(batches, schema=reader.schema)
     return Segment(path, stream, table.num_rows, tuple(reader.schema.names), table)
+
+
+def _head(path: Path) -> tuple[str, ...]:
+    """The columns of a live stream, which stand before its first batch."""
+    with pa.memory_map(str(path)) as source:
+        return tuple(pa.ipc.open_stream(source).schema.names)
 
 
 def _begins_as_stream(path: Path) -> bool:
