@@ -168,7 +168,7 @@ def _counter(
 
 def boundary(evidence: Evidence) -> list[Device]:
     """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
-    devices = evidence.devices("gpu") or evidence.devices("cpu", "dram")
+    devices = _once(evidence.devices("gpu") or evidence.devices("cpu", "dram"))
     if not devices:
         why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *_CPUS)))
         raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
@@ -186,11 +186,15 @@ def boundary(evidence: Evidence) -> list[Device]:
     return devices
 
 
+def _once(devices: list[Device]) -> list[Device]:
+    """Without the second die of a board, say, whose counter is the first one's."""
+    ids = {device.id for device in devices}
+    return [one for one in devices if one.facts.get("energy_counted_in") not in ids]
+
+
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
-    ids = {device.id for device in devices}
-    # The second die of a board, say, whose counter is the first one's.
-    devices = [one for one in devices if one.facts.get("energy_counted_in") not in ids]
+    devices = _once(devices)
     drawn: list[Drawn] = []
     reasons = []
     for device in devices:

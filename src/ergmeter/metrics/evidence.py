@@ -240,7 +240,10 @@ class Evidence:
             is_known = any(device.id in used for device in writer.devices)
             for device in writer.devices:
                 if device.kind != "gpu" or not is_known or device.id in used:
-                    found[device.id] = device
+                    # Two probes may read one device, each with facts of its own.
+                    before = found.get(device.id, device)
+                    facts = {**device.facts, **before.facts}
+                    found[device.id] = replace(before, facts=facts)
         return list(found.values())
 
     def series(self, column: str) -> Mapping[str, Series]:

@@ -327,8 +327,7 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
 
 
 def _memory(evidence: Evidence) -> list[Finding]:
-    devices = (*evidence.devices("gpu"), *evidence.devices("process"))
-    return [one for device in devices for one in _growth(evidence, device)]
+    return _each(evidence, [*evidence.devices("gpu"), *evidence.devices("process")], _growth)
 
 
 def _only_steps(evidence: Evidence) -> None:
@@ -342,9 +341,29 @@ def _of_gpus(
     check: Callable[[Evidence, Device], list[Finding]],
 ) -> Callable[[Evidence], list[Finding]]:
     def checked(evidence: Evidence) -> list[Finding]:
-        return [one for device in sampled(evidence, "gpu") for one in check(evidence, device)]
+        return _each(evidence, sampled(evidence, "gpu"), check)
 
     return checked
+
+
+def _each(
+    evidence: Evidence,
+    devices: list[Device],
+    check: Callable[[Evidence, Device], list[Finding]],
+) -> list[Finding]:
+    """What is found of each device; that one can't be checked hides nothing of the others."""
+    found: list[Finding] = []
+    reasons: list[str] = []
+    for device in devices:
+        try:
+            found += check(evidence, device)
+        except NotMeasurable as error:
+            reasons.append(str(error))
+    if reasons and len(reasons) == len(devices):
+        raise NotMeasurable(reasons[0])
+    name = check.__name__.strip("_").replace("growth", "memory")
+    unseen = "a fault of its own would not show"
+    return found + [Finding(name, "minor", f"not checked: {why}", unseen) for why in reasons]
 
 
 CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {

@@ -37,6 +37,7 @@ _TOLD = {
     "probe_failed": "a probe stopped during the run: {}",
     "device_shared": "other programs computed on a GPU of this run: {}",
     "device_lost": "a device was lost during the run: {}",
+    "step_clock_failed": "{}",
     "activity_failed": "hardware counters could no longer be read: {}",
     "rows_dropped": "part of the record is missing: {}",
     "samples_dropped": "part of the record is missing: {}",

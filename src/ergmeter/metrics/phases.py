@@ -2,8 +2,9 @@
 
 The trap: counting a joule twice. A wait for data may lie inside a step, a checkpoint inside an
 evaluation. So each instant belongs to one of them, the first in this order: checkpoint, evaluation,
-data, training; and the parts add up to the whole run exactly. Where steps are timed by the device,
-training comes before data: a wait of the host that the device does not notice costs nothing.
+data, prompts, answers, training, idle; and the parts add up to the whole run exactly. Where steps
+are timed by the device, training comes before data: a wait of the host that the device does not
+notice costs nothing.
 
 Edges are known to a refresh of the sensor and no better. A part of many short spans is therefore
 given an interval: with every span shortened, and with every span lengthened, by half a refresh at
@@ -34,12 +35,15 @@ if TYPE_CHECKING:
 
 Spans: TypeAlias = "tuple[TimeArray, TimeArray]"
 
-_ORDER = ("checkpoint", "eval", "data", "train")
+_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
 _WORDS = {
     "train": "training steps",
     "eval": "evaluation",
     "checkpoint": "checkpoints",
     "data": "waiting for data",
+    "prefill": "reading prompts",
+    "decode": "writing answers",
+    "idle": "idle spans",
 }
 
 
@@ -63,6 +67,13 @@ def _device_part(
     place = order.index(phase)
     before, upto = _union(evidence, *order[:place]), _union(evidence, *order[: place + 1])
     curve, basis = curve_of(evidence, device)
+    reached = curve.spanned(*upto)
+    if not reached.all():
+        missed = int((~reached).sum())
+        raise NotMeasurable(
+            f"{device.name} [{device.id}]: its readings do not reach {missed} of {len(reached)}"
+            f" spans of {', '.join(order[: place + 1])}"
+        )
     half_ns = _half_refresh_ns(curve)
     wider, narrower = _grown(upto, half_ns), _grown(upto, -half_ns)
     less, more = _grown(before, -half_ns), _grown(before, half_ns)
@@ -112,7 +123,7 @@ def _order(evidence: Evidence) -> tuple[str, ...]:
     """Which phase an instant belongs to: the first of these that holds it."""
     rows = evidence.all_steps
     if len(rows) and not np.isnan(rows["host_end_ns"]).all():
-        return ("checkpoint", "eval", "train", "data")
+        return ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
     return _ORDER
 
 
@@ -191,7 +202,7 @@ METRICS = [
             _NEEDS,
             _of(phase),
         )
-        for phase in ("train", "eval", "checkpoint", "data")
+        for phase in ("train", "eval", "checkpoint", "data", "prefill", "decode", "idle")
     ),
     Metric(
         "energy.rest_j",

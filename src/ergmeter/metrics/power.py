@@ -23,7 +23,8 @@ from ergmeter.units import NS_PER_S
 # The slowest GPU power sensors refresh at 10 Hz. Twenty refreshes missed means a
 # starved sampler or a lost device, and a line drawn across that invents joules.
 MAX_GAP_S = 2.0
-# How far the last reading may be behind the end of a window: two refreshes and a little.
+# How far the last reading may be behind the end of a window, and the first after its beginning, as
+# where a loop begins at once and the reader's thread has yet to: two refreshes and a little.
 LATE_S = 0.25
 # How often NVIDIA's counters and power sensors refresh (20 ms on a V100): an edge of a window can't
 # be placed better. RAPL counters refresh every millisecond.
@@ -55,9 +56,21 @@ class EnergyCurve:
     read: tuple[TimeArray, FloatArray] | None = None  # a counter's readings, as they were taken
 
     def at(self, t_ns: TimeArray | FloatArray) -> FloatArray:
-        """Joules up to these instants. After the last knot the power is taken to stay."""
+        """Joules up to these instants. Before the first knot and after the last the power is taken
+        to be as it is there."""
+        ahead_s = np.maximum(0, self.t_ns[0] - np.asarray(t_ns)) / NS_PER_S
         beyond_s = np.maximum(0, np.asarray(t_ns) - self.t_ns[-1]) / NS_PER_S
-        return np.asarray(self._within(t_ns) + beyond_s * self._last_w, dtype=np.float64)
+        outside = beyond_s * self._last_w - ahead_s * self._first_w
+        return np.asarray(self._within(t_ns) + outside, dtype=np.float64)
+
+    @property
+    def _first_w(self) -> float:
+        if self.shape is not None:
+            return self.shape._first_w
+        if self.power_w is not None:
+            return float(self.power_w[0])
+        first_s = float(self.t_ns[1] - self.t_ns[0]) / NS_PER_S
+        return float(self.joules[1] - self.joules[0]) / first_s
 
     @property
     def _last_w(self) -> float:
@@ -102,15 +115,15 @@ class EnergyCurve:
         starts, ends = self.at(start_ns), self.at(end_ns)
         start_early, start_late = self._bounds(start_ns, starts)
         end_early, end_late = self._bounds(end_ns, ends)
-        known = self._spanned(start_ns, end_ns)
+        known = self.spanned(start_ns, end_ns)
         found = (ends - starts, np.maximum(0.0, end_early - start_late), end_late - start_early)
         joules, low_j, high_j = (np.where(known, one, np.nan) for one in found)
         return joules, low_j, high_j
 
-    def _spanned(self, start_ns: TimeArray, end_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
+    def spanned(self, start_ns: TimeArray, end_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
         """Which windows the readings span, without a gap that is too long."""
         late_ns = round(LATE_S * NS_PER_S)
-        within = (self.t_ns[0] <= start_ns) & (end_ns - late_ns <= self.seen_until_ns)
+        within = (self.t_ns[0] - late_ns <= start_ns) & (end_ns - late_ns <= self.seen_until_ns)
         if not math.isfinite(self.max_gap_s):
             return within
         gaps = np.diff(self.t_ns) > self.max_gap_s * NS_PER_S
@@ -135,17 +148,18 @@ class EnergyCurve:
             shown = read_j[np.minimum(after, len(read_ns) - 1)]
             beyond = after == len(read_ns)
             shown[beyond] = self.at(edges[beyond] + refresh_ns)
-            early, late = np.maximum(early, read_j[before]), np.minimum(late, shown)
+            drawn = np.where(edges < read_ns[0], -math.inf, read_j[before])
+            early, late = np.maximum(early, drawn), np.minimum(late, shown)
         return np.minimum(early, joules), np.maximum(late, joules)
 
     def _check_span(self, window: Window) -> None:
-        if self.t_ns[0] > window.start_ns:
+        if self.t_ns[0] > window.start_ns + LATE_S * NS_PER_S:
             late_s = (self.t_ns[0] - window.start_ns) / NS_PER_S
             raise NotMeasurable(f"readings begin {late_s:.2f} s after the window does")
         if self.seen_until_ns < window.end_ns - LATE_S * NS_PER_S:
             early_s = (window.end_ns - self.seen_until_ns) / NS_PER_S
             raise NotMeasurable(f"readings end {early_s:.2f} s before the window does")
-        first = int(np.searchsorted(self.t_ns, window.start_ns, side="right")) - 1
+        first = max(0, int(np.searchsorted(self.t_ns, window.start_ns, side="right")) - 1)
         last = int(np.searchsorted(self.t_ns, window.end_ns, side="left"))
         gap_s = float(np.diff(self.t_ns[first : last + 1]).max(initial=0)) / NS_PER_S
         if gap_s > self.max_gap_s:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from ergmeter.cli.job import command
 from ergmeter.metrics.jobs import Part, job_id, job_results, jobs
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import job_of, run_header
@@ -169,14 +168,15 @@ def test_whose_word_a_jobs_name_is(told: dict[str, str], job: str | None) -> Non
 
 
 def test_the_command_shows_the_newest_job_and_names_those_there_are(
-    resumed: list[Run], tmp_path: Path
+    resumed: list[Run], tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
 ) -> None:
-    done = CliRunner().invoke(command, ["--runs", str(tmp_path), "--json"], catch_exceptions=False)
-    found = json.loads(done.stdout)
+    code, out, _ = erg("job", "--runs", tmp_path, "--json")
+    found = json.loads(out)
+    assert code == 0
     assert found["job"] == "pretrain"
     assert [Path(one["run"]).name for one in found["runs"]] == ["a", "b", "c"]
     assert found["readings"]["job.lost_steps"]["value"] == 20
-    page = CliRunner().invoke(command, ["pretrain", "--runs", str(tmp_path)]).stdout
-    assert "81 to 140" in page
-    refused = CliRunner().invoke(command, ["other", "--runs", str(tmp_path)])
-    assert "there are: pretrain" in str(refused.exception)
+    assert "81 to 140" in erg("job", "pretrain", "--runs", tmp_path)[1]
+    code, _, said = erg("job", "other", "--runs", tmp_path)
+    assert code == 2
+    assert "there are: pretrain" in said

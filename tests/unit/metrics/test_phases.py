@@ -74,3 +74,54 @@ def test_the_parts_and_the_rest_are_the_whole(tmp_path: Path) -> None:
 def test_a_phase_that_never_was_is_absent(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10), samples=samples(), devices=[GPU])
     assert reason(run, "energy.eval_j") == "no eval span was recorded"
+
+
+@pytest.mark.parametrize("kept", ["first", "last", "both ends"])
+@pytest.mark.parametrize("counter", [True, False])
+def test_a_phase_that_readings_do_not_reach_has_no_energy(
+    tmp_path: Path, kept: str, counter: bool
+) -> None:
+    """A GPU lost in the middle, one that was read late, and one with a gap."""
+    within = {
+        "first": lambda t: t < 5,
+        "last": lambda t: t > 5,
+        "both ends": lambda t: abs(t - 6) > 2,
+    }
+    read = [one for one in samples(counter=counter) if within[kept](one.t_ns / S)]
+    steps = even_steps(10, seconds=1.0, tokens_computed=10)
+    run = run_of(tmp_path / "run", steps=steps, samples=read, devices=[GPU])
+    if kept == "both ends" and counter:  # a counter never forgets
+        assert reading(run, "energy.train_j").value == pytest.approx(5000, rel=0.02)
+    else:
+        assert "do not reach" in reason(run, "energy.train_j")
+
+
+def test_a_first_reading_that_comes_a_little_late_is_drawn_on_to_the_beginning(
+    tmp_path: Path,
+) -> None:
+    for late_s, counter in ((0.2, True), (0.2, False), (0.5, True)):
+        read = [one for one in samples(counter=counter) if one.t_ns >= late_s * S]
+        steps = even_steps(10, seconds=1.0, tokens_computed=10)
+        path = tmp_path / f"{late_s}-{counter}"
+        run = run_of(path, steps=steps, samples=read, devices=[GPU])
+        if late_s > 0.25:
+            assert "readings begin" in reason(run, "energy.run_j")
+        else:
+            found = reading(run, "energy.run_j")
+            assert found.value == pytest.approx(5000, rel=0.02)
+            assert found.low is not None
+            assert found.high is not None
+            assert found.low < 5000 < found.high
+
+
+def test_idle_spans_and_inference_are_phases_of_their_own(tmp_path: Path) -> None:
+    steps = [span("prefill", 0, 2), span("decode", 2, 10), span("idle", 14, 16)]
+    run = run_of(tmp_path / "run", steps=steps, samples=samples(), devices=[GPU])
+    parts = {
+        phase: reading(run, f"energy.{phase}_j").value
+        for phase in ("prefill", "decode", "idle", "rest")
+    }
+    assert parts["prefill"] == pytest.approx(1000, rel=0.05)
+    assert parts["decode"] == pytest.approx(4000, rel=0.05)
+    assert parts["idle"] == pytest.approx(200, rel=0.1)
+    assert sum(parts.values()) == pytest.approx(drawn_j(16.0), rel=0.02)
