@@ -191,3 +191,25 @@ def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
         *("company", "gaps", "throttling", "counter", "clock", "temperature", "load"),
     }
     assert set(CHECKS) > set(found.unchecked)
+
+
+def test_a_gpu_that_says_nothing_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    silent = replace(GPU, id="GPU-silent")
+    hot = read(12.0, power_w=300.0, throttled=HOT, clock_hz=1e9, temperature_c=80.0)
+    run = run_of(tmp_path / "run", steps=even_steps(12), samples=hot, devices=[GPU, silent])
+    found = checked(run)
+    assert "throttling" in names(found, "serious")
+    (unseen,) = [one for one in found.findings if one.check == "throttling" and "not" in one.seen]
+    assert "GPU-silent" in unseen.seen
+
+
+def test_a_gpu_that_two_probes_read_keeps_what_the_first_said_of_it(tmp_path: Path) -> None:
+    """An average of a second is not instant power because another probe says nothing of it."""
+    first = replace(GPU, facts={"power_field": "draw"})
+    second = replace(GPU, probe="dcgm", facts={"dcgm": "4.2"})
+    for number, devices in enumerate(([first, second], [second, first])):
+        read_w = read(12.0, power_w=300.0)
+        path = tmp_path / str(number)
+        run = run_of(path, steps=even_steps(12), samples=read_w, devices=devices)
+        (found,) = evidence_of(run).devices("gpu")
+        assert found.facts == {"power_field": "draw", "dcgm": "4.2"}
