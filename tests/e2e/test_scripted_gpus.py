@@ -115,7 +115,7 @@ def test_a_gpu_that_is_lost_on_the_way(library: Library, tmp_path: Path) -> None
     assert "GPU is lost" in said
     assert default_uuid(1) in said
     assert "before the window does" in said
-    assert run.device(0, "energy.run_j") == pytest.approx(run.joules(Gpu(FLAT)), rel=0.02)
+    assert run.device(0, "energy.run_j") == pytest.approx(run.joules(Gpu(FLAT)), rel=0.05)
     assert any("lost during the run" in note for note in run.report["notes"])
     assert run.value("throughput.tokens_per_s") > 0
     assert run.report["status"] == "finished"

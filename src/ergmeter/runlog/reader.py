@@ -256,7 +256,9 @@ class Run:
         if not alone and sum(segment.rows for segment in found) <= _SMALL_ROWS:
             names = {name for one in found for name in one.names} - {"t_ns", "device"}
             # A column that another stream has as well is not whole here.
-            names -= columns_in(writer.directory, but=[one.path for one in found]) - {column}
+            names -= columns_in(
+                writer.directory, but=[one.path for one in found], damage=self.damage
+            ) - {column}
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
         for segment in found:
             own = [name for name in segment.names if name in names]
@@ -272,7 +274,7 @@ class Run:
 
     def has_said(self, number: int) -> set[str]:
         """The columns in a writer's files of samples."""
-        return columns_in(self.writers[number].directory)
+        return columns_in(self.writers[number].directory, damage=self.damage)
 
     def reported(self) -> list[Reported]:
         """The figures that programs told about themselves, in order of time."""

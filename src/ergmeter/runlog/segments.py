@@ -154,9 +154,7 @@ def segments(
                 _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, stream, torn)
             )
         except (pa.ArrowException, OSError, ValueError) as error:
-            said = f"{path}: not a {table} file ({_first_line(error)})"
-            if said not in damage:
-                damage.append(said)
+            _note(damage, f"{path}: not a {table} file ({_first_line(error)})")
             continue
         if segment.rows:
             _columns_of[path] = segment.names
@@ -164,9 +162,9 @@ def segments(
                 yield segment
 
 
-def columns_in(directory: Path, *, but: Collection[Path] = ()) -> set[str]:
+def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()) -> set[str]:
     """The columns of a writer's files of samples, but for some; files that were opened before are
-    not opened again."""
+    not opened again. Notes what can't be read."""
     others = {path: stream for path, stream in _paths(directory, "samples") if path not in but}
     names: set[str] = set()
     for path, stream in others.items():
@@ -175,7 +173,10 @@ def columns_in(directory: Path, *, but: Collection[Path] = ()) -> set[str]:
                 _columns_of[path] = (
                     _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
                 )
-            except (pa.ArrowException, OSError, ValueError):
+            except (pa.ArrowException, OSError, ValueError) as error:
+                # One that a killed writer left half way is torn, and said to be so when it is read.
+                if path.suffix == fmt.FULL or not _begins_as_stream(path):
+                    _note(damage, f"{path}: not a samples file ({_first_line(error)})")
                 continue
         names.update(_columns_of.get(path, ()))
     return names
