@@ -47,7 +47,8 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     name = job or (list(found)[-1] if found else None)
     if name not in found:
         there = ", ".join(found) or "none: give --job, or Meter(job=...)"
-        raise UsageError(f"no job {name or ''} in {directory} (there are: {there})")
+        which = f"job {name}" if name else "job"
+        raise UsageError(f"no {which} in {directory} (there are: {there})")
     parts = [Part.of(run) for run in found[name]]
     results = job_results(parts)
     if as_json:

@@ -33,8 +33,11 @@ def page(run: Run, found: Fitness) -> RenderableType:
     if fine:
         words = ", ".join(name.replace("_", " ") for name in fine)
         parts.append(Padding(Text.assemble(("ok ", "green"), words), (0, 0, 0, 2)))
+    by_reason: dict[str, list[str]] = {}
     for name, reason in found.unchecked.items():
-        line = Text.assemble((f"-  {name.replace('_', ' ')} not checked: ", "dim"), reason)
+        by_reason.setdefault(reason, []).append(name.replace("_", " "))
+    for reason, names in by_reason.items():
+        line = Text.assemble((f"-  {', '.join(names)} not checked: ", "dim"), reason)
         parts.append(Padding(line, (0, 0, 0, 2)))
     return Group(*parts)
 
