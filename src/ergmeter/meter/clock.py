@@ -96,7 +96,13 @@ def _queue(torch: Any) -> Any:  # noqa: ANN401
 
 
 def _device(torch: Any, current: int) -> int | None:  # noqa: ANN401
-    """The device that this process computes on; None where it is one of several."""
+    """The device that this process computes on; None where it is one of several.
+
+    And where JAX has a GPU too: torch's queue says nothing of when its work is done.
+    """
+    jax = sys.modules.get("jax._src.xla_bridge")
+    if any(name != "cpu" for name in getattr(jax, "_backends", ())):
+        return None
     has_context = torch._C._cuda_hasPrimaryContext
     used = [one for one in range(torch.cuda.device_count()) if has_context(one)]
     if current in used and (current or len(used) == 1):  # or somebody has chosen it

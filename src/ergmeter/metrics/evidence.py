@@ -18,7 +18,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.clocks import aligned
 from ergmeter.metrics.columns import Column, Columns
 from ergmeter.metrics.steps import Steps, with_lanes
-from ergmeter.metrics.warmup import after_warmup, rule
+from ergmeter.metrics.warmup import after_warmup, ending, rule
 from ergmeter.records import PHASES, Device, Window
 from ergmeter.runlog.reader import CUT_OFF, RUNNING
 from ergmeter.units import duration
@@ -26,7 +26,7 @@ from ergmeter.units import duration
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ergmeter.records import Basis, Flops
+    from ergmeter.records import Basis, Flops, Mark
     from ergmeter.runlog.reader import Run, Series
     from ergmeter.runlog.settings import Settings
 
@@ -102,7 +102,7 @@ class Evidence:
     @cached_property
     def counted(self) -> Steps:
         """The spans after the warm-up, as far as the samples that belong to them are there."""
-        rows = self.work.where(after_warmup(self.work, self.settings, self._warmup_mark_ns))
+        rows = self.work.where(after_warmup(self.work, self.settings, self._warmup_mark))
         sampled_ns = self._sampled_until_ns
         if sampled_ns is None or not (rows["end_ns"] <= sampled_ns).any():
             return rows
@@ -134,10 +134,9 @@ class Evidence:
         except NotMeasurable:
             return False
 
-    @property
-    def _warmup_mark_ns(self) -> int | None:
-        marks = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
-        return marks[-1] if marks and self._heed_marks else None
+    @cached_property
+    def _warmup_mark(self) -> Mark | None:
+        return ending(self.run.marks, self.work, self.settings) if self._heed_marks else None
 
     @cached_property
     def _sampled_until_ns(self) -> int | None:
@@ -220,7 +219,7 @@ class Evidence:
         lane = self.work.lanes[0]
         before = lane["start_ns"] < self.window.start_ns
         steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
-        return steps, rule(self.settings, self._warmup_mark_ns)
+        return steps, rule(self.settings, self._warmup_mark)
 
     # -- devices ------------------------------------------------------------------------------
 

@@ -15,14 +15,41 @@ from ergmeter.metrics.stats import MIN_BLOCKS, settled_after
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ergmeter.metrics.steps import Mask, Steps
+    from ergmeter.records import Mark
     from ergmeter.runlog.settings import Settings
 
+_RULES = {
+    "warmup_end": "until the mark warmup_end",
+    "profile_unread": "until the profiled steps were over",
+}
+_MOST = 0.5  # of all steps, that are left once the profile is over
 
-def rule(settings: Settings, mark_ns: int | None) -> str:
+
+def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | None:
+    """The mark that ends the warm-up: the user's last; else where profiled steps were over.
+
+    A profiled step is slower, and the profiler holds the training up until its trace is written:
+    neither is what the training is like. They come early unless somebody wants them late, and then
+    most of the run is not thrown away for them. A declared warm-up is taken as it is declared.
+    """
+    ends = list(marks)
+    users = [mark for mark in ends if mark.name == "warmup_end"]
+    if users:
+        return users[-1]
+    profiled = [mark for mark in ends if mark.name == "profile_unread"]
+    if not profiled or any(way is not None for way in settings.warmups):
+        return None
+    last = max(profiled, key=lambda mark: mark.t_ns)
+    return last if (work["start_ns"] >= last.t_ns).mean() >= _MOST else None
+
+
+def rule(settings: Settings, mark: Mark | None) -> str:
     """The rule in words."""
-    if mark_ns is not None:
-        return "until the mark warmup_end"
+    if mark is not None:
+        return _RULES[mark.name]
     if settings.warmup_steps is not None:
         return f"{settings.warmup_steps} steps"
     if settings.warmup_s is not None:
@@ -30,16 +57,15 @@ def rule(settings: Settings, mark_ns: int | None) -> str:
     return "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
 
 
-def after_warmup(work: Steps, settings: Settings, mark_ns: int | None) -> Mask:
+def after_warmup(work: Steps, settings: Settings, mark: Mark | None) -> Mask:
     """Which rows are counted. Raises NotMeasurable, with the numbers, if none is left."""
-    declared = (mark_ns, settings.warmup, settings.warmup_s, settings.warmup_steps)
-    if all(way is None for way in declared):
+    if mark is None and all(way is None for way in settings.warmups):
         return np.ones(len(work), dtype=bool)
     firsts = []
     for lane in work.lanes:
-        asked = lane["start_ns"] >= mark_ns if mark_ns is not None else _asked(lane, settings)
+        asked = _asked(lane, settings) if mark is None else lane["start_ns"] >= mark.t_ns
         if not asked.any():
-            raise NotMeasurable(_why_none(lane, settings, mark_ns))
+            raise NotMeasurable(_why_none(lane, settings, mark))
         firsts.append(int(lane["start_ns"][int(np.argmax(asked))]))
     # Ranks start a step within a moment of each other: it is one step if most of it lies after.
     middle_ns = (work["start_ns"] + work["end_ns"]) / 2
@@ -58,7 +84,7 @@ def _asked(lane: Steps, settings: Settings) -> Mask:
     return np.arange(len(lane)) >= (len(lane) if settled is None else settled)
 
 
-def _why_none(lane: Steps, settings: Settings, mark_ns: int | None) -> str:
+def _why_none(lane: Steps, settings: Settings, mark: Mark | None) -> str:
     lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
     if settings.warmup == "auto" and len(lane) < 2 * MIN_BLOCKS:
         return f"{len(lane)} steps are too few to find the steady state (at least {2 * MIN_BLOCKS})"
@@ -67,5 +93,5 @@ def _why_none(lane: Steps, settings: Settings, mark_ns: int | None) -> str:
     steps = int(np.nan_to_num(lane["steps"], nan=1.0).sum())
     return (
         f"the run is shorter than its warm-up: {steps} steps in {lasted},"
-        f" warm-up {rule(settings, mark_ns)}"
+        f" warm-up {rule(settings, mark)}"
     )

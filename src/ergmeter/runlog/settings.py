@@ -41,9 +41,13 @@ class Settings:
     job: str | None = None  # what this run is a part of, where a job is stopped and resumed
     note: str | None = None
 
+    @property
+    def warmups(self) -> tuple[object, ...]:
+        """What is declared of each way to end the warm-up."""
+        return tuple(getattr(self, name) for name in WARMUP)
+
     def __post_init__(self) -> None:
-        ways = [w for w in (self.warmup_steps, self.warmup_s, self.warmup) if w is not None]
-        if len(ways) > 1:
+        if sum(way is not None for way in self.warmups) > 1:
             raise UsageError("give one of warmup_steps, warmup_s and warmup, not several")
         if self.warmup not in (None, "auto"):
             raise UsageError(

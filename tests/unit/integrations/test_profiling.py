@@ -230,3 +230,29 @@ def test_profiled_steps_are_found_by_the_hosts_times(tmp_path: Path) -> None:
     note = reading(run_of(tmp_path / "run", steps=rows, marks=[mark]), IDLE).note
     assert "2 steps under torch's profiler, each 2.00 times as long as the others" in note
     assert "held the training up for 500 ms between steps, for 2 s at the start" in note
+
+
+def test_profiled_steps_are_warm_up_unless_one_is_declared_or_they_come_late(
+    tmp_path: Path,
+) -> None:
+    """Steps of 1 s but for two of 3 s, and 2 s to write the trace: 10 tokens each."""
+    second_ns = 10**9
+
+    def told(name: str, first_slow: int, **declared: int) -> tuple[float, str]:
+        rows, marks, now_ns = [], [], second_ns
+        for index in range(20):
+            end_ns = now_ns + (3 if index in (first_slow, first_slow + 1) else 1) * second_ns
+            rows.append(Step(now_ns, end_ns, index=index, tokens_computed=10))
+            now_ns = end_ns
+            if index == first_slow + 1:
+                now_ns += 2 * second_ns
+                marks.append(Mark(now_ns, "profile_unread", "profile/rank0.json"))
+        run = run_of(tmp_path / name, steps=rows, marks=marks, settings=declared)
+        return reading(run, "throughput.tokens_per_s").value, reading(run, "time.warmup_s").note
+
+    value, note = told("early", 3)
+    assert value == pytest.approx(10)  # the 15 steps behind them, as if there had been no profile
+    assert "until the profiled steps were over" in note
+    everything = 200 / (18 + 6 + 2)
+    assert told("late", 15)[0] == pytest.approx(everything)
+    assert told("declared", 3, warmup_steps=0)[0] == pytest.approx(everything)

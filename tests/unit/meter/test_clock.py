@@ -3,6 +3,8 @@ tests/device, and this one can be made to lag, to fail and to hang."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -205,6 +207,31 @@ def test_the_device_is_the_one_in_use_and_no_other_is_touched(device: Device) ->
     now = moment()
     assert isinstance(now, Moment)
     assert now.queue[0] == 2
+
+
+def test_beside_jax_on_a_gpu_torchs_queue_is_not_asked(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert device.in_use
+    jax = ModuleType("jax._src.xla_bridge")
+    monkeypatch.setitem(sys.modules, jax.__name__, jax)
+    for backends, of in (({"cpu": 0}, Moment), ({"cpu": 0, "cuda": 1}, int)):
+        jax._backends = backends  # type: ignore[attr-defined]
+        clock._in_use.clear()
+        assert type(moment()) is of
+
+
+def test_jax_keeps_its_devices_where_they_are_looked_for() -> None:
+    """In a process of its own: what is imported here stays here."""
+    made = "import jax, jax._src.xla_bridge as x; jax.devices(); print(sorted(x._backends))"
+    done = subprocess.run(
+        [sys.executable, "-c", made],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "['cpu']"
 
 
 def test_steps_of_two_threads_may_overlap(device: Device) -> None:
