@@ -1,8 +1,10 @@
 """On a real NVIDIA GPU: what measuring costs a step, how right short bursts are, and the ladder.
 
 The trap: a GPU that warms up. It draws more and clocks lower by the minute, so that whichever way
-is measured second looks slower. So ways take turns in short blocks, each block is held against the
-bare ones on both sides of it, and the interval is over those pairs.
+is measured second looks slower; and one that rests, while a way is made ready, is cooler. So ways
+take turns in short blocks, each begins after the same rest with some untimed steps and is held
+against the bare ones on both sides of it, and the interval is over those pairs. Bare blocks in the
+place of a way are the first row: what the bench makes of nothing at all.
 
 Bursts: products for so long, then a pause of random length, over and over. Their joules by
 ergmeter, each by itself, are added up and held against the hardware's counter over the whole
@@ -38,6 +40,7 @@ NS = 1e9
 SIZES = {"340 ms": 22, "20 ms": 2}  # layers of a Llama that is 2048 wide
 BATCH = {"340 ms": (8, 2048), "20 ms": (4, 2048)}
 BLOCK_S = {"340 ms": 3.5, "20 ms": 1.5}
+PAUSE_S = 2.0  # before each block: a Meter takes a second of it to begin
 BURSTS = ((0.05, 50), (0.2, 40), (1.0, 14), (10.0, 3))
 REST_S = 3.0
 Loop = Callable[[int], float]
@@ -102,7 +105,6 @@ def metered(training: Training, out: Path) -> Iterator[Loop]:
 
             return timed(run)
 
-        time.sleep(1.0)  # what it takes to begin is no step's
         yield loop
 
 
@@ -160,6 +162,7 @@ def profiler(training: Training, _out: Path) -> Iterator[Loop]:
 
 
 WAYS = {
+    "nothing, as a way": bare,
     "ergmeter, all of it": metered,
     "Zeus, a window each step": zeus,
     "nvidia-smi -lms 100 beside it": smi,
@@ -189,7 +192,7 @@ def overhead(out: Path, rounds: int, *, sizes: Sequence[str], with_zeus: bool) -
         for name, way in WAYS.items():
             if way is zeus and not with_zeus:
                 continue
-            turns = {metered: rounds, profiler: 3}.get(way, max(3, rounds // 4))
+            turns = {metered: rounds, bare: rounds // 2, profiler: 3}.get(way, max(3, rounds // 4))
             ratios = paired(training, way, steps, turns, out / f"{size[:-3]}ms")
             numbers[f"{size}, {name}"] = {"bare_s": one_s, "ratios": ratios}
             middle = statistics.median(ratios)
@@ -212,20 +215,25 @@ def paired(
     out: Path,
 ) -> list[float]:
     """Of each turn: the block that is measured, to the mean of the bare ones around it."""
-    warm = max(2, steps // 5)  # untimed, so that no block begins on a device that has rested
+    warm = max(2, steps // 5)  # untimed
+    ended_s = time.monotonic()
 
-    with bare(training, out) as alone:
-        alone(warm)
-        before = alone(steps)
-        ratios = []
-        for turn in range(turns):
-            with way(training, Path(f"{out}-{turn}")) as loop:
-                loop(warm)
-                between = loop(steps)
-            alone(warm)
-            after = alone(steps)
-            ratios.append(between / ((before + after) / 2))
-            before = after
+    def block(way: Any, out: Path) -> float:  # noqa: ANN401
+        nonlocal ended_s
+        with way(training, out) as loop:
+            time.sleep(max(0.0, ended_s + PAUSE_S - time.monotonic()))
+            loop(warm)
+            took_s: float = loop(steps)
+            ended_s = time.monotonic()
+        return took_s
+
+    before = block(bare, out)
+    ratios = []
+    for turn in range(turns):
+        between = block(way, Path(f"{out}-{turn}"))
+        after = block(bare, out)
+        ratios.append(between / ((before + after) / 2))
+        before = after
     return ratios
 
 

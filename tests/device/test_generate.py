@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,10 @@ def test_ttft_and_tpot_agree_with_a_loop_that_synchronises(tmp_path: Path) -> No
     call = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None}
     bare = type(model).generate
 
-    def timed(count: int) -> float:
+    def timed(generate: Any, count: int) -> float:
         torch.cuda.synchronize()
         before_s = time.perf_counter()
-        bare(model, ids, max_new_tokens=count, **call)
+        generate(ids, max_new_tokens=count, **call)
         torch.cuda.synchronize()
         return time.perf_counter() - before_s
 
@@ -43,16 +44,14 @@ def test_ttft_and_tpot_agree_with_a_loop_that_synchronises(tmp_path: Path) -> No
         for number in range(9):
             if number == 2:
                 meter.mark("warmup_end")
-            hand.append((timed(1), timed(tokens)))
-            torch.cuda.synchronize()
-            model.generate(ids, max_new_tokens=tokens, **call)
-    first_s = statistics.median(first for first, _ in hand[2:])
-    each_s = statistics.median((whole - first) / (tokens - 1) for first, whole in hand[2:])
+            hand.append((timed(partial(bare, model), 1), timed(model.generate, tokens)))
+    first_s, whole_s = (statistics.median(one) for one in zip(*hand[2:], strict=True))
     readings = meter.summary().readings
-    for key, expected in (("latency.ttft_median_s", first_s), ("latency.tpot_median_s", each_s)):
-        found = readings[key]
-        assert isinstance(found, Reading), found
-        assert found.value == pytest.approx(expected, rel=0.05)
-    found = readings["latency.ttft_median_s"]
-    assert isinstance(found, Reading)
-    assert "CUDA events" in found.note
+    ttft, tpot = (readings[f"latency.{name}_median_s"] for name in ("ttft", "tpot"))
+    assert isinstance(ttft, Reading), ttft
+    assert isinstance(tpot, Reading), tpot
+    print(f"ttft {ttft.value:.5f}, by hand {first_s:.5f}; tpot {tpot.value:.5f}; all {whole_s:.5f}")
+    assert ttft.value == pytest.approx(first_s, rel=0.05)
+    # Of the same calls: the host makes tokens faster and slower from one call to the next.
+    assert ttft.value + (tokens - 1) * tpot.value == pytest.approx(whole_s, rel=0.03)
+    assert "CUDA events" in ttft.note

@@ -60,7 +60,10 @@ class Measured:
     def holds(self, key: str, truth: float) -> bool:
         """Whether a figure is true: within a percent, or, where readings came late because the
         machine had no time for them, within the interval that it states itself."""
-        found = self.report["readings"][key]
+        return self._is_true(key, self.report["readings"][key], truth)
+
+    @staticmethod
+    def _is_true(key: str, found: dict[str, Any], truth: float) -> bool:
         assert "value" in found, found
         low, high = found["low"], found["high"]
         assert low < truth < high, f"{key}: {low} to {high} does not hold {truth}"
@@ -75,7 +78,15 @@ class Measured:
         return str(found["missing"])
 
     def device(self, index: int, key: str) -> float:
-        return float(self.report["devices"][default_uuid(index)]["readings"][key]["value"])
+        return float(self._of_device(index)[key]["value"])
+
+    def device_holds(self, index: int, key: str, truth: float) -> bool:
+        """The same of one device's figure."""
+        return self._is_true(key, self._of_device(index)[key], truth)
+
+    def _of_device(self, index: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.report["devices"][default_uuid(index)]["readings"]
+        return found
 
     def joules(self, gpu: Gpu) -> float:
         return gpu.joules(self.start_s, self.end_s)
@@ -115,7 +126,8 @@ def test_a_gpu_that_is_lost_on_the_way(library: Library, tmp_path: Path) -> None
     assert "GPU is lost" in said
     assert default_uuid(1) in said
     assert "before the window does" in said
-    assert run.device(0, "energy.run_j") == pytest.approx(run.joules(Gpu(FLAT)), rel=0.05)
+    # When its counter was refreshed is known to 50 ms at either end of 3 s: up to 3 %.
+    assert run.device_holds(0, "energy.run_j", run.joules(Gpu(FLAT)))
     assert any("lost during the run" in note for note in run.report["notes"])
     assert run.value("throughput.tokens_per_s") > 0
     assert run.report["status"] == "finished"

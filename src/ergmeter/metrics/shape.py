@@ -6,9 +6,9 @@ sees a burst of 30 ms now and then and half of one of 150 ms (on an H200 a quart
 quarters of the energy went to the pauses). But when the bursts were is known to the microsecond,
 from the steps themselves; and what a device draws between them the sensor does see, at rest.
 
-So where steps have pauses between them that are long enough to be seen at rest, and lower than the
-load, the joules go to the steps but for that floor. A step long enough to be seen has a level of
-its own; the short ones share what is left.
+So where a device was seen at rest around or between the steps, and lower than under load, the
+joules go to the steps but for that floor. A step long enough to be seen has a level of its own; of
+steps without a pause the sensor says it, but for the edges; short ones share what is left.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.metrics.power import EnergyCurve, merged
+from ergmeter.metrics.power import REFRESH_S, EnergyCurve, merged
 from ergmeter.metrics.steps import with_lanes
 from ergmeter.records import PHASES
+from ergmeter.runlog.reader import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import FloatArray, TimeArray
-    from ergmeter.runlog.reader import Series
 
 # A reading speaks of up to a refresh before it, and of the 20 ms the sensor looks for (measured on
 # an H200: power lags the load by 70 ms on average, the counter by less than 10).
 SEEN_AFTER_S = 0.2
+_SPEAKS_OF_S = 0.12  # a reading: from so long ago to where the next one does
 _LEAST_READINGS = 5
+_LEAST_AT_REST = 3
 _AT_REST_FRAC = 0.1  # between the 10th and the 90th percentile of a floor (1 % on an H200)
 _LEAST_CONTRAST = 1.5  # of load to floor, or the spans say nothing that the sensor does not
 # The counter itself follows the load this closely.
@@ -43,13 +45,14 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
     spans = _loads(evidence)
     if spans is None:
         return None
-    starts, ends = spans
+    starts, ends, are_steps = spans
     first_ns, last_ns = int(counter.t_ns[0]), int(counter.t_ns[-1])
     inside = (starts >= first_ns) & (ends <= last_ns)
     starts, ends = starts[inside], ends[inside]
-    if len(starts) < 2:
+    if not len(starts):
         return None
-    floor_w = _floor(power, ends[:-1], starts[1:])
+    before_ns = power.t_ns[:1] - round(SEEN_AFTER_S * NS_PER_S)
+    floor_w = _floor(power, np.append(before_ns, ends), np.append(starts, power.t_ns[-1] + 1))
     if floor_w is None:
         return None
     busy_s = (ends - starts) / NS_PER_S
@@ -62,11 +65,25 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
         levels_w[unseen] = rest_j / float(busy_s[unseen].sum())
     if over_j / float(busy_s.sum()) < _LEAST_CONTRAST * floor_w or levels_w.min() <= floor_w:
         return None
-    return _risen(starts, ends, levels_w, floor_w, first_ns, last_ns)
+    spread = ~unseen & (not are_steps)  # how it is spread over one step nobody asks
+    seen = _seen(power, starts[spread], ends[spread])
+    t_ns, watts = _stairs(starts, ends, levels_w, floor_w, seen)
+    t_ns = np.concatenate([[first_ns - NS_PER_S], t_ns, [max(last_ns, int(t_ns[-1])) + NS_PER_S]])
+    rises = np.diff(t_ns) / NS_PER_S * np.append(floor_w, watts)
+    return EnergyCurve(
+        t_ns.astype(np.int64),
+        np.append(0.0, np.cumsum(rises)),
+        refresh_s=SPAN_SLACK_S if are_steps else REFRESH_S,
+        max_gap_s=float("inf"),
+        seen_until_ns=int(t_ns[-1]),
+    )
 
 
-def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray] | None:
-    """When the first rank computed; ranks work in step. None where only lines were printed."""
+def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray, bool] | None:
+    """When the first rank computed, ranks work in step; and whether each span is one step.
+
+    None where only lines were printed.
+    """
     rows = evidence.all_steps
     if not len(rows) or evidence.from_output:
         return None
@@ -74,13 +91,14 @@ def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray] | None:
     own = lane.where(np.isin(lane["phase"], _LOADS))
     if not len(own):
         return None
-    return merged(own.columns["start_ns"], own.columns["end_ns"])  # type: ignore[arg-type]
+    starts, ends = merged(own.columns["start_ns"], own.columns["end_ns"])  # type: ignore[arg-type]
+    return starts, ends, len(starts) == len(own)
 
 
 def _floor(power: Series, starts: TimeArray, ends: TimeArray) -> float | None:
     """What is drawn in the pauses, by readings that speak of nothing else; None if all sorts."""
     seen = _within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
-    if int(seen.sum()) < _LEAST_READINGS:
+    if int(seen.sum()) < _LEAST_AT_REST:
         return None
     low_w, floor_w, high_w = np.percentile(power.values[seen], [10, 50, 90])
     # A device at rest draws what it draws. Where it does not, there is more going on than steps.
@@ -104,27 +122,28 @@ def _within(
 ) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     place = np.searchsorted(starts, t_ns, side="right") - 1
     found: np.ndarray[tuple[int], np.dtype[np.bool_]] = (place >= 0) & (
-        t_ns <= ends[np.clip(place, 0, None)]
+        t_ns < ends[np.clip(place, 0, None)]
     )
     return found
 
 
-def _risen(
-    starts: TimeArray,
-    ends: TimeArray,
-    levels_w: FloatArray,
-    floor_w: float,
-    first_ns: int,
-    last_ns: int,
-) -> EnergyCurve:
-    edges = np.column_stack([starts, ends]).ravel()
-    watts = np.column_stack([levels_w, np.full(len(starts), floor_w)]).ravel()
-    t_ns = np.concatenate([[first_ns - NS_PER_S], edges, [max(last_ns, int(edges[-1])) + NS_PER_S]])
-    rises = np.diff(t_ns) / NS_PER_S * np.append(floor_w, watts)
-    return EnergyCurve(
-        t_ns.astype(np.int64),
-        np.append(0.0, np.cumsum(rises)),
-        refresh_s=SPAN_SLACK_S,
-        max_gap_s=float("inf"),
-        seen_until_ns=int(t_ns[-1]),
-    )
+def _seen(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
+    """The readings that speak of long steps alone, at the times of which they speak."""
+    if not len(starts):
+        return Series(starts, np.empty(0))
+    inside = _within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
+    return Series(power.t_ns[inside] - round(_SPEAKS_OF_S * NS_PER_S), power.values[inside])
+
+
+def _stairs(
+    starts: TimeArray, ends: TimeArray, levels_w: FloatArray, floor_w: float, seen: Series
+) -> tuple[TimeArray, FloatArray]:
+    """From when on how many watts: a step's level, or what was seen in it, and then the floor."""
+    first = np.searchsorted(seen.t_ns, starts)
+    is_seen = first < np.searchsorted(seen.t_ns, ends)
+    begins_w = levels_w.copy()
+    begins_w[is_seen] = seen.values[first[is_seen]]
+    t_ns = np.concatenate([starts, seen.t_ns, ends])
+    watts = np.concatenate([begins_w, seen.values, np.full(len(ends), floor_w)])
+    order = np.argsort(t_ns, kind="stable")
+    return t_ns[order], watts[order]
