@@ -10,7 +10,6 @@ the program's exit for a while and no longer.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
-from ergmeter.runlog.meeting import own_rank, world_size
+from ergmeter.runlog.meeting import own_rank, told_task, world_size
 from ergmeter.runlog.parallel import told_layout
 
 if TYPE_CHECKING:
@@ -355,13 +354,8 @@ class HandOver:
         The environment comes last: several launchers set it late or not at all, and then two ranks
         would both call themselves 0.
         """
-        for rank in (self._rank, self._given_rank):
-            if rank is not None:
-                return rank
-        for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-            if os.environ.get(name, "").isdigit():
-                return int(os.environ[name])
-        return 0
+        known = (self._rank, self._given_rank, told_task())
+        return next((rank for rank in known if rank is not None), 0)
 
 
 def own_id(writer: str) -> str:

@@ -232,18 +232,15 @@ class Evidence:
 
     @cached_property
     def _devices(self) -> list[Device]:
-        found: dict[str, Device] = {}
         # Of one node several may have read, one after the other; each has seen what was used then.
         used = {mark.detail for mark in self.run.marks if mark.name == "device_used"}
+        counted: dict[str, None] = {}
         for writer in self.run.writers:
             is_known = any(device.id in used for device in writer.devices)
             for device in writer.devices:
                 if device.kind != "gpu" or not is_known or device.id in used:
-                    # Two probes may read one device, each with facts of its own.
-                    before = found.get(device.id, device)
-                    facts = {**device.facts, **before.facts}
-                    found[device.id] = replace(before, facts=facts)
-        return list(found.values())
+                    counted[device.id] = None
+        return [self.run.devices[id_] for id_ in counted]
 
     def series(self, column: str) -> Mapping[str, Series]:
         """A column of the samples by device, loaded as devices are asked for."""

@@ -32,6 +32,7 @@ from ergmeter.recorder.relay import (
 )
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import new_run_path, run_header
+from ergmeter.runlog.meeting import told_size, told_task
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 
@@ -82,7 +83,7 @@ def record(request: Request) -> Recording:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
     planned(request.sinks)  # or what is wrong with one of them
     name = request.name or _name(request.command)
-    path = request.out or new_run_path(name)
+    path = _of_this_task(request.out) or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
     environment = _environment(run, keep_buffering=request.keep_buffering)
     if request.hook:
@@ -138,6 +139,23 @@ def record(request: Request) -> Recording:
     with suppress(ChildProcessError):
         os.waitpid(relay_pid, os.WNOHANG)
     return Recording(code if code >= 0 else 128 - code, run)
+
+
+def _of_this_task(out: Path | None) -> Path | None:
+    """Where `srun erg record --out DIR` goes: each task has a recorder, and so a run, of its own.
+
+    One run of all of them is `erg record -- srun ...`; but a task that is refused its directory
+    would take the whole training with it.
+    """
+    size, task = told_size(), told_task()
+    if size < 2 or task is None:
+        return out
+    if task == 0:
+        sys.stderr.write(
+            f"erg: each of {size} tasks is recorded in a run of its own; for one run of all, put"
+            " the launcher inside: erg record -- srun ...\n"
+        )
+    return out.with_name(f"{out.name}-{task}") if out is not None and task else out
 
 
 def _started(meter: Meter) -> bool:

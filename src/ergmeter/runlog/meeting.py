@@ -44,6 +44,13 @@ def told_size() -> int:
     return max((int(size) for size in said if size.isdecimal()), default=1)
 
 
+def told_task() -> int | None:
+    """This process's number among those, where the launcher says it."""
+    names = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+    said = (os.environ.get(name, "") for name in names)
+    return next((int(one) for one in said if one.isdecimal()), None)
+
+
 def own_rank() -> int | None:
     """This process's number in its group; None where there is no group, or no more."""
     try:

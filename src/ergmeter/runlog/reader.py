@@ -146,8 +146,15 @@ class Run:
 
     @cached_property
     def devices(self) -> dict[str, Device]:
-        """Every device that was sampled, once, whoever sampled it."""
-        return {device.id: device for writer in self.writers for device in writer.devices}
+        """Every device that was sampled, once, with what all who did know of it.
+
+        Two probes may read one device, each with facts of its own; the first is believed first.
+        """
+        found: dict[str, Device] = {}
+        for device in (device for writer in self.writers for device in writer.devices):
+            before = found.get(device.id, device)
+            found[device.id] = replace(before, facts={**device.facts, **before.facts})
+        return found
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -449,11 +456,17 @@ def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, An
         if kind == "time":
             columns[name] = segment.integers(name) + offset_ns
         elif kind == "text":
-            columns[name] = segment.phases(name)
+            columns[name] = _thin(segment.phases(name))
         elif name in segment.names:
-            columns[name] = segment.floats(name) + (offset_ns if name in _TIMES else 0)
-    columns["writer"] = np.full(segment.rows, writer, dtype=np.int64)
+            columns[name] = _thin(segment.floats(name) + (offset_ns if name in _TIMES else 0))
+    columns["writer"] = np.broadcast_to(np.int64(writer), segment.rows)
     return columns
+
+
+def _thin(column: Any) -> Any:  # noqa: ANN401  whichever array type came in
+    """One number instead of many, where they are all the same."""
+    is_one_number = len(column) > 0 and bool((column == column[0]).all())
+    return np.broadcast_to(column[0], len(column)) if is_one_number else column
 
 
 def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Table:
@@ -478,10 +491,14 @@ def _joined(parts: list[Any], rows: list[int]) -> Any:  # noqa: ANN401  whicheve
         return np.empty(0)
     if all(part is None for part in parts):
         return np.broadcast_to(np.nan, sum(rows))
-    filled = (np.full(n, np.nan) if p is None else p for p, n in zip(parts, rows, strict=True))
-    whole = np.concatenate(list(filled))
-    is_one_number = len(whole) > _FEW_STEPS and bool((whole == whole[0]).all())
-    return np.broadcast_to(whole[0], len(whole)) if is_one_number else whole
+    if sum(rows) > _FEW_STEPS and not any(p is None or p.strides != (0,) for p in parts):
+        ones = np.array([part[0] for part in parts if len(part)])
+        if (ones == ones[0]).all():
+            return np.broadcast_to(ones[0], sum(rows))
+    filled = (
+        np.broadcast_to(np.nan, n) if p is None else p for p, n in zip(parts, rows, strict=True)
+    )
+    return np.concatenate(list(filled))
 
 
 def joined(pieces: list[Series]) -> Series:

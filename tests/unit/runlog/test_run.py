@@ -298,3 +298,24 @@ def test_what_the_recorder_was_told_holds_against_the_code_inside(tmp_path: Path
     add_writer(path, settings={"warmup_steps": 5, "pue": 1.2})
     add_writer(path, settings={"warmup_s": 2.0}, stream="output")
     assert Run.open(path).settings == {"warmup_s": 2.0, "pue": 1.2}
+
+
+def test_a_device_that_two_probes_read_has_the_facts_of_both(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    by_dcgm = Device(GPU.id, "gpu", "GPU", "dcgm", {"power_field": "draw", "counters": "dcgm"})
+    add_writer(run, devices=[GPU, by_dcgm])
+    (found,) = Run.open(run).devices.values()
+    assert found.name == "Test GPU"
+    assert found.facts == {"power_field": "instant", "counters": "dcgm"}
+
+
+def test_a_column_of_one_number_is_kept_as_one_however_many_files_it_is_in(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for rank in range(2):
+        rows = even_steps(6_000, seconds=0.001, tokens_computed=7, rank=rank)
+        add_writer(run, steps=rows)
+    found = Run.open(run).steps()
+    assert found["tokens_computed"].strides == (0,)
+    assert found["tokens_computed"].sum() == 12_000 * 7
+    assert found["rank"].tolist() == [0] * 6_000 + [1] * 6_000
+    assert np.isnan(found["loss"]).all()
