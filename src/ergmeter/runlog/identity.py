@@ -55,7 +55,10 @@ def new_run_path(name: str, parent: Path = Path("runs"), *, group: str | None = 
     """Where a run goes if the user does not say: runs/2026-11-20-train-7f3a."""
     slug = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:40] or "run"
     today = datetime.now(timezone.utc).astimezone().date().isoformat()
-    return parent / f"{today}-{slug}-{(group or secrets.token_hex(2))[:4]}"
+    while True:
+        path = parent / f"{today}-{slug}-{(group or secrets.token_hex(2))[:4]}"
+        if group is not None or not path.exists():
+            return path
 
 
 def run_header(name: str, command: Sequence[str], *, group: str | None = None) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def writer_header(source: str) -> dict[str, Any]:
     """Who writes. `source` is "meter" (in the program), "recorder" (around it) or "import"."""
     host, pid = socket.gethostname(), os.getpid()
     return {
-        "writer": f"{host}-{pid}-{secrets.token_hex(2)}",
+        "writer": f"{host}-{pid}-{secrets.token_hex(4)}",
         "source": source,
         "host": host,
         "boot_id": boot_id(),

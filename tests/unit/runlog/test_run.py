@@ -21,7 +21,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import PHASES, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog import writer as writer_module
-from ergmeter.runlog.identity import redacted, writer_header
+from ergmeter.runlog.identity import new_run_path, redacted, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run, to_parquet
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
@@ -319,3 +319,14 @@ def test_a_column_of_one_number_is_kept_as_one_however_many_files_it_is_in(tmp_p
     assert found["tokens_computed"].sum() == 12_000 * 7
     assert found["rank"].tolist() == [0] * 6_000 + [1] * 6_000
     assert np.isnan(found["loss"]).all()
+
+
+def test_a_run_of_no_name_in_particular_gets_a_directory_that_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four digits are soon drawn twice by somebody who makes a hundred runs a day."""
+    drawn = iter(["aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr("ergmeter.runlog.identity.secrets.token_hex", lambda _: next(drawn))
+    first = new_run_path("train", tmp_path)
+    first.mkdir()
+    assert new_run_path("train", tmp_path).name == first.name.replace("aaaa", "bbbb")
