@@ -205,7 +205,7 @@ def test_a_layout_that_the_ranks_can_not_have_is_refused_before_anything_is_meas
     rank = started(library, Script(GPUS), arguments, rank=0, world=4)
     _, errors = rank.communicate(timeout=TIMEOUT_S)
     assert rank.returncode == 1
-    assert errors.decode().strip().endswith("3 = 3 does not divide the 4 ranks of this training")
+    assert errors.decode().strip().endswith("3 does not divide the 4 ranks of this training")
     assert not (tmp_path / "run").exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from pathlib import Path
@@ -77,10 +76,11 @@ def command(
     """
     if os.name != "posix":
         raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
+    from ergmeter.meter.opening import probe_names
     from ergmeter.recorder import Request, record
     from ergmeter.runlog.format import RUN_VARIABLE
 
-    _check(probes)
+    probe_names(probes)  # or which there are
     if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
         unused = f"; --out {out} is not used" if out else ""
         around = os.environ[RUN_VARIABLE]
@@ -108,18 +108,6 @@ def command(
     if not quiet:
         _show(recording.run)
     return recording.exit_code
-
-
-def _check(probes: tuple[str, ...]) -> None:
-    """Refuse a probe there isn't. In a run it would be one more that is not available here."""
-    from ergmeter import registry
-
-    known = registry.names("probes")
-    for name in probes:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise click.UsageError(f"no probe {name!r}{hint} (there are: {', '.join(known)})")
 
 
 def _show(run: Path) -> None:

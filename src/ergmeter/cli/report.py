@@ -63,6 +63,8 @@ def command(
 
     opened = Run.open(run or newest_run(Path("runs")))
     opened = opened.training(training) if training else opened
+    if memory and (as_json or metrics):
+        raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
     if memory:
         from ergmeter.views.memory import timeline
 

@@ -30,7 +30,7 @@ from ergmeter.meter import measuring
 from ergmeter.meter.clock import moment
 from ergmeter.meter.feed import EVERY_S, Feed, planned
 from ergmeter.meter.handover import STEP_GIVEN
-from ergmeter.meter.opening import Around, Plan, say, why
+from ergmeter.meter.opening import Around, Plan, probe_names, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
 from ergmeter.meter.span import StepSpan
 from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
@@ -94,7 +94,7 @@ class Meter:
             name=name or Path(sys.argv[0] or "python").stem or "python",
             settings=found,
             out=Path(out) if out is not None else None,
-            probes=tuple(probes) if probes is not None else None,
+            probes=probe_names(probes),
             probe_options=probe_options or {},
             rank=rank,
             budget=budget,

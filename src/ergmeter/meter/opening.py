@@ -10,6 +10,7 @@ second: what a counter counted in between is not lost.
 
 from __future__ import annotations
 
+import difflib
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ergmeter import registry
 from ergmeter.errors import UsageError
 from ergmeter.meter.claim import Claim
 from ergmeter.meter.handover import HandOver, own_id
@@ -39,6 +41,22 @@ if TYPE_CHECKING:
 
 
 _LAUNCHES = 1000  # of one name on one day
+
+
+def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
+    """What a user may ask for. UsageError for a probe there isn't: in a run it would be one more
+    that is not available here."""
+    if asked is None:
+        return None
+    if isinstance(asked, str):
+        raise UsageError(f"probes is a list; got {asked!r}: give probes=[{asked!r}]")
+    names, known = tuple(asked), registry.names("probes")
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(known)})")
+    return names
 
 
 @dataclass(frozen=True, slots=True)

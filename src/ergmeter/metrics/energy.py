@@ -28,8 +28,8 @@ from ergmeter.metrics.power import (
 from ergmeter.metrics.shape import span_shape
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.unseen import need_all, need_devices
-from ergmeter.records import Reading, weakest
-from ergmeter.units import J_PER_WH
+from ergmeter.records import Reading, Window, weakest
+from ergmeter.units import J_PER_WH, NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -40,6 +40,7 @@ _LATEST = "curves of the device that was asked of last"
 DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
+_APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
 _CPUS = ("rapl", "grace", "apple")
 
 
@@ -115,15 +116,24 @@ def _curves(evidence: Evidence, device: Device) -> _Curves:
 
 @kept
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
-    """What a device drew in the window by its counter, and by its instant power alone."""
+    """What a device drew by its counter, and by its instant power alone.
+
+    From one refresh of the counter to another, as far apart as there are: between its readings
+    nobody but the power says when it was drawn.
+    """
     if device.facts.get("power_field") == "draw":
         raise NotMeasurable("its power is an average of about a second: no check on its counter")
     curves = _curves(evidence, device)
     integral = curves.integral
     if integral is None:
         raise NotMeasurable(curves.why_no_integral)
-    counter = _counter(evidence, device).over(evidence.span).joules
-    return counter, integral.over(evidence.span).joules
+    counter = _counter(evidence, device)
+    inside = (counter.t_ns >= integral.t_ns[0]) & (counter.t_ns <= integral.t_ns[-1])
+    t_ns, joules = counter.t_ns[inside], counter.joules[inside]
+    if len(t_ns) < 2 or (apart_s := float(t_ns[-1] - t_ns[0]) / NS_PER_S) < _APART_S:
+        seen = f"{duration(apart_s)} apart" if len(t_ns) > 1 else "once"
+        raise NotMeasurable(f"its counter was seen {seen}, and refreshes ten times a second")
+    return float(joules[-1] - joules[0]), integral.over(Window(int(t_ns[0]), int(t_ns[-1]))).joules
 
 
 def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:

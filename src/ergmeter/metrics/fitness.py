@@ -51,6 +51,7 @@ _GAP_INTERVALS = 10
 _LOW_LOAD_FRAC = 0.5
 _DISAGREE_FRAC = 0.05
 _GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of what was held at first
+_LEFT = "figures that need it are absent, or of what was left"
 _LOST = ("rows_dropped", "samples_dropped", "handover_failed", "probe_failed", "device_lost")
 
 
@@ -106,13 +107,17 @@ def _window_note(evidence: Evidence) -> str:
 def _record(evidence: Evidence) -> list[Finding]:
     found = []
     if evidence.run.status == CUT_OFF:
-        effect = "the window ends at its last hand-over"
+        several = len(evidence.run.writers) > 1
+        effect = "the window ends at its last hand-over" + (", or its others' last steps" * several)
         found.append(Finding("record", "serious", "the run was cut off", effect))
     lost = [mark for mark in evidence.run.marks if mark.name in _LOST]
     if lost:
         seen = f"part of the record is missing: {lost[0].name.replace('_', ' ')}: {lost[0].detail}"
-        effect = "figures that need it are absent, or of what was left"
-        found.append(Finding("record", "serious", seen, effect))
+        found.append(Finding("record", "serious", seen, _LEFT))
+    found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
+    if not evidence.has_work:
+        effect = "what there is to compare is the whole command: its time, energy and memory"
+        found.append(Finding("record", "minor", "no steps were seen", effect))
     return found
 
 
@@ -143,7 +148,8 @@ def _company(evidence: Evidence) -> list[Finding]:
 
 
 def _window(evidence: Evidence) -> list[Finding]:
-    lasted_s, steps = evidence.window.duration_s, len(evidence.counted)
+    lasted_s, rows = evidence.window.duration_s, evidence.counted
+    steps = max(len(lane) for lane in rows.lanes) if evidence.trains else len(rows)
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
     seen = f"the window is {duration(lasted_s)} long, with {steps} steps"
@@ -231,7 +237,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
     longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
     if longest_s <= max(_GAP_S, _GAP_INTERVALS * usual_s):
         return []
-    seen = f"{device.name} was not read for {duration(longest_s)}"
+    seen = f"{named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
     effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
     return [Finding("gaps", "serious", seen, effect)]
@@ -245,14 +251,14 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
     for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
         share = float(((bits & mask) != 0).mean())
         if share > _LEAST_FRAC:
-            seen = f"{device.name}: held down by {what} in {share:.0%} of the readings"
+            seen = f"{named(evidence, device)}: held down by {what} in {share:.0%} of the readings"
             effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
             found.append(Finding("throttling", "serious", seen, effect))
     capped = float(((bits & _POWER_CAP) != 0).mean())
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
         which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
-        seen = f"{device.name}: at its power {which} in {capped:.0%} of the readings"
+        seen = f"{named(evidence, device)}: at its power {which} in {capped:.0%} of the readings"
         effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
         found.append(Finding("throttling", "minor", seen, effect))
     return found
@@ -260,9 +266,11 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
 
 def _clocks(evidence: Evidence, device: Device) -> str:
     try:
-        return f"; mean clock {mean(evidence, 'clock_hz', device) / HZ_PER_MHZ:.0f} MHz"
+        series = readings(evidence, "clock_hz", device)
     except NotMeasurable:
         return ""
+    usual = float(np.median(series.values[inside(evidence, series.t_ns)]))
+    return f"; clock {usual / HZ_PER_MHZ:.0f} MHz (median)"
 
 
 @asked_of("gpu")
@@ -273,7 +281,7 @@ def _clock(evidence: Evidence, device: Device) -> list[Finding]:
     if moved <= _CLOCK_FRAC:
         return []
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
-    seen = f"{device.name}: the clock moved between {mhz}"
+    seen = f"{named(evidence, device)}: the clock moved between {mhz}"
     return [Finding("clock", "minor", seen, f"the speed moves with it, by up to {moved:.0%}")]
 
 
@@ -284,7 +292,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
     first, most = float(values[0]), float(values.max())
     if most - first < _WARMING_C:
         return []
-    seen = f"{device.name}: warmed from {first:.0f} to {most:.0f} C in the window"
+    seen = f"{named(evidence, device)}: warmed from {first:.0f} to {most:.0f} C in the window"
     effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
     return [Finding("temperature", "minor", seen, effect)]
 
@@ -294,7 +302,7 @@ def _load(evidence: Evidence, device: Device) -> list[Finding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
         return []
-    seen = f"{device.name}: at work in {busy:.0%} of the time"
+    seen = f"{named(evidence, device)}: at work in {busy:.0%} of the time"
     effect = "the time is made elsewhere: its figures say little about the device"
     return [Finding("load", "minor", seen, effect)]
 
@@ -306,7 +314,8 @@ def _counter(evidence: Evidence, device: Device) -> list[Finding]:
     apart = integral_j / counter_j - 1
     if abs(apart) <= _DISAGREE_FRAC:
         return []
-    seen = f"{device.name}: integrated power is {apart:+.0%} of what its counter says"
+    than = f"{abs(apart):.0%} {'more' if apart > 0 else 'less'} than its counter says"
+    seen = f"{named(evidence, device)}: integrated power is {than}"
     effect = "one of its two sensors is wrong: energy is the counter's"
     return [Finding("counter", "serious", seen, effect)]
 
@@ -322,7 +331,7 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
     if not (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
         return []
     grown = (quarters[3] - quarters[0]) / 1e9
-    seen = f"{device.name}: memory only grows, by {grown:.2g} GB in the window"
+    seen = f"{named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
     return [Finding("memory", "minor", seen, "a longer run may end for want of it")]
 
 
@@ -331,10 +340,18 @@ def _memory(evidence: Evidence) -> list[Finding]:
 
 
 def _only_steps(evidence: Evidence) -> None:
+    if not evidence.has_work:
+        raise NotMeasurable("no steps were seen")
     if not evidence.trains:
         raise NotMeasurable("requests differ in length, so that none is slow by itself")
     if evidence.from_output:
         raise NotMeasurable("printed lines stand for several steps each")
+
+
+def named(evidence: Evidence, device: Device) -> str:
+    """A device by its name; and which one it is, where there are several of that name."""
+    alike = [one for one in evidence.devices(device.kind) if one.name == device.name]
+    return device.name if len(alike) < 2 else f"{device.name} [{device.id}]"
 
 
 def _of_gpus(

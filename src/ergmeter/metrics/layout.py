@@ -135,7 +135,8 @@ def places(evidence: Evidence) -> dict[int, dict[str, int]]:
 def _places(evidence: Evidence) -> dict[int, dict[str, int]]:
     ranks = sorted({int(rank) for rank in np.unique(evidence.all_steps["rank"]) if rank >= 0})
     everyone = max(world(evidence), max(ranks, default=0) + 1)
-    if everyone < 2:  # or a program's output, which one of them has printed
+    if everyone < 2 and (evidence.from_output or evidence.settings.layout is None):
+        # Alone; or a program's output, which one of them has printed.
         return {rank: {"rank": rank} for rank in ranks}
     if evidence.settings.layout is not None:
         layout = Layout.parsed(evidence.settings.layout)

@@ -6,9 +6,10 @@ data, prompts, answers, training, idle; and the parts add up to the whole run ex
 are timed by the device, training comes before data: a wait of the host that the device does not
 notice costs nothing.
 
-Edges are known to a refresh of the sensor and no better. A part of many short spans is therefore
-given an interval: with every span shortened, and with every span lengthened, by half a refresh at
-each end.
+When joules were drawn is known to a refresh of the sensor and no better. All edges of a part may be
+off by the same, half a refresh either way: how much that moves it is in its interval. And where
+spans and the gaps between them are shorter than that, as those of steps and waits for data are, the
+sensor says nothing of which drew more: all that the smaller of the two has may be the other's.
 """
 
 from __future__ import annotations
@@ -75,11 +76,13 @@ def _device_part(
             f" spans of {', '.join(order[: place + 1])}"
         )
     half_ns = _half_refresh_ns(curve)
-    wider, narrower = _grown(upto, half_ns), _grown(upto, -half_ns)
-    less, more = _grown(before, -half_ns), _grown(before, half_ns)
-    value = _joules(curve, upto) - _joules(curve, before)
-    low = max(0.0, _joules(curve, narrower) - _joules(curve, more))
-    return value, low, _joules(curve, wider) - _joules(curve, less), basis
+    value, *moved = (
+        _joules(curve, _moved(upto, by_ns)) - _joules(curve, _moved(before, by_ns))
+        for by_ns in (0, -half_ns, -half_ns // 2, half_ns // 2, half_ns)
+    )
+    off = max(abs(one - value) for one in moved)
+    off += sum(_unresolved_j(curve, spans, half_ns) for spans in (upto, before))
+    return value, max(0.0, value - off), value + off, basis
 
 
 def _rest_j(evidence: Evidence) -> Reading:
@@ -153,11 +156,16 @@ def _union(evidence: Evidence, *phases: str) -> Spans:
     return merged(starts, ends)
 
 
-def _grown(spans: Spans, by_ns: int) -> Spans:
-    """With so much more at each end; or less, where there is so much."""
-    starts, ends = spans[0] - by_ns, spans[1] + by_ns
-    kept = ends > starts
-    return merged(starts[kept], ends[kept])
+def _moved(spans: Spans, by_ns: int) -> Spans:
+    starts, ends = spans
+    return starts + by_ns, ends + by_ns
+
+
+def _unresolved_j(curve: EnergyCurve, spans: Spans, half_ns: int) -> float:
+    """What may be of the spans or of the gaps between them, of gaps shorter than a refresh."""
+    starts, ends = merged(spans[0] - half_ns, spans[1] + half_ns)
+    own_j = _joules(curve, spans)
+    return min(own_j, _joules(curve, (starts + half_ns, ends - half_ns)) - own_j)
 
 
 def _clipped(spans: Spans, whole: Spans) -> Spans:

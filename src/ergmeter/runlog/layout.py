@@ -65,10 +65,8 @@ class Layout:
         fits = world == together if "dp" in self.sizes else world % together == 0
         if not fits:
             must = "is not" if "dp" in self.sizes else "does not divide"
-            raise UsageError(
-                f"layout {self}: {self._product()} = {together} {must} the {world} ranks of this"
-                " training"
-            )
+            ranks = "the 1 rank" if world == 1 else f"the {world} ranks"
+            raise UsageError(f"layout {self}: {self._product()} {must} {ranks} of this training")
         experts = self.sizes.get("ep", 1)
         if (world // self.sizes.get("pp", 1)) % experts:
             raise UsageError(
@@ -88,7 +86,9 @@ class Layout:
         return place
 
     def _product(self) -> str:
-        return " x ".join(f"{size}" for name, size in self.sizes.items() if name != "ep") or "1"
+        sizes = [size for name, size in self.sizes.items() if name != "ep"]
+        factors = " x ".join(str(size) for size in sizes)
+        return f"{factors} = {prod(sizes)}" if len(sizes) > 1 else factors or "1"
 
     def __str__(self) -> str:
         said = [f"{name}={size}" for name, size in self.sizes.items()]

@@ -328,12 +328,22 @@ class Run:
         )
         return pa.Table.from_pylist(rows).append_column("time", times) if rows else pa.table({})
 
+    def verified(self) -> list[str]:
+        """Every file that is not what it claims to be, or not all that was written."""
+        for writer in self.writers:
+            for table in COLUMN_KINDS:
+                for _ in self._segments(writer, table):
+                    pass
+        return self.damage
+
     def _segments(
         self, writer: WriterLog, table: str, column: str | None = None
     ) -> Iterator[Segment]:
         """The segments of a table; those that have a column, if just that is wanted."""
+        # Who was killed leaves half a message behind; who came to an end does not.
+        torn = self.damage if writer.closed else self.torn
         find = partial(
-            segments, writer.directory, table, damage=self.damage, torn=self.torn, column=column
+            segments, writer.directory, table, damage=self.damage, torn=torn, column=column
         )
         if self.between is None:
             yield from find()

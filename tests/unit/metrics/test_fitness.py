@@ -123,7 +123,11 @@ def test_a_quiet_run_has_no_finding_and_every_check_was_made(tmp_path: Path) -> 
     [
         ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "held down by heat in 50%"),
         ({"throttled": 0x80}, "throttling", "a hardware slowdown in 100%"),
-        ({"energy_j": lambda t: 1e4 + 400.0 * t}, "counter", "+25%"),
+        (
+            {"energy_j": lambda t: 1e4 + 400.0 * t},
+            "counter",
+            "integrated power is 25% more than its counter says",
+        ),
     ],
 )
 def test_serious_findings(tmp_path: Path, values: Any, check: str, words: str) -> None:

@@ -42,7 +42,7 @@ def test_experts_are_spread_over_ranks_that_are_data_parallel_in_all_else() -> N
 @pytest.mark.parametrize(
     ("layout", "world", "said"),
     [
-        ("tp=3", 4, r"tp=3: 3 = 3 does not divide the 4 ranks"),
+        ("tp=3", 4, r"tp=3: 3 does not divide the 4 ranks"),
         ("tp=2,pp=4", 12, r"2 x 4 = 8 does not divide the 12 ranks"),
         ("tp=2,dp=2", 8, r"2 x 2 = 4 is not the 8 ranks"),
         ("ep=3", 8, r"3 expert-parallel ranks do not divide the 8 ranks of a pipeline stage"),
