@@ -53,14 +53,15 @@ class ErgmeterCallback(TrainerCallback):
         meter: Meter | None = None,
         **options: Any,  # noqa: ANN401  as Meter takes them
     ) -> None:
-        """`options` are those of `Meter`: name, warmup_steps, sinks, dtype, note, ...
+        """`options` are those of `Meter`: name, warmup_steps, sinks, dtype, note, ...; and
+        `profile_steps`, so many of which torch's profiler is to look at.
 
         `meter` is one that is measuring already or will be started; options go to that one then.
         """
         if meter is not None and (out is not None or options):
             raise UsageError("give meter= or what to make one of, not both")
         if meter is None:
-            Meter(out, **options)  # a mistake is told now, and not once the model is loaded
+            Training(out=out, **options)  # a mistake is told now, and not once the model is loaded
         self.looks_on = bool(options.get("looks_on"))
         self._out = out
         self._given = meter

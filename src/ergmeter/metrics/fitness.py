@@ -52,7 +52,14 @@ _LOW_LOAD_FRAC = 0.5
 _DISAGREE_FRAC = 0.05
 _GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of what was held at first
 _LEFT = "figures that need it are absent, or of what was left"
-_LOST = ("rows_dropped", "samples_dropped", "handover_failed", "probe_failed", "device_lost")
+_LOST = (
+    "steps_dropped",
+    "rows_dropped",
+    "samples_dropped",
+    "handover_failed",
+    "probe_failed",
+    "device_lost",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +156,14 @@ def _company(evidence: Evidence) -> list[Finding]:
 
 def _window(evidence: Evidence) -> list[Finding]:
     lasted_s, rows = evidence.window.duration_s, evidence.counted
-    steps = max(len(lane) for lane in rows.lanes) if evidence.trains else len(rows)
+    if evidence.trains:
+        steps, what = max(len(lane) for lane in rows.lanes), "steps"
+    else:  # a request is up to two rows
+        steps, what = int(np.bincount(rows["phase"].astype(int)).max()), "requests"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
-    seen = f"the window is {duration(lasted_s)} long, with {steps} steps"
-    effect = f"too short to tell chance from speed: measure {_SHORT_S:g} s and {_FEW_STEPS} steps"
+    seen = f"the window is {duration(lasted_s)} long, with {steps} {what}"
+    effect = f"too short to tell chance from speed: measure {_SHORT_S:g} s and {_FEW_STEPS} {what}"
     return [Finding("window", "serious", seen, f"{effect} or more")]
 
 

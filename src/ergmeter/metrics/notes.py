@@ -79,6 +79,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _contradicted(readings)
     said += _told_twice(evidence)
     said += _slow_first_step(evidence, readings)
+    said += _profiled(evidence)
     said += _noisy(readings)
     said += _short(evidence)
     said += _ranks(evidence)
@@ -96,6 +97,23 @@ def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:
     recorders = [one for one in evidence.run.writers if one.header.get("source") == "recorder"]
     marks = [mark for one in recorders for mark in one.marks if mark.name in _READING_LINES]
     return {(mark.name, mark.detail) for mark in marks}
+
+
+def _profiled(evidence: Evidence) -> list[str]:
+    """Too late or too few to be left out."""
+    if not evidence.has_work:
+        return []
+    try:
+        start_ns, end_ns = evidence.window.start_ns, evidence.window.end_ns
+    except NotMeasurable:
+        return []
+    marks = [mark for mark in evidence.run.marks if mark.name == "profile_unread"]
+    if not any(start_ns < mark.t_ns < end_ns for mark in marks):
+        return []
+    return [
+        "steps that were profiled are in these figures, and take longer than the others;"
+        " --warmup-steps leaves them out"
+    ]
 
 
 def _told_twice(evidence: Evidence) -> list[str]:

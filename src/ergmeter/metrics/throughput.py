@@ -20,7 +20,15 @@ from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
 from ergmeter.metrics.stats import mean_rate, ratio_interval
 from ergmeter.metrics.steps import with_lanes
-from ergmeter.metrics.tokens import counted_basis, label_of, steps_in, steps_of, tokens, told
+from ergmeter.metrics.tokens import (
+    counted_basis,
+    label_of,
+    need_rows,
+    steps_in,
+    steps_of,
+    tokens,
+    told,
+)
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S
 
@@ -34,6 +42,7 @@ _DECODE = PHASES.index("decode")
 
 def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
+    need_rows(evidence)
     rows = evidence.counted
     values = None
     if not unseen.is_declared(evidence, "samples"):

@@ -54,6 +54,7 @@ def told(evidence: Evidence, rows: Steps, column: str) -> FloatArray | None:
 
 def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
+    need_rows(evidence)
     rows = evidence.counted if rows is None else rows
     reasons = []
     declared = evidence.settings.tokens_per_step
@@ -100,10 +101,18 @@ def steps_in(rows: Steps) -> FloatArray:
     return values
 
 
+def need_rows(evidence: Evidence) -> None:
+    """Refuse to count where rows of steps were lost: what was done in their time is not known."""
+    lost = [mark.detail for mark in evidence.run.marks if mark.name == "steps_dropped"]
+    if lost:
+        raise NotMeasurable(f"part of the record is missing: {lost[-1]}")
+
+
 def steps_of(evidence: Evidence) -> float:
     """Optimizer steps in the window, of the rank that made the most."""
     if not evidence.trains and len(evidence.all_steps):
         raise NotMeasurable("no training steps: this run evaluates or generates")
+    need_rows(evidence)
     return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
 
 

@@ -25,7 +25,8 @@ _RULES = {
     "warmup_end": "until the mark warmup_end",
     "profile_unread": "until the profiled steps were over",
 }
-_MOST = 0.5  # of all steps, that are left once the profile is over
+_FEW = 5  # steps that must be left once the profile is over,
+_EARLY = 30  # if it came so early; else as many as there were before
 
 
 def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | None:
@@ -43,7 +44,9 @@ def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | Non
     if not profiled or any(way is not None for way in settings.warmups):
         return None
     last = max(profiled, key=lambda mark: mark.t_ns)
-    return last if (work["start_ns"] >= last.t_ns).mean() >= _MOST else None
+    is_after = work["start_ns"] >= last.t_ns
+    left, before = (int(one.sum()) // len(work.lanes) for one in (is_after, ~is_after))
+    return last if left >= (_FEW if before <= _EARLY else before) else None
 
 
 def rule(settings: Settings, mark: Mark | None) -> str:

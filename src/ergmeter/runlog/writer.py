@@ -173,6 +173,7 @@ class Writer:
         self.id = str(header["writer"])
         self.directory = run / self.id
         self.dropped_rows = 0
+        self._dropped_steps = 0
         self._segments: dict[tuple[str, str], _Segment] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._texts: dict[tuple[str, str], dict[str, list[str]]] = {}
@@ -249,6 +250,8 @@ class Writer:
                 self._roll(table, stream)
         except OSError as error:
             self._refused(rows, error)
+            if table == "steps":
+                self._dropped_steps += rows
             self._begin_again(table, stream)
 
     def close(self) -> None:
@@ -260,6 +263,9 @@ class Writer:
                 self._refused(0, error)
         if self.dropped_rows:
             self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"{self.dropped_rows} rows in all"))
+        if self._dropped_steps:
+            said = f"{self._dropped_steps} rows of steps could not be written"
+            self.mark(Mark(time.monotonic_ns(), "steps_dropped", said))
         os.close(self._marks_fd)
 
     def _begin_again(self, table: str, stream: str) -> None:

@@ -13,10 +13,12 @@ torch = pytest.importorskip("torch")
 
 from torch.profiler import ProfilerActivity, profile, schedule  # noqa: E402
 
+from ergmeter.errors import UsageError  # noqa: E402
 from ergmeter.importers import torch_trace  # noqa: E402
 from ergmeter.integrations.profiling import Profile  # noqa: E402
 from ergmeter.integrations.training import Training  # noqa: E402
 from ergmeter.meter import Meter  # noqa: E402
+from ergmeter.metrics.summarize import summarize  # noqa: E402
 from ergmeter.records import Mark, Step  # noqa: E402
 from ergmeter.runlog.reader import Run  # noqa: E402
 from tests.runs import reading, reason, run_of  # noqa: E402
@@ -254,5 +256,39 @@ def test_profiled_steps_are_warm_up_unless_one_is_declared_or_they_come_late(
     assert value == pytest.approx(10)  # the 15 steps behind them, as if there had been no profile
     assert "until the profiled steps were over" in note
     everything = 200 / (18 + 6 + 2)
-    assert told("late", 15)[0] == pytest.approx(everything)
+    assert told("late", 15)[0] == pytest.approx(everything)  # three are left
+    assert "steps that were profiled are in these figures" in " ".join(
+        summarize(Run.open(tmp_path / "late")).notes
+    )
     assert told("declared", 3, warmup_steps=0)[0] == pytest.approx(everything)
+
+
+def test_steps_of_a_real_trainer_are_profiled_and_left_out(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from ergmeter.integrations.huggingface import ErgmeterCallback
+
+    with pytest.raises(UsageError, match="profile_steps is a number"):
+        ErgmeterCallback(tmp_path / "run", profile_steps=-1)
+    callback = ErgmeterCallback(tmp_path / "run", profile_steps=3, probes=())
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2,
+    )  # fmt: skip
+    row = {"input_ids": list(range(32)), "labels": list(range(32))}
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"), max_steps=24, per_device_train_batch_size=2, report_to="none",
+        save_strategy="no", disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    transformers.Trainer(
+        transformers.LlamaForCausalLM(config), arguments, train_dataset=[row] * 48,
+        callbacks=[callback],
+    ).train()  # fmt: skip
+    run = Run.open(tmp_path / "run")
+    shares = ("compute", "communication_alone", "copy_alone", "idle")
+    found = [reading(run, f"profile.{name}_frac") for name in shares]
+    assert sum(one.value for one in found) == pytest.approx(1)
+    assert "3 steps under torch's profiler" in found[0].note
+    # Ten, one in which the profiler warms up, and three.
+    assert reading(run, "time.warmup_steps").value == 14
+    assert reading(run, "steps.count").value == 10
+    assert reading(run, "tokens.total").value == 10 * 2 * 32
