@@ -122,7 +122,7 @@ def _record(evidence: Evidence) -> list[Finding]:
         seen = f"part of the record is missing: {lost[0].name.replace('_', ' ')}: {lost[0].detail}"
         found.append(Finding("record", "serious", seen, _LEFT))
     found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
-    if not evidence.has_work:
+    if not found and not evidence.has_work:
         effect = "what there is to compare is the whole command: its time, energy and memory"
         found.append(Finding("record", "minor", "no steps were seen", effect))
     return found

@@ -33,6 +33,26 @@ def steps_of(path: Path) -> dict[str, np.ndarray]:
     return Run.open(path).steps()
 
 
+@pytest.mark.parametrize(
+    ("probes", "words"),
+    [(["nvlm"], "no probe 'nvlm'; did you mean 'nvml'?"), ("nvml", r"give probes=\['nvml'\]")],
+)
+def test_a_probe_there_is_not_is_refused_at_once(probes: object, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Meter(probes=probes)  # type: ignore[arg-type]
+
+
+def test_a_launcher_says_how_many_there_are_where_they_have_not_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with meter_in(tmp_path / "run") as meter:
+        meter.step_end(tokens=1)
+    (writer,) = Run.open(tmp_path / "run").writers
+    assert writer.header["world"] == 2
+
+
 def test_steps_are_recorded_with_what_the_loop_says(tmp_path: Path) -> None:
     with meter_in(tmp_path / "run") as meter:
         for number in range(5):

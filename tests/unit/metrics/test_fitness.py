@@ -13,7 +13,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, even_steps, reason, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, reason, run_of
 from tests.unit.metrics.test_h200 import replayed
 
 S = 10**9
@@ -177,6 +177,47 @@ def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
     lost = Mark(S, "rows_dropped", "12 samples")
     found = checked(made(tmp_path / "run", marks=[lost]))
     assert "rows dropped: 12 samples" in said(found, "record")
+
+
+@pytest.mark.parametrize("table", ["steps", "samples"])
+@pytest.mark.parametrize("how", ["other bytes", "cut"])
+def test_a_file_that_is_not_what_was_written_is_found(tmp_path: Path, table: str, how: str) -> None:
+    path = made(tmp_path / "run").path
+    (file,) = path.glob(f"*/{table}*.arrows")
+    whole = file.read_bytes()
+    file.write_bytes(b"x" * 500 if how == "other bytes" else whole[: len(whole) * 2 // 3])
+    found = checked(Run.open(path))
+    assert file.name in said(found, "record")
+    assert not found.is_fit
+
+
+def test_a_killed_writers_half_message_is_no_damage(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10), closed=False)
+    (file,) = run.path.glob("*/steps*.arrows")
+    file.write_bytes(file.read_bytes()[:-40])
+    assert Run.open(run.path).verified() == []
+
+
+def test_a_command_without_steps_says_what_there_is_to_compare(tmp_path: Path) -> None:
+    found = checked(run_of(tmp_path / "run", samples=read(10.0), devices=[GPU]))
+    assert "no steps were seen" in said(found, "record")
+    assert found.unchecked["stalls"] == "no steps were seen"
+
+
+def test_of_two_devices_alike_a_finding_names_the_one(tmp_path: Path) -> None:
+    other = replace(GPU, id="GPU-1")
+    hot = [replace(one, throttled=HOT) for one in read(10.0)]
+    cool = [replace(one, device=other.id, throttled=0) for one in read(10.0)]
+    steps = even_steps(40, seconds=0.25, tokens_computed=10)
+    run = run_of(tmp_path / "run", steps=steps, samples=[*hot, *cool], devices=[GPU, other])
+    assert said(checked(run), "throttling").startswith("Test GPU [GPU-0]: held down by heat")
+
+
+def test_steps_are_counted_for_one_rank(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for rank in range(2):
+        add_writer(run, steps=even_steps(6, tokens_computed=10, rank=rank))
+    assert "6 s long, with 6 steps" in said(checked(Run.open(run)), "window")
 
 
 def test_other_programs_on_the_gpu(tmp_path: Path) -> None:
