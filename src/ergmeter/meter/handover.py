@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
-from ergmeter.runlog.meeting import own_rank, told_size, told_task, world_size
+from ergmeter.runlog.meeting import in_group, launched_size, own_rank, told_task, world_size
 from ergmeter.runlog.parallel import told_layout
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class HandOver:
 
         While there is somebody to ask: at the end of a program its process group is gone.
         """
-        world = max(world_size(), told_size())  # a launcher's ranks need not have met
+        world = world_size() if in_group() else launched_size()
         told = {} if world < 2 else {"world": world, "layout": told_layout()}
         if told and told != self._where:
             self._where = told

@@ -95,7 +95,7 @@ def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | No
     """
     if not evidence.has_work:
         return None
-    rows = evidence.counted
+    rows = evidence.work
     start_ns, end_ns = _of_host(rows, "start_ns"), _of_host(rows, "end_ns")
     is_seen = np.zeros(len(rows), dtype=bool)
     for one in found:

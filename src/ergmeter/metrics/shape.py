@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.metrics.power import REFRESH_S, EnergyCurve, merged
-from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Series
 from ergmeter.units import NS_PER_S
@@ -34,6 +34,8 @@ _SPEAKS_OF_S = 0.12  # a reading: from so long ago to where the next one does
 _LEAST_READINGS = 5
 _LEAST_AT_REST = 3
 _AT_REST_FRAC = 0.1  # between the 10th and the 90th percentile of a floor (1 % on an H200)
+_MOST_ABOVE = 1.5  # that a step may draw of the highest reading
+_NO_PAUSES_FRAC = 0.02  # of the time in steps
 _LEAST_CONTRAST = 1.5  # of load to floor, or the spans say nothing that the sensor does not
 # The counter itself follows the load this closely.
 SPAN_SLACK_S = 0.02
@@ -51,11 +53,10 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
     starts, ends = starts[inside], ends[inside]
     if not len(starts):
         return None
-    before_ns = power.t_ns[:1] - round(SEEN_AFTER_S * NS_PER_S)
-    floor_w = _floor(power, np.append(before_ns, ends), np.append(starts, power.t_ns[-1] + 1))
+    busy_s = (ends - starts) / NS_PER_S
+    floor_w = _floor(power, starts, ends, float(busy_s.sum()))
     if floor_w is None:
         return None
-    busy_s = (ends - starts) / NS_PER_S
     drawn_j = float(counter.values[-1] - counter.values[0])
     over_j = drawn_j - floor_w * ((last_ns - first_ns) / NS_PER_S - float(busy_s.sum()))
     levels_w = _levels(power, starts, ends)
@@ -65,6 +66,8 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
         levels_w[unseen] = rest_j / float(busy_s[unseen].sum())
     if over_j / float(busy_s.sum()) < _LEAST_CONTRAST * floor_w or levels_w.min() <= floor_w:
         return None
+    if levels_w.max() > _MOST_ABOVE * power.values.max():
+        return None  # the device works on in what look like pauses: these are the host's times
     spread = ~unseen & (not are_steps)  # how it is spread over one step nobody asks
     seen = _seen(power, starts[spread], ends[spread])
     t_ns, watts = _stairs(starts, ends, levels_w, floor_w, seen)
@@ -88,17 +91,36 @@ def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray, bool] | None:
     if not len(rows) or evidence.from_output:
         return None
     lane = with_lanes(rows).lanes[0]
-    own = lane.where(np.isin(lane["phase"], _LOADS))
+    is_load = np.isin(lane["phase"], _LOADS)
+    own, others = lane.where(is_load), lane.where(~is_load)
     if not len(own):
         return None
     starts, ends = merged(own.columns["start_ns"], own.columns["end_ns"])  # type: ignore[arg-type]
+    if _overlap(others, starts, ends):
+        return None  # a wait for data in a step: the sensor says which of the two drew more
     return starts, ends, len(starts) == len(own)
 
 
-def _floor(power: Series, starts: TimeArray, ends: TimeArray) -> float | None:
-    """What is drawn in the pauses, by readings that speak of nothing else; None if all sorts."""
-    seen = _within(power.t_ns, starts + round(SEEN_AFTER_S * NS_PER_S), ends)
-    if int(seen.sum()) < _LEAST_AT_REST:
+def _overlap(rows: Steps, starts: TimeArray, ends: TimeArray) -> bool:
+    """Whether a row lies in one of the spans, in part or as a whole."""
+    before = np.searchsorted(starts, rows["end_ns"]) - 1  # the last span that begins before its end
+    return bool((ends[np.clip(before, 0, None)] > rows["start_ns"])[before >= 0].any())
+
+
+def _floor(power: Series, starts: TimeArray, ends: TimeArray, busy_s: float) -> float | None:
+    """What is drawn in the pauses, by readings that speak of nothing else; None if all sorts.
+
+    Between the steps; where there is next to no time between them, before and after them all: a
+    device that nobody uses yet draws less than one that waits for its next step.
+    """
+    pauses_s = float((starts[1:] - ends[:-1]).sum()) / NS_PER_S
+    after_ns = round(SEEN_AFTER_S * NS_PER_S)
+    if pauses_s > _NO_PAUSES_FRAC * busy_s:
+        least, seen = _LEAST_READINGS, _within(power.t_ns, ends[:-1] + after_ns, starts[1:])
+    else:
+        seen = (power.t_ns < starts[0]) | (power.t_ns >= ends[-1] + after_ns)
+        least = _LEAST_AT_REST
+    if int(seen.sum()) < least:
         return None
     low_w, floor_w, high_w = np.percentile(power.values[seen], [10, 50, 90])
     # A device at rest draws what it draws. Where it does not, there is more going on than steps.

@@ -44,9 +44,12 @@ def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | Non
     if not profiled or any(way is not None for way in settings.warmups):
         return None
     last = max(profiled, key=lambda mark: mark.t_ns)
-    is_after = work["start_ns"] >= last.t_ns
-    left, before = (int(one.sum()) // len(work.lanes) for one in (is_after, ~is_after))
-    return last if left >= (_FEW if before <= _EARLY else before) else None
+    for lane in work.lanes:
+        left = int((lane["start_ns"] >= last.t_ns).sum())
+        before = len(lane) - left
+        if left < (_FEW if before <= _EARLY else before):
+            return None
+    return last
 
 
 def rule(settings: Settings, mark: Mark | None) -> str:

@@ -16,6 +16,11 @@ from typing import Any
 from ergmeter.runlog.liveness import started_s
 
 
+def in_group() -> bool:
+    """Whether this process belongs to a group of its framework's."""
+    return own_rank() is not None
+
+
 def world_size() -> int:
     """How many processes train together with this one, itself included."""
     try:
@@ -31,6 +36,7 @@ def world_size() -> int:
 
 # What a launcher says of the size of what it launched, and what it says nowhere else: a shell in an
 # allocation of 8 tasks is told of the 8 as well, and is alone.
+_INTERACTIVE = "4294967290"  # the step of a shell in an allocation
 _SIZES = (
     ("WORLD_SIZE",),
     ("SLURM_NTASKS", "SLURM_STEP_ID"),
@@ -40,8 +46,19 @@ _SIZES = (
 
 def told_size() -> int:
     """How many processes a launcher says it has started together with this one."""
-    said = [os.environ[one[0]] for one in _SIZES if all(name in os.environ for name in one)]
+    here = {name: value for name, value in os.environ.items() if value != _INTERACTIVE}
+    said = [here[one[0]] for one in _SIZES if all(name in here for name in one)]
     return max((int(size) for size in said if size.isdecimal()), default=1)
+
+
+def launched_size() -> int:
+    """How many ranks torchrun or the like has started, which need not have met.
+
+    Not the tasks of a scheduler, which may be trainings of their own; and not of a process that
+    has no number on its node: WORLD_SIZE alone may be the machines of a job.
+    """
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and "LOCAL_RANK" in os.environ else 1
 
 
 def told_task() -> int | None:

@@ -150,9 +150,7 @@ def segments(
                 continue
             if since_s and path.stat().st_mtime < since_s:
                 continue
-            segment = (
-                _parquet(path, stream) if path.suffix == fmt.FULL else _live(path, stream, torn)
-            )
+            segment = _opened(path, stream, torn)
         except (pa.ArrowException, OSError, ValueError) as error:
             _note(damage, f"{path}: not a {table} file ({_first_line(error)})")
             continue
@@ -160,6 +158,15 @@ def segments(
             _columns_of[path] = segment.names
             if column is None or column in segment.names:
                 yield segment
+
+
+def _opened(path: Path, stream: str, torn: list[str]) -> Segment:
+    if path.suffix != fmt.FULL:
+        try:
+            return _live(path, stream, torn)
+        except FileNotFoundError:  # turned into Parquet since we looked
+            path = path.with_suffix(fmt.FULL)
+    return _parquet(path, stream)
 
 
 def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()) -> set[str]:

@@ -246,12 +246,18 @@ class Writer:
         try:
             segment = self._segment_for(table, stream, present)
             segment.append(self._batch(segment.schema, table, stream, columns))
-            if self._is_full(segment):
-                self._roll(table, stream)
         except OSError as error:
             self._refused(rows, error)
             if table == "steps":
                 self._dropped_steps += rows
+                self._tell_of_steps()  # now, too: whoever is killed tells nothing at its end
+            self._begin_again(table, stream)
+            return
+        try:
+            if self._is_full(segment):
+                self._roll(table, stream)
+        except OSError as error:
+            self._refused(0, error)
             self._begin_again(table, stream)
 
     def close(self) -> None:
@@ -264,9 +270,12 @@ class Writer:
         if self.dropped_rows:
             self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"{self.dropped_rows} rows in all"))
         if self._dropped_steps:
-            said = f"{self._dropped_steps} rows of steps could not be written"
-            self.mark(Mark(time.monotonic_ns(), "steps_dropped", said))
+            self._tell_of_steps()
         os.close(self._marks_fd)
+
+    def _tell_of_steps(self) -> None:
+        said = f"{self._dropped_steps} rows of steps could not be written"
+        self.mark(Mark(time.monotonic_ns(), "steps_dropped", said))
 
     def _begin_again(self, table: str, stream: str) -> None:
         """A file whose schema was refused can hold nothing: the next batch begins another."""

@@ -287,7 +287,7 @@ def test_steps_of_a_real_trainer_are_profiled_and_left_out(tmp_path: Path) -> No
     shares = ("compute", "communication_alone", "copy_alone", "idle")
     found = [reading(run, f"profile.{name}_frac") for name in shares]
     assert sum(one.value for one in found) == pytest.approx(1)
-    assert "3 steps under torch's profiler" in found[0].note
+    assert "3 steps under torch's profiler, each" in found[0].note
     # Ten, one in which the profiler warms up, and three.
     assert reading(run, "time.warmup_steps").value == 14
     assert reading(run, "steps.count").value == 10

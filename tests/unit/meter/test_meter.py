@@ -46,7 +46,7 @@ def test_a_launcher_says_how_many_there_are_where_they_have_not_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     with meter_in(tmp_path / "run") as meter:
         meter.step_end(tokens=1)
     (writer,) = Run.open(tmp_path / "run").writers

@@ -167,6 +167,50 @@ def test_long_steps_have_levels_of_their_own() -> None:
     assert joules == pytest.approx([600 if n % 2 else 1200 for n in range(1, 9)], rel=0.05)
 
 
+def test_rest_before_the_steps_is_not_what_their_pauses_draw() -> None:
+    """A device that nobody uses yet: 25 W. Waiting for its next step: 110 W, too briefly to see."""
+
+    def watts(t_s: float) -> float:
+        if not 6 <= t_s < 22:
+            return 25
+        return 400 if (t_s - 6) % 0.16 < 0.05 else 110
+
+    power, counter = steady(watts, 24)
+    bursts = spans(*((6 + n * 0.16, 6.05 + n * 0.16) for n in range(100)))
+    assert span_shape(evidence_of(bursts), power, counter) is None
+
+
+def test_steps_that_would_draw_more_than_was_ever_read_are_the_hosts() -> None:
+    """5 ms to ask for 100 ms of work: the device is never at rest once it has begun."""
+    power, counter = steady(lambda t_s: 700 if 5 <= t_s < 25 else 120, 30)
+    asked = spans(*((5 + n * 0.1, 5.005 + n * 0.1) for n in range(200)))
+    assert span_shape(evidence_of(asked), power, counter) is None
+
+
+def test_steps_without_pauses_end_where_they_end_and_not_where_the_sensor_sees_it() -> None:
+    """It sees everything 0.1 s late."""
+    power, counter = steady(lambda t_s: 700 if 5 <= t_s < 15 else 120, 20)
+    late = Series(power.t_ns + S // 10, power.values)
+    one_by_one = spans(*((5 + n * 0.5, 5.5 + n * 0.5) for n in range(20)))
+    shape = span_shape(evidence_of(one_by_one), late, counter)
+    assert shape is not None
+    ours = counter_curve(counter.t_ns, counter.values, shape=shape, lag_s=0.0)
+    joules, _, _ = ours.over_each(one_by_one[:, 0], one_by_one[:, 1])
+    assert joules.sum() == pytest.approx(7000, rel=0.01)
+
+
+def test_what_lies_within_a_step_is_left_to_the_sensor() -> None:
+    power, counter = steady(lambda t_s: 700 if 5 <= t_s < 25 and t_s % 2 >= 1 else 120, 30)
+    evidence = evidence_of(spans(*((5 + n * 2.0, 7 + n * 2.0) for n in range(10))))
+    assert span_shape(evidence, power, counter) is not None
+    waits = spans(*((6 + n * 2.0, 7 + n * 2.0) for n in range(10)))
+    rows = {n: np.concatenate([c, np.zeros(10)]) for n, c in evidence.all_steps.columns.items()}
+    rows["start_ns"][10:], rows["end_ns"][10:] = waits.T
+    rows["phase"][10:] = PHASES.index("data")
+    within = SimpleNamespace(all_steps=Steps(rows), from_output=False)
+    assert span_shape(within, power, counter) is None  # type: ignore[arg-type]
+
+
 def test_only_what_computes_is_a_load() -> None:
     power, counter = steady(lambda t_s: 600 if t_s % 1 < 0.4 else 120, 30)
     apart = spans(*((n, n + 0.4) for n in range(1, 25)))

@@ -24,7 +24,7 @@ from ergmeter.runlog import writer as writer_module
 from ergmeter.runlog.identity import new_run_path, redacted, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run, to_parquet
-from tests.runs import GPU, add_writer, even_steps, make_run, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason, run_of
 
 S = 10**9
 
@@ -330,3 +330,35 @@ def test_a_run_of_no_name_in_particular_gets_a_directory_that_is_free(
     first = new_run_path("train", tmp_path)
     first.mkdir()
     assert new_run_path("train", tmp_path).name == first.name.replace("aaaa", "bbbb")
+
+
+def test_steps_that_the_disk_refuses_are_told_of_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is killed later has no end to tell of it at."""
+    run = make_run(tmp_path / "run")
+    writer = Writer(run, header={**writer_header("meter"), "settings": {}}, devices=[])
+    writer.write("steps", even_steps(10, tokens_computed=7))
+
+    def refuses(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(writer_module._Segment, "append", refuses)
+        writer.write("steps", even_steps(5, tokens_computed=7))
+    assert "5 rows of steps could not be written" in reason(Run.open(run), "tokens.total")
+
+
+def test_rows_that_are_there_are_not_lost_where_their_file_can_not_be_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "run")
+    writer = Writer(run, header={**writer_header("meter"), "settings": {}}, devices=[])
+
+    def refuses(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fmt, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr(Writer, "_roll", refuses)
+    writer.write("steps", even_steps(10, tokens_computed=7))
+    assert reading(Run.open(run), "tokens.total").value == 70
