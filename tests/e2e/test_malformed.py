@@ -85,27 +85,35 @@ def test_the_runs_to_be_damaged_are_whole(
     assert file(large, "steps-*.parquet").exists()
 
 
+@pytest.mark.parametrize("ended", [True, False], ids=["of a run that ended", "of a killed one"])
 @pytest.mark.parametrize("pattern", ["steps-*.arrows", "samples-self-*.arrows"])
 def test_a_stream_cut_anywhere_gives_what_came_before(
-    run: Path, capsys: pytest.CaptureFixture[str], pattern: str
+    run: Path, capsys: pytest.CaptureFixture[str], pattern: str, *, ended: bool
 ) -> None:
+    """Who is killed leaves half a message. Who came to an end does not: that is damage."""
     path = file(run, pattern)
+    marks = file(run, "marks.jsonl")
+    if not ended:
+        lines = [line for line in marks.read_text().splitlines() if '"closed"' not in line]
+        marks.write_text("\n".join(lines) + "\n")
     whole = path.read_bytes()
     chance = random.Random(11)
     # The schema is in the first few hundred bytes.
     cuts = {0, 1, 4, 7, 8, 9, 100, 400, len(whole) - 1, len(whole) - 8}
     cuts |= {chance.randrange(len(whole)) for _ in range(40)}
-    last = -1
+    last, told = -1, 0
     for cut in sorted(cuts):
         path.write_bytes(whole[:cut])
         reported = Reported(run, capsys)
-        assert reported.code == 0, f"cut at {cut}: {reported.errors}"
-        assert reported.errors == [], f"cut at {cut}"
+        assert reported.code == len(reported.errors), f"cut at {cut}: {reported.errors}"
+        assert all(ended and str(path) in line for line in reported.errors), f"cut at {cut}"
+        told += reported.code
         if pattern.startswith("steps"):
             assert last <= reported.steps <= FEW, f"cut at {cut}"
             last = reported.steps
         else:
             assert reported.steps == FEW, f"cut at {cut}"
+    assert told > 40 if ended else told == 0  # but where a message happens to end
 
 
 @pytest.mark.parametrize("damage", [JPEG, b"\0" * 5000, b"ARROW1\0\0", b"{}"], ids=repr)

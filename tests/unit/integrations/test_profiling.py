@@ -279,10 +279,15 @@ def test_steps_of_a_real_trainer_are_profiled_and_left_out(tmp_path: Path) -> No
         str(tmp_path / "out"), max_steps=24, per_device_train_batch_size=2, report_to="none",
         save_strategy="no", disable_tqdm=True, use_cpu=True,
     )  # fmt: skip
-    transformers.Trainer(
-        transformers.LlamaForCausalLM(config), arguments, train_dataset=[row] * 48,
-        callbacks=[callback],
-    ).train()  # fmt: skip
+    try:
+        transformers.Trainer(
+            transformers.LlamaForCausalLM(config), arguments, train_dataset=[row] * 48,
+            callbacks=[callback],
+        ).train()  # fmt: skip
+    finally:  # one for a process, which the tests after this one want in a way of their own
+        from accelerate.state import AcceleratorState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
     run = Run.open(tmp_path / "run")
     shares = ("compute", "communication_alone", "copy_alone", "idle")
     found = [reading(run, f"profile.{name}_frac") for name in shares]
