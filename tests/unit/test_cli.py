@@ -9,6 +9,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pandas as pd
@@ -267,7 +268,8 @@ def test_list_shows_the_runs_and_goes_on_after_a_broken_one(erg: Erg, run: Path)
 def test_a_failed_run_takes_one_line_of_a_list_in_80_columns(
     erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_run(tmp_path / "runs" / "2026-11-15-train-7f3a")
+    today = datetime.now().astimezone().date().isoformat()
+    path = make_run(tmp_path / "runs" / f"{today}-train-7f3a")
     ended = [Mark(S, "ended", "failed (exit code 2)")]
     add_writer(path, steps=even_steps(20, tokens_computed=12_345), marks=ended)
     monkeypatch.setenv("COLUMNS", "80")

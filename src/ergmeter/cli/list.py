@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,10 @@ def command(directory: Path, as_json: bool) -> int:
 
 
 def _made(run: Run) -> str:
-    """When; of a run whose name begins with the day just the time of day."""
-    created = str(run.header.get("created", ""))[:16]
-    day, _, time_of_day = created.partition("T")
+    """When, by the clock here; of a run whose name begins with the day just the time of day."""
+    try:
+        created = datetime.fromisoformat(str(run.header.get("created"))).astimezone()
+    except ValueError:
+        return ""
+    day, _, time_of_day = created.isoformat()[:16].partition("T")
     return time_of_day if run.path.name.startswith(day) else f"{day[5:]} {time_of_day}"
