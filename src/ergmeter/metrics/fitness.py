@@ -247,7 +247,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
     longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
     if longest_s <= max(_GAP_S, _GAP_INTERVALS * usual_s):
         return []
-    seen = f"{named(evidence, device)} was not read for {duration(longest_s)}"
+    seen = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
     effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
     return [Finding("gaps", "serious", seen, effect)]
@@ -261,14 +261,14 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
     for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
         share = float(((bits & mask) != 0).mean())
         if share > _LEAST_FRAC:
-            seen = f"{named(evidence, device)}: held down by {what} in {share:.0%} of the readings"
+            seen = f"{_named(evidence, device)}: held down by {what} in {share:.0%} of the readings"
             effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
             found.append(Finding("throttling", "serious", seen, effect))
     capped = float(((bits & _POWER_CAP) != 0).mean())
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
         which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
-        seen = f"{named(evidence, device)}: at its power {which} in {capped:.0%} of the readings"
+        seen = f"{_named(evidence, device)}: at its power {which} in {capped:.0%} of the readings"
         effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
         found.append(Finding("throttling", "minor", seen, effect))
     return found
@@ -291,7 +291,7 @@ def _clock(evidence: Evidence, device: Device) -> list[Finding]:
     if moved <= _CLOCK_FRAC:
         return []
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
-    seen = f"{named(evidence, device)}: the clock moved between {mhz}"
+    seen = f"{_named(evidence, device)}: the clock moved between {mhz}"
     return [Finding("clock", "minor", seen, f"the speed moves with it, by up to {moved:.0%}")]
 
 
@@ -302,7 +302,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
     first, most = float(values[0]), float(values.max())
     if most - first < _WARMING_C:
         return []
-    seen = f"{named(evidence, device)}: warmed from {first:.0f} to {most:.0f} C in the window"
+    seen = f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} C in the window"
     effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
     return [Finding("temperature", "minor", seen, effect)]
 
@@ -312,7 +312,7 @@ def _load(evidence: Evidence, device: Device) -> list[Finding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
         return []
-    seen = f"{named(evidence, device)}: at work in {busy:.0%} of the time"
+    seen = f"{_named(evidence, device)}: at work in {busy:.0%} of the time"
     effect = "the time is made elsewhere: its figures say little about the device"
     return [Finding("load", "minor", seen, effect)]
 
@@ -325,7 +325,7 @@ def _counter(evidence: Evidence, device: Device) -> list[Finding]:
     if abs(apart) <= _DISAGREE_FRAC:
         return []
     than = f"{abs(apart):.0%} {'more' if apart > 0 else 'less'} than its counter says"
-    seen = f"{named(evidence, device)}: integrated power is {than}"
+    seen = f"{_named(evidence, device)}: integrated power is {than}"
     effect = "one of its two sensors is wrong: energy is the counter's"
     return [Finding("counter", "serious", seen, effect)]
 
@@ -341,7 +341,7 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
     if not (np.diff(quarters) > _GROWTH_FRAC * quarters[0]).all():
         return []
     grown = (quarters[3] - quarters[0]) / 1e9
-    seen = f"{named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
+    seen = f"{_named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
     return [Finding("memory", "minor", seen, "a longer run may end for want of it")]
 
 
@@ -358,7 +358,7 @@ def _only_steps(evidence: Evidence) -> None:
         raise NotMeasurable("printed lines stand for several steps each")
 
 
-def named(evidence: Evidence, device: Device) -> str:
+def _named(evidence: Evidence, device: Device) -> str:
     """A device by its name; and which one it is, where there are several of that name."""
     alike = [one for one in evidence.devices(device.kind) if one.name == device.name]
     return device.name if len(alike) < 2 else f"{device.name} [{device.id}]"
