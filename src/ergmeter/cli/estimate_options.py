@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -94,11 +95,14 @@ _PLAN = [
     click.option("--peak-source", help="Where that peak is from."),
     click.option("--watts", type=float, help="Average power of one device."),
     click.option("--power-frac", type=float, help="The same, as a share of its TDP: 0.8."),
-    click.option("--grid-g-per-kwh", type=float, help="Of the electricity."),
+    click.option(
+        "--grid", metavar="NAME", help="Country or region, as `erg grid` lists them: FR, CAMX."
+    ),
+    click.option("--grid-g-per-kwh", type=float, help="Of the electricity, instead of --grid."),
     click.option("--grid-source", help="Where that intensity is from."),
     click.option("--pue", type=float, help="Of the building."),
     click.option("--pue-source", help="Where that PUE is from."),
-    click.option("--price-per-hour", type=float, help="Of one device."),
+    click.option("--price-per-hour", "--price-per-gpu-hour", type=float, help="Of one device."),
     click.option("--currency", default="price units", help="What that price is in."),
 ]
 
@@ -136,7 +140,14 @@ def check_serving(context: click.Context) -> None:
 
 
 def with_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all of them to a command."""
+    """Add all of them to a command, which gets a grid that is named as its figure and source."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:  # noqa: ANN401  click passes what it parsed
+        from ergmeter.hardware.grid import with_grid
+
+        return function(**with_grid(given))
+
     for option in reversed([*_MEMORY, *_DEVICES, *_PLAN, *_SERVING]):
-        function = option(function)
-    return function
+        wrapped = option(wrapped)
+    return wrapped

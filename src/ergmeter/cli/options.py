@@ -69,16 +69,37 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         " framework does not say; order=tp-cp-ep-dp-pp if ranks are numbered otherwise.",
     },
     "job": {"help": "What this run is a part of, where a job is stopped and resumed (erg job)."},
+    "grid": {
+        "metavar": "NAME",
+        "help": "Country or region whose electricity it is: FR, DEU, CAMX (`erg grid` lists them).",
+    },
     "grid_g_per_kwh": {
         "type": click.FloatRange(min=0),
-        "help": "Carbon intensity of the electricity.",
+        "help": "Carbon intensity of the grid, location-based, instead of --grid.",
     },
     "grid_source": {"help": "Where that intensity is from."},
+    "market_g_per_kwh": {
+        "type": click.FloatRange(min=0),
+        "help": "Carbon intensity by your contract, market-based; shown beside the grid's.",
+    },
+    "market_source": {"help": "Where that intensity is from: the contract, the certificates."},
     "pue": {
         "type": click.FloatRange(min=1),
         "help": "Power usage effectiveness of the building.",
     },
     "pue_source": {"help": "Where that PUE is from."},
+    "embodied_kg": {
+        "type": click.FloatRange(min=0),
+        "help": "CO2e of making one device, in kg, for its share by --lifetime-h.",
+    },
+    "embodied_source": {"help": "Where that figure is from."},
+    "lifetime_h": {
+        "type": click.FloatRange(min=1),
+        "help": "Hours in use that a device's making is spread over.",
+    },
+    "price_per_gpu_hour": {"type": click.FloatRange(min=0), "help": "Of one device, as rented."},
+    "price_per_kwh": {"type": click.FloatRange(min=0), "help": "Of the electricity."},
+    "currency": {"help": "What the prices are in: USD, EUR, ..."},
 }
 
 

@@ -263,7 +263,9 @@ def _carbon(energy: Result, plan: Plan) -> Result:
     if isinstance(energy, Missing):
         return energy
     if plan.grid_g_per_kwh is None:
-        return Missing("no grid intensity was given: --grid-g-per-kwh with --grid-source")
+        return Missing(
+            "no grid intensity was given: --grid NAME, or --grid-g-per-kwh with --grid-source"
+        )
     building = (
         "the building's overhead is not in it (no PUE was given)"
         if plan.pue is None

@@ -2,7 +2,14 @@
 
 The trap: a figure that looks measured and rests on a guess. CodeCarbon without a network places
 the machine in Canada; carbontracker multiplies by a PUE nobody stated. Here a factor comes from the
-user with its source, and without a grid intensity there is no carbon figure.
+user, or from the table by a place the user names, with its source; without a grid intensity there
+is no carbon figure.
+
+Two intensities are never mixed: the grid's where the machine stands (location-based) and what a
+contract says of the electricity (market-based). A report of the second alone can read zero beside a
+coal plant, so it has keys of its own and takes the place of nothing. The making of the devices is
+no part of either: it is spread over the hours they are used, and added only in a figure that says
+so in its name.
 """
 
 from __future__ import annotations
@@ -12,34 +19,120 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import run_j
+from ergmeter.metrics.occupancy import device_hours
+from ergmeter.metrics.tokens import label_of, tokens
+from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Reading
-from ergmeter.units import J_PER_KWH
+from ergmeter.runlog.settings import NOT_STATED
+from ergmeter.units import J_PER_KWH, significant
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
 
+_G_PER_KG = 1000
+_MILLION = 1e6
+
 
 def co2e_g(evidence: Evidence) -> Reading:
-    """Grams of CO2 equivalent for the energy of the window."""
+    """Grams of CO2 equivalent for the energy of the window, by the grid where it was drawn."""
     settings = evidence.settings
     if settings.grid_g_per_kwh is None:
         raise NotMeasurable(
-            "no grid intensity was given: --grid-g-per-kwh with --grid-source (your grid operator"
-            " or supplier publishes it)"
+            "no grid intensity was given: --grid NAME (`erg grid` lists countries and regions), or"
+            " --grid-g-per-kwh with --grid-source (your grid operator publishes it)"
         )
-    energy = run_j(evidence)
-    pue = 1.0 if settings.pue is None else settings.pue
-    factor = settings.grid_g_per_kwh * pue / J_PER_KWH
-    grid = f"{settings.grid_g_per_kwh:g} g/kWh ({settings.grid_source or 'source not stated'})"
-    building = (
-        "the building's overhead is not in it (no PUE was given)"
-        if settings.pue is None
-        else f"PUE {pue:g} ({settings.pue_source or 'source not stated'})"
-    )
-    low, high = (None if bound is None else bound * factor for bound in (energy.low, energy.high))
-    note = f"{energy.value:.4g} J x {grid} x {building}; interval is the energy's alone"
-    return Reading(energy.value * factor, "g", "assumed", low, high, note)
+    return _emitted(evidence, settings.grid_g_per_kwh, settings.grid_source)
 
+
+def market_co2e_g(evidence: Evidence) -> Reading:
+    """The same by what the contract for the electricity says."""
+    settings = evidence.settings
+    if settings.market_g_per_kwh is None:
+        raise NotMeasurable(
+            "no market-based intensity was given: --market-g-per-kwh with --market-source (your"
+            " supplier's, or 0 for what certificates cover)"
+        )
+    return _emitted(evidence, settings.market_g_per_kwh, settings.market_source)
+
+
+def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Reading:
+    energy = run_j(evidence)
+    pue, building = building_of(evidence)
+    grid = f"{significant(g_per_kwh)} g/kWh ({source or NOT_STATED})"
+    note = f"{energy.value:.4g} J x {grid} x {building}; interval is the energy's alone"
+    return scaled_by(energy, g_per_kwh * pue / J_PER_KWH, "g", note)
+
+
+def building_of(evidence: Evidence) -> tuple[float, str]:
+    """The PUE, 1 where nobody gave one, and in words which."""
+    pue, source = evidence.settings.pue, evidence.settings.pue_source
+    if pue is None:
+        return 1.0, "the building's overhead is not in it (no PUE was given)"
+    return pue, f"PUE {pue:g} ({source or NOT_STATED})"
+
+
+def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
+    """A reading times what somebody stated, and so assumed, with its interval."""
+    low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
+    return Reading(reading.value * factor, unit, "assumed", low, high, note)
+
+
+def per_million_tokens(evidence: Evidence, reading: Reading) -> Reading:
+    """What the window came to, for a million of its tokens."""
+    need_all(evidence)
+    amounts, label, _ = tokens(evidence)
+    note = f"{label_of(evidence, label)}; {reading.note}"
+    return scaled_by(reading, _MILLION / float(amounts.sum()), reading.unit, note)
+
+
+def co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
+    """By the grid, for a million tokens."""
+    reading = co2e_g(evidence)
+    need_devices(evidence)
+    return per_million_tokens(evidence, reading)
+
+
+def market_co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
+    """By the contract, for a million tokens."""
+    reading = market_co2e_g(evidence)
+    need_devices(evidence)
+    return per_million_tokens(evidence, reading)
+
+
+def embodied_g(evidence: Evidence) -> Reading:
+    """The share of the devices' making that falls on the window, by its part of their hours."""
+    settings = evidence.settings
+    if settings.embodied_kg is None:
+        raise NotMeasurable(
+            "what a device's making emitted was not given: --embodied-kg with --embodied-source"
+        )
+    if settings.lifetime_h is None:
+        raise NotMeasurable(
+            "the hours that a device's making is spread over were not given: --lifetime-h (35040"
+            " are four years without a pause)"
+        )
+    held = device_hours(evidence, evidence.span)
+    note = (
+        f"{held.said} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
+        f" ({settings.embodied_source or NOT_STATED}); hosts and building are not in it;"
+        f" {evidence.window_note}"
+    )
+    value = held.hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
+    return Reading(value, "g", "assumed", note=note)
+
+
+def co2e_with_embodied_g(evidence: Evidence) -> Reading:
+    """By the grid, with the share of the making."""
+    used, made = co2e_g(evidence), embodied_g(evidence)
+    low, high = (None if end is None else end + made.value for end in (used.low, used.high))
+    share = made.value / (used.value + made.value) if made.value else 0.0
+    note = f"{100 * share:.3g} % of it from the making: {made.note}; the rest: {used.note}"
+    return Reading(used.value + made.value, "g", "assumed", low, high, note)
+
+
+_GRID = ("energy", "a grid intensity")
+_MARKET = ("energy", "an intensity by contract")
+_MAKING = ("devices", "what their making emitted", "their lifetime")
 
 METRICS = [
     Metric(
@@ -47,8 +140,53 @@ METRICS = [
         "carbon",
         "g",
         "lower",
-        "energy.run_j / 3.6e6 x grid intensity x PUE",
-        ("energy", "a grid intensity"),
+        "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
+        _GRID,
         co2e_g,
+    ),
+    Metric(
+        "carbon.co2e_per_million_tokens_g",
+        "carbon per million tokens",
+        "g",
+        "lower",
+        "1e6 x carbon.co2e_g / tokens.total",
+        (*_GRID, "steps with tokens"),
+        co2e_per_million_tokens_g,
+    ),
+    Metric(
+        "carbon.market_co2e_g",
+        "carbon, market-based",
+        "g",
+        "lower",
+        "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
+        _MARKET,
+        market_co2e_g,
+    ),
+    Metric(
+        "carbon.market_co2e_per_million_tokens_g",
+        "carbon per million tokens, market-based",
+        "g",
+        "lower",
+        "1e6 x carbon.market_co2e_g / tokens.total",
+        (*_MARKET, "steps with tokens"),
+        market_co2e_per_million_tokens_g,
+    ),
+    Metric(
+        "carbon.embodied_g",
+        "carbon of the devices' making",
+        "g",
+        "lower",
+        "devices x window / lifetime x CO2e of making one",
+        _MAKING,
+        embodied_g,
+    ),
+    Metric(
+        "carbon.co2e_with_embodied_g",
+        "carbon, making included",
+        "g",
+        "lower",
+        "carbon.co2e_g + carbon.embodied_g",
+        (*_GRID, *_MAKING),
+        co2e_with_embodied_g,
     ),
 ]

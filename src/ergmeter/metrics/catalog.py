@@ -63,7 +63,16 @@ def catalogue() -> dict[str, Metric]:
             "allocator",
             "memory_phases",
         ),
-        *("utilization", "activity", "compute", "achievable", "carbon", "inference", "training"),
+        *(
+            "utilization",
+            "activity",
+            "compute",
+            "achievable",
+            "carbon",
+            "cost",
+            "inference",
+            "training",
+        ),
     )
     names = sorted(
         registry.names("metrics"),

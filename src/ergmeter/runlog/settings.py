@@ -7,6 +7,7 @@ so is what would be computed from it.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -16,6 +17,17 @@ from ergmeter.runlog.layout import Layout
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
+_CARBON_AND_MONEY = (
+    *("grid_g_per_kwh", "market_g_per_kwh", "embodied_kg"),
+    *("price_per_gpu_hour", "price_per_kwh"),
+)
+# A figure beside its source: given anew without one, it must not keep that of the figure before.
+_SOURCED = (
+    ("grid_g_per_kwh", "grid_source"),
+    ("market_g_per_kwh", "market_source"),
+    ("embodied_kg", "embodied_source"),
+)
+NOT_STATED = "source not stated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +40,18 @@ class Settings:
     parameters: int | None = None  # of the model, for the per-parameter rates
     tokens_per_step: int | None = None  # where the program does not say; figures are then "assumed"
     samples_per_step: int | None = None
-    grid_g_per_kwh: float | None = None
+    grid_g_per_kwh: float | None = None  # location-based; `grid` by name gives it and its source
     grid_source: str | None = None
+    market_g_per_kwh: float | None = None  # what the contract says, beside the grid's
+    market_source: str | None = None
     pue: float | None = None
     pue_source: str | None = None
+    embodied_kg: float | None = None  # CO2e of making one device
+    embodied_source: str | None = None
+    lifetime_h: float | None = None  # in use, that the making is spread over
+    price_per_gpu_hour: float | None = None
+    price_per_kwh: float | None = None
+    currency: str | None = None
     device: str | None = None  # whose peak and bandwidth to take, whatever its driver calls it
     dtype: str | None = None  # what products are computed in: bf16, fp8, ...
     peak_flops_per_s: float | None = None  # dense, of one device, where the table is not to be used
@@ -54,12 +74,14 @@ class Settings:
                 f'warmup can be "auto"; got {self.warmup!r}: a number of steps is warmup_steps, of'
                 " seconds warmup_s"
             )
-        for name in ("warmup_steps", "warmup_s", "grid_g_per_kwh"):
+        for name in ("warmup_steps", "warmup_s", *_CARBON_AND_MONEY):
             self._check(name, at_least=0)
         for name in ("parameters", "tokens_per_step", "samples_per_step", "num_devices"):
             self._check(name, at_least=1)
-        self._check("pue", at_least=1.0)
+        for name in ("pue", "lifetime_h"):
+            self._check(name, at_least=1.0)
         self._check("peak_flops_per_s", at_least=1e9)
+        _check_currency(self.currency)
         if self.dtype not in (None, *DTYPES):
             raise UsageError(f"no type {self.dtype!r}; there are {', '.join(DTYPES)}")
         if self.layout is not None:
@@ -67,8 +89,12 @@ class Settings:
 
     @classmethod
     def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:
-        """Settings with some fields given by name. Raises UsageError for a name there isn't."""
-        known = {field.name for field in fields(cls)}
+        """Settings with some fields given by name. Raises UsageError for a name there isn't.
+
+        `grid`, a country or region by name, is no field: its figure and source are, as the table
+        has them now, so that a run means the same when it is read beside a later table.
+        """
+        known = {*(field.name for field in fields(cls)), "grid"}
         unknown = sorted(more.keys() - known)
         if unknown:
             near = difflib.get_close_matches(unknown[0], known, n=1)
@@ -78,7 +104,11 @@ class Settings:
             )
         if more.get("device") is not None:
             _check_device(more["device"])
-        return replace(settings or cls(), **more)
+        if "grid" in more:
+            from ergmeter.hardware.grid import with_grid  # noqa: PLC0415  as for a device
+
+            more = with_grid(more)
+        return replace(settings or cls(), **_with_sources(more))
 
     def as_json(self) -> dict[str, Any]:
         """The fields that were declared."""
@@ -88,8 +118,23 @@ class Settings:
         value = getattr(self, name)
         if value is None:
             return
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < at_least:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value < at_least:
             raise UsageError(f"{name} must be a number of {at_least:g} or more; got {value!r}")
+
+
+def _with_sources(more: dict[str, Any]) -> dict[str, Any]:
+    silent = {
+        source: NOT_STATED
+        for figure, source in _SOURCED
+        if more.get(figure) is not None and more.get(source) is None
+    }
+    return {**more, **silent}
+
+
+def _check_currency(name: object) -> None:
+    if name is not None and not (isinstance(name, str) and name.strip()):
+        raise UsageError(f"currency must be a name, as in USD; got {name!r}")
 
 
 def _check_device(name: object) -> None:

@@ -83,6 +83,11 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
         ("energy.mean_w", False),
         ("energy.peak_w", False),
         ("carbon.co2e_g", False),
+        ("carbon.co2e_per_million_tokens_g", False),
+        ("carbon.market_co2e_g", False),
+        ("cost.gpu_whole_run", False),
+        ("cost.gpu_per_million_tokens", False),
+        ("cost.energy", False),
     ],
     "memory": [
         ("memory.device_peak_bytes", False),

@@ -1,0 +1,154 @@
+"""How much carbon is in a kilowatt-hour here? By country or region, from a table with its sources.
+
+The trap: an answer for a place nobody named. CodeCarbon without a network is in Canada, and a world
+average stands in for whoever forgot to say: Canada is a third of the world, and Poland twenty times
+Norway. So a name is matched whole, but for case and spaces; an unknown one, or one that two places
+share (Congo, Georgia), is answered with the nearest; there is no default. The world's average has
+to be asked for.
+
+All of it is location-based: the yearly average of what was generated there. What a contract says of
+the electricity is market-based, and for whoever holds the contract to give. The two sources draw
+their line at different places, so each row says which it is of; they are not to be compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.hardware.rows import folded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_G_PER_KWH_OF_LB_PER_MWH = 0.45359237  # the international pound of 1959, exactly
+_MOST_SUGGESTED = 4
+_LEAST_LETTERS = 3  # of a part of a name; two letters are in most of them
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who publishes a figure, in which unit, and what it counts."""
+
+    title: str
+    url: str
+    licence: str
+    scope: str
+    unit: str
+    g_per_kwh: float  # of one such unit
+
+
+SOURCES = {
+    "ember": Source(
+        "Ember, Yearly Electricity Data",
+        "https://ember-energy.org/data/yearly-electricity-data/",
+        "CC BY 4.0",
+        "life cycle of generation, upstream methane included",
+        "g/kWh",
+        1.0,
+    ),
+    "egrid": Source(
+        "US EPA, eGRID2023 rev2, total output emission rates",
+        "https://www.epa.gov/system/files/documents/2025-06/summary_tables_rev2.pdf",
+        "public domain",
+        "CO2, CH4 and N2O of the plants alone",
+        "lb/MWh",
+        _G_PER_KWH_OF_LB_PER_MWH,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """One row: a place, the figure as it was published, the year it is of."""
+
+    code: str
+    also: tuple[str, ...]
+    name: str
+    published: float  # in its source's unit
+    year: int
+    source: Source
+
+    @property
+    def g_per_kwh(self) -> float:
+        """Grams of CO2 equivalent for a kilowatt-hour."""
+        return self.published * self.source.g_per_kwh
+
+    @property
+    def said(self) -> str:
+        """Whose figure it is, for the note of whatever is computed from it."""
+        return f"{self.name}, location-based, {self.source.title}, {self.year}: {self.source.scope}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everything it can be called."""
+        return (self.code, *self.also, self.name)
+
+
+@functools.cache
+def grids() -> tuple[Grid, ...]:
+    """Every row: countries, then regions."""
+    text = resources.files("ergmeter.hardware").joinpath("grid.csv").read_text("utf-8")
+    return tuple(
+        Grid(
+            row["code"],
+            tuple(filter(None, row["also"].split("|"))),
+            row["name"],
+            float(row["published"]),
+            int(row["year"]),
+            SOURCES[row["source"]],
+        )
+        for row in csv.DictReader(text.splitlines())
+    )
+
+
+def grid_named(name: object) -> Grid:
+    """The row of a country or region, by code or name. UsageError with the nearest ones."""
+    if not isinstance(name, str):
+        raise UsageError(f"grid must be a name, as `erg grid` lists them; got {name!r}")
+    found = _by_name().get(folded(name))
+    if found is None:
+        raise UsageError(
+            f"no grid is named {name!r}; {_question(name)}`erg grid` lists them, and a figure of"
+            " your own is --grid-g-per-kwh with --grid-source"
+        )
+    return found
+
+
+def with_grid(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What was declared, a `grid` by name turned into grid_g_per_kwh and grid_source."""
+    rest = {key: value for key, value in declared.items() if key != "grid"}
+    name = declared.get("grid")
+    if name is None:
+        return rest
+    for other in ("grid_g_per_kwh", "grid_source"):
+        if rest.get(other) is not None:
+            raise UsageError(
+                f"give grid or {other}, not both: the table has an intensity and its source; got"
+                f" grid {name!r} and {other} {rest[other]!r}"
+            )
+    row = grid_named(name)
+    return {**rest, "grid_g_per_kwh": row.g_per_kwh, "grid_source": row.said}
+
+
+@functools.cache
+def _by_name() -> dict[str, Grid]:
+    return {folded(name): row for row in grids() for name in row.names}
+
+
+def _question(name: str) -> str:
+    """Rows to ask about, nearest first. Nothing is ever computed from them."""
+    part = folded(name)
+    names = _by_name()
+    holding = [one for one in names if len(part) >= _LEAST_LETTERS and part in one]
+    near = sorted(holding, key=len) or difflib.get_close_matches(
+        part, names, n=_MOST_SUGGESTED, cutoff=0.7
+    )
+    rows = dict.fromkeys(names[one] for one in near)
+    said = [f"{row.code} ({row.name})" for row in rows][:_MOST_SUGGESTED]
+    return f"did you mean {' or '.join(said)}? " if said else ""
