@@ -277,6 +277,11 @@ class Meter:
         if self._handover is not None:
             self._handover.describe(unavailable=unavailable)
 
+    def workload(self, facts: Mapping[str, object]) -> None:
+        """Say what is trained and how, for those who compare runs: backend, optimizer, ..."""
+        if self._handover is not None:
+            self._handover.describe(workload=dict(facts))
+
     def continue_from(self, step: int) -> None:
         """Number the next training step so: a training that was resumed has done those before."""
         self._numbers["train"] = itertools.count(step)

@@ -69,6 +69,7 @@ class NvmlProbe:
 
     def __init__(self, request: ProbeRequest) -> None:
         self.period_s = float(request.options.get("period_s", PERIOD_S))
+        self._slow_period_s = float(request.options.get("gauges_every_s", SLOW_PERIOD_S))
         self._counters_due_s = 0.0
         self._slow_due_s = 0.0
         self._activity_due_s = 0.0
@@ -103,7 +104,7 @@ class NvmlProbe:
             raise NotMeasurable(f"no GPU is left to read: {'; '.join(self._gone)}")
         slow = last or time.monotonic() >= self._slow_due_s
         if slow:
-            self._slow_due_s = time.monotonic() + SLOW_PERIOD_S - self.period_s / 2
+            self._slow_due_s = time.monotonic() + self._slow_period_s - self.period_s / 2
         gauges = [gpu.gauges(slow=slow) for gpu in self._gpus]
         counters = self._counters(last=last)
         for gpu, gauge, counter in zip(self._gpus, gauges, counters, strict=True):

@@ -185,6 +185,12 @@ class Run:
         return said[0] if said else ""
 
     @cached_property
+    def workload(self) -> dict[str, Any]:
+        """What was trained and how, where the program said (`Meter.workload`)."""
+        said = (w.header.get("workload") for w in self.writers)
+        return {n: v for one in said if isinstance(one, dict) for n, v in one.items()}
+
+    @cached_property
     def unavailable(self) -> dict[str, str]:
         """Which probes could not work here, and why."""
         reasons: dict[str, str] = {}
