@@ -1,0 +1,108 @@
+"""`erg compare`: is A better than B, and how sure is that?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.comparison import Comparison
+    from ergmeter.runlog.settings import Settings
+
+_FORMATS = ("table", "csv", "json", "md")
+
+
+@click.command()
+@click.argument("sources", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--group-by",
+    "group_by",
+    metavar="COLUMNS",
+    help="What tells the groups apart: columns of the ledger, joined by commas, or `source`, which"
+    " is what is named here. Default: backend, or source where there is one backend.",
+)
+@click.option("--baseline", metavar="GROUP", help="What the others are held against: the first.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="Just this metric, by key or alias (tok_per_s, eval_loss, ...). May be repeated.",
+)
+@click.option("--anyway", is_flag=True, help="Compare what is not comparable; the reasons stay.")
+@click.option(
+    "--target-loss",
+    type=float,
+    metavar="LOSS",
+    help="Time and energy until the training loss came down to this. Takes run directories.",
+)
+@click.option(
+    "--confidence",
+    type=click.FloatRange(0.5, 0.9999),
+    default=0.95,
+    show_default=True,
+    help="Of the intervals.",
+)
+@click.option(
+    "--difference",
+    type=click.FloatRange(0, 100, min_open=True),
+    default=2.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Where no difference is shown: how many repeats would show one of this size.",
+)
+@click.option("--format", "form", type=click.Choice(_FORMATS), default="table", show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@with_settings
+def command(
+    settings: Settings,
+    sources: tuple[Path, ...],
+    group_by: str | None,
+    baseline: str | None,
+    metrics: tuple[str, ...],
+    anyway: bool,
+    target_loss: float | None,
+    confidence: float,
+    difference: float,
+    form: str,
+    as_json: bool,
+) -> int:
+    """Compare runs, folders of runs and energy ledgers, group by group.
+
+    Repeats are averaged, and each group is held against the first: the ratio with its interval
+    (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
+    configuration and could explain it. Exits 1 if groups are not comparable, and says why;
+    0 otherwise, also where no difference is shown.
+    """
+    from ergmeter.metrics.comparison import Options, compare
+    from ergmeter.metrics.sources import found_in
+
+    columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
+    options = Options(
+        columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
+    )
+    found = compare(found_in(sources, settings), options)
+    _show(found, "json" if as_json else form)
+    return 0 if found.is_comparable else 1
+
+
+def _show(found: Comparison, form: str) -> None:
+    from ergmeter.views import compare_documents
+
+    if form == "json":
+        click.echo(json.dumps(compare_documents.document(found), indent=1, allow_nan=False))
+    elif form == "csv":
+        click.echo(compare_documents.table(found), nl=False)
+    elif form == "md":
+        click.echo(compare_documents.markdown(found), nl=False)
+    else:
+        from rich.console import Console
+
+        from ergmeter.views.compare import page
+
+        Console().print(page(found))

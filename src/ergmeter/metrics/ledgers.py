@@ -1,0 +1,221 @@
+"""Reads energy ledgers, ours and the original SFT-Play's: one row a run, with or without `steps`.
+
+The trap: one broken row that takes the table with it, or that is read under the wrong names. A row
+is as long as the header or it is named, by its line, and left out; the others are read.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import FormatError
+from ergmeter.metrics import sft_play
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, fact, facts_of, why_left_out
+from ergmeter.records import Missing, Reading
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ergmeter.records import Result
+
+_SYSTEM = "SFT-Play"
+# Columns that only our ledgers have: with them, a row's figures are of one window.
+_OURS = ("window_s", "status")
+_FURTHER = {
+    "window_s": ("time.window_s", "s", 1.0),
+    "train_loss": ("training.loss", "1", 1.0),
+    "eval_loss": (EVAL_LOSS, "1", 1.0),
+    "mfu": ("utilization.mfu_frac", "frac", 1.0),
+    "window_steps": ("steps.count", "steps", 1.0),
+}
+_ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
+_NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    lines: tuple[int, int]
+    cells: list[str]
+    problem: str = ""
+
+
+@cache
+def _columns() -> dict[str, tuple[str, str, float]]:
+    """Key, unit and scale of each measured column, from the catalogue's names for SFT-Play."""
+    found = {
+        alias.name: (metric.key, metric.unit, alias.scale)
+        for metric in catalogue().values()
+        for alias in metric.aliases
+        if alias.system == _SYSTEM
+    }
+    return {**found, **_FURTHER}
+
+
+def is_ledger(path: Path) -> bool:
+    """Whether a file begins as a ledger does."""
+    try:
+        return set(_NEEDED) <= set(_header(_text(path)))
+    except (OSError, FormatError):
+        return False
+
+
+def read_ledger(path: Path, *, given: str) -> Found:
+    """The rows of a ledger. Raises FormatError if it is none."""
+    text = _text(path)
+    header = _header(text)
+    lacking = [name for name in _NEEDED if name not in header]
+    if lacking:
+        raise FormatError(
+            f"{path} is no energy ledger: its first line has no column {', '.join(lacking)}"
+        )
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise FormatError(f"{path}: a column stands twice in the first line: {', '.join(twice)}")
+    entries, left_out = [], []
+    seen: dict[tuple[str, ...], int] = {}
+    for row in _rows(text):
+        source = f"{path} line {row.lines[0]}"
+        problem = row.problem or _misfit(row, header)
+        if not problem and tuple(row.cells) in seen:
+            problem = f"the same row as line {seen[tuple(row.cells)]}"
+        if problem:
+            left_out.append(f"{source}: {problem}")
+            continue
+        seen[tuple(row.cells)] = row.lines[0]
+        cells = dict(zip(header, row.cells, strict=True))
+        try:
+            entries.append(_entry(cells, source=source, given=given, at=path))
+        except FormatError as error:
+            left_out.append(f"{source}: {error}")
+    return Found(tuple(entries), tuple(left_out))
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    if b"\0" in data[:4096]:
+        raise FormatError(f"{path} is no table of text: it holds zero bytes")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _header(text: str) -> list[str]:
+    first = next(_parsed(text), None)
+    if first is None or first.problem:
+        raise FormatError("the file is empty" if first is None else first.problem)
+    return [name.strip() for name in first.cells]
+
+
+def _rows(text: str) -> Iterator[_Row]:
+    rows = _parsed(text)
+    header = next(rows)
+    for row in rows:
+        says_something = row.problem or any(cell.strip() for cell in row.cells)
+        # A header once more is what joining two files leaves.
+        if says_something and row.cells != header.cells:
+            yield row
+
+
+def _parsed(text: str) -> Iterator[_Row]:
+    """Rows as CSV has them; a quote that nobody closes costs its own line and not all the rest."""
+    lines = text.splitlines(keepends=True)
+    at, width = 0, None
+    while at < len(lines):
+        reader = csv.reader(lines[number] for number in range(at, len(lines)))
+        try:
+            cells, problem = next(reader, []), ""
+        except csv.Error as error:
+            cells, problem = [], f"it is no row of a table ({error})"
+        used = max(1, reader.line_num)
+        width = len(cells) if width is None else width
+        if used > 1 and (problem or len(cells) != width):
+            used, problem = 1, "a quotation mark is not closed in it"
+        yield _Row((at + 1, at + used), cells, problem)
+        at += used
+
+
+def _misfit(row: _Row, header: list[str]) -> str:
+    if len(row.cells) == len(header):
+        return ""
+    hint = ""
+    if len(row.cells) == len(header) + 1 and "steps" not in header:
+        hint = " (a row with `steps` in a table begun without it?)"
+    return f"{len(row.cells)} cells where the first line has {len(header)}{hint}"
+
+
+def _entry(cells: Mapping[str, str], *, source: str, given: str, at: Path) -> Entry:
+    numbers = _numbers(cells)
+    facts = facts_of({n: v for n, v in cells.items() if n not in _columns() or n == "warmup_s"})
+    adapter = _ADAPTER.match(facts.get("notes", ""))
+    if adapter:  # which is where the original put it
+        facts = {"lora_r": adapter[1], "lora_alpha": adapter[2]} | facts
+    why = why_left_out(facts.get("status"))
+    if why:
+        raise FormatError(why)
+    run = _run(facts.get("run"), at)
+    if any(name in cells for name in _OURS) or not sft_play.is_original(numbers):
+        return Entry(source, given, facts, _figures(numbers, facts), run)
+    figures = sft_play.figures(numbers)
+    return Entry(source, given, facts, figures, run, (sft_play.REMARK,), sft_play.ASSUMED)
+
+
+def _run(said: str | None, ledger: Path) -> Path | None:
+    """The run's directory, as seen from here or from where the ledger lies."""
+    if said is None:
+        return None
+    near = [Path(said), ledger.parent / said]
+    return next((path for path in near if path.is_dir()), None)
+
+
+def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
+    found = {}
+    for name in (*_columns(), "energy_low_J", "energy_high_J", "steps"):
+        text = fact(cells.get(name))
+        if text is None:
+            continue
+        try:
+            number = float(text)
+        except ValueError:
+            raise FormatError(f"{name} is no number: {cells[name][:40]!r}") from None
+        if not math.isfinite(number):
+            raise FormatError(f"{name} is no finite number: {cells[name]!r}")
+        found[name] = number
+    return found
+
+
+def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str, Result]:
+    found: dict[str, Result] = {}
+    why = _reasons(facts.get("notes", ""))
+    for name, (key, unit, scale) in _columns().items():
+        if name in numbers:
+            found[key] = Reading(numbers[name] / scale, unit, "reported")
+        else:
+            found[key] = Missing(why or "the ledger's cell is empty")
+    wall_s, steps = numbers.get("wall_s"), numbers.get("steps")
+    window_s = numbers.get("window_s")
+    if steps and wall_s and window_s and "window_steps" not in numbers:
+        about = steps * min(1.0, window_s / wall_s)
+        note = "its steps, by the window's share of the time"
+        found["steps.count"] = Reading(about, "steps", "derived", note=note)
+    return found | _bounded(numbers)
+
+
+def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
+    """J/token with what its sensor leaves open, where the row says it of the energy."""
+    energy, value = numbers.get("energy_J"), numbers.get("J_per_token")
+    low, high = numbers.get("energy_low_J"), numbers.get("energy_high_J")
+    if not energy or value is None or low is None or high is None:
+        return {}
+    ends = (value * low / energy, value * high / energy)
+    return {"energy.joules_per_token": Reading(value, "J/token", "reported", *ends)}
+
+
+def _reasons(notes: str) -> str:
+    """What the notes say besides the LoRA details."""
+    parts = (part.strip() for part in notes.split(";"))
+    return "; ".join(part for part in parts if part and not part.startswith("lora_"))

@@ -1,0 +1,143 @@
+"""Finds what is to be compared: runs, folders of runs, ledgers.
+
+The trap: one run counted twice, once in its directory and once as its ledger's row, which makes
+two repeats that agree to the last digit. Where both are named the directory is used: it says more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, facts_of, why_left_out
+from ergmeter.metrics.ledgers import is_ledger, read_ledger
+from ergmeter.metrics.summarize import settings_of, summarize
+from ergmeter.records import Missing, Reading
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.reader import FINISHED, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ergmeter.records import Result
+    from ergmeter.runlog.settings import Settings
+
+_FINISHED = (FINISHED, "exit code 0")
+
+
+def found_in(paths: Iterable[Path], settings: Settings | None = None) -> Found:
+    """Everything under these paths, each run once."""
+    entries: list[Entry] = []
+    left_out: list[str] = []
+    for path in paths:
+        one = _found(path, settings)
+        entries += one.entries
+        left_out += one.left_out
+    kept: dict[object, Entry] = {}
+    # Directories last, so that they take the place of their ledger's row.
+    for entry in sorted(entries, key=_is_directory):
+        known = _identity(entry)
+        if known in kept:
+            left_out.append(f"{kept[known].source}: {entry.source} is the same run, named twice")
+        kept[known] = entry
+    order = {id(entry): number for number, entry in enumerate(entries)}
+    return Found(tuple(sorted(kept.values(), key=lambda e: order[id(e)])), tuple(left_out))
+
+
+def _is_directory(entry: Entry) -> bool:
+    return entry.run is not None and entry.source.startswith(str(entry.run))
+
+
+def _identity(entry: Entry) -> object:
+    if entry.run is None:  # two rows that agree to the last digit are copies of one
+        values = {key: entry.value(key) for key in entry.figures}
+        return frozenset(entry.facts.items()), frozenset(values.items())
+    whole = str(entry.run.resolve())
+    return (whole, entry.source) if "training " in entry.source else whole
+
+
+def _found(path: Path, settings: Settings | None) -> Found:
+    if path.is_file():
+        return read_ledger(path, given=str(path))
+    if not path.is_dir():
+        raise FormatError(f"no run, folder or ledger at {path}")
+    if (path / fmt.RUN_FILE).is_file():
+        return _joined([_run(path, given=str(path), settings=settings)])
+    runs = [
+        header.parent
+        for header in sorted(path.rglob(fmt.RUN_FILE))
+        if not any(part.startswith(".") for part in header.relative_to(path).parts)
+    ]
+    if runs:
+        return _joined([_run(run, given=str(path), settings=settings) for run in runs])
+    ledgers = [file for file in sorted(path.glob("*.csv")) if is_ledger(file)]
+    if not ledgers:
+        raise FormatError(f"no run and no energy ledger in {path}")
+    return _joined([read_ledger(ledger, given=str(path)) for ledger in ledgers])
+
+
+def _joined(parts: list[Found]) -> Found:
+    return Found(
+        tuple(entry for part in parts for entry in part.entries),
+        tuple(line for part in parts for line in part.left_out),
+    )
+
+
+def _run(path: Path, *, given: str, settings: Settings | None) -> Found:
+    """A run's entry; of several trainings in it, one each."""
+    try:
+        run = Run.open(path)
+        several = len(run.trainings)
+        if several < 2:
+            return _entry(run, str(path), given, settings)
+        return _joined(
+            [
+                _entry(run.training(n), f"{path} training {n}", given, settings)
+                for n in range(1, several + 1)
+            ]
+        )
+    except ErgmeterError as error:
+        said = str(error)
+        return Found(left_out=(said if str(path) in said else f"{path}: {said}",))
+
+
+def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Found:
+    said = run.workload.get("status")
+    status = str(said) if said and run.status in _FINISHED else run.status
+    why = why_left_out(status)
+    if why:
+        return Found(left_out=(f"{source}: {why}",))
+    summary = summarize(run, settings)
+    figures = {**summary.readings, EVAL_LOSS: _eval_loss(run, summary.readings.get(EVAL_LOSS))}
+    damaged = tuple(f"damaged, left out: {line}" for line in run.damage)
+    entry = Entry(source, given, _facts(run, settings), figures, run.path, damaged)
+    return Found((entry,))
+
+
+def _facts(run: Run, settings: Settings | None) -> dict[str, str]:
+    """What the workload said, and what the run itself knows where it did not."""
+    gpus = [device for device in run.devices.values() if device.kind == "gpu"]
+    processors = [device for device in run.devices.values() if device.kind == "cpu"]
+    declared = settings_of(run, settings)
+    own = {
+        "device": sorted({device.name for device in gpus or processors}),
+        "driver": sorted({str(d.facts["driver"]) for d in gpus if d.facts.get("driver")}),
+        "precision": declared.dtype,
+        "parameters": declared.parameters,
+        "name": run.name,
+        "started": run.header.get("created"),
+    }
+    return {**facts_of(own), **facts_of(run.workload), "run": str(run.path)}
+
+
+def _eval_loss(run: Run, known: Result | None) -> Result:
+    if isinstance(known, Reading):
+        return known
+    told = [one for one in run.reported() if one.name == "eval_loss"]
+    if told:
+        return Reading(told[-1].value, "1", "reported", note="the last that the program told")
+    try:
+        return Reading(float(run.workload["eval_loss"]), "1", "reported")
+    except (KeyError, TypeError, ValueError):
+        return Missing("no evaluation told its loss")

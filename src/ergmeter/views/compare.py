@@ -1,0 +1,192 @@
+"""What `erg compare` found, on the terminal: groups, verdicts, what could explain them.
+
+The trap: a table in which the reader picks the winner. Figures stand above with how sure each is,
+and the verdicts below say what they show; what is not comparable has figures and no verdict.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.comparison import mean_of
+from ergmeter.metrics.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
+from ergmeter.records import Reading
+from ergmeter.views.terminal import bare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from ergmeter.metrics.comparison import Comparison, Pair
+    from ergmeter.metrics.grouping import Group
+    from ergmeter.metrics.pareto import Front
+    from ergmeter.metrics.ratios import Mean
+    from ergmeter.metrics.verdicts import Measure
+
+_HEADS = {
+    RATE: "tokens/s",
+    JOULES: "J/token",
+    DEVICE_MEMORY: "memory",
+    HOST_MEMORY: "host mem.",
+    LOSS: "loss",
+    "training.eval_loss": "eval loss",
+    "target.time_s": "to target",
+    "target.energy_j": "energy",
+}
+_SIGNS = {
+    "better": ("+ ", "green"),
+    "worse": ("- ", "red"),
+    "differs": ("* ", "yellow"),
+    "not shown": ("= ", ""),
+    "no interval": ("? ", "yellow"),
+    "absent": ("  ", "dim"),
+}
+_ACROSS = 6  # figures beside one another in 80 columns
+_MANY = 5
+
+
+def page(found: Comparison) -> RenderableType:
+    """All of it: figures, verdicts pair by pair, the front, what to know."""
+    parts: list[RenderableType] = []
+    for start in range(0, len(found.measures), _ACROSS):
+        parts += [_table(found, found.measures[start : start + _ACROSS]), Text()]
+    for pair in found.pairs:
+        parts += [*_pair(pair), Text()]
+    if found.front:
+        parts += [_Hanging("", "", front_in_words(found.front)), Text()]
+    parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(found)]
+    parts += [_Hanging("", "yellow", f"left out: {line}") for line in found.left_out]
+    return Lines(*parts)
+
+
+def head(measured: Measure) -> str:
+    """A short name for a column."""
+    return _HEADS.get(measured.key, measured.title)
+
+
+def cell(found: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
+    """A group's mean and how sure it is, or a dash."""
+    try:
+        mean = mean_of(group, measured, confidence=found.options.confidence)
+    except NotMeasurable:
+        return "-", ""
+    value = bare(Reading(mean.value, measured.unit, "measured"))
+    if any(measured.key in entry.assumed for entry in group.entries):
+        return value, "assumed"
+    return value, _spread(mean, measured)
+
+
+def footnotes(found: Comparison) -> list[str]:
+    """What holds of all of it."""
+    said = list(found.notes)
+    sure = [v for p in found.pairs for v in p.verdicts if v.contrast and v.contrast.low is not None]
+    if len(sure) >= _MANY:
+        wrong = (1 - found.options.confidence) * 100
+        said.append(
+            f"{len(sure)} intervals, each by itself: where nothing differs, {wrong:g} % of such"
+            " claim that something does"
+        )
+    return said
+
+
+def front_in_words(front: Front) -> str:
+    """Who is on the front and who is not."""
+    axes = ", ".join(_HEADS.get(key, key) for key in front.axes)
+    said = f"Pareto front ({axes}): {', '.join(front.on) or 'nobody'}"
+    if front.beaten:
+        who = ", ".join(f"{name} (by {' and '.join(by)})" for name, by in front.beaten.items())
+        said += f"; beaten: {who}"
+    return said + (f" ({front.remark})" if front.remark else "")
+
+
+def title(pair: Pair) -> str:
+    """Who against whom, and how it was done."""
+    done = next((v.contrast for v in pair.verdicts if v.contrast), None)
+    return f"{pair.other} against {pair.baseline}" + (
+        f" ({done.repeats[0]} and {done.repeats[1]} runs, {done.method})" if done else ""
+    )
+
+
+def around(pair: Pair) -> Iterable[tuple[str, str]]:
+    """What stands beside the verdicts: a style and a line each."""
+    fair = pair.fairness
+    for refusal in fair.refusals:
+        yield "red", f"not comparable: {refusal}"
+    if fair.refusals and not pair.is_comparable:
+        yield "dim", "--anyway gives the verdicts all the same"
+    if fair.explanations:
+        so_what = "could explain it" if pair.is_comparable else "differs besides"
+        yield "yellow", f"{so_what}: {', '.join(fair.explanations)}"
+    for remark in fair.remarks:
+        yield "yellow", remark
+    if fair.unknown:
+        yield "dim", f"not checked, one side does not say: {', '.join(fair.unknown)}"
+
+
+def _table(found: Comparison, measures: tuple[Measure, ...]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(", ".join(found.group_by), overflow="fold")
+    table.add_column("runs", justify="right")
+    for measured in measures:
+        table.add_column(head(measured), justify="right", no_wrap=True)
+    for group in found.groups:
+        cells = [
+            Text.assemble(value, "\n", (spread, "dim"))
+            for value, spread in (cell(found, group, measured) for measured in measures)
+        ]
+        table.add_row(Text(group.name, "bold"), str(len(group.entries)), *cells)
+    return table
+
+
+def _spread(mean: Mean, measured: Measure) -> str:
+    """Half of the mean's interval; of a geometric mean in percent, its longer half."""
+    if mean.low is None or mean.high is None:
+        return ""
+    if measured.is_quality:
+        return f"±{(mean.high - mean.low) / 2:.2g}"
+    if mean.noise == 0:
+        return "alike"
+    half = (mean.high / mean.value - 1) * 100
+    if half > 100:
+        return ">100 %"
+    return f"±{half:.1f} %" if half < 9.95 else f"±{half:.0f} %"
+
+
+def _pair(pair: Pair) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text(title(pair), "bold")]
+    lines += [_Hanging(*_SIGNS[one.state], one.words, indent="  ") for one in pair.verdicts]
+    lines += [_Hanging("", style, line, indent="  ") for style, line in around(pair)]
+    return lines
+
+
+@dataclass(frozen=True)
+class _Hanging:
+    """A sign and a line in from the margin, which goes on below itself and not below the sign."""
+
+    sign: str
+    style: str
+    text: str
+    indent: str = ""
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        first = f"{self.indent}{self.sign}"
+        lines = textwrap.wrap(
+            self.text,
+            options.max_width,
+            initial_indent=first,
+            subsequent_indent=" " * len(first),
+            break_on_hyphens=False,
+        )
+        for number, line in enumerate(lines):
+            cut = len(first) if number == 0 and self.sign else 0
+            yield Text.assemble(
+                (line[:cut], self.style), (line[cut:], "" if self.sign else self.style)
+            )

@@ -1,0 +1,186 @@
+"""`erg compare` as it is typed: ledgers and runs in; a table, JSON, CSV and Markdown out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ergmeter.cli.main import main
+from ergmeter.records import Sample, Step
+from tests.runs import GPU, add_writer, make_run
+
+ROOT = Path(__file__).parents[2]
+S = 10**9
+COLUMNS = (
+    "model,dataset,backend,optimizer,batch_size,grad_accum,seq_len,steps,precision,seed,notes,"
+    "wall_s,warmup_s,tokens_processed,tok_per_s,energy_J,avg_power_W,peak_power_W,J_per_token,"
+    "E10k_J,vram_peak_MB,vram_avg_MB,window_s,train_loss,eval_loss,status"
+)
+# Rates of three seeds; the ratios are 1.30, 1.31 and 1.32.
+RATES = {"bnb": (1000.0, 1010.0, 990.0), "unsloth": (1300.0, 1323.1, 1306.8)}
+Answer = tuple[int, str, str]
+Erg = Callable[..., Answer]
+
+
+@pytest.fixture
+def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Erg:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def call(*arguments: object) -> Answer:
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
+
+
+def row(backend: str, seed: int, rate: float, *, seq_len: int = 1024) -> str:
+    optimizer = "PagedAdamW8bit" if backend == "bnb" else "AdamW"
+    tokens, joules = rate * 40, 40 * 300.0
+    return (
+        f"m,sft,{backend},{optimizer},4,2,{seq_len},200,bf16,{seed},lora_r=32_alpha=32,60,15,"
+        f"{tokens},{rate},{joules},300,320,{joules / tokens},{1e4 * joules / tokens},20000,19000,"
+        f"40,2.1,2.2,finished"
+    )
+
+
+def written(path: Path, *, seq_len: int = 1024) -> Path:
+    rows = [
+        row(backend, seed, rates[seed], seq_len=seq_len if backend == "unsloth" else 1024)
+        for seed in range(3)
+        for backend, rates in RATES.items()
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return written(tmp_path / "energy_results.csv")
+
+
+def test_the_table_fits_80_columns_and_says_who_is_faster(erg: Erg, ledger: Path) -> None:
+    code, out, _ = erg("compare", ledger, "--group-by", "backend")
+    assert code == 0
+    # Logs of the ratios: mean 0.27001, standard deviation 0.00763; 4.3027 x 0.00763 / sqrt(3) is
+    # 0.01896, so exp(0.25104) = 1.285 to exp(0.28897) = 1.335.
+    assert "unsloth 1.31x faster, 95 % interval 1.29 to 1.34" in out
+    assert "could explain it: optimizer (PagedAdamW8bit / AdamW)" in out
+    assert "the same peak memory in every run" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_json_has_every_repeat_and_how_it_was_done(erg: Erg, ledger: Path) -> None:
+    code, out, _ = erg("compare", ledger, "--json")
+    assert code == 0
+    whole = json.loads(out)
+    assert (whole["group_by"], whole["baseline"]) == (["backend"], "bnb")
+    key = "throughput.tokens_per_s"
+    rates = [one["readings"][key]["value"] for one in whole["groups"][1]["runs"]]
+    assert rates == list(RATES["unsloth"])
+    (verdict,) = [one for one in whole["pairs"][0]["verdicts"] if one["metric"] == key]
+    contrast = verdict["contrast"]
+    assert contrast["value"] == pytest.approx((1.30 * 1.31 * 1.32) ** (1 / 3))
+    assert contrast["low"] < contrast["value"] < contrast["high"]
+    assert (contrast["method"], contrast["confidence"]) == ("paired t-interval", 0.95)
+    assert contrast["freedom"] == 2
+
+
+def test_csv_and_markdown(erg: Erg, ledger: Path) -> None:
+    _, out, _ = erg("compare", ledger, "--format", "csv")
+    rows = {one["metric"]: one for one in csv.DictReader(io.StringIO(out))}
+    assert rows["throughput.tokens_per_s"]["state"] == "better"
+    assert float(rows["memory.device_peak_bytes"]["value"]) == 1.0
+    _, out, _ = erg("compare", ledger, "--format", "md")
+    assert out.startswith("| backend | runs | tokens/s | J/token | memory | loss | eval loss |")
+
+
+def test_what_is_not_comparable_exits_1_and_says_why(erg: Erg, tmp_path: Path) -> None:
+    ledger = written(tmp_path / "energy_results.csv", seq_len=2048)
+    code, out, _ = erg("compare", ledger)
+    assert code == 1
+    assert "not comparable: sequence length differs (1024 / 2048)" in out
+    assert "faster" not in out
+    code, out, _ = erg("compare", ledger, "--anyway")
+    assert code == 0
+    assert "unsloth 1.31x faster" in out
+    assert "not comparable: sequence length differs" in out
+
+
+def test_a_metric_and_a_confidence_of_ones_own(erg: Erg, ledger: Path) -> None:
+    _, out, _ = erg("compare", ledger, "--metric", "tok_per_s", "--confidence", "0.99")
+    assert "99 % interval" in out
+    assert "energy" not in out
+    code, _, err = erg("compare", ledger, "--metric", "tok_per_sec")
+    assert code == 2
+    assert "did you mean" in err
+
+
+def test_broken_rows_are_told_and_do_not_end_it(erg: Erg, ledger: Path) -> None:
+    with ledger.open("a") as file:
+        file.write("half a row,sft\n")
+    code, out, _ = erg("compare", ledger)
+    assert code == 0
+    assert "line 8: 2 cells" in " ".join(out.split())
+
+
+def trained(path: Path, *, seconds: float) -> None:
+    """Twenty steps on a GPU that draws 250 W; the loss falls from 3 by 0.1 a step."""
+    steps = [
+        Step(
+            round(i * seconds * S),
+            round((i + 1) * seconds * S),
+            index=i,
+            tokens_computed=100,
+            loss=3.0 - 0.1 * i,
+        )
+        for i in range(20)
+    ]
+    samples = [Sample(t * S // 10, GPU.id, power_w=250.0) for t in range(-10, 410)]
+    add_writer(make_run(path), steps=steps, samples=samples, devices=[GPU])
+
+
+def test_folders_of_runs_and_the_way_to_a_target(erg: Erg, tmp_path: Path) -> None:
+    """Steps of 1 s and of 2 s, a percent more or less: to a loss of 2 it takes 13 of them."""
+    for number, more in enumerate((0.99, 1.0, 1.01)):
+        trained(tmp_path / "quick" / str(number), seconds=1.0 * more)
+        trained(tmp_path / "slow" / str(number), seconds=1.95 * more)
+    code, out, _ = erg(
+        "compare", tmp_path / "quick", tmp_path / "slow", "--target-loss", "2.001", "--json"
+    )
+    assert code == 0
+    whole = json.loads(out)
+    assert whole["group_by"] == ["source"]
+    quick, slow = (one["means"]["target.time_s"]["value"] for one in whole["groups"])
+    assert quick == pytest.approx(13, rel=1e-3)
+    assert slow == pytest.approx(13 * 1.95, rel=1e-3)
+    joules = whole["groups"][0]["means"]["target.energy_j"]["value"]
+    assert joules == pytest.approx(13 * 250, rel=0.01)
+    assert any("mean of the last 5 told losses" in note for note in whole["notes"])
+
+
+def test_the_script_of_the_guide(
+    ledger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python scripts/analyze_energy.py outputs/energy_results.csv`, which never existed."""
+    script = str(ROOT / "scripts" / "analyze_energy.py")
+    monkeypatch.setattr(sys, "argv", [script, str(ledger)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(script, run_name="__main__")
+    assert not ended.value.code
+    assert "1.31x faster" in capsys.readouterr().out
+
+
+def test_nothing_there(erg: Erg, tmp_path: Path) -> None:
+    code, _, err = erg("compare", tmp_path / "absent.csv")
+    assert code == 1
+    assert "no run, folder or ledger at" in err

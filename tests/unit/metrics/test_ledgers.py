@@ -1,0 +1,145 @@
+"""Energy ledgers, ours and the original's: what a row is taken for, and which rows are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError
+from ergmeter.metrics.ledgers import is_ledger, read_ledger
+from ergmeter.records import Missing, Reading
+
+DOCUMENTED = (
+    "model,dataset,backend,optimizer,batch_size,grad_accum,seq_len,steps,precision,seed,notes,"
+    "wall_s,warmup_s,tokens_processed,tok_per_s,energy_J,avg_power_W,peak_power_W,J_per_token,"
+    "E10k_J,vram_peak_MB,vram_avg_MB"
+)
+# True rate 2 000 tokens/s and 0.1 J/token, 200 W throughout, as the original writes it down:
+# 240 000 tokens over 60 s, 12 000 J over 240 000 tokens.
+ORIGINAL = (
+    "m,sft,bnb,paged_adamw_8bit,2,4,1024,100,fp16,42,lora_r=32_alpha=32,"
+    "120.0,60.0,240000,4000.0,12000.0,200.0,220.0,0.05,500.0,10000.0,9000.0"
+)
+OURS = f"{DOCUMENTED},window_s,train_loss,eval_loss,mfu,energy_low_J,energy_high_J,status,tuning"
+OUR_ROW = (
+    "m,sft,bnb,AdamW,2,4,1024,100,bf16,42,lora_r=32_alpha=32,"
+    "120,60,120000,2000,12000,200,220,0.1,1000,10000,9000,60,1.5,1.7,0.4,11400,12600,finished,lora"
+)
+
+
+def ledger(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "energy_results.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def reading(entry: object, key: str) -> Reading:
+    found = entry.figures[key]  # type: ignore[attr-defined]
+    assert isinstance(found, Reading), found
+    return found
+
+
+def test_our_row_is_taken_as_it_stands(tmp_path: Path) -> None:
+    (entry,) = read_ledger(ledger(tmp_path, OURS, OUR_ROW), given="x").entries
+    assert entry.value("throughput.tokens_per_s") == 2000
+    assert entry.value("memory.device_peak_bytes") == 10_000_000_000  # MB are what they say
+    assert entry.value("training.loss") == 1.5
+    assert entry.value("training.eval_loss") == 1.7
+    assert entry.value("utilization.mfu_frac") == 0.4
+    assert entry.value("steps.count") == 50  # half of the time, half of the steps
+    joules = reading(entry, "energy.joules_per_token")
+    assert [joules.low, joules.high] == pytest.approx([0.095, 0.105])
+    assert entry.facts["lora_r"] == "32"
+    assert not entry.remarks
+
+
+def test_a_row_of_the_original_gives_the_true_rate_and_a_range_of_energy(tmp_path: Path) -> None:
+    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, ORIGINAL), given="x").entries
+    assert entry.value("throughput.tokens_per_s") == 2000
+    joules = reading(entry, "energy.joules_per_token")
+    assert joules.value == pytest.approx(0.1)
+    assert joules.basis == "assumed"
+    # Nothing drawn in the warm-up; 220 W throughout it.
+    assert [joules.low, joules.high] == pytest.approx([0.05, 25200 / 240000])
+    assert entry.value("memory.device_peak_bytes") == 10_000 * 2**20  # its MB were MiB
+    assert "the original's figures" in entry.remarks[0]
+
+
+def test_the_original_without_steps(tmp_path: Path) -> None:
+    names, cells = DOCUMENTED.split(","), ORIGINAL.split(",")
+    at = names.index("steps")
+    rows = [",".join(x[:at] + x[at + 1 :]) for x in (names, cells)]
+    (entry,) = read_ledger(ledger(tmp_path, *rows), given="x").entries
+    assert entry.value("throughput.tokens_per_s") == 2000
+    assert "steps" not in entry.facts
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"energy_J": "0.0", "J_per_token": "0.0"}, "0 J"),
+        ({"wall_s": "50.0", "tok_per_s": str(240000 / 1e-9)}, "shorter than its warm-up"),
+    ],
+)
+def test_the_originals_noughts_are_no_figures(
+    tmp_path: Path, changed: dict[str, str], why: str
+) -> None:
+    cells = dict(zip(DOCUMENTED.split(","), ORIGINAL.split(","), strict=True)) | changed
+    (entry,) = read_ledger(
+        ledger(tmp_path, DOCUMENTED, ",".join(cells.values())), given="x"
+    ).entries
+    found = entry.figures["energy.joules_per_token"]
+    assert isinstance(found, Missing)
+    assert why in found.reason
+    assert (entry.value("throughput.tokens_per_s") or 0) < 1e4
+
+
+def test_documented_columns_of_one_window_are_not_taken_for_the_originals(tmp_path: Path) -> None:
+    """Our own table without further columns: 120 000 tokens in a window of 60 s of 121 s."""
+    row = ",".join(OUR_ROW.split(",")[:22]).replace(",120,60,", ",121,60,")
+    (entry,) = read_ledger(ledger(tmp_path, DOCUMENTED, row), given="x").entries
+    assert entry.value("throughput.tokens_per_s") == 2000
+    assert entry.value("energy.joules_per_token") == 0.1
+    assert not entry.remarks
+
+
+def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> None:
+    lines = [
+        OURS,
+        OUR_ROW,
+        OUR_ROW.replace(",42,", ",43,")[:60],
+        OUR_ROW.replace(",42,", ",44,").replace(",2000,", ",fast,"),
+        "",
+        OUR_ROW.replace(",42,", ",45,").replace("m,sft", '"m,sft'),
+        OUR_ROW.replace(",42,", ",46,"),
+        OUR_ROW.replace(",42,", ",47,").replace("finished", "failed"),
+        OUR_ROW,
+        OURS,
+    ]
+    found = read_ledger(ledger(tmp_path, *lines), given="x")
+    assert [entry.facts["seed"] for entry in found.entries] == ["42", "46"]
+    said = [line.partition("energy_results.csv ")[2] for line in found.left_out]
+    assert [line.split(":")[0] for line in said] == [f"line {n}" for n in (3, 4, 6, 8, 9)]
+    assert "cells where the first line has 30" in said[0]
+    assert "tok_per_s is no number: 'fast'" in said[1]
+    assert "quotation mark" in said[2]
+    assert "did not finish (failed)" in said[3]
+    assert "the same row as line 2" in said[4]
+
+
+def test_an_empty_cell_is_missing_with_the_reason_in_the_notes(tmp_path: Path) -> None:
+    cells = dict(zip(OURS.split(","), OUR_ROW.split(","), strict=True))
+    cells |= {"energy_J": "", "J_per_token": "", "notes": "lora_r=32_alpha=32; no energy sensor"}
+    (entry,) = read_ledger(ledger(tmp_path, OURS, ",".join(cells.values())), given="x").entries
+    assert entry.why_not("energy.joules_per_token") == "no energy sensor"
+
+
+def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
+    path = ledger(tmp_path, "a,b", "1,2")
+    assert not is_ledger(path)
+    with pytest.raises(FormatError, match="no energy ledger: its first line has no column"):
+        read_ledger(path, given="x")
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(FormatError, match="empty"):
+        read_ledger(tmp_path / "empty.csv", given="x")
