@@ -1,0 +1,278 @@
+"""A training's YAML: read as it is meant, or everything that is wrong with it at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.workloads.sft.config import load
+from ergmeter.workloads.sft.sections import Config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+MODEL = "model: {name: 'builtin:tiny'}\n"
+# The guide's sections, as they stand in it, over what its base file had beside them.
+GUIDE = """
+model: {name: org/model, type: causal, max_seq_len: 2048}
+metrics:
+  enable_energy_logging: true
+  sample_interval_s: 0.05       # 50ms sampling rate
+  warmup_s: 60.0               # 60s warmup period
+  log_vram_every_s: 1.0        # VRAM sampling every 1s
+  results_csv: "outputs/energy_results.csv"
+tuning:
+  backend: bnb
+  lora:
+    r: 32
+    alpha: 32          # Matched with Unsloth
+    dropout: 0.05
+train:
+  bf16: false
+  fp16: true
+  optim: paged_adamw_8bit  # BnB optimized optimizer
+"""
+
+
+def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def read(folder: Path, text: str, **changes: object) -> Config:
+    return load(written(folder, text), changes=changes)
+
+
+def wrong(folder: Path, text: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(written(folder, text))
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{folder / 'run.yaml'}: ")
+
+
+def test_the_guide_s_sections_are_read_as_they_are(tmp_path: Path) -> None:
+    config = read(tmp_path, GUIDE)
+    assert config.metrics.results_csv == Path("outputs/energy_results.csv")
+    assert (config.metrics.sample_interval_s, config.metrics.warmup_s) == (0.05, 60.0)
+    assert (config.tuning.backend, config.tuning.lora.r, config.tuning.lora.dropout) == (
+        "bnb", 32, 0.05,
+    )  # fmt: skip
+    assert (config.train.fp16, config.train.optim) == (True, "paged_adamw_8bit")
+    assert config.model.max_seq_len == 2048
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    config = read(tmp_path, MODEL)
+    assert (config.task_mode, config.seed, config.tuning.mode) == ("sft", 42, "lora")
+    assert config.train.output_dir == Path("outputs/run")
+    assert config.train.max_steps is None
+    assert config.data.train_path is None
+    assert config.has_validation
+
+
+def test_the_original_s_other_names_mean_the_same(tmp_path: Path) -> None:
+    train = read(
+        tmp_path,
+        MODEL + "train: {learning_rate: 3e-4, lr_scheduler_type: cosine, num_train_epochs: 2,"
+        " per_device_train_batch_size: 2, gradient_accumulation_steps: 8, eval_strategy: epoch,"
+        " dataloader_num_workers: 2}",
+    ).train
+    # 3e-4 without a dot is text to YAML 1.1.
+    assert (train.lr, train.lr_scheduler, train.epochs) == (0.0003, "cosine", 2.0)
+    assert (train.batch_size, train.grad_accum, train.dataloader_workers) == (2, 8, 2)
+    assert train.evaluation_strategy == "epoch"
+
+
+def test_no_is_no_also_where_yaml_makes_it_false(tmp_path: Path) -> None:
+    train = read(tmp_path, MODEL + "train:\n  save_strategy: no\n  evaluation_strategy: no").train
+    assert (train.save_strategy, train.evaluation_strategy) == ("no", "no")
+
+
+def test_an_included_file_lies_below_key_by_key(tmp_path: Path) -> None:
+    written(tmp_path, MODEL + "train: {lr: 1.0, batch_size: 7}\nseed: 1", "base.yaml")
+    written(tmp_path, "include: base.yaml\ntrain: {lr: 2.0}\nseed: 2", "middle.yaml")
+    config = read(tmp_path, "include: middle.yaml\nseed: 3")
+    assert (config.train.lr, config.train.batch_size, config.seed) == (2.0, 7, 3)
+    assert config.merged == {
+        "model": {"name": "builtin:tiny"}, "train": {"lr": 2.0, "batch_size": 7}, "seed": 3,
+    }  # fmt: skip
+
+
+def test_a_setting_lies_over_the_included_one_by_whichever_name(tmp_path: Path) -> None:
+    written(tmp_path, MODEL + "train: {lr: 1.0, gradient_accumulation_steps: 4}", "base.yaml")
+    path = written(tmp_path, "include: base.yaml\ntrain: {learning_rate: 2.0}")
+    train = load(path, changes={"train.grad_accum": 2}).train
+    assert (train.lr, train.grad_accum) == (2.0, 2)
+
+
+def test_an_include_is_looked_for_beside_the_file_and_then_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, MODEL + "seed: 5", "configs/base.yaml")
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, "include: configs/base.yaml", "configs/run.yaml")
+    assert load(path).seed == 5  # as the original wrote it
+    path.write_text("include: base.yaml")
+    assert load(path).seed == 5
+    path.write_text("include: nowhere.yaml")
+    with pytest.raises(UsageError, match=r"nowhere\.yaml is neither at"):
+        load(path)
+
+
+def test_files_that_include_each_other_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, "include: run.yaml", "base.yaml")
+    assert "circle" in wrong(tmp_path, "include: base.yaml")
+
+
+def test_null_brings_the_default_back(tmp_path: Path) -> None:
+    written(tmp_path, MODEL + "train: {max_steps: 5}", "base.yaml")
+    assert read(tmp_path, "include: base.yaml\ntrain: {max_steps: null}").train.max_steps is None
+
+
+def test_changes_lie_over_the_file(tmp_path: Path) -> None:
+    config = read(tmp_path, MODEL, **{"train.max_steps": 5, "tuning.lora.r": 4, "seed": 9})
+    assert (config.train.max_steps, config.tuning.lora.r, config.seed) == (5, 4, 9)
+    with pytest.raises(UsageError, match=r"train\.max_step is no key.*train\.max_steps"):
+        read(tmp_path, MODEL, **{"train.max_step": 5})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trian: {lr: 1}", "trian is no key; did you mean train?"),
+        ("train: {learning_rat: 1}", "did you mean train.learning_rate?"),
+        ("train: {max_seq_len: 1}", "train.max_seq_len is no key; did you mean model.max_seq_len?"),
+        ("tuning: {lora: {rang: 1}}", "did you mean tuning.lora.rank?"),
+        ("metrics: {zzz: 1}", "metrics.zzz is no key; there are enable_energy_logging,"),
+        ("mode: sft", "write task_mode"),
+        ("train: {load_best_model_at_end: true}", "has no use here"),
+        ("seed: many", "seed must be a whole number of 0 or more; got 'many'"),
+        ("seed: true", "seed must be a whole number"),
+        ("train: {batch_size: auto}", "lets each side of a comparison run with another one"),
+        ("train: {batch_size: 2.5}", "got 2.5"),
+        ("train: {lr: fast}", "train.lr must be a number above 0; got 'fast'"),
+        ("train: {lr: .nan}", "train.lr must be a number"),
+        ("train: {bf16: 1}", "train.bf16 must be true or false; got 1"),
+        ("train: {save_strategy: step}", "did you mean steps?"),
+        ("train: {lr: 1, learning_rate: 2}", "are the same setting; keep one"),
+        ("train: 5", "train must be a section of keys and values; got 5"),
+        ("tuning: {bits: 3}", "must be one of 4, 8"),
+        ("tuning: {lora: {dropout: 1}}", "below 1; got 1"),
+        ("datasets: {}", "datasets must be a list"),
+        ("datasets: [{path: a}]", "datasets[0].type is missing"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named_with_what_to_write(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    assert said in wrong(tmp_path, MODEL + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("train: {fp16: true, bf16: true}", "both true"),
+        ("tuning: {bits: 4}", "tuning.bits 4 needs tuning.backend bnb or unsloth"),
+        ("tuning: {mode: qlora}", "qlora needs 4-bit"),
+        ("tuning: {mode: full, bits: 4, backend: bnb}", "full can't train weights of 4 bits"),
+        ("tuning: {mode: qlora, bits: 8, backend: bnb}", "qlora is 4-bit"),
+        ("tuning: {backend: bnb}", "is what torch runs"),
+        ("train: {optim: paged_adamw_32bit}", "is of bitsandbytes"),
+        ("train: {optim: adamw_bnb_8bit}", "is of bitsandbytes"),
+        ("train: {save_strategy: steps}", "needs train.save_steps"),
+        ("train: {evaluation_strategy: steps}", "needs train.eval_steps"),
+        ("train: {evaluation_strategy: epoch}\ndata: {train_path: a.jsonl}", "give data.val_path"),
+        ("train: {early_stopping_patience: 2}", "needs train.evaluation_strategy"),
+        ("train: {warmup_ratio: 0.1, warmup_steps: 5}", "both given"),
+        ("data: {val_path: a.jsonl}", "without data.train_path"),
+        ("data: {train_path: a.jsonl, val_path: a.jsonl}", "is no evaluation"),
+        ("data: {pad_to_multiple_of: 100}", "does not divide"),
+        ("data: {packing: true}\ntask_mode: cpt", "fills its blocks anyway"),
+        ("data: {packing: true}\ntuning: {backend: unsloth}", "keeps packed documents apart"),
+        ("data: {template_path: t.txt}\ntask_mode: cpt", "is for sft"),
+        ("block_size: 64", "is for task_mode cpt"),
+        ("block_size: 1024\ntask_mode: cpt", "more than model.max_seq_len 512"),
+        ("task_mode: cpt_mixed", "needs datasets"),
+        ("datasets: [{path: a, type: cpt}]", "is for task_mode cpt_mixed"),
+        ("model: {name: 'builtin:tiny', type: seq2seq}", "write model.type: causal"),
+        ("model: {name: 'builtin:tini'}", "did you mean builtin:tiny?"),
+        ("model: {name: a/b, type: seq2seq}\ndata: {packing: true}", "one document a row"),
+        ("model: {name: a/b, type: seq2seq}\ntask_mode: cpt", "takes sft"),
+    ],
+)
+def test_what_can_t_hold_together_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert said in wrong(tmp_path, text if text.startswith("model") else MODEL + text)
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    said = wrong(tmp_path, MODEL + "sed: 1\ntrain: {lr: x, fp16: true, bf16: true}")
+    assert "(and 2 more: " in said
+    assert all(one in said for one in ("sed is no key", "train.lr", "both true"))
+
+
+def test_without_a_model_there_is_no_training(tmp_path: Path) -> None:
+    assert "model.name is missing" in wrong(tmp_path, "seed: 1")
+
+
+def test_a_key_that_stands_twice_is_an_error_with_both_lines(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="'lr' stands twice, in lines 3 and 5"):
+        read(tmp_path, MODEL + "train:\n  lr: 1\n  seed: 1\n  lr: 2")
+
+
+@pytest.mark.parametrize("text", ["train: [", "- a", "just text"])
+def test_what_is_no_yaml_of_sections_is_a_format_error(tmp_path: Path, text: str) -> None:
+    with pytest.raises(FormatError, match=r"run\.yaml"):
+        read(tmp_path, text)
+
+
+def test_qlora_is_four_bits(tmp_path: Path) -> None:
+    assert read(tmp_path, MODEL + "tuning: {mode: qlora, backend: bnb}").tuning.bits == 4
+
+
+def test_a_mixture_names_its_sources(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        MODEL + "task_mode: cpt_mixed\ndatasets:\n"
+        "  - {name: books, path: b.jsonl, type: cpt, weight: 0.75}\n"
+        "  - {path: builtin, type: chat, weight: 0.25}",
+    )
+    books, ours = config.datasets
+    assert (books.name, books.path, books.type, books.weight) == (
+        "books", Path("b.jsonl"), "cpt", 0.75,
+    )  # fmt: skip
+    assert (ours.path, ours.type) == (None, "sft")
+
+
+@pytest.mark.parametrize("folder", [CONFIGS, CONFIGS / "cpu"])
+def test_the_shipped_configurations_differ_where_the_backend_is_the_question_only(
+    folder: Path,
+) -> None:
+    def fields(name: str) -> dict[str, object]:
+        config = load(folder / f"run_{name}.yaml")
+        parts = ("model", "tuning", "train", "data", "metrics")
+        return {
+            f"{part}.{key}": value
+            for part in parts
+            for key, value in asdict(getattr(config, part)).items()
+        } | {"seed": config.seed, "task_mode": config.task_mode}
+
+    all_three = [fields(name) for name in ("torch", "bnb", "unsloth")]
+    assert [one["tuning.backend"] for one in all_three] == ["torch", "bnb", "unsloth"]
+    differing = {key for key in all_three[0] if len({str(one[key]) for one in all_three}) > 1}
+    assert differing == {
+        "tuning.backend", "tuning.mode", "tuning.bits", "train.optim", "train.output_dir",
+    }  # fmt: skip
+
+
+def test_reading_a_configuration_loads_no_torch() -> None:
+    code = (
+        "import sys; from pathlib import Path; from ergmeter.workloads.sft.config import load;"
+        f"load(Path({str(CONFIGS / 'run_bnb.yaml')!r}));"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
