@@ -22,6 +22,9 @@ _COMMANDS = {
     "record": "Measure any command, without changing it.",
     "import": "Make a run of a training log.",
     "load": "Send requests to an inference server, and say what it made of them.",
+    "train": "Fine-tune a model as a YAML file says, measured; a row in the energy ledger.",
+    "prepare": "Tokenise a fine-tuning's data and show what is in it.",
+    "compare": "Compare runs or ledgers: ratios with intervals, a verdict in words.",
     "report": "Show what a run came to, as a card or as JSON.",
     "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
     "list": "List the runs in a directory.",
@@ -36,6 +39,7 @@ _COMMANDS = {
     "analyze": "Calculate the metrics of a Trainium training: MFU, NKI share, score.",
     "estimate": "Estimate whether a training fits, and its time, energy, carbon and cost.",
     "peaks": "List devices with their peak FLOP/s, or show one with its source.",
+    "grid": "List grids with the carbon intensity of their electricity, and its source.",
     "metrics": "Explain the metrics: formula, unit, needs, other names.",
     "demo": "Train a small model for about 20 seconds, measured.",
 }

@@ -1,0 +1,200 @@
+"""What actually ran? Looked up in the objects that run, not in the configuration.
+
+The trap: a ledger of wishes. A row that says "paged_adamw_8bit, bf16" of a training that ran AdamW
+in fp32 compares nothing. So the optimizer is the class that steps, types are those the parameters
+lie in, the attention is what the model's own configuration came to, kernels are named by whose
+functions the layers call; and versions are of what is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ergmeter.workloads.sft.sections import Config
+
+PACKAGES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")
+_GIT_S = 10
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def of(config: Config, trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+    """A training's facts by the ledger's names, once its optimizer is made."""
+    model = trainer.model
+    trained, held = _counts(model)
+    lora = config.tuning.lora if config.tuning.mode != "full" else None
+    return {
+        "model": config.model.name,
+        "dataset": config.task_mode,
+        "backend": config.tuning.backend,
+        "optimizer": optimizer_name(trainer.optimizer),
+        "batch_size": config.train.batch_size,
+        "grad_accum": config.train.grad_accum,
+        "seq_len": config.model.max_seq_len,
+        "precision": precision(trainer, model),
+        "seed": config.seed,
+        "tuning": config.tuning.mode,
+        "bits": _bits(model),
+        "lora_r": lora.r if lora else None,
+        "lora_alpha": lora.alpha if lora else None,
+        "lora_targets": " ".join(_adapted(model)) if lora else None,
+        "weights_dtype": _majority(model),
+        "compute_dtype": precision(trainer, model),
+        "attention": getattr(_inner(model).config, "_attn_implementation", None),
+        "packing": config.data.packing,
+        "gradient_checkpointing": _checkpoints(model),
+        "world_size": trainer.args.world_size,
+        "parameters": held,
+        "trainable_parameters": trained,
+        "kernels": kernels(model),
+        **versions(),
+        "git_commit": commit(),
+    }
+
+
+def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401
+    """The class that steps, with its package; Accelerate's wrapper is looked through."""
+    while hasattr(optimizer, "optimizer") and optimizer.optimizer is not optimizer:
+        optimizer = optimizer.optimizer
+    kind = type(optimizer)
+    said = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}"]
+    if getattr(optimizer, "defaults", {}).get("fused"):
+        said.append("fused")
+    own: Any = getattr(optimizer, "args", None)  # where bitsandbytes keeps what makes it different
+    if getattr(own, "optim_bits", 32) != 32:
+        said.append(f"{own.optim_bits}bit")
+    if getattr(optimizer, "is_paged", False) and _is_on_gpu(optimizer):
+        said.append("paged")
+    return " ".join(said)
+
+
+def _is_on_gpu(optimizer: Any) -> bool:  # noqa: ANN401
+    """Elsewhere bitsandbytes pages nothing, whatever it was asked for."""
+    return any(one.is_cuda for group in optimizer.param_groups for one in group["params"])
+
+
+def precision(trainer: Any, model: Any) -> str:  # noqa: ANN401
+    """What products are computed in: autocast's type, or the one the weights are used in."""
+    if trainer.args.bf16:
+        return "bf16"
+    if trainer.args.fp16:
+        return "fp16"
+    quantised = getattr(_inner(model).config, "quantization_config", None)
+    computed = getattr(quantised, "bnb_4bit_compute_dtype", None)
+    return _short(computed) if computed is not None else _majority(model, floats=True)
+
+
+def kernels(model: Any) -> str:  # noqa: ANN401
+    """Whose functions the layers call, where they are not the library's own: "unsloth", "liger".
+
+    By the modules their `forward` is defined in, and their attributes of that kind.
+    """
+    found = {
+        owner
+        for module in model.modules()
+        for owner in ("unsloth", "liger_kernel")
+        if owner in str(getattr(type(module).forward, "__module__", ""))
+        or owner in str(getattr(getattr(module, "forward", None), "__module__", ""))
+    }
+    return " ".join(sorted(found)) or "library"
+
+
+def versions() -> dict[str, str | None]:
+    """Of the packages that are loaded now; one that is only installed took no part."""
+    return {name: _version(name) if name in sys.modules else None for name in PACKAGES}
+
+
+def commit() -> str | None:
+    """The commit of the working directory, with a + where files differ; None outside of git."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return f"{head}{'+' if _git('status', '--porcelain', '-uno') else ''}"
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def data_sha256(rows: Iterable[dict[str, Any]]) -> str:
+    """A short digest of the token ids and labels that are trained on, in their order."""
+    digest = hashlib.sha256()
+    for row in rows:
+        for name in ("input_ids", "labels"):
+            digest.update(np.asarray(row[name], dtype=np.int64).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _git(*words: str) -> str:
+    command = ["git", *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=_GIT_S, cwd=Path.cwd()
+    )
+    return done.stdout.strip()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _inner(model: Any) -> Any:  # noqa: ANN401
+    """The model inside PEFT's."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _counts(model: Any) -> tuple[int, int]:  # noqa: ANN401
+    """Parameters that are trained, and all; packed 4-bit weights by the numbers they stand for."""
+    trained = held = 0
+    for parameter in model.parameters():
+        numbers = _numbers(parameter)
+        held += numbers
+        trained += numbers if parameter.requires_grad else 0
+    return trained, held
+
+
+def _numbers(parameter: Any) -> int:  # noqa: ANN401
+    state = getattr(parameter, "quant_state", None)
+    return int(state.shape.numel() if state is not None else parameter.numel())
+
+
+def _bits(model: Any) -> int | None:  # noqa: ANN401
+    """Of quantised weights, by what the layers are."""
+    kinds = {type(module).__name__ for module in model.modules()}
+    if any("Linear4bit" in kind for kind in kinds):
+        return 4
+    return 8 if any("Linear8bit" in kind for kind in kinds) else None
+
+
+def _majority(model: Any, *, floats: bool = False) -> str:  # noqa: ANN401
+    """The type that most of the weights lie in."""
+    held: Counter[str] = Counter()
+    frozen = [one for one in model.parameters() if not one.requires_grad]
+    for parameter in frozen or model.parameters():  # adapters are few, and in a type of their own
+        if not floats or parameter.is_floating_point():
+            held[_short(parameter.dtype)] += _numbers(parameter)
+    name = held.most_common(1)[0][0]
+    return {"uint8": "nf4"}.get(name, name) if _bits(model) == 4 else name
+
+
+def _short(dtype: object) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)
+
+
+def _adapted(model: Any) -> list[str]:  # noqa: ANN401
+    names = {n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "lora_A")}
+    return sorted(names)
+
+
+def _checkpoints(model: Any) -> bool:  # noqa: ANN401
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())

@@ -1,0 +1,153 @@
+"""The energy ledger: one row a training, in SFT-Play's columns, then what really ran.
+
+Two traps. A row that is glued to half of another, or stands under another's header: `csvfile` holds
+a lock, writes whole rows and compares the header. And a full disk or a file of other columns that
+costs the measurement: a row that can't go where it belongs goes beside it, or is printed, with the
+reason; it is never lost and never an exception after hours of training.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Missing, Reading
+from ergmeter.runlog.reader import Run
+from ergmeter.sinks import ledger
+from ergmeter.sinks.csvfile import CsvFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ergmeter.records import Summary
+
+# What stands behind SFT-Play's columns.
+MORE = (
+    *("window_s", "train_loss", "eval_loss", "mfu", "energy_low_J", "energy_high_J"),
+    *("tuning", "bits", "lora_r", "lora_alpha", "lora_targets", "weights_dtype", "compute_dtype"),
+    *("attention", "packing", "gradient_checkpointing", "world_size", "parameters"),
+    *("trainable_parameters", "kernels", "temperature_start_C", "temperature_end_C", "device"),
+    *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
+    *("git_commit", "data_sha256", "status", "started", "run"),
+)
+COLUMNS = (*ledger.COLUMNS, *MORE)
+_FIGURES = {"window_s": "time.window_s", "mfu": "utilization.mfu_frac"}
+# Whose absence is told in the notes, by the metric whose reason stands for all of its kind.
+_REASONS = {
+    "tok_per_s": "throughput.tokens_per_s",
+    "energy_J": "energy.run_j",
+    "vram_peak_MB": "memory.device_peak_bytes",
+    "mfu": "utilization.mfu_frac",
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where a row went; `problem` says why not into the ledger."""
+
+    path: Path | None
+    problem: str = ""
+
+
+def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
+    """The row of a training that has ended, by what its run says and what it was."""
+    summary = summarize(run)
+    steps = summary.readings.get("steps.count")
+    count = int(steps.value) if isinstance(steps, Reading) else 0
+    cells = ledger.row(summary, steps=count, described={})
+    for name, key in _FIGURES.items():
+        found = summary.readings[key]
+        cells[name] = found.value if isinstance(found, Reading) else None
+    energy = summary.readings["energy.run_j"]
+    if isinstance(energy, Reading):
+        cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
+    cells |= {**_device(run), **facts}
+    # What the whole training did; the other cells are of the window after the warm-up.
+    cells["steps"] = facts.get("steps", cells["steps"])
+    cells["notes"] = _notes(facts, summary)
+    cells["run"] = str(run.path)
+    return {name: _cell(cells.get(name)) for name in COLUMNS}
+
+
+def written(path: Path, cells: Mapping[str, object]) -> Written:
+    """Append the row; where that can't be, to a file beside it; where not even that, nowhere."""
+    try:
+        _append(path, cells)
+        return Written(path)
+    except (OSError, UsageError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+    beside = path.with_name(f"{path.stem}-{Path(str(cells['run'])).name}.csv")
+    try:
+        _append(beside, cells)
+        return Written(beside, f"{path}: {problem}")
+    except (OSError, UsageError) as error:
+        also = getattr(error, "strerror", None) or str(error)
+        return Written(None, f"{path}: {problem}; {beside.name}: {also}")
+
+
+def as_text(cells: Mapping[str, object]) -> str:
+    """The row as two lines of CSV, for where no file takes it."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerow(dict(cells))
+    return text.getvalue()
+
+
+def _append(path: Path, cells: Mapping[str, object]) -> None:
+    file = CsvFile(path, COLUMNS)
+    try:
+        file.append(cells)
+    finally:
+        file.close()
+
+
+def _cell(value: object) -> object:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+
+
+def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
+    """LoRA's details, then why cells are empty, separated by semicolons."""
+    said = []
+    if facts.get("lora_r") is not None:
+        said.append(f"lora_r={facts['lora_r']}_alpha={facts['lora_alpha']}")
+    said += [str(facts["notes"])] if facts.get("notes") else []
+    for name, key in _REASONS.items():
+        found = summary.readings[key]
+        if isinstance(found, Missing):
+            reason = found.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
+            said.append(f"no {name}: {' '.join(reason.split())}")
+    return "; ".join(said)
+
+
+def _device(run: Run) -> dict[str, object]:
+    """What it ran on: the GPUs of the run, or its CPU."""
+    found = [one for one in run.devices.values() if one.kind == "gpu"]
+    if not found:
+        return {"device": "cpu"}
+    names = sorted({one.name for one in found})
+    limits = sorted({float(w) for one in found if (w := one.facts.get("power_limit_w"))})
+    drivers = sorted({str(d) for one in found if (d := one.facts.get("driver"))})
+    return {
+        "device": " + ".join(names),
+        "driver": drivers[0] if drivers else None,
+        "power_limit_W": limits[0] if len(limits) == 1 else None,
+        **_temperatures(run, {one.id for one in found}),
+    }
+
+
+def _temperatures(run: Run, gpus: set[str]) -> dict[str, object]:
+    """Of the hottest GPU, at the first and the last reading."""
+    known = [s.values for device, s in run.series("temperature_c").items() if device in gpus]
+    known = [values for values in known if len(values)]
+    if not known:
+        return {}
+    return {
+        "temperature_start_C": max(float(values[0]) for values in known),
+        "temperature_end_C": max(float(values[-1]) for values in known),
+    }

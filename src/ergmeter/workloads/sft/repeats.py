@@ -1,0 +1,87 @@
+"""Several trainings of several configurations, in an order that favours none.
+
+The trap: all of A, then all of B. The card is warmer for B, its clock lower, and the page cache
+full. Here every round runs each configuration once and the next round in the opposite order (A B,
+B A, A B), so that a steady drift falls on both alike; each training is a process of its own with a
+pause before it, rounds have a seed each, the same for all, so that they can be compared in pairs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import PluginError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ergmeter.workloads.sft.sections import Config
+
+UNSLOTH_VARIABLE = "ERGMETER_UNSLOTH_PYTHON"
+_UNSLOTH_PYTHON = Path(".venv-unsloth/bin/python")
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One training of the series."""
+
+    round: int
+    config: Config
+    seed: int
+    out: Path
+    output_dir: Path
+
+
+def turns(configs: Sequence[Config], rounds: int, *, runs: Path) -> Iterator[Turn]:
+    """Who runs when: A B, B A, ..."""
+    for number in range(rounds):
+        order = list(configs) if number % 2 == 0 else list(reversed(configs))
+        for config in order:
+            name = f"{_label(config, configs)}-{number + 1}"
+            yield Turn(
+                number + 1,
+                config,
+                config.seed + number,
+                runs / name,
+                config.train.output_dir / f"round-{number + 1}",
+            )
+
+
+def run(turn: Turn, *, changes: Sequence[str], pause_s: float, say: Callable[[str], None]) -> int:
+    """Train once, in a process of its own. Its exit code."""
+    if pause_s:
+        time.sleep(pause_s)
+    say(f"round {turn.round}: {turn.config.path} (seed {turn.seed})")
+    words = ["train", "--config", str(turn.config.path), "--out", str(turn.out), "--no-report"]
+    for change in (*changes, f"seed={turn.seed}", f"train.output_dir={turn.output_dir}"):
+        words += ["--set", change]
+    return subprocess.run(
+        [interpreter(turn.config), "-m", "ergmeter", *words], check=False
+    ).returncode
+
+
+def interpreter(config: Config) -> str:
+    """Which Python trains this: Unsloth has an environment of its own."""
+    if config.tuning.backend != "unsloth" or importlib.util.find_spec("unsloth") is not None:
+        return sys.executable
+    named = os.environ.get(UNSLOTH_VARIABLE) or str(_UNSLOTH_PYTHON)
+    if not Path(named).exists():
+        raise PluginError(
+            f"{config.path}: Unsloth is neither here nor at {named}; `./dev unsloth` sets it up,"
+            f" or name a Python that has it and ergmeter in {UNSLOTH_VARIABLE}"
+        )
+    return named
+
+
+def _label(config: Config, configs: Sequence[Config]) -> str:
+    """A short name that no other configuration of the series has."""
+    same = [one for one in configs if one.path.stem == config.path.stem]
+    at = next(i for i, one in enumerate(same) if one is config)
+    return config.path.stem if len(same) == 1 else f"{config.path.stem}-{at + 1}"

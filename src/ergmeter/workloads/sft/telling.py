@@ -1,0 +1,62 @@
+"""What a training says while it runs: how far it is, and when to stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback
+
+from ergmeter.workloads.sft.training import Tick
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Teller(TrainerCallback):
+    """Tells every step, and asks whether somebody wants it to end."""
+
+    def __init__(
+        self,
+        tell: Callable[[Tick], None],
+        begun: Callable[[], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._tell, self._begun, self._should_stop = tell, begun, should_stop
+        self._loss: float | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
+        """Everything is made."""
+        self._begun()
+
+    def on_log(
+        self,
+        args: Any,  # noqa: ANN401, ARG002
+        state: Any,  # noqa: ANN401, ARG002
+        control: Any,  # noqa: ANN401, ARG002
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,  # noqa: ANN401, ARG002
+    ) -> None:
+        """A loss."""
+        if logs and "loss" in logs:
+            self._loss = float(logs["loss"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
+        """A step is done."""
+        self._tell(Tick(state.global_step, state.max_steps, self._loss))
+        if self._all_stop(args, state):
+            control.should_training_stop = True
+        return control
+
+    def _all_stop(self, args: Any, state: Any) -> bool:  # noqa: ANN401
+        """Ranks stop at the same step, or one would wait for the others for ever.
+
+        They ask each other where a loss is logged, since they wait for each other there anyway.
+        """
+        if args.world_size == 1:
+            return self._should_stop()
+        if state.global_step % max(1, int(args.logging_steps)):
+            return False
+        asked = torch.tensor(float(self._should_stop()), device=args.device)
+        torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
+        return bool(asked.item())

@@ -1,0 +1,298 @@
+"""One fine-tuning, measured from its first step to its row in the ledger.
+
+The trap that shaped it: hours of training lost to what comes after them. The original formatted a
+figure it did not have and died before the adapters were saved. So the order is: train, save the
+adapters, close the run, then the row; what fails later takes nothing away from what came before,
+and a training that is stopped or fails is saved and written down just the same, as that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.meter import Meter
+from ergmeter.runlog.reader import Run
+from ergmeter.workloads.sft import backends, facts, ledger, sensors, tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ergmeter.workloads.sft.ledger import Written
+    from ergmeter.workloads.sft.prepared import Prepared
+    from ergmeter.workloads.sft.sections import Config
+
+_MODELS = Path("outputs/models")  # where models of our own are kept, once made
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """How far a training is, for whoever shows it."""
+
+    step: int
+    steps: int
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a training."""
+
+    status: str  # finished, stopped (by a signal), failed
+    output_dir: Path
+    saved: bool
+    run: Path | None = None
+    row: dict[str, object] | None = None
+    written: Written | None = None
+    problem: str = ""
+    signal: int | None = None
+    is_first: bool = True  # of several ranks, the one that tells
+
+
+def run(
+    config: Config,
+    *,
+    out: Path | None = None,
+    tell: Callable[[Tick], None] = lambda _tick: None,
+    say: Callable[[str], None] = lambda _line: None,
+) -> Outcome:
+    """Train as the configuration says. What a user did wrong is a UsageError before it begins."""
+    stopping = _Stopping()
+    with stopping.listens():
+        backends.check(config)
+        loaded = backends.loaded(config, source(config))
+        from ergmeter.workloads.sft.prepared import prepared  # noqa: PLC0415  after Unsloth
+
+        start = getattr(loaded.model.config, "decoder_start_token_id", None)
+        data = prepared(config, loaded.tokenizer, decoder_start=start)
+        for note in data.notes if _rank() == 0 else ():
+            say(f"[train] {note}")
+        meter = _meter(config, out, say)
+        return _Fit(config, loaded, data, meter=meter, stopping=stopping, tell=tell, say=say).run()
+
+
+def source(config: Config) -> Path | str:
+    """Where the model comes from: made by us, a directory, or a name its library looks up."""
+    if config.model.name.startswith("builtin:"):
+        return tiny.saved(config.model.name, config.model.local_dir or _MODELS)
+    return config.model.local_dir or config.model.name
+
+
+def _meter(config: Config, out: Path | None, say: Callable[[str], None]) -> Meter | None:
+    metrics = config.metrics
+    if not metrics.enable_energy_logging:
+        return None
+    if _rank() == 0:
+        warned = sensors.warning()
+        if warned:
+            say(warned)
+        said = f"{metrics.sample_interval_s:g}s interval, {metrics.warmup_s:g}s warmup"
+        say(f"[train] Energy logging enabled: {said}")
+    return Meter(
+        out,
+        name=f"train-{config.tuning.backend}",
+        warmup_s=metrics.warmup_s,
+        probe_options={
+            "nvml": {
+                "period_s": metrics.sample_interval_s,
+                "gauges_every_s": metrics.log_vram_every_s,
+            }
+        },
+    )
+
+
+class _Stopping:
+    """The signal that asked for an end. The step under way is finished, then it is saved.
+
+    A second one of them does what it does everywhere.
+    """
+
+    def __init__(self) -> None:
+        self.by: int | None = None
+        self._training = False
+
+    @contextmanager
+    def listens(self) -> Iterator[None]:
+        before = {one: signal.getsignal(one) for one in _SIGNALS}
+        try:
+            # One that was ignored outside (nohup, a shell's background job) stays so.
+            for one in (one for one in _SIGNALS if before[one] is not signal.SIG_IGN):
+                signal.signal(one, self._heard)
+        except ValueError:  # not the main thread: the program around us handles its signals
+            yield
+            return
+        try:
+            yield
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+    @contextmanager
+    def trains(self) -> Iterator[None]:
+        self._training = True
+        try:
+            yield
+        finally:
+            self._training = False
+
+    def _heard(self, number: int, _frame: object) -> None:
+        if self.by is not None or not self._training:
+            raise SystemExit(128 + number)
+        self.by = number
+
+
+class _Fit:
+    """The training itself and what is done about its end."""
+
+    def __init__(
+        self,
+        config: Config,
+        loaded: backends.Loaded,
+        data: Prepared,
+        *,
+        meter: Meter | None,
+        stopping: _Stopping,
+        tell: Callable[[Tick], None],
+        say: Callable[[str], None],
+    ) -> None:
+        from ergmeter.workloads.sft.telling import Teller  # noqa: PLC0415  loads transformers
+        from ergmeter.workloads.sft.trainers import trainer  # noqa: PLC0415
+
+        self._config, self._meter, self._stopping, self._say = config, meter, stopping, say
+        self._data = data
+        self._told: dict[str, Any] = {}
+        self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        callbacks: list[object] = [Teller(tell, self._begun, lambda: stopping.by is not None)]
+        if meter is not None:
+            from ergmeter.integrations.huggingface import ErgmeterCallback  # noqa: PLC0415
+
+            callbacks.append(ErgmeterCallback(meter=meter))
+        self._trainer = trainer(config, loaded, data, callbacks=callbacks)
+
+    def run(self) -> Outcome:
+        problem = ""
+        if self._meter is not None:
+            self._meter.start()
+        try:
+            with self._stopping.trains():
+                self._trainer.train(resume_from_checkpoint=self._checkpoint())
+        except Exception as error:  # noqa: BLE001  saved and written down first, then told
+            problem = self._failed(error)
+        except KeyboardInterrupt:
+            self._stopping.by = self._stopping.by or signal.SIGINT
+        status = "failed" if problem else "stopped" if self._stopping.by else "finished"
+        saved, not_saved = self._saved()
+        run = self._closed(status, problem)
+        if not problem:  # or the others would wait for a rank that is not coming
+            self._together()
+        outcome = Outcome(
+            status,
+            self._config.train.output_dir,
+            saved,
+            run=run,
+            problem="; ".join(one for one in (problem, not_saved) if one),
+            signal=self._stopping.by,
+            is_first=_rank() == 0,
+        )
+        return self._with_row(outcome) if run is not None and _rank() == 0 else outcome
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _begun(self) -> None:
+        """The optimizer is made and the model is where it will be: what runs is known."""
+        rows = self._data.train
+        self._told = facts.of(self._config, self._trainer)
+        self._told["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
+        if self._meter is not None:
+            self._meter.workload({**self._told, "started": self._started})
+
+    def _checkpoint(self) -> bool:
+        """Whether to go on from the last checkpoint."""
+        if not self._config.train.resume:
+            return False
+        where = self._config.train.output_dir
+        if not any(where.glob("checkpoint-*")):
+            raise UsageError(
+                f"train.resume: no checkpoint in {where}; train.save_strategy makes them"
+            )
+        return True
+
+    def _failed(self, error: Exception) -> str:
+        if isinstance(error, ErgmeterError):
+            self._closed("failed", str(error))
+            raise error
+        said = " ".join(str(error).split())[:300]
+        step = self._trainer.state.global_step
+        where = self._config.train.output_dir / "traceback.txt"
+        told = f"at step {step}: {type(error).__name__}: {said}"
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            where.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        except OSError:
+            return told
+        return f"{told} (traceback in {where})"
+
+    def _saved(self) -> tuple[bool, str]:
+        """The adapters, or the model where all of it was trained."""
+        where = self._config.train.output_dir
+        try:
+            self._trainer.save_model(str(where))
+            self._trainer.save_state()
+        except Exception as error:  # noqa: BLE001  the run and the row are still to be written
+            return False, f"not saved in {where}: {type(error).__name__}: {error}"
+        return True, ""
+
+    def _closed(self, status: str, problem: str) -> Path | None:
+        if self._meter is None:
+            return None
+        self._meter.workload({**self._told, **self._losses(), "status": status})
+        self._meter.close(f"failed ({problem[:300]})" if problem else None)
+        if _rank() == 0:
+            self._say("[train] Energy logging stopped")
+        return self._meter.path
+
+    def _losses(self) -> dict[str, float]:
+        """The mean of the training's losses, as its Trainer has it, and the last evaluation's."""
+        history = self._trainer.state.log_history
+        last = {name: one[name] for one in history for name in ("loss", "eval_loss") if name in one}
+        named = {"loss": "train_loss", "eval_loss": "eval_loss"}
+        return {named[name]: float(value) for name, value in last.items()}
+
+    def _together(self) -> None:
+        """Every rank's share is closed before one of them reads the run."""
+        if self._trainer.args.world_size > 1:
+            self._trainer.accelerator.wait_for_everyone()
+
+    def _with_row(self, outcome: Outcome) -> Outcome:
+        assert outcome.run is not None
+        cells = ledger.row(
+            Run.open(outcome.run),
+            {
+                **self._told,
+                **self._losses(),
+                "steps": self._trainer.state.global_step,
+                "status": outcome.status,
+                "started": self._started,
+                "notes": outcome.problem.replace(";", ","),
+            },
+        )
+        written = ledger.written(self._config.metrics.results_csv, cells)
+        return Outcome(
+            **{
+                **{name: getattr(outcome, name) for name in outcome.__dataclass_fields__},
+                "row": cells,
+                "written": written,
+            }
+        )
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))

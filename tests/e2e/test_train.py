@@ -1,0 +1,203 @@
+"""`erg train`, the make targets and the scripts of SFT-Play's guide, as processes of their own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.nvml.library import Gpu, Library, Script, build
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def configured(lab: Lab, models: Path, name: str = "run.yaml", **changes: Any) -> str:
+    """A small configuration in the lab's directory."""
+    whole: dict[str, Any] = {
+        "model": {"name": "builtin:tiny", "local_dir": str(models), "max_seq_len": 128},
+        "tuning": {"backend": "torch", "lora": {"r": 4, "alpha": 8, "dropout": 0.0}},
+        "train": {"batch_size": 2, "max_steps": 6, "output_dir": f"outputs/{Path(name).stem}"},
+        "metrics": {"warmup_s": 0, "results_csv": "outputs/ledger.csv"},
+    }
+    for section, values in changes.items():
+        whole[section] = {**whole.get(section, {}), **values}
+    (lab.path / name).write_text(yaml.safe_dump(whole))
+    return name
+
+
+def ledger(lab: Lab, path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
+    with (lab.path / path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_sigterm_finishes_the_step_and_saves(lab: Lab, models: Path) -> None:
+    config = configured(lab, models, train={"batch_size": 2, "max_steps": 100_000})
+    process = lab.start(ERG, "train", "--config", config, "--out", "run", stdout=subprocess.PIPE)
+    eventually(lambda: _has_steps(lab.path / "run"), "the first steps")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 128 + signal.SIGTERM, out
+    row = ledger(lab)[0]
+    assert row["status"] == "stopped"
+    index = Run.open(lab.path / "run").steps()["index"]
+    assert int(row["steps"]) == (index == index).sum()  # rows of other phases have none
+    assert (lab.path / "outputs/run/adapter_model.safetensors").exists()
+
+
+def _has_steps(run: Path) -> bool:
+    return (run / "run.json").exists() and Run.open(run).count("steps") > 2
+
+
+def test_two_trainings_at_once_append_a_row_each(lab: Lab, models: Path) -> None:
+    names = [configured(lab, models, f"run{n}.yaml") for n in range(2)]
+    started = [lab.start(ERG, "train", "--config", name, "--quiet") for name in names]
+    assert [one.wait(TIMEOUT_S) for one in started] == [0, 0]
+    rows = ledger(lab)
+    assert len(rows) == 2
+    assert {row["status"] for row in rows} == {"finished"}
+    assert len({row["run"] for row in rows}) == 2
+
+
+def test_energy_of_a_scripted_gpu_is_in_the_row(
+    lab: Lab, models: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library: Library = build(tmp_path_factory.mktemp("nvml"))
+    watts = 300.0
+    script = Script((Gpu(watts, memory_bytes=3e9),), epoch_ns=time.monotonic_ns())
+    config = configured(lab, models, train={"batch_size": 4, "max_steps": 60})
+    done = lab.run(
+        ERG, "train", "--config", config, "--out", "run",
+        env=environment(**library.environment(script)),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    row = {name: value for name, value in ledger(lab)[0].items() if value}
+    joules, window_s = float(row["energy_J"]), float(row["window_s"])
+    low, high = float(row["energy_low_J"]), float(row["energy_high_J"])
+    assert low <= watts * window_s <= high, row
+    assert high - low < 0.5 * joules
+    tokens = float(row["tokens_processed"])
+    assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
+    assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)
+    assert float(row["avg_power_W"]) == pytest.approx(joules / window_s, rel=1e-9)
+    assert float(row["vram_peak_MB"]) == pytest.approx(3000)
+    assert "no energy_J" not in row["notes"]
+
+
+def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
+    config = configured(lab, models, train={"batch_size": 2, "max_steps": 4})
+    done = lab.run(
+        PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "ergmeter", "train", "--config", config, "--out", "run", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    rows = ledger(lab)
+    assert len(rows) == 1
+    assert (rows[0]["world_size"], rows[0]["steps"]) == ("2", "4")
+    run = Run.open(lab.path / "run")
+    steps = run.steps()
+    assert sorted(set(steps["rank"])) == [0, 1]
+    assert float(rows[0]["tokens_processed"]) == np.nansum(steps["tokens_real"])
+
+
+def test_a_series_takes_turns_and_pairs_its_seeds(lab: Lab, models: Path) -> None:
+    first = configured(lab, models, "a.yaml", train={"max_steps": 2})
+    other = configured(
+        lab, models, "b.yaml", train={"max_steps": 2, "output_dir": "outputs/b", "optim": "sgd"}
+    )
+    done = lab.run(
+        ERG, "train", "--config", first, "--interleave", other, "--repeats", 2,
+        "--cool-down", 0, "--out", "series", timeout_s=3 * TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    rows = ledger(lab)
+    assert [row["optimizer"] for row in rows] == [
+        *("torch.AdamW", "torch.SGD"),
+        *("torch.SGD", "torch.AdamW"),
+    ]
+    assert [row["seed"] for row in rows] == ["42", "42", "43", "43"]
+    assert {row["run"] for row in rows} == {f"series/{n}-{i}" for n in "ab" for i in (1, 2)}
+
+
+def test_bad_input_is_one_line(lab: Lab, models: Path) -> None:
+    config = configured(lab, models)
+    for words, wanted in (
+        (("--config", "nowhere.yaml"), b"nowhere.yaml"),
+        (("--config", config, "--set", "train.max_stps=3"), b"max_steps"),
+        (("--config", config, "--set", "train.max_steps"), b"KEY=VALUE"),
+    ):
+        done = lab.run(ERG, "train", *words)
+        assert done.returncode == 2, done.stderr
+        assert wanted in done.stderr
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+# -- the guide's own commands ---------------------------------------------------------------------
+
+SNIPPETS = """
+import pandas as pd
+
+df = pd.read_csv('outputs/energy_results.csv')
+bnb_runs = df[df['backend'] == 'bnb']
+unsloth_runs = df[df['backend'] == 'unsloth']
+print(f"BnB avg efficiency: {bnb_runs['J_per_token'].mean():.3f} J/token")
+print(f"Unsloth avg efficiency: {unsloth_runs['J_per_token'].mean():.3f} J/token")
+print(f"Speedup: {bnb_runs['tok_per_s'].mean() / unsloth_runs['tok_per_s'].mean():.2f}x")
+energy_savings = (bnb_runs['E10k_J'].mean() - unsloth_runs['E10k_J'].mean()) / bnb_runs['E10k_J'].mean() * 100
+print(f"Energy savings with Unsloth: {energy_savings:.1f}%")
+vram_savings = (bnb_runs['vram_peak_MB'].mean() - unsloth_runs['vram_peak_MB'].mean()) / bnb_runs['vram_peak_MB'].mean() * 100
+print(f"VRAM savings with Unsloth: {vram_savings:.1f}%")
+"""  # noqa: E501  as the guide has them
+
+
+def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
+    from ergmeter.workloads.sft.ledger import COLUMNS, written
+
+    path = lab.path / "outputs/energy_results.csv"
+    for backend, rate in (("bnb", 1000.0), ("unsloth", 2000.0)):
+        cells: dict[str, object] = dict.fromkeys(COLUMNS)
+        figures = {"tok_per_s": rate, "J_per_token": 300 / rate, "E10k_J": 3e6 / rate}
+        cells |= {"backend": backend, "run": backend, "vram_peak_MB": 8e6 / rate, **figures}
+        assert not written(path, cells).problem
+    done = lab.run(sys.executable, "-c", SNIPPETS)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split("\n")[:5] == [
+        "BnB avg efficiency: 0.300 J/token",
+        "Unsloth avg efficiency: 0.150 J/token",
+        "Speedup: 0.50x",  # Unsloth is twice as quick: the formula is upside down
+        "Energy savings with Unsloth: 50.0%",
+        "VRAM savings with Unsloth: 50.0%",
+    ]
+
+
+def test_scripts_train_is_erg_train(lab: Lab, models: Path) -> None:
+    config = configured(lab, models, train={"max_steps": 1})
+    done = lab.run(PYTHON, ROOT / "scripts/train.py", "--config", config, "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["row"]["steps"] == 1
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_says_which_configuration_it_chose() -> None:
+    done = subprocess.run(
+        ["make", "-n", "measure-bnb"], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=environment(PATH="/usr/bin:/bin"), timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert "no GPU here: training the small CPU variant configs/cpu/run_bnb.yaml" in done.stdout
+    assert "./dev train --config configs/cpu/run_bnb.yaml" in done.stdout

@@ -1,0 +1,415 @@
+"""Trainings of the built-in model, to their row in the ledger, each value against a hand count."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+import yaml
+
+from ergmeter.errors import PluginError, UsageError
+from ergmeter.runlog.reader import Run
+from ergmeter.workloads.sft import facts, ledger, sensors, tiny, training
+from ergmeter.workloads.sft.config import load
+
+PAIRS = [
+    ("Who keeps the bees?", "Anna keeps the bees, behind the mill."),
+    ("When did the river freeze?", "In the second week of January, after the storm."),
+    ("What is in the barn?", "Hay."),
+    ("Why is the bell silent?", "Its rope was cut when the tower was mended."),
+    ("Where does the road end?", "At the lake."),
+    ("How old is the oak?", "Older than the house and younger than the hill it stands on."),
+]
+EPOCHS = 2
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the built-in models are kept between tests: making one takes a second or two."""
+    return tmp_path_factory.mktemp("models")
+
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def configuration(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """`configuration({"train": {...}})`: the path of a small one with these changes."""
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "pairs.jsonl"
+    lines = [json.dumps({"prompt": p, "response": r}) + "\n" for p, r in PAIRS]
+    data.write_text("".join(lines))
+    (tmp_path / "held_out.jsonl").write_text("".join(lines[:3]))
+
+    def write(changes: dict[str, Any] | None = None) -> Path:
+        whole: dict[str, Any] = {
+            "model": {"name": "builtin:tiny", "local_dir": str(models), "max_seq_len": 64},
+            "tuning": {"backend": "torch", "lora": {"r": 4, "alpha": 8, "dropout": 0.0}},
+            "train": {
+                "batch_size": 2,
+                "epochs": EPOCHS,
+                "output_dir": "outputs/adapter",
+                "logging_steps": 1,
+            },
+            "data": {"train_path": str(data)},
+            "metrics": {"warmup_s": 0, "results_csv": "outputs/ledger.csv"},
+        }
+        for section, values in (changes or {}).items():
+            if isinstance(values, dict):
+                whole[section] = {**whole.get(section, {}), **values}
+            else:
+                whole[section] = values
+        path = tmp_path / "run.yaml"
+        path.write_text(yaml.safe_dump(whole))
+        return path
+
+    yield write
+    torch.manual_seed(0)
+
+
+def rows(path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def tokenizer_of(models: Path, name: str = "builtin:tiny") -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny.saved(name, models))
+
+
+# -- tokens ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tokens_of_padded_pairs_are_those_of_the_text(
+    configuration: Write, models: Path, workers: int
+) -> None:
+    config = load(
+        configuration(
+            {
+                "train": {
+                    "dataloader_workers": workers,
+                    "evaluation_strategy": "steps",
+                    "eval_steps": 2,
+                },
+                "data": {"train_path": "pairs.jsonl", "val_path": "held_out.jsonl"},
+            }
+        )
+    )
+    outcome = training.run(config)
+    assert outcome.status == "finished", outcome.problem
+    truth = EPOCHS * sum(_length(models, pair) for pair in PAIRS)
+    assert float(rows()[0]["tokens_processed"]) == truth
+    assert rows()[0]["steps"] == str(EPOCHS * 3)
+    assert float(rows()[0]["eval_loss"]) > 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tokens_of_packed_rows_are_those_of_the_text(
+    configuration: Write, models: Path, workers: int
+) -> None:
+    changes = {
+        "train": {"dataloader_workers": workers, "batch_size": 1},
+        "data": {"train_path": "pairs.jsonl", "packing": True},
+    }
+    outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished", outcome.problem
+    row = rows()[0]
+    assert float(row["tokens_processed"]) == EPOCHS * sum(_length(models, p) for p in PAIRS)
+    assert int(row["steps"]) < EPOCHS * len(PAIRS)  # several of them share a row
+    assert row["packing"] == "true"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
+    configuration: Write, models: Path, workers: int
+) -> None:
+    text = "\n".join(f"{question} {answer}" for question, answer in PAIRS)
+    Path("tale.txt").write_text(text)
+    Path("held_out.txt").write_text(text[: len(text) // 2])
+    size = 16
+    changes = {
+        "task_mode": "cpt",
+        "block_size": size,
+        "train": {
+            "dataloader_workers": workers,
+            "batch_size": 1,
+            "evaluation_strategy": "epoch",
+        },
+        "data": {"train_path": "tale.txt", "val_path": "held_out.txt"},
+    }
+    outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished", outcome.problem
+    whole = len(tokenizer_of(models)(text, add_special_tokens=False)["input_ids"]) + 1
+    row = rows()[0]
+    assert float(row["tokens_processed"]) == EPOCHS * (whole // size) * size
+    assert row["dataset"] == "cpt"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tokens_of_seq2seq_are_those_of_encoder_and_decoder(
+    configuration: Write, models: Path, workers: int
+) -> None:
+    changes = {
+        "model": {"name": "builtin:tiny-seq2seq", "type": "seq2seq"},
+        "train": {
+            "dataloader_workers": workers,
+            "evaluation_strategy": "steps",
+            "eval_steps": 2,
+        },
+        "data": {"train_path": "pairs.jsonl", "val_path": "held_out.jsonl"},
+    }
+    outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished", outcome.problem
+    # The encoder's text has an end of its own beside the answer's.
+    truth = EPOCHS * sum(_length(models, pair, "builtin:tiny-seq2seq") + 1 for pair in PAIRS)
+    assert float(rows()[0]["tokens_processed"]) == truth
+
+
+def _length(models: Path, pair: tuple[str, str], model: str = "builtin:tiny") -> int:
+    """What the model is given of a pair, by the tokenizer alone: question, line, answer, end."""
+    tokenizer = tokenizer_of(models, model)
+    texts = (pair[0], "\n", pair[1])
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    return sum(map(len, ids)) + 1
+
+
+def test_a_row_holds_what_really_ran(configuration: Write) -> None:
+    config = load(configuration({"train": {"optim": "adamw_torch"}}))
+    outcome = training.run(config)
+    row = rows()[0]
+    assert list(row) == list(ledger.COLUMNS)
+    assert list(row)[:22] == [
+        *("model", "dataset", "backend", "optimizer", "batch_size", "grad_accum", "seq_len"),
+        *("steps", "precision", "seed", "notes", "wall_s", "warmup_s", "tokens_processed"),
+        *("tok_per_s", "energy_J", "avg_power_W", "peak_power_W", "J_per_token", "E10k_J"),
+        *("vram_peak_MB", "vram_avg_MB"),
+    ]
+    assert row["optimizer"] == "torch.AdamW"
+    assert (row["precision"], row["weights_dtype"]) == ("fp32", "fp32")
+    assert row["kernels"] == "library"
+    assert row["torch"] == torch.__version__.partition("+")[0] or row["torch"] == torch.__version__
+    assert row["notes"].startswith("lora_r=4_alpha=8; ")
+    assert (row["status"], row["run"]) == ("finished", str(outcome.run))
+    assert row["energy_J"] == row["J_per_token"] == row["E10k_J"] == ""
+    assert "no energy_J: " in row["notes"]
+    window_s, tokens = float(row["window_s"]), float(row["tokens_processed"])
+    assert float(row["tok_per_s"]) == pytest.approx(tokens / window_s, rel=1e-9)
+    assert Path("outputs/adapter/adapter_model.safetensors").exists()
+    assert outcome.run is not None
+    assert Run.open(outcome.run).workload["optimizer"] == "torch.AdamW"
+
+
+def test_four_bits_are_bitsandbytes_own(configuration: Write) -> None:
+    changes = {
+        "tuning": {"backend": "bnb", "mode": "qlora", "bits": 4, "lora": {"r": 4, "alpha": 8}},
+        "train": {"optim": "paged_adamw_8bit", "max_steps": 2},
+    }
+    with pytest.warns(UserWarning, match="Paged optimizers"):
+        outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished", outcome.problem
+    row = rows()[0]
+    assert row["optimizer"] == "bitsandbytes.AdamW 8bit"  # paged is for GPUs
+    assert (row["bits"], row["weights_dtype"]) == ("4", "nf4")
+    # Numbers, not the bytes that two of them share.
+    unquantised = _parameters("builtin:tiny", load(configuration()))
+    assert int(row["parameters"]) - int(row["trainable_parameters"]) == unquantised
+
+
+def _parameters(name: str, config: Any) -> int:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(training.source(config))
+    return sum(one.numel() for one in model.parameters())
+
+
+def test_dora_and_full_train_what_they_say(configuration: Write) -> None:
+    for mode in ("dora", "full"):
+        config = load(configuration({"tuning": {"mode": mode}, "train": {"max_steps": 1}}))
+        assert training.run(config).status == "finished"
+    dora, full = rows()
+    assert dora["tuning"] == "dora"
+    assert full["trainable_parameters"] == full["parameters"]
+    assert full["lora_r"] == ""
+    assert "lora_r" not in full["notes"]
+
+
+def test_a_run_shorter_than_its_warm_up_has_no_steady_figures(configuration: Write) -> None:
+    config = load(configuration({"metrics": {"warmup_s": 60}}))
+    assert training.run(config).status == "finished"
+    row = rows()[0]
+    for name in ("tokens_processed", "tok_per_s", "J_per_token", "window_s"):
+        assert row[name] == "", name
+    assert float(row["wall_s"]) > 0
+    assert "no tok_per_s: " in row["notes"]
+
+
+# -- ends -----------------------------------------------------------------------------------------
+
+
+def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    whole, calls = Trainer.training_step, []
+
+    def fails(self: Any, *given: Any, **named: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("the device is gone")
+        return whole(self, *given, **named)
+
+    monkeypatch.setattr(Trainer, "training_step", fails)
+    outcome = training.run(load(configuration()))
+    assert outcome.status == "failed"
+    assert "at step 2: RuntimeError: the device is gone" in outcome.problem
+    assert Path("outputs/adapter/adapter_model.safetensors").exists()
+    assert "the device is gone" in Path("outputs/adapter/traceback.txt").read_text()
+    row = rows()[0]
+    assert (row["status"], row["steps"]) == ("failed", "2")
+    assert "the device is gone" in row["notes"]
+
+
+def test_a_full_disk_at_the_ledger_loses_no_row(
+    configuration: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = load(configuration({"metrics": {"results_csv": "/dev/full"}}))
+    outcome = training.run(config)
+    assert outcome.saved
+    assert outcome.written is not None
+    assert "No space left" in outcome.written.problem or "/dev/full" in outcome.written.problem
+    assert outcome.row is not None
+    text = ledger.as_text(outcome.row)
+    assert next(csv.DictReader(text.splitlines()))["status"] == "finished"
+
+
+def test_a_ledger_of_other_columns_is_left_alone(configuration: Write) -> None:
+    theirs = Path("outputs/ledger.csv")
+    theirs.parent.mkdir()
+    theirs.write_text("model,backend\na,b\n")
+    outcome = training.run(load(configuration({"train": {"max_steps": 1}})))
+    assert theirs.read_text() == "model,backend\na,b\n"
+    assert outcome.written is not None
+    assert outcome.written.path is not None
+    assert "other columns" in outcome.written.problem
+    assert rows(str(outcome.written.path))[0]["status"] == "finished"
+
+
+def test_resume_goes_on_from_the_checkpoint(configuration: Write) -> None:
+    saving = {"train": {"save_strategy": "steps", "save_steps": 2, "max_steps": 2}}
+    assert training.run(load(configuration(saving))).status == "finished"
+    again = {"train": {**saving["train"], "max_steps": 5, "resume": True}}
+    outcome = training.run(load(configuration(again)))
+    assert outcome.status == "finished", outcome.problem
+    assert rows()[1]["steps"] == "5"
+    assert outcome.run is not None
+    index = Run.open(outcome.run).steps()["index"]
+    assert list(index[index == index]) == [2, 3, 4]  # other phases have none
+
+
+def test_resume_without_a_checkpoint_is_refused(configuration: Write) -> None:
+    with pytest.raises(UsageError, match=r"train\.resume: no checkpoint in"):
+        training.run(load(configuration({"train": {"resume": True}})))
+
+
+def test_early_stopping_stops(configuration: Write) -> None:
+    changes = {
+        "train": {
+            "lr": 1e-9,  # nothing gets better
+            "epochs": 50,
+            "evaluation_strategy": "steps",
+            "eval_steps": 1,
+            "early_stopping_patience": 2,
+        },
+        "data": {"train_path": "pairs.jsonl", "val_path": "held_out.jsonl"},
+    }
+    outcome = training.run(load(configuration(changes)))
+    assert outcome.status == "finished"
+    assert int(rows()[0]["steps"]) < 150
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_fp16_without_a_gpu_is_refused(configuration: Write) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UsageError, match="fp16 needs a GPU"):
+        training.run(load(configuration({"train": {"fp16": True}})))
+
+
+def test_unsloth_is_not_replaced_by_something_else(configuration: Write) -> None:
+    with pytest.raises(PluginError, match=r"`\./dev unsloth`"):
+        training.run(load(configuration({"tuning": {"backend": "unsloth"}})))
+    assert not Path("outputs/ledger.csv").exists()
+
+
+def test_a_layer_there_is_not_is_named_with_those_there_are(configuration: Write) -> None:
+    changes = {"tuning": {"lora": {"r": 4, "alpha": 8, "target_modules": ["q_prj"]}}}
+    with pytest.raises(UsageError, match=r"no 'q_prj'; its linear layers are .*q_proj"):
+        training.run(load(configuration(changes)))
+
+
+def test_a_model_there_is_not_is_one_line(configuration: Write) -> None:
+    with pytest.raises(UsageError, match=r"model\.name"):
+        training.run(load(configuration({"model": {"name": "./nowhere", "local_dir": None}})))
+
+
+# -- the three situations of the guide ------------------------------------------------------------
+
+
+def test_no_binding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
+    said = str(sensors.warning())
+    words = "[train] Warning: Could not import metrics: No module named 'pynvml'"
+    assert said.startswith(words)
+    assert "pip install nvidia-ml-py" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "NVML initialization failed"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "NVML initialization failed"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient permissions"),
+    ],
+)
+def test_nvml_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: int, words: str) -> None:
+    def refuses() -> None:
+        raise pynvml.NVMLError(error)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuses)
+    said = str(sensors.warning())
+    assert said.startswith(f"[train] Warning: Could not import metrics: {words}")
+    assert "training goes on" in said
+
+
+# -- facts ----------------------------------------------------------------------------------------
+
+
+def test_the_optimizer_is_the_class_that_steps() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+
+    class Wrapped:
+        def __init__(self, optimizer: object) -> None:
+            self.optimizer = optimizer
+
+    plain = torch.optim.AdamW([parameter])
+    assert facts.optimizer_name(plain) == "torch.AdamW"
+    assert facts.optimizer_name(Wrapped(plain)) == "torch.AdamW"
+    assert facts.optimizer_name(torch.optim.SGD([parameter], fused=True)) == "torch.SGD fused"
+
+
+def test_data_that_differ_have_other_digests() -> None:
+    one = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
+    other = {"input_ids": [1, 2, 3], "labels": [1, 2, 3]}
+    assert facts.data_sha256([one]) == facts.data_sha256([dict(one)])
+    assert facts.data_sha256([one]) != facts.data_sha256([other])
