@@ -78,7 +78,7 @@ class Part:
     def rank(self) -> Steps:
         """The training steps of the rank that made the most."""
         try:
-            return max(self.evidence.work.lanes, key=len)
+            return self.evidence.work.longest
         except NotMeasurable as error:
             raise NotMeasurable(f"{self.run.path.name}: {error}") from error
 
@@ -205,8 +205,10 @@ def _tokens(part: Part, before: int | None) -> float:
     for column in ("tokens_real", "tokens_computed"):
         values = told(part.evidence, rows, column)
         if values is not None:
-            counts = rows["index"] < before if before is not None else np.ones(len(rows), bool)
-            return float(values[counts].sum())
+            if before is None:
+                return values.sum()
+            each = (values.of(lane)[lane["index"] < before] for lane in rows.lanes)
+            return sum(float(one.sum()) for one in each)
     raise NotMeasurable("its steps have no token count")
 
 
