@@ -218,8 +218,8 @@ class Evidence:
         return self.is_imported and any(_SUMMED in detail for detail in marks)
 
     def warmup(self) -> tuple[float, str]:
-        """How many steps of the first rank were left out at the start, and by which rule."""
-        lane = self.work.lanes[0]
+        """How many steps of a rank were left out at the start, and by which rule."""
+        lane = self.work.longest
         before = lane["start_ns"] < self.window.start_ns
         steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
         return steps, rule(self.settings, self._warmup_mark)

@@ -160,7 +160,9 @@ def _window(evidence: Evidence) -> list[Finding]:
     if evidence.trains:
         steps, what = max(len(lane) for lane in rows.lanes), "steps"
     else:  # a request is up to two rows
-        phases = (np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes)
+        phases = (
+            np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
+        )
         steps, what = int(np.max(sum(phases))), "requests"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []

@@ -137,7 +137,7 @@ def _devices(evidence: Evidence) -> list[Device]:
 
 @kept
 def _spans(evidence: Evidence, phase: str) -> Spans:
-    """Of the rank that told the most: ranks work in step, and which device is whose is not known."""
+    """Of the rank that told the most: they work in step, and which device is whose is not known."""
     lane = evidence.all_steps.longest
     own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
     return own.columns["start_ns"], own.columns["end_ns"]

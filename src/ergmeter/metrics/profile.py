@@ -111,14 +111,13 @@ def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | No
     )
     if not len(profiled) or not len(others):
         return None
-    seen_ns, other_ns = (
-        percentile(lambda rows=rows: map(_lasted_ns, rows.lanes), 50) for rows in (profiled, others)
+    return _median_ns(profiled) / _median_ns(others)
+
+
+def _median_ns(rows: Steps) -> float:
+    return percentile(
+        lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
     )
-    return seen_ns / other_ns
-
-
-def _lasted_ns(rows: Steps) -> FloatArray:
-    return _of_host(rows, "end_ns") - _of_host(rows, "start_ns")
 
 
 def _of_host(rows: Steps, name: str) -> FloatArray:

@@ -36,7 +36,7 @@ def percentile(blocks: Blocks, q: float) -> float:
 def at(blocks: Blocks, places: Sequence[int], count: int) -> Values:
     """The values at these places, from 0, of all `count` of them in order."""
     if count <= HELD:
-        return np.sort(np.concatenate(list(blocks())))[np.asarray(places)]
+        return np.asarray(np.sort(np.concatenate(list(blocks())))[places])
     sample = _sample(blocks, count)
     found: dict[int, Any] = {}
     for deviations in _DEVIATIONS:

@@ -60,7 +60,7 @@ class Spool:
                 continue
             try:
                 places[name] = self._end, len(column), column.dtype
-                self._append(np.ascontiguousarray(column))
+                self._append(column)
             except OSError:  # a full disk, most likely
                 return columns
         return Stored(self, places)
@@ -71,7 +71,7 @@ class Spool:
         return np.frombuffer(data, dtype=dtype, count=rows)
 
     def _append(self, column: Array) -> None:
-        data = memoryview(column).cast("B")
+        data = memoryview(column.tobytes())
         while data:
             written = os.pwrite(self._fd, data, self._end)
             self._end += written

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
     from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
@@ -79,12 +80,18 @@ def _added(evidence: Evidence, device: Device) -> Basis:
 
 @kept
 def _steps_sums(evidence: Evidence) -> _Sums:
+    lane = step_rows(evidence)
+    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+
+
+def step_rows(evidence: Evidence) -> Steps:
+    """The steps whose energy is told, or the reason why there are none."""
     if evidence.from_output:
         raise NotMeasurable("a printed line does not say when its step began")
-    lane = evidence.counted.longest
+    rows = evidence.counted.longest  # or the reason why there are none
     if not evidence.trains:
-        raise NotMeasurable("no training steps: this run evaluates or generates")
-    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+        raise NotMeasurable("no training steps: requests overlap, and differ in length")
+    return rows
 
 
 def _quantile(share: float) -> Callable[[Evidence], Reading]:
