@@ -306,7 +306,7 @@ def judged(
     steps = evidence.all_steps
     train = steps.where(steps["phase"] == 0)
     start_ns, end_ns = train.columns["start_ns"], train.columns["end_ns"]
-    each = energy_of(evidence, start_ns, end_ns)  # type: ignore[arg-type]
+    each = energy_of(evidence, start_ns, end_ns)
     idle = summarize(run).readings["energy.idle_w"]
     assert isinstance(idle, Reading), idle
     busy_s = float((end_ns - start_ns).sum()) / NS

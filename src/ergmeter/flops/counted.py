@@ -337,7 +337,7 @@ def _structure(model: nn.Module) -> tuple[object, ...]:
 def _described(model: nn.Module) -> Iterator[object]:
     """A model's structure: what it is made of, and how each piece was told to work."""
     for name, module in model.named_modules():
-        own = vars(module)
+        own = vars(module).copy()  # a thread may be setting something on it
         yield name, type(module)
         yield repr([(k, v) for k, v in own.items() if k != "training" and isinstance(v, _PLAIN)])
         forward = own.get("forward")

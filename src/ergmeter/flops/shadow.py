@@ -210,7 +210,7 @@ def set_runnable(configuration: Any) -> None:  # noqa: ANN401
     A loop over the experts asks which tokens went where; a batch of products, one for each token
     and expert, does not need to know and costs the same. So does every kernel for attention.
     """
-    for part in (configuration, *vars(configuration).values()):
+    for part in (configuration, *vars(configuration).copy().values()):
         if not _is_configuration(part):
             continue
         if part._attn_implementation not in (None, "eager", "sdpa"):

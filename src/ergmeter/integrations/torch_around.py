@@ -107,10 +107,12 @@ def look_at_saves(name: str, module: ModuleType) -> None:
 def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
     setattr(holder, name, timed)
     home = getattr(save, "__module__", None)  # where it is looked for when it is pickled
-    loaded = list(sys.modules.items())  # at once: another thread may be importing
+    # Copies, which are made at once: another thread may be importing, and going through what grows
+    # is an error, also where a list is made of it.
+    loaded = sys.modules.copy().items()
     others = [one for key, one in loaded if key.startswith(_HOLD_NAMES) or key == home]
     for other in others:
-        for held, value in list(getattr(other, "__dict__", {}).items()):
+        for held, value in getattr(other, "__dict__", {}).copy().items():
             if value is save:
                 setattr(other, held, timed)
 

@@ -41,6 +41,7 @@ DRAW = "power draw (on recent chips an average of about a second)"
 _BASIS: dict[str, Basis] = {COUNTER: "measured"}
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
 _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
+_ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 _CPUS = ("rapl", "grace", "apple")
 
 
@@ -295,22 +296,39 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
 
 @kept
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
-    """The highest power reading of one device in the window."""
+    """The highest power reading of one device in the window.
+
+    In a short window no reading may be as high as the energy says that the mean was.
+    """
     power = evidence.series("power_w").get(device.id)
     if power is None:
         raise NotMeasurable(f"{device.name} [{device.id}] gives no power reading")
     inside = (power.t_ns >= evidence.span.start_ns) & (power.t_ns <= evidence.span.end_ns)
     if not inside.any():
         raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
-    note = f"highest of {int(inside.sum())} readings; shorter peaks are not seen"
-    return Reading(float(power.values[inside].max()), "W", "measured", note=note)
+    highest_w, count = float(power.values[inside].max()), int(inside.sum())
+    note = f"highest of {count} readings; shorter peaks are not seen"
+    try:
+        mean = device_mean_w(evidence, device)
+    except NotMeasurable:
+        return Reading(highest_w, "W", "measured", note=note)
+    if mean.value <= highest_w * (1 + _ROUNDING):
+        return Reading(max(highest_w, mean.value), "W", "measured", note=note)
+    said = f"{highest_w:.4g} W is the highest of {count} readings, and {mean.value:.4g} W the mean"
+    if mean.low is None or mean.low > highest_w:
+        raise NotMeasurable(f"{device.name} [{device.id}]: {said}: the readings missed the peak")
+    note = f"the mean power, which a peak is no less than: {said}, within its interval"
+    return Reading(mean.value, "W", weakest("derived", mean.basis), note=note)
 
 
 def peak_w(evidence: Evidence) -> Reading:
     """The sum of the devices' highest readings: an upper bound where there are several."""
     peaks = [device_peak_w(evidence, device) for device in boundary(evidence)]
     several = f"sum of {len(peaks)} devices' own peaks, an upper bound; " if len(peaks) > 1 else ""
-    return Reading(sum(peak.value for peak in peaks), "W", "measured", note=several + peaks[0].note)
+    basis = weakest(*(peak.basis for peak in peaks))
+    # Of the one that is known least, where they differ.
+    note = next(peak.note for peak in peaks if peak.basis == basis)
+    return Reading(sum(peak.value for peak in peaks), "W", basis, note=several + note)
 
 
 def wh(evidence: Evidence) -> Reading:

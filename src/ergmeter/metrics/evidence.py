@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.amounts import Timed
 from ergmeter.metrics.clocks import aligned
 from ergmeter.metrics.columns import Column, Columns
-from ergmeter.metrics.steps import Steps, with_lanes
+from ergmeter.metrics.steps import Steps, told
 from ergmeter.metrics.warmup import after_warmup, ending, rule
 from ergmeter.records import PHASES, Device, Window
 from ergmeter.runlog.reader import CUT_OFF, RUNNING
@@ -67,7 +68,7 @@ class Evidence:
     @cached_property
     def all_steps(self) -> Steps:
         """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
-        return with_lanes(Steps(self.run.steps(OUTPUT))) if self.from_output else self._told
+        return told(self.run, OUTPUT) if self.from_output else self._told
 
     @cached_property
     def from_output(self) -> bool:
@@ -76,7 +77,7 @@ class Evidence:
 
     @cached_property
     def _told(self) -> Steps:
-        return with_lanes(Steps(self.run.steps()))
+        return told(self.run)
 
     @cached_property
     def work(self) -> Steps:
@@ -87,26 +88,27 @@ class Evidence:
                 f"{several} trainings in this run, each with figures of its own:"
                 f" erg report {self.run.path} --training 1 (to {several})"
             )
-        phase = self.all_steps["phase"]
-        train = phase == _TRAIN
-        mask = train if train.any() else np.isin(phase, _INFERENCE)
-        if not mask.any():
+        phases = (_TRAIN,) if self.trains else _INFERENCE
+        rows = self.all_steps.where_each(lambda lane: np.isin(lane["phase"], phases))
+        if not len(rows):
             raise NotMeasurable(self._why_no_steps())
-        return self.all_steps.where(mask)
+        return rows
 
     @cached_property
     def trains(self) -> bool:
         """Whether the run is a training: its rows are optimizer steps."""
-        return bool((self.all_steps["phase"] == _TRAIN).any())
+        if not len(self.all_steps):
+            return False
+        return any((lane["phase"] == _TRAIN).any() for lane in self.all_steps.lanes)
 
     @cached_property
     def counted(self) -> Steps:
         """The spans after the warm-up, as far as the samples that belong to them are there."""
-        rows = self.work.where(after_warmup(self.work, self.settings, self._warmup_mark))
+        rows = after_warmup(self.work, self.settings, self._warmup_mark)
         sampled_ns = self._sampled_until_ns
-        if sampled_ns is None or not (rows["end_ns"] <= sampled_ns).any():
+        if sampled_ns is None or rows.lowest("end_ns") > sampled_ns:
             return rows
-        return rows.where(rows["end_ns"] <= sampled_ns)
+        return rows.where_each(lambda lane: lane["end_ns"] <= sampled_ns)
 
     @cached_property
     def window(self) -> Window:
@@ -115,11 +117,11 @@ class Evidence:
         Of a part of a run from where the part begins: what lies before its first step is in it, so
         that the parts of a run add up to all of it.
         """
-        start_ns = int(self.counted["start_ns"].min())
+        start_ns = self.counted.lowest("start_ns")
         part = self.run.between
         if part is not None and part.start_ns > 0:
             start_ns = part.start_ns
-        return Window(start_ns, int(self.counted["end_ns"].max()))
+        return Window(start_ns, self.counted.highest("end_ns"))
 
     @cached_property
     def span(self) -> Window:
@@ -163,8 +165,8 @@ class Evidence:
         ]
         end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
         if len(self.all_steps):
-            start_ns = min(start_ns, int(self.all_steps["start_ns"].min()))
-            end_ns = max(end_ns, int(self.all_steps["end_ns"].max()))
+            start_ns = min(start_ns, self.all_steps.lowest("start_ns"))
+            end_ns = max(end_ns, self.all_steps.highest("end_ns"))
         if self.is_imported and not len(self.all_steps):
             raise NotMeasurable(_NO_TIMES)
         if end_ns <= start_ns:
@@ -176,8 +178,9 @@ class Evidence:
         """Which part of the run a figure is over, in words."""
         if not self.has_work:
             return f"over the whole run, {duration(self.span.duration_s)}: no steps were seen"
-        before = self.work.where(self.work["start_ns"] < self.window.start_ns)
-        after = self.work.where(self.work["end_ns"] > self.window.end_ns)
+        start_ns, end_ns = self.window.start_ns, self.window.end_ns
+        before = self.work.where_each(lambda lane: lane["start_ns"] < start_ns)
+        after = self.work.where_each(lambda lane: lane["end_ns"] > end_ns)
         left_out = f", after {self._of_one(before)} of warm-up" if len(before) else ""
         left_out += f", the last {self._of_one(after)} not yet sampled" if len(after) else ""
         ranks = len(self.counted.lanes)
@@ -187,7 +190,7 @@ class Evidence:
 
     def _of_one(self, rows: Steps) -> str:
         """How many there are; training steps, which all ranks make together, of the busiest one."""
-        return _in_words(max(rows.lanes, key=len) if self.trains else rows)
+        return _in_words(rows.longest if self.trains else rows)
 
     @property
     def steps_basis(self) -> Basis:
@@ -215,11 +218,16 @@ class Evidence:
         return self.is_imported and any(_SUMMED in detail for detail in marks)
 
     def warmup(self) -> tuple[float, str]:
-        """How many steps of the first rank were left out at the start, and by which rule."""
-        lane = self.work.lanes[0]
+        """How many steps of a rank were left out at the start, and by which rule."""
+        lane = self.work.longest
         before = lane["start_ns"] < self.window.start_ns
         steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
         return steps, rule(self.settings, self._warmup_mark)
+
+    @cached_property
+    def timed(self) -> Timed:
+        """The counted rows in the order in which they ended, for intervals of rates."""
+        return Timed(self.counted, self.window.start_ns)
 
     # -- devices ------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from ergmeter.metrics.kept import asked_of
 from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.unseen import why_not_all
+from ergmeter.records import PHASES
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration
 
@@ -159,7 +160,10 @@ def _window(evidence: Evidence) -> list[Finding]:
     if evidence.trains:
         steps, what = max(len(lane) for lane in rows.lanes), "steps"
     else:  # a request is up to two rows
-        steps, what = int(np.bincount(rows["phase"].astype(int)).max()), "requests"
+        phases = (
+            np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
+        )
+        steps, what = int(np.max(sum(phases))), "requests"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
     seen = f"the window is {duration(lasted_s)} long, with {steps} {what}"
@@ -170,7 +174,7 @@ def _window(evidence: Evidence) -> list[Finding]:
 def _warm_up(evidence: Evidence) -> list[Finding]:
     """Steps at the beginning that are slower than the rest."""
     _only_steps(evidence)
-    times_s = evidence.counted.lanes[0].period_s
+    times_s = evidence.counted.longest.period_s
     if len(times_s) < _FEW_STEPS:
         raise NotMeasurable(f"{len(times_s)} steps are too few to tell a beginning from the rest")
     slow, extra_s = _slow_start(times_s)
@@ -206,7 +210,7 @@ def _noise(evidence: Evidence) -> list[Finding]:
 def _stalls(evidence: Evidence) -> list[Finding]:
     """Steps that took much longer than the others, the beginning aside."""
     _only_steps(evidence)
-    times_s = evidence.counted.lanes[0].period_s
+    times_s = evidence.counted.longest.period_s
     if len(times_s) < _FEW_STEPS:
         raise NotMeasurable(f"{len(times_s)} steps are too few to tell a stall from the rest")
     slow, _ = _slow_start(times_s)

@@ -18,7 +18,6 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.achievable import calibration_of, differences
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of, joules_per_token, run_j
-from ergmeter.metrics.steps import with_lanes
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S, duration
 
@@ -78,11 +77,10 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
 
 def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
     """The mean over idle spans, without the time a device takes to come to rest."""
-    rows = evidence.all_steps
-    own = rows.where(rows["phase"] == PHASES.index("idle")) if len(rows) else rows
+    own = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index("idle"))
     if not len(own):
         raise NotMeasurable("the run has no idle span")
-    lane = with_lanes(own).lanes[0]
+    lane = own.longest
     start_ns = (lane["start_ns"] + SETTLE_S * NS_PER_S).astype(np.int64)
     end_ns = lane["end_ns"].astype(np.int64)
     long_enough = end_ns > start_ns

@@ -58,7 +58,7 @@ class Requests:
 def prefills(evidence: Evidence) -> Steps:
     """The prefill spans that count."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    found = rows.where(rows["phase"] == _PREFILL)
+    found = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
     if not len(found):
         raise NotMeasurable(
             "no requests were timed (erg load, integrations.generate, meter.phase('prefill'))"
@@ -70,7 +70,7 @@ def requests(evidence: Evidence) -> Requests:
     """The requests that count, by the number that their two spans share."""
     prefill = prefills(evidence)
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    decode = rows.where(rows["phase"] == _DECODE)
+    decode = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     asked, answered = (rows["writer"] * _MANY_INDICES + rows["index"] for rows in (prefill, decode))
     _, of_prefill, of_decode = np.intersect1d(asked, answered, return_indices=True)
     pairs = Requests(prefill.where(of_prefill), decode.where(of_decode))

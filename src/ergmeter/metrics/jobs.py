@@ -1,8 +1,9 @@
 """A job that stops and resumes is one job: what came of all its runs together.
 
-Goodput is the time spent on steps whose work was kept, over the time from the first run's start to
-the last one's end. What a job loses: the steps after the last checkpoint, which are made again;
-loading and compiling at each start; the time in which it waited to be started again.
+Goodput is the time in steps whose work was kept, over the time from the first run's start to the
+last one's end. What a job loses: the steps after the last checkpoint, which are made again; loading
+and compiling at each start; evaluation, checkpoints and waits between steps; the time in which it
+waited to be started again.
 
 The trap: adding up the runs. Their steps overlap, since a resumed run makes again what came after
 the checkpoint, and what lies between them is in none of them.
@@ -78,7 +79,7 @@ class Part:
     def rank(self) -> Steps:
         """The training steps of the rank that made the most."""
         try:
-            return max(self.evidence.work.lanes, key=len)
+            return self.evidence.work.longest
         except NotMeasurable as error:
             raise NotMeasurable(f"{self.run.path.name}: {error}") from error
 
@@ -95,7 +96,7 @@ class Part:
             return 0, 0, 0.0
         numbers = self._numbers()
         counts = numbers < before if before is not None else np.ones(len(numbers), dtype=bool)
-        return len(numbers), int(counts.sum()), float(self.rank.period_s[counts].sum())
+        return len(numbers), int(counts.sum()), self.rank.where(counts).busy_s
 
     def _numbers(self) -> FloatArray:
         numbers = self.rank["index"]
@@ -205,8 +206,10 @@ def _tokens(part: Part, before: int | None) -> float:
     for column in ("tokens_real", "tokens_computed"):
         values = told(part.evidence, rows, column)
         if values is not None:
-            counts = rows["index"] < before if before is not None else np.ones(len(rows), bool)
-            return float(values[counts].sum())
+            if before is None:
+                return values.sum()
+            each = (values.of(lane)[lane["index"] < before] for lane in rows.lanes)
+            return sum(float(one.sum()) for one in each)
     raise NotMeasurable("its steps have no token count")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.summarize import settings_of, summarize
 from ergmeter.ports import Update
-from ergmeter.records import PHASES, Window
+from ergmeter.records import Window
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _ALL = Settings(warmup_steps=0)  # lately is lately: the warm-up is shown too
 _FOREVER_NS = 2**62
-_TRAIN = PHASES.index("train")
 
 
 def lately(run: Run, *, since_ns: int = 0) -> Update:
@@ -61,18 +60,21 @@ def _update(run: Run, evidence: Evidence, *, final: bool) -> Update:
 
 def _reached_ns(run: Run, rows: Steps) -> int:
     """Up to when every rank that is still at work has handed over its steps."""
-    ends = {int(w): int(rows["end_ns"][rows["writer"] == w].max()) for w in set(rows["writer"])}
+    ends: dict[int, int] = {}
+    for lane in rows.lanes:
+        for writer in np.unique(lane["writer"]).tolist():
+            ends[int(writer)] = int(lane["end_ns"][lane["writer"] == writer].max())
     working = [end for number, end in ends.items() if not run.writers[number].closed]
     return min(working) if working else max(ends.values())
 
 
 def _steps_done(evidence: Evidence) -> int:
     """The number of the last step and one more; where steps have no numbers, how many there are."""
-    rows = evidence.work.where(evidence.work["phase"] == _TRAIN)
-    known = rows["index"][~np.isnan(rows["index"])]
-    if len(known):
-        return int(known.max()) + 1
-    return int(np.nan_to_num(rows["steps"], nan=0.0).sum())
+    lanes = evidence.work.lanes if evidence.trains else ()
+    last = [float(np.nanmax(lane["index"])) for lane in lanes if not np.isnan(lane["index"]).all()]
+    if last:
+        return int(max(last)) + 1
+    return int(sum(float(np.nansum(lane["steps"])) for lane in lanes))
 
 
 def _wall_s(run: Run, t_ns: int) -> float:

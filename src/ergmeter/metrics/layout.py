@@ -20,7 +20,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.runlog.layout import WORDS, Layout
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.steps import Mask, Steps
@@ -30,16 +30,16 @@ SAME_SAMPLES = ("tp", "cp", "pp")  # of which each context-parallel rank has a p
 _APART_FRAC = 0.02  # beyond which ranks that should tell the same do not
 
 
-def counting(evidence: Evidence, rows: Steps, column: str) -> Mask:
-    """The rows to add up for this column: of each group of ranks that share it, one rank's."""
-    everything = np.ones(len(rows), dtype=bool)
+def counting(evidence: Evidence, rows: Steps, column: str) -> Callable[[Steps], Mask]:
+    """Which rows of a lane to add up for this column: of each group of ranks that share it, one
+    rank's."""
     groups = _groups(evidence, _shared(evidence, column))
     if all(len(ranks) == 1 for ranks in groups.values()):
-        return everything
+        return lambda lane: np.ones(len(lane), dtype=bool)
     told = _told(rows, column)
     chosen = [max(ranks, key=lambda rank: (*told.get(rank, (0, -1.0)), -rank))
               for ranks in groups.values()]  # fmt: skip
-    return np.isin(rows["rank"], chosen)
+    return lambda lane: np.isin(lane["rank"], chosen)
 
 
 def in_words(evidence: Evidence) -> str:
@@ -103,12 +103,15 @@ def _how_many(evidence: Evidence, shared: tuple[str, ...]) -> int:
 
 def _told(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
     """By rank: whether all of its rows have the column, and their sum."""
-    values = rows[column]
-    absent = np.isnan(values)
-    ranks = np.nan_to_num(rows["rank"], nan=0.0).astype(np.int64)
-    sums = np.bincount(ranks, weights=np.where(absent, 0.0, values))
-    gaps = np.bincount(ranks, weights=absent.astype(float))
-    return {int(r): (int(gaps[r] == 0), float(sums[r])) for r in np.unique(ranks)}
+    sums: dict[int, float] = {}
+    gaps: dict[int, int] = {}
+    for lane in rows.lanes:
+        ranks = np.nan_to_num(lane["rank"], nan=0.0).astype(np.int64)
+        for rank in np.unique(ranks).tolist():
+            values = lane[column][ranks == rank]
+            sums[rank] = sums.get(rank, 0.0) + float(np.nansum(values))
+            gaps[rank] = gaps.get(rank, 0) + int(np.isnan(values).sum())
+    return {rank: (int(gaps[rank] == 0), sums[rank]) for rank in sorted(sums)}
 
 
 def _groups(evidence: Evidence, shared: tuple[str, ...]) -> dict[tuple[Any, ...], list[int]]:
@@ -133,7 +136,7 @@ def places(evidence: Evidence) -> dict[int, dict[str, int]]:
 
 
 def _places(evidence: Evidence) -> dict[int, dict[str, int]]:
-    ranks = sorted({int(rank) for rank in np.unique(evidence.all_steps["rank"]) if rank >= 0})
+    ranks = sorted(ranks_in(evidence.all_steps))
     everyone = max(world(evidence), max(ranks, default=0) + 1)
     if everyone < 2 and (evidence.from_output or evidence.settings.layout is None):
         # Alone; or a program's output, which one of them has printed.
@@ -148,6 +151,12 @@ def _places(evidence: Evidence) -> dict[int, dict[str, int]]:
     return {rank: told.get(rank, {"rank": rank}) for rank in ranks}
 
 
+def ranks_in(rows: Steps) -> set[int]:
+    """The ranks that told these rows."""
+    lanes = rows.lanes if len(rows) else ()
+    return {int(rank) for lane in lanes for rank in np.unique(lane["rank"]) if rank >= 0}
+
+
 def world_of(header: dict[str, Any]) -> int:
     """How many ranks there are by a writer's word; 1 where it gave none."""
     training = header.get("training")
@@ -157,11 +166,13 @@ def world_of(header: dict[str, Any]) -> int:
 
 def _told_places(evidence: Evidence) -> dict[int, dict[str, int]]:
     """What frameworks said, by rank."""
-    rows = evidence.all_steps
-    writers, first = np.unique(rows["writer"], return_index=True)
+    rank_of: dict[int, int] = {}  # by the first row of each writer
+    for lane in evidence.all_steps.lanes if len(evidence.all_steps) else ():
+        writers, first = np.unique(lane["writer"], return_index=True)
+        rank_of |= {int(w): int(lane["rank"][row]) for w, row in zip(writers, first, strict=True)}
     found = {}
-    for writer, row in zip(writers, first, strict=True):
-        header = evidence.run.writers[int(writer)].header
+    for writer, rank in sorted(rank_of.items()):
+        header = evidence.run.writers[writer].header
         why = _why_unknown(header)
         if why:
             raise NotMeasurable(
@@ -169,7 +180,7 @@ def _told_places(evidence: Evidence) -> dict[int, dict[str, int]]:
             )
         at = told_at(header)
         if at:
-            found[int(rows["rank"][row])] = {name: int(where[0]) for name, where in at.items()}
+            found[rank] = {name: int(where[0]) for name, where in at.items()}
     return found
 
 

@@ -21,7 +21,6 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import readings, sampled
 from ergmeter.metrics.kept import asked_of, kept
-from ergmeter.metrics.steps import with_lanes
 from ergmeter.records import PHASES, Reading
 
 if TYPE_CHECKING:
@@ -37,12 +36,10 @@ _WORDS = {"train": "training steps", "eval": "evaluation", "checkpoint": "checkp
 
 
 class _Spans:
-    """When the first rank was in some phases: ranks work in step."""
+    """When the rank that told the most was in some phases: ranks work in step."""
 
     def __init__(self, evidence: Evidence, *phases: str) -> None:
-        rows = evidence.all_steps
-        if len(rows):
-            rows = with_lanes(rows).lanes[0]
+        rows = evidence.all_steps.longest
         numbers = [PHASES.index(phase) for phase in phases]
         own = rows.where(np.isin(rows["phase"], numbers))
         order = np.argsort(own["start_ns"], kind="stable")

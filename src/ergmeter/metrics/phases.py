@@ -23,7 +23,6 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy import boundary, curve_of
 from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.power import merged
-from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
 
@@ -116,15 +115,15 @@ def _parts(evidence: Evidence, device: Device) -> None:
 
 
 def _how(evidence: Evidence) -> str:
-    ranks = len(with_lanes(evidence.all_steps).lanes)
-    whose = f"by the spans of the first of {ranks} ranks; " if ranks > 1 else ""
+    ranks = len(evidence.all_steps.lanes)
+    whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
     return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
 
 
 @kept
 def _order(evidence: Evidence) -> tuple[str, ...]:
     """Which phase an instant belongs to: the first of these that holds it."""
-    rows = evidence.all_steps
+    rows = evidence.all_steps.longest
     if len(rows) and not np.isnan(rows["host_end_ns"]).all():
         return ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
     return _ORDER
@@ -138,13 +137,10 @@ def _devices(evidence: Evidence) -> list[Device]:
 
 @kept
 def _spans(evidence: Evidence, phase: str) -> Spans:
-    """Of the first rank: ranks work in step, and which device is whose is not known."""
-    rows = evidence.all_steps
-    if not len(rows):
-        return rows["start_ns"], rows["end_ns"]  # type: ignore[return-value]
-    first: Steps = with_lanes(rows).lanes[0]
-    own = first.where(first["phase"] == PHASES.index(phase))
-    return own["start_ns"], own["end_ns"]  # type: ignore[return-value]
+    """Of the rank that told the most: they work in step, and which device is whose is not known."""
+    lane = evidence.all_steps.longest
+    own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
+    return own.columns["start_ns"], own.columns["end_ns"]
 
 
 @kept

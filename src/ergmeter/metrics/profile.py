@@ -15,6 +15,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.selection import percentile
 from ergmeter.metrics.timing import in_step_s
 from ergmeter.records import Reading, weakest
 from ergmeter.units import NS_PER_S, duration
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.metrics.steps import Steps
+    from ergmeter.metrics.steps import Mask, Steps
     from ergmeter.records import FloatArray
 
 _MARK = "profiled"
@@ -95,17 +96,28 @@ def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | No
     """
     if not evidence.has_work:
         return None
-    rows = evidence.work
-    start_ns, end_ns = _of_host(rows, "start_ns"), _of_host(rows, "end_ns")
-    is_seen = np.zeros(len(rows), dtype=bool)
-    for one in found:
-        if one.get("lasted_s"):
-            began_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
-            is_seen |= (end_ns > began_ns) & (end_ns <= one["end_ns"])
-    if not is_seen.any() or is_seen.all():
+
+    def is_seen(lane: Steps) -> Mask:
+        end_ns = _of_host(lane, "end_ns")
+        seen = np.zeros(len(lane), dtype=bool)
+        for one in found:
+            if one.get("lasted_s"):
+                began_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
+                seen |= (end_ns > began_ns) & (end_ns <= one["end_ns"])
+        return seen
+
+    profiled, others = (
+        evidence.work.where_each(choose) for choose in (is_seen, lambda lane: ~is_seen(lane))
+    )
+    if not len(profiled) or not len(others):
         return None
-    lasted_ns = end_ns - start_ns
-    return float(np.median(lasted_ns[is_seen]) / np.median(lasted_ns[~is_seen]))
+    return _median_ns(profiled) / _median_ns(others)
+
+
+def _median_ns(rows: Steps) -> float:
+    return percentile(
+        lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
+    )
 
 
 def _of_host(rows: Steps, name: str) -> FloatArray:

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.metrics.power import REFRESH_S, EnergyCurve, merged
-from ergmeter.metrics.steps import Steps, with_lanes
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
     from ergmeter.records import FloatArray, TimeArray
 
 # A reading speaks of up to a refresh before it, and of the 20 ms the sensor looks for (measured on
@@ -83,19 +83,20 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
 
 
 def _loads(evidence: Evidence) -> tuple[TimeArray, TimeArray, bool] | None:
-    """When the first rank computed, ranks work in step; and whether each span is one step.
+    """When the rank that told the most computed, ranks work in step; and whether each span is one
+    step.
 
     None where only lines were printed.
     """
     rows = evidence.all_steps
     if not len(rows) or evidence.from_output:
         return None
-    lane = with_lanes(rows).lanes[0]
+    lane = rows.longest
     is_load = np.isin(lane["phase"], _LOADS)
     own, others = lane.where(is_load), lane.where(~is_load)
     if not len(own):
         return None
-    starts, ends = merged(own.columns["start_ns"], own.columns["end_ns"])  # type: ignore[arg-type]
+    starts, ends = merged(own.columns["start_ns"], own.columns["end_ns"])
     if _overlap(others, starts, ends):
         return None  # a wait for data in a step: the sensor says which of the two drew more
     return starts, ends, len(starts) == len(own)

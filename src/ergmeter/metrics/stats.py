@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from ergmeter.records import FloatArray
+    from ergmeter.records import FloatArray, TimeArray
 
 MIN_BLOCKS = 5
 MAX_BLOCKS = 20
@@ -41,12 +41,22 @@ def ratio_interval(numerators: FloatArray, denominators: FloatArray) -> tuple[fl
     The ratio estimator's variance, linearised: residual of each block from the overall ratio.
     Both are amounts, so the interval ends at 0. Returns None if there are too few rows.
     """
-    blocks = blocks_of(len(numerators))
-    if not blocks:
+    cuts = cuts_of(len(numerators))
+    if cuts is None:
         return None
-    edges = np.linspace(0, len(numerators), blocks + 1).astype(int)[:-1]
-    top = np.add.reduceat(numerators, edges)
-    bottom = np.add.reduceat(denominators, edges)
+    edges = np.append(0, cuts)
+    return interval_of(np.add.reduceat(numerators, edges), np.add.reduceat(denominators, edges))
+
+
+def cuts_of(rows: int) -> TimeArray | None:
+    """Before which rows to cut so many of them into blocks; None if they are too few."""
+    blocks = blocks_of(rows)
+    return np.linspace(0, rows, blocks + 1).astype(np.int64)[1:-1] if blocks else None
+
+
+def interval_of(top: FloatArray, bottom: FloatArray) -> tuple[float, float]:
+    """The same, of the blocks' sums."""
+    blocks = len(top)
     ratio = float(top.sum() / bottom.sum())
     residuals = top - ratio * bottom
     variance = float(residuals @ residuals) / (blocks - 1)

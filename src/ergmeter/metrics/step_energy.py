@@ -5,7 +5,8 @@ The trap: a counter that refreshes ten times a second. Read at both ends of a st
 (`power`), so that steps side by side add up to what the counter says of all of them; and how far
 each edge may be off is each step's own uncertainty, which for a short step is most of it.
 
-Of several ranks, the steps of the first: all ranks make a step together, and all devices are in it.
+Of several ranks, the steps of the one that told the most: all ranks make a step together, and all
+devices are in it. Requests are no steps: they differ in length, and overlap.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
     from ergmeter.records import Basis, Device, FloatArray, TimeArray
 
 
@@ -65,7 +67,7 @@ def energy_of(evidence: Evidence, start_ns: TimeArray, end_ns: TimeArray) -> Eac
 
 
 def steps_energy(evidence: Evidence) -> EachEnergy:
-    """Of each counted step of the first rank."""
+    """Of each counted step of the rank that told the most."""
     sums = _steps_sums(evidence)
     return sums.total([_added(evidence, device) for device in boundary(evidence)])
 
@@ -78,10 +80,18 @@ def _added(evidence: Evidence, device: Device) -> Basis:
 
 @kept
 def _steps_sums(evidence: Evidence) -> _Sums:
+    lane = step_rows(evidence)
+    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])
+
+
+def step_rows(evidence: Evidence) -> Steps:
+    """The steps whose energy is told, or the reason why there are none."""
     if evidence.from_output:
         raise NotMeasurable("a printed line does not say when its step began")
-    lane = evidence.counted.lanes[0]
-    return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])  # type: ignore[arg-type]
+    rows = evidence.counted.longest  # or the reason why there are none
+    if not evidence.trains:
+        raise NotMeasurable("no training steps: requests overlap, and differ in length")
+    return rows
 
 
 def _quantile(share: float) -> Callable[[Evidence], Reading]:

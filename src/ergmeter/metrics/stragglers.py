@@ -17,6 +17,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.kept import kept
 from ergmeter.records import Reading
 from ergmeter.units import duration
 
@@ -73,6 +74,7 @@ class Straggler:
         return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
 
 
+@kept
 def pace_of_ranks(evidence: Evidence) -> Pace:
     """How long each rank is in its steps and between them."""
     lanes = evidence.counted.lanes
@@ -82,25 +84,27 @@ def pace_of_ranks(evidence: Evidence) -> Pace:
         raise NotMeasurable("printed lines are of one rank")
     if len(lanes) < 2:
         raise NotMeasurable("one rank: there is no other to keep pace with")
-    lanes = [lane for lane in lanes if len(lane) >= _FEW_STEPS]
-    if len(lanes) < 2:
+    found = [_medians(lane) for lane in lanes if len(lane) >= _FEW_STEPS]
+    if len(found) < 2:
         raise NotMeasurable(f"fewer than two ranks have made {_FEW_STEPS} steps")
-    writers = evidence.run.writers
-    inside, between, whole = np.array([_medians(lane) for lane in lanes]).T
+    ranks, writers, inside, between, whole = zip(*found, strict=True)
+    hosts = (evidence.run.writers[writer].header.get("host") for writer in writers)
     return Pace(
-        tuple(int(lane["rank"][0]) for lane in lanes),
-        tuple(str(writers[int(lane["writer"][0])].header.get("host")) for lane in lanes),
-        inside,
-        between,
+        ranks,
+        tuple(map(str, hosts)),
+        np.array(inside),
+        np.array(between),
         float(np.median(whole)),
     )
 
 
-def _medians(lane: Steps) -> tuple[float, float, float]:
-    """Of the time in a step, between two steps, and from one's start to the next one's."""
+def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
+    """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
+    start to the next one's."""
     inside = lane.duration_s
     whole = lane.period_s[:-1]
-    return float(np.median(inside)), float(np.median(whole - inside[:-1])), float(np.median(whole))
+    medians = (float(np.median(one)) for one in (inside, whole - inside[:-1], whole))
+    return int(lane["rank"][0]), int(lane["writer"][0]), *medians  # type: ignore[return-value]
 
 
 def spread_frac(evidence: Evidence) -> Reading:

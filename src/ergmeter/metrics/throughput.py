@@ -14,33 +14,32 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import unseen
+from ergmeter.metrics.amounts import Amounts, interval_in_order
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
-from ergmeter.metrics.stats import mean_rate, ratio_interval
-from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.stats import mean_rate
 from ergmeter.metrics.tokens import (
+    all_steps_in,
     counted_basis,
     label_of,
     need_rows,
-    steps_in,
     steps_of,
     tokens,
     told,
 )
 from ergmeter.records import PHASES, Reading
-from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Basis, FloatArray, Reported
+    from ergmeter.records import Basis, Reported
 
 _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
 _DECODE = PHASES.index("decode")
 
 
-def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
+def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
     need_rows(evidence)
     rows = evidence.counted
@@ -54,7 +53,8 @@ def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
         return values, note, counted_basis(evidence, rows, "samples")
     declared = evidence.settings.samples_per_step
     if declared is not None:
-        amounts = steps_in(rows) * declared / len(rows.lanes)
+        share, each = declared / len(rows.lanes), all_steps_in(rows)
+        amounts = Amounts(rows, lambda lane: each.of(lane) * share)
         return amounts, "samples per step as declared", "assumed"
     if evidence.from_output:
         way = "the output names no samples: print samples=.."
@@ -63,19 +63,12 @@ def samples(evidence: Evidence) -> tuple[FloatArray, str, Basis]:
     raise NotMeasurable(f"{way}, or give --samples-per-step")
 
 
-def _ends_apart_s(evidence: Evidence) -> FloatArray:
-    """The window cut at the end of each row, in order of time: adds up to it exactly."""
-    ends = np.sort(evidence.counted["end_ns"])
-    return np.diff(np.append(float(evidence.window.start_ns), ends)) / NS_PER_S
-
-
 def rate(
-    evidence: Evidence, amounts: FloatArray, unit: str, basis: Basis, note: str, *, per: float = 1.0
+    evidence: Evidence, amounts: Amounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
 ) -> Reading:
     """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
-    value = float(amounts.sum()) / evidence.window.duration_s / per
-    order = np.argsort(evidence.counted["end_ns"], kind="stable")
-    interval = ratio_interval(amounts[order], _ends_apart_s(evidence))
+    value = amounts.sum() / evidence.window.duration_s / per
+    interval = evidence.timed.interval(amounts)
     low, high = (bound / per for bound in interval) if interval else (None, None)
     return Reading(value, unit, basis, low, high, f"{note}; {evidence.window_note}")
 
@@ -114,7 +107,7 @@ def _of_window(evidence: Evidence, said: list[Reported]) -> tuple[list[Reported]
     the warm-up."""
     if not evidence.has_work:
         return said[len(said) > 1 :], "the first left out"
-    ends_ns = int(evidence.counted["end_ns"].min())
+    ends_ns = evidence.counted.lowest("end_ns")
     return [one for one in said if one.t_ns >= ends_ns], "in the counted steps"
 
 
@@ -134,7 +127,7 @@ def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
     return _as_counted(evidence, values, label)
 
 
-def _as_counted(evidence: Evidence, values: FloatArray, label: str) -> Reading:
+def _as_counted(evidence: Evidence, values: Amounts, label: str) -> Reading:
     basis = counted_basis(evidence, evidence.counted, "tokens")
     guess = guessed(evidence, evidence.counted, "tokens")
     note = f"{label}; assumed: {guess}" if guess else label
@@ -199,8 +192,8 @@ def steps_per_s(evidence: Evidence) -> Reading:
 def pace(evidence: Evidence) -> Reading:
     """Steps of one rank over the window, as we saw them; step time is its reciprocal."""
     steps = steps_of(evidence)
-    amounts = steps_in(evidence.counted)
-    per = float(amounts.sum()) / steps
+    amounts = all_steps_in(evidence.counted)
+    per = amounts.sum() / steps
     return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
 
 
@@ -229,18 +222,18 @@ def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
 def generated_tokens_per_s(evidence: Evidence) -> Reading:
     """EfficientLLM's IT: tokens of the decode spans over the time of those spans."""
     rows = evidence.all_steps if evidence.trains else evidence.counted
-    rows = rows.where(rows["phase"] == _DECODE)
+    rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     if not len(rows):
         raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
-    rows = rows.where(counting(evidence, rows, "tokens_computed"))
+    rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
-    lanes = with_lanes(rows).lanes
-    if not all(lane.busy_s for lane in lanes):
+    if not all(lane.busy_s for lane in rows.lanes):
         raise NotMeasurable("answers of one token each: no time passed between their tokens")
-    value = sum(float(tokens(evidence, lane)[0].sum()) / lane.busy_s for lane in lanes)
+    value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
-    interval = ratio_interval(amounts, rows.duration_s)
-    scale = value / float(amounts.sum() / rows.duration_s.sum())
+    lasted = Amounts(rows, lambda lane: lane.duration_s)
+    interval = interval_in_order(amounts, lasted)
+    scale = value / (amounts.sum() / lasted.sum())
     low, high = (bound * scale for bound in interval) if interval else (None, None)
     note = f"{label_of(evidence, label)} over the time of {len(rows)} decode spans, ranks added up"
     return Reading(value, "tokens/s", basis, low, high, note)

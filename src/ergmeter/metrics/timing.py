@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.amounts import Amounts, interval_in_order
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.stats import percentile, ratio_interval
-from ergmeter.metrics.steps import with_lanes
+from ergmeter.metrics.selection import percentile
 from ergmeter.metrics.throughput import pace
-from ergmeter.metrics.tokens import steps_of
+from ergmeter.metrics.tokens import all_steps_in, steps_of
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S, duration
 
@@ -31,19 +31,17 @@ _SLOW_FIRST_STEP = 3.0  # times the median: a compilation or a cold cache
 _FIRST_LINE = "the first printed line only starts the clock, unless it gives its own time"
 
 
-def _periods(evidence: Evidence) -> tuple[FloatArray, FloatArray]:
-    """Periods of the rows of every rank, and the steps each row covers."""
-    rows = evidence.counted
-    steps_of(evidence)  # or the reason why there are none
-    own = "line_period_s" if evidence.from_output else "period_s"
-    return np.concatenate([getattr(rank, own) for rank in rows.lanes]), rows["steps"]
+def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
+    """Of each step of a rank; the mean of those that one row stands for, `most` of them."""
+    periods_s = lane.line_period_s if evidence.from_output else lane.period_s
+    steps = lane["steps"]
+    return np.repeat(periods_s / steps, steps.astype(int)) if most > 1 else periods_s
 
 
-def _note(evidence: Evidence, steps: FloatArray) -> str:
-    if steps.max() > 1:
-        several = (
-            f"printed lines stand for up to {steps.max():.0f} steps, whose mean stands for each; "
-        )
+def _note(evidence: Evidence, most: float) -> str:
+    """`most`: the steps that one row stands for."""
+    if most > 1:
+        several = f"printed lines stand for up to {most:.0f} steps, whose mean stands for each; "
     else:
         several = ""
     way = "from one printed line" if evidence.from_output else "from one step's start"
@@ -61,9 +59,11 @@ def step_s(evidence: Evidence) -> Reading:
 
 
 def _step_percentile(evidence: Evidence, q: float) -> Reading:
-    periods, steps = _periods(evidence)
-    each = np.repeat(periods / steps, steps.astype(int)) if steps.max() > 1 else periods
-    return Reading(percentile(each, q), "s", evidence.steps_basis, note=_note(evidence, steps))
+    steps_of(evidence)  # or the reason why there are none
+    lanes = evidence.counted.lanes
+    most = max(float(lane["steps"].max()) for lane in lanes)
+    value = percentile(lambda: (_periods(evidence, lane, most) for lane in lanes), q)
+    return Reading(value, "s", evidence.steps_basis, note=_note(evidence, most))
 
 
 def step_median_s(evidence: Evidence) -> Reading:
@@ -78,10 +78,11 @@ def step_p95_s(evidence: Evidence) -> Reading:
 
 def in_step_s(evidence: Evidence) -> Reading:
     """Mean time inside a step, without what lies between steps."""
-    _, steps = _periods(evidence)
-    inside = evidence.counted.duration_s
-    low, high = ratio_interval(inside, steps) or (None, None)
-    value = float(inside.sum() / steps.sum())
+    steps_of(evidence)  # or the reason why there are none
+    inside = Amounts(evidence.counted, lambda lane: lane.duration_s)
+    steps = all_steps_in(evidence.counted)
+    low, high = interval_in_order(inside, steps) or (None, None)
+    value = inside.sum() / steps.sum()
     note = f"from a step's start to its end; {evidence.window_note}{_whose_clock(evidence)}"
     return Reading(value, "s", evidence.steps_basis, low, high, note)
 
@@ -90,7 +91,7 @@ def _whose_clock(evidence: Evidence) -> str:
     """Which clock steps were timed by, where there is a device with one."""
     if evidence.from_output or not evidence.devices("gpu"):
         return ""
-    by_device = int((~np.isnan(evidence.counted["host_end_ns"])).sum())
+    by_device = sum(int((~np.isnan(lane["host_end_ns"])).sum()) for lane in evidence.counted.lanes)
     if by_device == len(evidence.counted):
         return "; by the device's clock"
     if by_device:
@@ -139,7 +140,7 @@ def run_s(evidence: Evidence) -> Reading:
 
 def warmup_s(evidence: Evidence) -> Reading:
     """From the first step's start to the first counted step's."""
-    first_ns = int(evidence.work["start_ns"].min())
+    first_ns = evidence.work.lowest("start_ns")
     steps, rule = evidence.warmup()
     value = (evidence.window.start_ns - first_ns) / NS_PER_S
     note = f"{steps:.0f} steps left out; rule: {rule}" if steps else f"rule: {rule}"
@@ -154,7 +155,7 @@ def warmup_steps(evidence: Evidence) -> Reading:
 
 def before_first_step_s(evidence: Evidence) -> Reading:
     """Start-up: from the run's start to the first step's."""
-    first_ns = int(evidence.work["start_ns"].min())
+    first_ns = evidence.work.lowest("start_ns")
     if evidence.from_output:
         raise NotMeasurable("a log does not say when its first step began: use Meter to see it")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
@@ -162,10 +163,10 @@ def before_first_step_s(evidence: Evidence) -> Reading:
 
 
 def _phase_s(evidence: Evidence, phase: str) -> Reading:
-    rows = evidence.all_steps.where(evidence.all_steps["phase"] == PHASES.index(phase))
+    rows = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index(phase))
     if not len(rows):
         raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
-    lanes = with_lanes(rows).lanes
+    lanes = rows.lanes
     value = max(lane.busy_s for lane in lanes)
     longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
     spans = "1 span" if len(rows) == 1 else f"{len(rows)} spans"

@@ -14,13 +14,16 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import layout, unseen
+from ergmeter.metrics.amounts import Amounts
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.printed import guessed
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.metrics.steps import Steps
+    from ergmeter.metrics.steps import Mask, Steps
     from ergmeter.records import Basis, FloatArray
 
 
@@ -28,31 +31,41 @@ def known(rows: Steps, column: str) -> FloatArray | None:
     """A column if every row has it; None if no row has. Some but not all is refused."""
     values = rows[column]
     absent = int(np.isnan(values).sum())
-    if absent == len(values):
-        return None
+    return values if _all_or_none(absent, len(values), column) else None
+
+
+def _all_or_none(absent: int, total: int, column: str) -> bool:
+    """Whether all rows have a column, and not none of them."""
+    if absent == total:
+        return False
     if absent and column == "steps":
         raise NotMeasurable(
-            f"{absent} of {len(values)} printed lines do not say how many steps they stand for"
+            f"{absent} of {total} printed lines do not say how many steps they stand for"
         )
     if absent:
-        raise NotMeasurable(f"{absent} of {len(values)} steps have no {column.replace('_', ' ')}")
-    return values
+        raise NotMeasurable(f"{absent} of {total} steps have no {column.replace('_', ' ')}")
+    return True
 
 
-def told(evidence: Evidence, rows: Steps, column: str) -> FloatArray | None:
+def told(evidence: Evidence, rows: Steps, column: str) -> Amounts | None:
     """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
     counts = layout.counting(evidence, rows, column)
-    if counts.all():
-        return known(rows, column)
-    values = known(rows.where(counts), column)
-    if values is None:
+    if not _is_known(rows, column, counts):
         return None
-    amounts = np.zeros(len(rows))
-    amounts[counts] = values
-    return amounts
+    return Amounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
 
 
-def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, str, Basis]:
+def _is_known(rows: Steps, column: str, counts: Callable[[Steps], Mask]) -> bool:
+    """Whether every row that counts has a column; False if none has. Some is refused."""
+    present = total = 0
+    for lane in rows.lanes:
+        mask = counts(lane)
+        total += int(mask.sum())
+        present += int((mask & ~np.isnan(lane[column])).sum())
+    return _all_or_none(total - present, total, column)
+
+
+def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     need_rows(evidence)
     rows = evidence.counted if rows is None else rows
@@ -72,7 +85,8 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[FloatArray, s
             basis = counted_basis(evidence, rows, "tokens")
             return values, "printed" if is_printed else label, basis
     if declared is not None:
-        return steps_in(rows) * declared / len(rows.lanes), "declared", "assumed"
+        share, each = declared / len(rows.lanes), all_steps_in(rows)
+        return Amounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
 
 
@@ -99,6 +113,13 @@ def steps_in(rows: Steps) -> FloatArray:
             " progress bar on (disable_tqdm=False), or print step=.. in each line"
         )
     return values
+
+
+def all_steps_in(rows: Steps) -> Amounts:
+    """The same, rank by rank."""
+    if not _is_known(rows, "steps", lambda lane: np.ones(len(lane), dtype=bool)):
+        steps_in(rows)  # says why not
+    return Amounts(rows, lambda lane: lane["steps"])
 
 
 def need_rows(evidence: Evidence) -> None:
@@ -136,13 +157,13 @@ def total_tokens(evidence: Evidence) -> Reading:
     """Tokens in the window."""
     amounts, label, basis = tokens(evidence)
     note = f"{label_of(evidence, label)}; {evidence.window_note}"
-    return Reading(float(amounts.sum()), "tokens", basis, note=note)
+    return Reading(amounts.sum(), "tokens", basis, note=note)
 
 
 def tokens_per_step(evidence: Evidence) -> Reading:
     """Tokens of one optimizer step, over all ranks."""
     amounts, label, basis = tokens(evidence)
-    value = float(amounts.sum()) / steps_of(evidence)
+    value = amounts.sum() / steps_of(evidence)
     return Reading(value, "tokens/step", basis, note=label_of(evidence, label))
 
 
@@ -152,7 +173,7 @@ def padding_frac(evidence: Evidence) -> Reading:
     real, computed = (told(evidence, rows, c) for c in ("tokens_real", "tokens_computed"))
     if real is None or computed is None:
         raise NotMeasurable("needs both counts: pass tokens= and tokens_real= to meter.step")
-    value = 1 - float(real.sum() / computed.sum())
+    value = 1 - real.sum() / computed.sum()
     return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
 
 
@@ -165,7 +186,7 @@ def positions_per_token(evidence: Evidence) -> float:
         return 1.0
     if real is None or computed is None or not real.sum():
         return 1.0
-    return float(computed.sum() / real.sum())
+    return computed.sum() / real.sum()
 
 
 def steps(evidence: Evidence) -> Reading:

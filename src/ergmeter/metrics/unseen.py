@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import layout
 
@@ -42,7 +40,7 @@ def _unseen(evidence: Evidence) -> tuple[int, ...]:
     rows = evidence.work
     if len(rows.lanes) >= world:
         return ()  # or ranks that do not know their number
-    return tuple(sorted(set(range(world)) - {int(rank) for rank in np.unique(rows["rank"])}))
+    return tuple(sorted(set(range(world)) - layout.ranks_in(rows)))
 
 
 def why_not_all(evidence: Evidence, what: str = "tokens") -> str:

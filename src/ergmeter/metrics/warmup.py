@@ -63,10 +63,10 @@ def rule(settings: Settings, mark: Mark | None) -> str:
     return "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
 
 
-def after_warmup(work: Steps, settings: Settings, mark: Mark | None) -> Mask:
-    """Which rows are counted. Raises NotMeasurable, with the numbers, if none is left."""
+def after_warmup(work: Steps, settings: Settings, mark: Mark | None) -> Steps:
+    """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left."""
     if mark is None and all(way is None for way in settings.warmups):
-        return np.ones(len(work), dtype=bool)
+        return work
     firsts = []
     for lane in work.lanes:
         asked = _asked(lane, settings) if mark is None else lane["start_ns"] >= mark.t_ns
@@ -74,8 +74,8 @@ def after_warmup(work: Steps, settings: Settings, mark: Mark | None) -> Mask:
             raise NotMeasurable(_why_none(lane, settings, mark))
         firsts.append(int(lane["start_ns"][int(np.argmax(asked))]))
     # Ranks start a step within a moment of each other: it is one step if most of it lies after.
-    middle_ns = (work["start_ns"] + work["end_ns"]) / 2
-    return np.asarray(middle_ns >= max(firsts))
+    first_ns = max(firsts)
+    return work.where_each(lambda lane: (lane["start_ns"] + lane["end_ns"]) / 2 >= first_ns)
 
 
 def _asked(lane: Steps, settings: Settings) -> Mask:

@@ -232,20 +232,19 @@ class Run:
         return self._steps(range(len(self.writers)), stream)
 
     def steps_by(self, number: int, stream: str = "") -> dict[str, FloatArray | TimeArray]:
-        """The steps of one writer."""
-        return self._steps([number], stream)
+        """The steps of one writer. A column that is one number throughout is held as one."""
+        return self._steps([number], stream, few=0)
 
-    def _steps(self, numbers: Iterable[int], stream: str) -> dict[str, FloatArray | TimeArray]:
+    def _steps(
+        self, numbers: Iterable[int], stream: str, *, few: int = _FEW_STEPS
+    ) -> dict[str, FloatArray | TimeArray]:
         parts = [
             _step_columns(segment, self.writers[number].offset_ns, number)
             for number in numbers
             for segment in self._segments(self.writers[number], "steps")
             if segment.stream == stream
         ]
-        rows = [len(part["start_ns"]) for part in parts]
-        # Column by column, so that no more than one of them is there twice.
-        names = [*COLUMN_KINDS["steps"], "writer"]
-        return {name: _joined([part.pop(name, None) for part in parts], rows) for name in names}
+        return joined_steps(parts, few=few)
 
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples, device by device. A device that never said it is not in it."""
@@ -498,23 +497,34 @@ def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Ta
     return table.append_column("writer", pa.array([writer.header["writer"]] * len(table)))
 
 
-def _joined(parts: list[Any], rows: list[int]) -> Any:  # noqa: ANN401  whichever array type came in
+def joined_steps(
+    parts: list[dict[str, Any]], *, few: int = _FEW_STEPS
+) -> dict[str, FloatArray | TimeArray]:
+    """Columns of steps one after the other. The parts are used up.
+
+    Column by column, so that no more than one of them is there twice.
+    """
+    rows = [len(part["start_ns"]) for part in parts]
+    names = [*COLUMN_KINDS["steps"], "writer"]
+    return {name: _joined([part.pop(name, None) for part in parts], rows, few) for name in names}
+
+
+def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401  of any array type
     """Parts of so many rows one after the other, NaN where one is absent.
 
     Half of the columns are never told, others always the same: one number, and not millions.
     """
     if not parts:
         return np.empty(0)
-    if all(part is None for part in parts):
-        return np.broadcast_to(np.nan, sum(rows))
-    if sum(rows) > _FEW_STEPS and not any(p is None or p.strides != (0,) for p in parts):
-        ones = np.array([part[0] for part in parts if len(part)])
-        if (ones == ones[0]).all():
-            return np.broadcast_to(ones[0], sum(rows))
-    filled = (
+    filled = [
         np.broadcast_to(np.nan, n) if p is None else p for p, n in zip(parts, rows, strict=True)
-    )
-    return np.concatenate(list(filled))
+    ]
+    if all(part.strides == (0,) for part in filled):
+        ones = np.array([part[0] for part in filled if len(part)])
+        is_one = len(ones) > 0 and sum(rows) > few and bool((ones == ones[0]).all())
+        if is_one or (len(ones) and np.isnan(ones).all()):
+            return np.broadcast_to(ones[0], sum(rows))
+    return np.concatenate(filled)
 
 
 def joined(pieces: list[Series]) -> Series:

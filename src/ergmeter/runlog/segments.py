@@ -126,8 +126,9 @@ class Segment:
 
 # Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by
 # the ten thousands, and most of them do not have the column that is asked for.
-_columns_of: dict[Path, tuple[str, ...]] = {}
-_sizes: dict[Path, tuple[int, tuple[str, ...]]] = {}  # of Parquet files, which do not change
+_columns_of: dict[str, tuple[str, ...]] = {}
+_rows_of: dict[str, int] = {}  # of Parquet files, which do not change
+_seen: dict[tuple[str, ...], tuple[str, ...]] = {}  # the same names for all that have them
 
 
 def segments(
@@ -146,7 +147,7 @@ def segments(
     """
     for path, stream in _paths(directory, table):
         try:
-            if column is not None and column not in _columns_of.get(path, (column,)):
+            if column is not None and column not in _columns_of.get(str(path), (column,)):
                 continue
             if since_s and path.stat().st_mtime < since_s:
                 continue
@@ -155,7 +156,7 @@ def segments(
             _note(damage, f"{path}: not a {table} file ({_first_line(error)})")
             continue
         if segment.rows:
-            _columns_of[path] = segment.names
+            _remember(path, segment.names)
             if column is None or column in segment.names:
                 yield segment
 
@@ -175,17 +176,17 @@ def columns_in(directory: Path, *, damage: list[str], but: Collection[Path] = ()
     others = {path: stream for path, stream in _paths(directory, "samples") if path not in but}
     names: set[str] = set()
     for path, stream in others.items():
-        if path not in _columns_of:
+        if str(path) not in _columns_of:
             try:
-                _columns_of[path] = (
-                    _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
+                _remember(
+                    path, _parquet(path, stream).names if path.suffix == fmt.FULL else _head(path)
                 )
             except (pa.ArrowException, OSError, ValueError) as error:
                 # One that a killed writer left half way is torn, and said to be so when it is read.
                 if path.suffix == fmt.FULL or not _begins_as_stream(path):
                     _note(damage, f"{path}: not a samples file ({_first_line(error)})")
                 continue
-        names.update(_columns_of.get(path, ()))
+        names.update(_columns_of.get(str(path), ()))
     return names
 
 
@@ -203,13 +204,18 @@ def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
 
 
 def _parquet(path: Path, stream: str) -> Segment:
-    if path not in _sizes:
+    key = str(path)
+    if key not in _rows_of:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         with pq.ParquetFile(path) as file:
-            _sizes[path] = file.metadata.num_rows, tuple(file.schema_arrow.names)
-    rows, names = _sizes[path]
-    return Segment(path, stream, rows, names, None)
+            _remember(path, tuple(file.schema_arrow.names))
+            _rows_of[key] = file.metadata.num_rows
+    return Segment(path, stream, _rows_of[key], _columns_of[key], None)
+
+
+def _remember(path: Path, names: tuple[str, ...]) -> None:
+    _columns_of[str(path)] = _seen.setdefault(names, names)
 
 
 def _live(path: Path, stream: str, torn: list[str]) -> Segment:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.step_energy import energy_of
+from ergmeter.metrics.step_energy import energy_of, step_rows
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import COLUMN_KINDS
 from ergmeter.views import documents
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Summary
     from ergmeter.runlog.reader import Run
 
@@ -28,9 +29,12 @@ def export(
 ) -> Iterator[Path]:
     """Write the files and yield their paths. Refuses to overwrite unless forced."""
     target.mkdir(parents=True, exist_ok=True)
-    tables = {name: table for name in COLUMN_KINDS if (table := run.table(name)).num_columns}
+    evidence = evidence_of(run)
+    # Its hosts on one clock, as in the report.
+    found = {name: evidence.run.table(name) for name in COLUMN_KINDS}
+    tables = {name: table for name, table in found.items() if table.num_columns}
     if "steps" in tables:
-        tables["steps"] = _with_energy(run, tables["steps"])
+        tables["steps"] = _with_energy(evidence, tables["steps"])
     if form == "json":
         path = _free(target / "export.json", force=force)
         whole: dict[str, Any] = {"summary": documents.report(run, summary)}
@@ -47,17 +51,19 @@ def export(
     yield path
 
 
-def _with_energy(run: Run, table: pa.Table) -> pa.Table:
-    """The steps with what all devices drew in each; of several ranks those of the first, or a sum
-    over the column would count each joule once for every rank."""
+def _with_energy(evidence: Evidence, table: pa.Table) -> pa.Table:
+    """The steps with what all devices drew in each, as in the report: of several ranks those of the
+    one that told the most, or a sum over the column would count each joule once for every rank; and
+    none where the report has none of a step."""
     try:
-        evidence = evidence_of(run)
+        lane = step_rows(evidence)
         start_ns, end_ns = (table[name].to_numpy() for name in ("start_ns", "end_ns"))
         each = energy_of(evidence, start_ns, end_ns)
     except NotMeasurable:
         return table
-    first = min(one.as_py() for one in pc.unique(table["rank"])) if len(table) else 0
-    is_own = table["rank"].to_numpy() == first
+    numbers = np.unique(lane["writer"]).astype(int)
+    writers = [evidence.run.writers[number].header["writer"] for number in numbers]
+    is_own = pc.is_in(table["writer"], pa.array(writers)).to_numpy()
     for name, values in (
         ("energy_j", each.joules), ("energy_low_j", each.low_j), ("energy_high_j", each.high_j),
     ):  # fmt: skip

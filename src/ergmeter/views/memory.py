@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
+from ergmeter.metrics.steps import told
 from ergmeter.records import PHASES
 from ergmeter.units import NS_PER_S, duration, scaled
 
@@ -111,13 +112,12 @@ def _bars(series: Series, edges_ns: FloatArray, full: float | None) -> str:
 
 
 def _phases(run: Run, edges_ns: FloatArray) -> str:
-    steps = run.steps()
+    steps = told(run).longest
     letters = [" "] * (len(edges_ns) - 1)
-    if not len(steps["start_ns"]):
+    if not len(steps):
         return "".join(letters)
-    first = steps["rank"] == steps["rank"].min()
     for phase, letter in reversed(_LETTERS.items()):
-        own = first & (steps["phase"] == PHASES.index(phase))
+        own = steps["phase"] == PHASES.index(phase)
         starts, ends = np.sort(steps["start_ns"][own]), np.sort(steps["end_ns"][own])
         # More have begun before a cell's end than have ended before its start: one is on in it.
         begun = np.searchsorted(starts, edges_ns[1:], side="left")

@@ -340,17 +340,20 @@ def sparkline(run: Run) -> Text | None:
     """The loss over the run, if there was one: each bar the mean of as many steps."""
     import numpy as np  # noqa: PLC0415
 
-    steps, label = run.steps(), "loss  "
-    if not np.isfinite(steps["loss"]).any():  # where nobody tells it, it may have been printed
-        label = "loss, as printed  " if len(steps["loss"]) else label
-        steps = run.steps("output")
-    train = steps["phase"] == PHASES.index("train")
-    start_ns = int(steps["start_ns"][train].min()) if train.any() else None
-    first = _before_steps(run, start_ns)
-    told = train & np.isfinite(steps["loss"])
-    if told.any():  # of several ranks the first that tells it
-        told &= steps["rank"] == steps["rank"][told].min()
-    loss = np.concatenate([first, steps["loss"][told][np.argsort(steps["start_ns"][told])]])
+    from ergmeter.metrics.steps import told  # noqa: PLC0415
+
+    steps, label = told(run), "loss  "
+    # Where nobody tells it, it may have been printed.
+    if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
+        label = "loss, as printed  " if len(steps) else label
+        steps = told(run, "output")
+    train = steps.where_each(lambda lane: lane["phase"] == PHASES.index("train"))
+    first = _before_steps(run, train.lowest("start_ns") if len(train) else None)
+    tells = train.where_each(lambda lane: np.isfinite(lane["loss"]))
+    if len(tells):  # of several ranks the first that tells it
+        rank = min(lane["rank"].min() for lane in tells.lanes)
+        tells = tells.where_each(lambda lane: lane["rank"] == rank)
+    loss = np.concatenate([first, tells["loss"][np.argsort(tells["start_ns"])]])
     loss = loss[np.isfinite(loss)]
     if len(loss) < 3:
         return None

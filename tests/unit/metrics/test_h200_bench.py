@@ -43,7 +43,7 @@ def test_bursts_add_up_to_the_counter_less_idle_as_printed(
     steps = evidence.all_steps
     bursts = steps.where(steps["phase"] == 0)
     start_ns, end_ns = bursts.columns["start_ns"], bursts.columns["end_ns"]
-    each = energy_of(evidence, start_ns, end_ns)  # type: ignore[arg-type]
+    each = energy_of(evidence, start_ns, end_ns)
     # By hand, from the counter as it was read beside it.
     began, ended = said["began"], said["ended"]
     rest_s = (ended[0] - began[0] - float((end_ns - start_ns).sum())) / NS

@@ -180,3 +180,19 @@ def test_the_command_shows_the_newest_job_and_names_those_there_are(
     code, _, said = erg("job", "other", "--runs", tmp_path)
     assert code == 2
     assert "there are: pretrain" in said
+
+
+def test_goodput_is_the_time_in_steps_and_not_between_them(tmp_path: Path) -> None:
+    """20 steps of a second, half a second apart, in a run of 40 s; five are made again."""
+    run = create_run(tmp_path / "a", run_header("train", ["train.py"]))
+    rows = [Step(5 * S + i * 3 * S // 2, 6 * S + i * 3 * S // 2, index=i) for i in range(20)]
+    clock = {"monotonic_ns": 0, "wall_ns": WALL_S * S}
+    directory = add_writer(run, steps=rows, header={"clock": clock}, closed=False)
+    marks = [Mark(0, "opened"), Mark(40 * S, "closed")]
+    lines = [json.dumps({"t_ns": m.t_ns, "name": m.name, "detail": ""}) for m in marks]
+    (directory / "marks.jsonl").write_text("\n".join(lines) + "\n")
+    later = part(tmp_path / "b", began_s=40, steps=range(15, 25))  # 40 to 56 s
+    found = job_results([Part.of(Run.open(run)), Part.of(later)])
+    assert value(found, "job.goodput_frac") == pytest.approx((15 + 10) / 56)
+    alone = job_results([Part.of(Run.open(run))])
+    assert value(alone, "job.goodput_frac") == pytest.approx(20 / 40)

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.records import Sample, Step
 from ergmeter.runlog.reader import Run
-from tests.runs import GPU, even_steps, reading, reason, run_of
+from tests.runs import GPU, add_writer, even_steps, reading, reason, run_of
 
 S = 10**9
 # Seconds and watts: ten of training, four of evaluation, two of nothing.
@@ -125,3 +125,20 @@ def test_idle_spans_and_inference_are_phases_of_their_own(tmp_path: Path) -> Non
     assert parts["decode"] == pytest.approx(4000, rel=0.05)
     assert parts["idle"] == pytest.approx(200, rel=0.1)
     assert sum(parts.values()) == pytest.approx(drawn_j(16.0), rel=0.02)
+
+
+def test_of_several_ranks_the_spans_are_those_of_the_one_that_told_the_most(tmp_path: Path) -> None:
+    """The rank that wrote first is gone after two steps; the other trains for ten seconds."""
+    path = tmp_path / "run"
+    run_of(
+        path,
+        steps=even_steps(2, seconds=1.0, tokens_computed=10, rank=1),
+        header={"clock": {"monotonic_ns": 0, "wall_ns": 1_799_999_999 * S}},
+    )
+    steps = [*even_steps(10, seconds=1.0, tokens_computed=10), span("eval", 10.0, 14.0)]
+    later = {"clock": {"monotonic_ns": 0, "wall_ns": 1_799_999_999 * S + 1}}
+    add_writer(path, steps=steps, samples=samples(), devices=[GPU], header=later)
+    run = Run.open(path)
+    assert reading(run, "energy.train_j").value == pytest.approx(10 * 500, rel=0.03)
+    assert reading(run, "energy.eval_j").value == pytest.approx(4 * 300, rel=0.03)
+    assert "told the most of 2" in reading(run, "energy.train_j").note

@@ -18,7 +18,7 @@ from ergmeter.records import Device, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.views.export import export
-from tests.runs import GPU, add_writer, even_steps, reading, run_of
+from tests.runs import GPU, add_writer, even_steps, reading, reason, run_of
 
 S = 10**9
 
@@ -146,3 +146,51 @@ def test_net_is_gross_without_what_the_devices_draw_at_rest(tmp_path: Path) -> N
     assert net.basis == "derived"
     assert "idle in this run" in net.note
     assert reading(run, "energy.net_joules_per_token").value == pytest.approx(38, rel=0.02)
+
+
+def exported(run: Run, target: Path) -> Any:
+    files = export(run, summarize(run), target, form="parquet")
+    return pyarrow.parquet.read_table(next(one for one in list(files) if one.stem == "steps"))
+
+
+def test_exported_steps_are_those_whose_energy_is_reported(tmp_path: Path) -> None:
+    """Rank 0 is gone after three steps of 100 to 300 W; rank 1 made ten, of 100 to 1000 W."""
+    path = tmp_path / "run"
+    steps = even_steps(10, seconds=1.0, tokens_computed=10)
+    watts = samples(11.0, lambda t_s: 100.0 * (int(t_s + 1e-9) + 1))
+    run_of(path, steps=steps[:3], samples=watts, devices=[GPU])
+    add_writer(path, steps=[replace(one, rank=1) for one in steps], header={"writer": "other"})
+    run = Run.open(path)
+    table = exported(run, tmp_path / "out")
+    own = [
+        joules
+        for rank, joules in zip(
+            table["rank"].to_pylist(), table["energy_j"].to_pylist(), strict=True
+        )
+        if rank == 1
+    ]
+    assert table["energy_j"].null_count == 3
+    assert float(np.median(own)) == reading(run, "energy.step_median_j").value
+    assert float(np.percentile(own, 95)) == reading(run, "energy.step_p95_j").value
+    assert sum(own) == pytest.approx(5500, rel=0.03)
+
+
+def test_requests_have_no_energy_of_a_step(tmp_path: Path) -> None:
+    """Two at a time: a second of each is a second of the other."""
+    rows = [
+        Step(i * S // 2, i * S // 2 + S, phase="decode", index=i, tokens_real=5) for i in range(20)
+    ]
+    watts = samples(12.0, lambda _: 300.0)
+    run = run_of(tmp_path / "run", steps=rows, samples=watts, devices=[GPU])
+    for key in ("energy.step_median_j", "energy.step_p95_j"):
+        assert reason(run, key).startswith("no training steps: requests overlap")
+    assert reading(run, "energy.run_j").value == pytest.approx(10.5 * 300, rel=0.02)
+    assert "energy_j" not in exported(run, tmp_path / "out").column_names
+
+
+def test_printed_lines_have_no_energy_of_a_step(tmp_path: Path) -> None:
+    rows = even_steps(10, seconds=1.0, tokens_computed=10)
+    watts = samples(11.0, lambda _: 300.0)
+    run = run_of(tmp_path / "run", steps=rows, samples=watts, devices=[GPU], stream="output")
+    assert "printed line" in reason(run, "energy.step_median_j")
+    assert "energy_j" not in exported(run, tmp_path / "out").column_names
