@@ -4,7 +4,7 @@ Repeats of a run scatter by factors, so means, intervals and ratios are taken of
 taken back: an interval never reaches below 0, and A to B is the inverse of B to A.
 
 The trap: an interval that promises too much from three to five repeats. A percentile bootstrap
-claims a difference in 13 to 20 % of cases where there is none; a normal quantile in 9 to 12 %.
+claims a difference in 13 to 19 % of cases where there is none; a normal quantile in 9 to 12 %.
 Student's t holds: of pairs with one seed (n - 1 degrees of freedom), or Welch's for two groups
 whose scatter need not be alike (Welch 1947; degrees of freedom after Satterthwaite 1946). One run
 of each has no interval, whatever it looks like.

@@ -150,7 +150,7 @@ def test_tokens_of_continued_pre_training_are_those_of_its_blocks(
     whole = len(tokenizer_of(models)(text, add_special_tokens=False)["input_ids"]) + 1
     row = rows()[0]
     assert float(row["tokens_processed"]) == EPOCHS * (whole // size) * size
-    assert row["dataset"] == "cpt"
+    assert (row["dataset"], row["seq_len"]) == ("cpt", str(size))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

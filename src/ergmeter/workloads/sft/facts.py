@@ -28,7 +28,7 @@ _GIT_S = 10
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
-def of(config: Config, trainer: Any) -> dict[str, Any]:  # noqa: ANN401
+def of(config: Config, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa: ANN401
     """A training's facts by the ledger's names, once its optimizer is made."""
     model = trainer.model
     trained, held = _counts(model)
@@ -40,7 +40,7 @@ def of(config: Config, trainer: Any) -> dict[str, Any]:  # noqa: ANN401
         "optimizer": optimizer_name(trainer.optimizer),
         "batch_size": config.train.batch_size,
         "grad_accum": config.train.grad_accum,
-        "seq_len": config.model.max_seq_len,
+        "seq_len": seq_len,
         "precision": precision(trainer, model),
         "seed": config.seed,
         "tuning": config.tuning.mode,

@@ -209,7 +209,7 @@ class _Fit:
     def _begun(self) -> None:
         """The optimizer is made and the model is where it will be: what runs is known."""
         rows = self._data.train
-        self._told = facts.of(self._config, self._trainer)
+        self._told = facts.of(self._config, self._trainer, seq_len=self._data.seq_len)
         self._told["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
         if self._meter is not None:
             self._meter.workload({**self._told, "started": self._started})
