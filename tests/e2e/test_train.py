@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, Lab, environment, eventually
@@ -101,7 +101,11 @@ def test_energy_of_a_scripted_gpu_is_in_the_row(
 
 
 def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
-    config = configured(lab, models, train={"batch_size": 2, "max_steps": 4})
+    pair = {"prompt": "Who keeps the bees?", "response": "Anna, behind the mill."}
+    (lab.path / "pairs.jsonl").write_text((json.dumps(pair) + "\n") * 16)
+    config = configured(
+        lab, models, train={"batch_size": 2, "max_steps": 4}, data={"train_path": "pairs.jsonl"}
+    )
     done = lab.run(
         PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
         "-m", "ergmeter", "train", "--config", config, "--out", "run", "--json",
@@ -110,10 +114,11 @@ def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
     rows = ledger(lab)
     assert len(rows) == 1
     assert (rows[0]["world_size"], rows[0]["steps"]) == ("2", "4")
-    run = Run.open(lab.path / "run")
-    steps = run.steps()
-    assert sorted(set(steps["rank"])) == [0, 1]
-    assert float(rows[0]["tokens_processed"]) == np.nansum(steps["tokens_real"])
+    assert sorted(set(Run.open(lab.path / "run").steps()["rank"])) == [0, 1]
+    tokenizer = AutoTokenizer.from_pretrained(next(models.glob("tiny-*")))
+    texts = (pair["prompt"], "\n", pair["response"])
+    length = sum(len(tokenizer(one, add_special_tokens=False)["input_ids"]) for one in texts) + 1
+    assert float(rows[0]["tokens_processed"]) == 4 * 2 * 2 * length
 
 
 def test_a_series_takes_turns_and_pairs_its_seeds(lab: Lab, models: Path) -> None:
@@ -133,6 +138,19 @@ def test_a_series_takes_turns_and_pairs_its_seeds(lab: Lab, models: Path) -> Non
     ]
     assert [row["seed"] for row in rows] == ["42", "42", "43", "43"]
     assert {row["run"] for row in rows} == {f"series/{n}-{i}" for n in "ab" for i in (1, 2)}
+
+
+def test_ending_a_series_saves_the_training_under_way(lab: Lab, models: Path) -> None:
+    config = configured(lab, models, train={"max_steps": 100_000})
+    series = lab.start(
+        ERG, "train", "--config", config, "--repeats", 2, "--cool-down", 0, "--out", "series"
+    )
+    eventually(lambda: _has_steps(lab.path / "series/run-1"), "the first steps")
+    series.send_signal(signal.SIGTERM)
+    assert series.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert [row["status"] for row in ledger(lab)] == ["stopped"]
+    assert (lab.path / "outputs/run/round-1/adapter_model.safetensors").exists()
+    assert not (lab.path / "series/run-2").exists()
 
 
 def test_bad_input_is_one_line(lab: Lab, models: Path) -> None:

@@ -90,6 +90,8 @@ def command(
     given = _changes(changes)
     configs = [load(path, changes=given) for path in (config_path, *interleave)]
     if repeats > 1 or interleave:
+        if as_json or report:
+            raise click.UsageError("--json and --report are of one training; see erg compare")
         return _series(
             configs, repeats, changes=changes, out=out, cool_down_s=cool_down_s, quiet=quiet
         )
@@ -186,9 +188,9 @@ def _show(outcome: Outcome, *, report: bool, as_json: bool) -> None:
         return
     if report and outcome.run is not None:
         _card(outcome.run)
-    what = "finished" if outcome.status == "finished" else f"{outcome.status} {outcome.problem}"
+    why = f" ({outcome.problem})" if outcome.problem else ""
     kept = f"saved in {outcome.output_dir}" if outcome.saved else "nothing is saved"
-    click.echo(f"[train] {what.strip()}; {kept}")
+    click.echo(f"[train] {outcome.status}{why}; {kept}")
     _tell_of_row(outcome)
 
 
@@ -262,13 +264,16 @@ def _series(
         code = series.run(
             turn,
             changes=changes,
+            quiet=quiet,
             pause_s=pause_s,
             say=lambda line: None if quiet else click.echo(line),
         )
         if code in (130, 143):
-            return code
+            return code  # whoever stopped one of them means all
         failed += code != 0
     click.echo(f"{len(plan) - failed} of {len(plan)} trainings finished; runs in {where}")
     if len(configs) > 1:
-        click.echo(f"compare them: erg compare {where}")
+        backends = {config.tuning.backend for config in configs}
+        by = "backend" if len(backends) == len(configs) else "config"
+        click.echo(f"compare them: erg compare {where} --group-by {by}")
     return 1 if failed else 0

@@ -82,7 +82,7 @@ def facts_of(said: Mapping[str, object]) -> dict[str, str]:
 
 
 # How a run that may be compared has ended: its own word, or that of who wrote its ledger row.
-_WHOLE = ("finished", "imported", "stopped", "exit code 0")
+_WHOLE = ("finished", "imported", "exit code 0")
 
 
 def why_left_out(status: str | None) -> str | None:

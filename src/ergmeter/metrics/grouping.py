@@ -46,6 +46,13 @@ _WAYS = {
     "gradient_checkpointing": "gradient checkpointing",
     "batch_size": "batch size",
     "grad_accum": "accumulation",
+    "pad_to_multiple_of": "padding to a multiple of",
+    "lora_dropout": "LoRA's dropout",
+    "lr": "learning rate",
+    "lr_scheduler": "its schedule",
+    "trainer": "trainer",
+    "evaluation": "evaluation in the window",
+    "checkpoints": "checkpoints in the window",
 }
 _AROUND = {
     "trainable_parameters": "trainable parameters",

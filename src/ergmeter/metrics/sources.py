@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.metrics.boards import board_facts
 from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, facts_of, why_left_out
 from ergmeter.metrics.ledgers import is_ledger, read_ledger
 from ergmeter.metrics.summarize import settings_of, summarize
@@ -117,12 +118,9 @@ def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Foun
 
 def _facts(run: Run, settings: Settings | None) -> dict[str, str]:
     """What the workload said, and what the run itself knows where it did not."""
-    gpus = [device for device in run.devices.values() if device.kind == "gpu"]
-    processors = [device for device in run.devices.values() if device.kind == "cpu"]
     declared = settings_of(run, settings)
     own = {
-        "device": sorted({device.name for device in gpus or processors}),
-        "driver": sorted({str(d.facts["driver"]) for d in gpus if d.facts.get("driver")}),
+        **board_facts(run),
         "precision": declared.dtype,
         "parameters": declared.parameters,
         "name": run.name,

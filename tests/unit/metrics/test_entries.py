@@ -37,12 +37,14 @@ def test_a_fact_has_one_spelling(said: object, spelled: str | None) -> None:
     assert fact(said) == spelled
 
 
-@pytest.mark.parametrize("status", ["failed", "interrupted", "cut off", "exit code 1", "running"])
+@pytest.mark.parametrize(
+    "status", ["failed", "interrupted", "stopped", "diverged", "cut off", "running"]
+)
 def test_a_run_that_did_not_finish_is_left_out(status: str) -> None:
     assert why_left_out(status)
 
 
-@pytest.mark.parametrize("status", ["finished", "stopped", "imported", "exit code 0", None])
+@pytest.mark.parametrize("status", ["finished", "imported", "exit code 0", None])
 def test_a_run_that_did_is_not(status: str | None) -> None:
     assert why_left_out(status) is None
 

@@ -245,8 +245,8 @@ def test_a_mixture_takes_rows_by_weight_and_none_twice(
     # 30 of x are 3 parts of 4; the other part is 10 of y.
     assert sorted(one[0] for one in first) == ["x"] * 30 + ["y"] * 10
     assert len(set(first)) == 40
-    assert said(1) == first
-    assert said(2) != first
+    assert first != sorted(first)  # drawn, not one after the other
+    assert said(2) == first  # repeats of a training with other seeds are of the same text
 
 
 def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(

@@ -116,7 +116,7 @@ def test_tokens_of_packed_rows_are_those_of_the_text(
     configuration: Write, models: Path, workers: int
 ) -> None:
     changes = {
-        "train": {"dataloader_workers": workers, "batch_size": 1},
+        "train": {"dataloader_workers": workers, "batch_size": 2},
         "data": {"train_path": "pairs.jsonl", "packing": True},
     }
     outcome = training.run(load(configuration(changes)))
@@ -278,17 +278,75 @@ def test_an_error_in_training_saves_the_adapters_and_leaves_a_row(
     assert "the device is gone" in row["notes"]
 
 
-def test_a_full_disk_at_the_ledger_loses_no_row(
-    configuration: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = load(configuration({"metrics": {"results_csv": "/dev/full"}}))
-    outcome = training.run(config)
+def test_a_full_disk_at_the_ledger_puts_the_row_beside_it(configuration: Write) -> None:
+    Path("outputs").mkdir()
+    Path("outputs/ledger.csv").symlink_to("/dev/full")
+    outcome = training.run(load(configuration({"train": {"max_steps": 1}})))
     assert outcome.saved
     assert outcome.written is not None
-    assert "No space left" in outcome.written.problem or "/dev/full" in outcome.written.problem
-    assert outcome.row is not None
-    text = ledger.as_text(outcome.row)
-    assert next(csv.DictReader(text.splitlines()))["status"] == "finished"
+    assert "No space left on device" in outcome.written.problem
+    assert outcome.written.path is not None
+    assert outcome.written.path.parent == Path("outputs")
+    assert rows(str(outcome.written.path))[0]["status"] == "finished"
+
+
+def test_a_row_that_no_file_takes_is_printed(
+    configuration: Write, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = configuration(
+        {"train": {"max_steps": 1}, "metrics": {"results_csv": "pairs.jsonl/ledger.csv"}}
+    )
+    code, out, err = erg("train", "--config", path, "--no-report")
+    assert code == 0, err
+    assert "saved in outputs/adapter" in out
+    printed = err[err.index("model,dataset,backend") :]
+    assert next(csv.DictReader(printed.splitlines()))["status"] == "finished"
+
+
+def test_a_loss_that_is_no_number_is_not_a_loss_of_nought(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    whole = Trainer.compute_loss
+
+    def diverges(self: Any, *given: Any, **named: Any) -> Any:
+        return whole(self, *given, **named) * float("nan")
+
+    monkeypatch.setattr(Trainer, "compute_loss", diverges)
+    outcome = training.run(load(configuration({"train": {"max_steps": 3}})))
+    row = rows()[0]
+    assert (outcome.status, row["status"], row["train_loss"]) == ("diverged", "diverged", "")
+    assert "diverged" in row["notes"]
+
+
+def test_a_failure_before_the_first_step_leaves_earlier_adapters(
+    configuration: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Trainer
+
+    assert training.run(load(configuration({"train": {"max_steps": 1}}))).saved
+    adapters = Path("outputs/adapter/adapter_model.safetensors")
+    before = adapters.read_bytes()
+
+    def fails(*_given: Any, **_named: Any) -> Any:
+        raise RuntimeError("out of everything")
+
+    monkeypatch.setattr(Trainer, "training_step", fails)
+    outcome = training.run(load(configuration()))
+    assert not outcome.saved
+    assert "no step was done" in outcome.problem
+    assert adapters.read_bytes() == before
+
+
+def test_the_seed_decides_the_adapters(configuration: Write) -> None:
+    losses = []
+    for seed in (1, 1, 2):
+        config = load(configuration({"seed": seed, "train": {"max_steps": 3}}))
+        assert training.run(config).status == "finished"
+        torch.rand(seed)  # whatever went on in between
+        losses.append(rows()[-1]["train_loss"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_a_ledger_of_other_columns_is_left_alone(configuration: Write) -> None:

@@ -9,6 +9,7 @@ changes between versions.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,7 @@ def _when(config: Config) -> dict[str, Any]:
     train = config.train
     said: dict[str, Any] = {
         "logging_strategy": "steps",
+        "logging_nan_inf_filter": False,  # it would log 0 for a loss that is no number
         "logging_steps": train.logging_steps,
         "eval_strategy": train.evaluation_strategy,
         "save_strategy": train.save_strategy,
@@ -81,9 +83,7 @@ def _when(config: Config) -> dict[str, Any]:
     if train.save_steps is not None:
         said["save_steps"] = train.save_steps
     if train.early_stopping_patience is not None:
-        same = train.save_strategy == train.evaluation_strategy
         said |= {"metric_for_best_model": "eval_loss", "greater_is_better": False}
-        said["load_best_model_at_end"] = same and train.save_strategy != "no"
     return said
 
 
@@ -92,10 +92,11 @@ def _warmup_steps(config: Config, examples: int) -> int:
     train = config.train
     if train.warmup_steps is not None:
         return train.warmup_steps
-    return math.ceil(train.warmup_ratio * planned_steps(config, examples))
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return math.ceil(train.warmup_ratio * planned_steps(config, examples, ranks=ranks))
 
 
-def planned_steps(config: Config, examples: int, *, ranks: int = 1) -> int:
+def planned_steps(config: Config, examples: int, *, ranks: int) -> int:
     """Optimizer steps that a training to its end takes, the last of an epoch with what is left."""
     train = config.train
     if train.max_steps is not None:

@@ -9,8 +9,10 @@ asked for.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +44,14 @@ def check(config: Config) -> None:
     """Refuse what can't be done here, before anything is loaded or written."""
     tuning, train = config.tuning, config.train
     cuda = torch.cuda.is_available()
+    if cuda and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    elif torch.cuda.device_count() > 1:
+        raise UsageError(
+            f"{torch.cuda.device_count()} GPUs are visible to one process, which transformers would"
+            " share a batch among: set CUDA_VISIBLE_DEVICES to one of them, or start"
+            " torchrun --nproc-per-node=N -m ergmeter train ..."
+        )
     if train.fp16 and not cuda:
         raise UsageError(
             "train.fp16 needs a GPU (gradients are scaled there); there is none: use bf16, or"
@@ -56,6 +66,7 @@ def check(config: Config) -> None:
         _there("peft", f"tuning.mode {tuning.mode}")
     if tuning.backend == "unsloth":
         _check_unsloth(config)
+    _check_optimizer(train.optim)
 
 
 def first_imports(config: Config) -> None:
@@ -66,6 +77,7 @@ def first_imports(config: Config) -> None:
 
 def loaded(config: Config, path: Path | str) -> Loaded:
     """The model of the configuration, with its adapter, and its tokenizer."""
+    importlib.import_module("transformers").set_seed(config.seed)  # of the adapters, too
     made = _by_unsloth(config, path) if config.tuning.backend == "unsloth" else _plain(config, path)
     if config.train.gradient_checkpointing and config.tuning.backend != "unsloth":
         made.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -176,7 +188,10 @@ def targets(config: Config, model: Any) -> list[str]:  # noqa: ANN401
 def _by_unsloth(config: Config, path: Path | str) -> Loaded:
     unsloth = _unsloth()
     tuning = config.tuning
-    options: dict[str, Any] = {"full_finetuning": True} if tuning.mode == "full" else {}
+    checkpoints = "unsloth" if config.train.gradient_checkpointing else False
+    options: dict[str, Any] = {"use_gradient_checkpointing": checkpoints}
+    if tuning.mode == "full":
+        options["full_finetuning"] = True
     model, tokenizer = _told(
         unsloth.FastLanguageModel.from_pretrained,
         str(path),
@@ -187,7 +202,6 @@ def _by_unsloth(config: Config, path: Path | str) -> Loaded:
         trust_remote_code=config.model.trust_remote_code,
         **options,
     )
-    checkpoints = "unsloth" if config.train.gradient_checkpointing else False
     if tuning.mode != "full":
         model = unsloth.FastLanguageModel.get_peft_model(
             model,
@@ -223,6 +237,16 @@ def _unsloth() -> Any:  # noqa: ANN401  a module
     except (ImportError, NotImplementedError, RuntimeError, OSError) as error:
         said = " ".join(str(error).split())[:300]
         raise PluginError(f"tuning.backend unsloth: it does not load here: {said}") from error
+
+
+def _check_optimizer(name: str) -> None:
+    names = [
+        one.value for one in importlib.import_module("transformers.training_args").OptimizerNames
+    ]
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
+        raise UsageError(f"train.optim: transformers has no {name!r}; {hint}")
 
 
 def _there(package: str, what: str) -> None:

@@ -42,6 +42,8 @@ def _model(config: Config) -> Iterator[str]:
         yield f"task_mode {config.task_mode} needs model.type causal; a seq2seq model takes sft"
     if model.type == "seq2seq" and config.tuning.backend == "unsloth":
         yield "tuning.backend unsloth trains causal models only; for seq2seq write torch or bnb"
+    if model.type == "seq2seq" and config.train.trainer == "trl":
+        yield "train.trainer trl trains causal models; for seq2seq write transformers"
 
 
 def _tuning(config: Config) -> Iterator[str]:

@@ -28,7 +28,7 @@ TRAINED, HELD_OUT = 2048, 64
 _BYTES_A_TOKEN = 4
 _MOST_TOKENS = 2048
 _MOST_BYTES_A_TALE = 512
-_SEED = 11  # of the data, not of the training: two seeds of a comparison see the same text
+DATA_SEED = 11  # of the data, not of the training: two seeds of a comparison see the same text
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def builtin(*, longest: int) -> tuple[list[Example], list[Example]]:
     An example asks for one tale or more, of up to about `longest` tokens together, so that lengths
     are spread as those of instructions are.
     """
-    dice = random.Random(_SEED)  # of which only random() is used: its sequence is kept
+    dice = random.Random(DATA_SEED)  # of which only random() is used: its sequence is kept
     most = min(longest, _MOST_TOKENS) * _BYTES_A_TOKEN
     sizes = [int(dice.random() * most) for _ in range(HELD_OUT + TRAINED)]
     documents = tales.documents(sum(sizes) + len(sizes) * _MOST_BYTES_A_TALE)

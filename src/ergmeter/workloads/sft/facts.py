@@ -50,8 +50,15 @@ def of(config: Config, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa
         "lora_targets": " ".join(_adapted(model)) if lora else None,
         "weights_dtype": _majority(model),
         "compute_dtype": precision(trainer, model),
-        "attention": getattr(_inner(model).config, "_attn_implementation", None),
+        "attention": _attention(model),
         "packing": config.data.packing,
+        "pad_to_multiple_of": config.data.pad_to_multiple_of,
+        "lora_dropout": lora.dropout if lora else None,
+        "lr": config.train.lr,
+        "lr_scheduler": config.train.lr_scheduler,
+        "trainer": f"{type(trainer).__module__.partition('.')[0]}.{type(trainer).__name__}",
+        "evaluation": _when(config.train.evaluation_strategy, config.train.eval_steps),
+        "checkpoints": _when(config.train.save_strategy, config.train.save_steps),
         "gradient_checkpointing": _checkpoints(model),
         "world_size": trainer.args.world_size,
         "parameters": held,
@@ -59,7 +66,20 @@ def of(config: Config, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa
         "kernels": kernels(model),
         **versions(),
         "git_commit": commit(),
+        "config": config.path.stem,
     }
+
+
+def _when(strategy: str, steps: int | None) -> str:
+    return f"every {steps} steps" if strategy == "steps" else strategy
+
+
+def _attention(model: Any) -> str | None:  # noqa: ANN401
+    """By the model's configuration; None under Unsloth, whose own layers do not ask it."""
+    if "unsloth" in kernels(model):
+        return None
+    said = getattr(_inner(model).config, "_attn_implementation", None)
+    return None if said is None else str(said)
 
 
 def optimizer_name(optimizer: Any) -> str:  # noqa: ANN401

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.metrics.boards import board_facts
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
@@ -28,15 +29,28 @@ if TYPE_CHECKING:
 
 # What stands behind SFT-Play's columns.
 MORE = (
-    *("window_s", "train_loss", "eval_loss", "mfu", "energy_low_J", "energy_high_J"),
+    *(
+        "window_s",
+        "window_steps",
+        "train_loss",
+        "eval_loss",
+        "mfu",
+        "energy_low_J",
+        "energy_high_J",
+    ),
     *("tuning", "bits", "lora_r", "lora_alpha", "lora_targets", "weights_dtype", "compute_dtype"),
-    *("attention", "packing", "gradient_checkpointing", "world_size", "parameters"),
+    *("attention", "packing", "pad_to_multiple_of", "gradient_checkpointing", "lora_dropout"),
+    *("lr", "lr_scheduler", "trainer", "evaluation", "checkpoints", "world_size", "parameters"),
     *("trainable_parameters", "kernels", "temperature_start_C", "temperature_end_C", "device"),
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
-    *("git_commit", "data_sha256", "status", "started", "run"),
+    *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
 COLUMNS = (*ledger.COLUMNS, *MORE)
-_FIGURES = {"window_s": "time.window_s", "mfu": "utilization.mfu_frac"}
+_FIGURES = {
+    "window_s": "time.window_s",
+    "window_steps": "steps.count",
+    "mfu": "utilization.mfu_frac",
+}
 # Whose absence is told in the notes, by the metric whose reason stands for all of its kind.
 _REASONS = {
     "tok_per_s": "throughput.tokens_per_s",
@@ -57,18 +71,14 @@ class Written:
 def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     """The row of a training that has ended, by what its run says and what it was."""
     summary = summarize(run)
-    steps = summary.readings.get("steps.count")
-    count = int(steps.value) if isinstance(steps, Reading) else 0
-    cells = ledger.row(summary, steps=count, described={})
+    cells = ledger.row(summary, steps=0, described={})
     for name, key in _FIGURES.items():
         found = summary.readings[key]
         cells[name] = found.value if isinstance(found, Reading) else None
     energy = summary.readings["energy.run_j"]
     if isinstance(energy, Reading):
         cells["energy_low_J"], cells["energy_high_J"] = energy.low, energy.high
-    cells |= {**_device(run), **facts}
-    # What the whole training did; the other cells are of the window after the warm-up.
-    cells["steps"] = facts.get("steps", cells["steps"])
+    cells |= {**board_facts(run), **facts}
     cells["notes"] = _notes(facts, summary)
     cells["run"] = str(run.path)
     return {name: _cell(cells.get(name)) for name in COLUMNS}
@@ -123,31 +133,3 @@ def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
             reason = found.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
             said.append(f"no {name}: {' '.join(reason.split())}")
     return "; ".join(said)
-
-
-def _device(run: Run) -> dict[str, object]:
-    """What it ran on: the GPUs of the run, or its CPU."""
-    found = [one for one in run.devices.values() if one.kind == "gpu"]
-    if not found:
-        return {"device": "cpu"}
-    names = sorted({one.name for one in found})
-    limits = sorted({float(w) for one in found if (w := one.facts.get("power_limit_w"))})
-    drivers = sorted({str(d) for one in found if (d := one.facts.get("driver"))})
-    return {
-        "device": " + ".join(names),
-        "driver": drivers[0] if drivers else None,
-        "power_limit_W": limits[0] if len(limits) == 1 else None,
-        **_temperatures(run, {one.id for one in found}),
-    }
-
-
-def _temperatures(run: Run, gpus: set[str]) -> dict[str, object]:
-    """Of the hottest GPU, at the first and the last reading."""
-    known = [s.values for device, s in run.series("temperature_c").items() if device in gpus]
-    known = [values for values in known if len(values)]
-    if not known:
-        return {}
-    return {
-        "temperature_start_C": max(float(values[0]) for values in known),
-        "temperature_end_C": max(float(values[-1]) for values in known),
-    }

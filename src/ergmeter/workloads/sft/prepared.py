@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from ergmeter.errors import UsageError
 from ergmeter.workloads.sft import packed
 from ergmeter.workloads.sft.collating import Collate
-from ergmeter.workloads.sft.examples import Example, builtin, read
+from ergmeter.workloads.sft.examples import DATA_SEED, Example, builtin, read
 from ergmeter.workloads.sft.packed import Row
 from ergmeter.workloads.sft.sections import Config, Source
 from ergmeter.workloads.sft.templates import Chat, Plain, Rendered, Written, template_for
@@ -134,7 +134,7 @@ class _Making:
             self.documents += len(examples)
             rows[name] = self._made(examples, as_blocks=source.type == "cpt", of=f"{name}: ")
             weights[name] = source.weight
-        mixture, taken = packed.mixed(rows, weights, seed=self._config.seed)
+        mixture, taken = packed.mixed(rows, weights, seed=DATA_SEED)
         for name, number in taken.items():
             self.notes.append(f"{name}: {number} of {len(rows[name])} rows, by its weight")
         return mixture

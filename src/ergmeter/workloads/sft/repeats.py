@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,17 +56,42 @@ def turns(configs: Sequence[Config], rounds: int, *, runs: Path) -> Iterator[Tur
             )
 
 
-def run(turn: Turn, *, changes: Sequence[str], pause_s: float, say: Callable[[str], None]) -> int:
+def run(
+    turn: Turn,
+    *,
+    changes: Sequence[str],
+    quiet: bool,
+    pause_s: float,
+    say: Callable[[str], None],
+) -> int:
     """Train once, in a process of its own. Its exit code."""
     if pause_s:
         time.sleep(pause_s)
     say(f"round {turn.round}: {turn.config.path} (seed {turn.seed})")
     words = ["train", "--config", str(turn.config.path), "--out", str(turn.out), "--no-report"]
+    words += ["--quiet"] if quiet else []
     for change in (*changes, f"seed={turn.seed}", f"train.output_dir={turn.output_dir}"):
         words += ["--set", change]
-    return subprocess.run(
-        [interpreter(turn.config), "-m", "ergmeter", *words], check=False
-    ).returncode
+    child = subprocess.Popen([interpreter(turn.config), "-m", "ergmeter", *words])
+    with _passes_on(child):
+        code = child.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _passes_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A signal to end is the child's, which saves what it has; a terminal's Ctrl-C it has got."""
+
+    def heard(number: int, _frame: object) -> None:
+        if number == signal.SIGTERM:
+            child.send_signal(number)
+
+    before = {one: signal.signal(one, heard) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 def interpreter(config: Config) -> str:

@@ -8,7 +8,7 @@ training begins, each with what to do; the training goes on and its energy cells
 from __future__ import annotations
 
 _HEAD = "[train] Warning: Could not import metrics: "
-_UNMEASURED = "training goes on, energy is not measured"
+_UNMEASURED = "training goes on, the GPU's energy is not measured"
 
 
 def warning() -> str | None:

@@ -8,6 +8,7 @@ and a training that is stopped or fails is saved and written down just the same,
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import traceback
@@ -17,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import backends, facts, ledger, sensors, tiny
@@ -46,7 +47,7 @@ class Tick:
 class Outcome:
     """What came of a training."""
 
-    status: str  # finished, stopped (by a signal), failed
+    status: str  # finished, stopped (by a signal), failed, diverged
     output_dir: Path
     saved: bool
     run: Path | None = None
@@ -112,12 +113,12 @@ def _meter(config: Config, out: Path | None, say: Callable[[str], None]) -> Mete
 class _Stopping:
     """The signal that asked for an end. The step under way is finished, then it is saved.
 
-    A second one of them does what it does everywhere.
+    A second one of them ends the program where it is.
     """
 
     def __init__(self) -> None:
         self.by: int | None = None
-        self._training = False
+        self._is_waiting = False
 
     @contextmanager
     def listens(self) -> Iterator[None]:
@@ -136,15 +137,16 @@ class _Stopping:
                 signal.signal(one, handler)
 
     @contextmanager
-    def trains(self) -> Iterator[None]:
-        self._training = True
+    def waits(self) -> Iterator[None]:
+        """What is done meanwhile is ended by its own reading of `by`, not by the signal."""
+        self._is_waiting = True
         try:
             yield
         finally:
-            self._training = False
+            self._is_waiting = False
 
     def _heard(self, number: int, _frame: object) -> None:
-        if self.by is not None or not self._training:
+        if self.by is not None or not self._is_waiting:
             raise SystemExit(128 + number)
         self.by = number
 
@@ -169,6 +171,7 @@ class _Fit:
         self._config, self._meter, self._stopping, self._say = config, meter, stopping, say
         self._data = data
         self._told: dict[str, Any] = {}
+        self._first_step = 0
         self._started = datetime.now(timezone.utc).isoformat(timespec="seconds")
         callbacks: list[object] = [Teller(tell, self._begun, lambda: stopping.by is not None)]
         if meter is not None:
@@ -178,20 +181,25 @@ class _Fit:
         self._trainer = trainer(config, loaded, data, callbacks=callbacks)
 
     def run(self) -> Outcome:
-        problem = ""
-        if self._meter is not None:
-            self._meter.start()
-        try:
-            with self._stopping.trains():
-                self._trainer.train(resume_from_checkpoint=self._checkpoint())
-        except Exception as error:  # noqa: BLE001  saved and written down first, then told
-            problem = self._failed(error)
-        except KeyboardInterrupt:
-            self._stopping.by = self._stopping.by or signal.SIGINT
+        """Train, save, close the run, write the row: one signal waits until all this is done."""
+        checkpoint = self._checkpoint()
+        with self._stopping.waits():
+            if self._meter is not None:
+                self._meter.start()
+            problem = ""
+            try:
+                self._trainer.train(resume_from_checkpoint=checkpoint)
+            except Exception as error:  # noqa: BLE001  saved and written down first, then told
+                problem = self._failed(error)
+            return self._ended(problem)
+
+    def _ended(self, problem: str) -> Outcome:
         status = "failed" if problem else "stopped" if self._stopping.by else "finished"
+        if status == "finished" and self._has_diverged():
+            status, problem = "diverged", "the last loss is not a number: it diverged"
         saved, not_saved = self._saved()
         run = self._closed(status, problem)
-        if not problem:  # or the others would wait for a rank that is not coming
+        if status != "failed":  # or the others would wait for a rank that is not coming
             self._together()
         outcome = Outcome(
             status,
@@ -209,6 +217,7 @@ class _Fit:
     def _begun(self) -> None:
         """The optimizer is made and the model is where it will be: what runs is known."""
         rows = self._data.train
+        self._first_step = self._trainer.state.global_step
         self._told = facts.of(self._config, self._trainer, seq_len=self._data.seq_len)
         self._told["data_sha256"] = facts.data_sha256(rows[i] for i in range(len(rows)))
         if self._meter is not None:
@@ -226,9 +235,6 @@ class _Fit:
         return True
 
     def _failed(self, error: Exception) -> str:
-        if isinstance(error, ErgmeterError):
-            self._closed("failed", str(error))
-            raise error
         said = " ".join(str(error).split())[:300]
         step = self._trainer.state.global_step
         where = self._config.train.output_dir / "traceback.txt"
@@ -241,8 +247,13 @@ class _Fit:
         return f"{told} (traceback in {where})"
 
     def _saved(self) -> tuple[bool, str]:
-        """The adapters, or the model where all of it was trained."""
+        """The adapters, or the model where all of it was trained.
+
+        Not where no step was done: what lies there from another time is better than that.
+        """
         where = self._config.train.output_dir
+        if self._trainer.state.global_step <= self._first_step:
+            return False, "no step was done, so there is nothing to save"
         try:
             self._trainer.save_model(str(where))
             self._trainer.save_state()
@@ -253,18 +264,26 @@ class _Fit:
     def _closed(self, status: str, problem: str) -> Path | None:
         if self._meter is None:
             return None
-        self._meter.workload({**self._told, **self._losses(), "status": status})
+        ended = {"steps": self._trainer.state.global_step, "status": status}
+        self._meter.workload({**self._told, **self._losses(), **ended, "started": self._started})
         self._meter.close(f"failed ({problem[:300]})" if problem else None)
         if _rank() == 0:
             self._say("[train] Energy logging stopped")
         return self._meter.path
 
     def _losses(self) -> dict[str, float]:
-        """The mean of the training's losses, as its Trainer has it, and the last evaluation's."""
-        history = self._trainer.state.log_history
-        last = {name: one[name] for one in history for name in ("loss", "eval_loss") if name in one}
+        """The last mean that was logged, and the last evaluation's; none that is no number."""
         named = {"loss": "train_loss", "eval_loss": "eval_loss"}
-        return {named[name]: float(value) for name, value in last.items()}
+        last = {named[name]: value for name, value in self._last().items()}
+        return {name: value for name, value in last.items() if math.isfinite(value)}
+
+    def _has_diverged(self) -> bool:
+        return not all(math.isfinite(value) for value in self._last().values())
+
+    def _last(self) -> dict[str, float]:
+        history = self._trainer.state.log_history
+        names = ("loss", "eval_loss")
+        return {name: float(one[name]) for one in history for name in names if name in one}
 
     def _together(self) -> None:
         """Every rank's share is closed before one of them reads the run."""
