@@ -311,7 +311,8 @@ def test_a_loss_that_is_no_number_is_not_a_loss_of_nought(
     whole = Trainer.compute_loss
 
     def diverges(self: Any, *given: Any, **named: Any) -> Any:
-        return whole(self, *given, **named) * float("nan")
+        loss: Any = whole(self, *given, **named)
+        return loss * float("nan")
 
     monkeypatch.setattr(Trainer, "compute_loss", diverges)
     outcome = training.run(load(configuration({"train": {"max_steps": 3}})))
