@@ -52,6 +52,12 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.005)
 
 
+def _default_signals() -> None:
+    """As a shell starts a program, also where the tests run under nohup or in the background."""
+    for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(one, signal.SIG_DFL)
+
+
 class Terminal:
     """A terminal, the program on it, and what the program wrote to it."""
 
@@ -67,6 +73,7 @@ class Terminal:
             stderr=slave,
             env=environment(TERM="xterm-256color"),
             start_new_session=True,
+            preexec_fn=_default_signals,
         )
         os.close(slave)
 
@@ -102,12 +109,6 @@ class Terminal:
             return False
         self.shown += data
         return bool(data)
-
-
-def _default_signals() -> None:
-    """As a shell starts a program, also where the tests run under nohup or in the background."""
-    for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(one, signal.SIG_DFL)
 
 
 class Lab:
