@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 def board_facts(run: Run) -> dict[str, str | float]:
     """By the ledger's names; what is not known, or differs between the GPUs, is left out."""
     gpus = [one for one in run.devices.values() if one.kind == "gpu"]
-    processors = [one for one in run.devices.values() if one.kind == "cpu"]
     found: dict[str, str | float] = {}
-    names = sorted({one.name for one in gpus or processors})
+    names = sorted({one.name for one in gpus} or _processors(run))
     if names:
         found["device"] = " + ".join(names)
     drivers = sorted({str(driver) for one in gpus if (driver := one.facts.get("driver"))})
@@ -26,6 +25,13 @@ def board_facts(run: Run) -> dict[str, str | float]:
     if len(limits) == 1:
         found["power_limit_W"] = limits.pop()
     return {**found, **_temperatures(run, {one.id for one in gpus})}
+
+
+def _processors(run: Run) -> set[str]:
+    """By the node's own word, cores included: "AMD EPYC, 2 cores"."""
+    nodes = [one.facts for one in run.devices.values() if one.kind == "node"]
+    named = {f"{one['cpu_model']}, {one['cores']} cores" for one in nodes if one.get("cpu_model")}
+    return named or {one.name for one in run.devices.values() if one.kind == "cpu"}
 
 
 def _temperatures(run: Run, gpus: set[str]) -> dict[str, float]:

@@ -195,6 +195,7 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
     assert row["optimizer"] == "torch.AdamW"
     assert (row["precision"], row["weights_dtype"]) == ("fp32", "fp32")
     assert row["kernels"] == "library"
+    assert row["device"].endswith(" cores")  # which processor, not just that it is one
     assert row["torch"] == torch.__version__.partition("+")[0] or row["torch"] == torch.__version__
     assert row["notes"].startswith("lora_r=4_alpha=8; ")
     assert (row["status"], row["run"]) == ("finished", str(outcome.run))
