@@ -22,7 +22,7 @@ help:
 	@echo "make compare            the backends in $(LEDGER) against each other"
 
 process:
-	$(call say,$(CONFIGS)/run_bnb.yaml)
+	@echo "preparing the data of $(CONFIGS)/run_bnb.yaml"
 	./dev process --config $(CONFIGS)/run_bnb.yaml
 
 measure-torch:

@@ -6,10 +6,18 @@ The name that SFT-Play's guide promises; it is `erg compare`, grouped by backend
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from ergmeter.cli.main import main
+try:
+    from ergmeter.cli.main import main
+except ModuleNotFoundError:
+    sys.exit(
+        "ergmeter is not installed in this Python; in a clone: .venv/bin/python, or make compare"
+    )
+
+LEDGER = "outputs/energy_results.csv"
 
 if __name__ == "__main__":
     given = sys.argv[1:]
-    names_source = any(not one.startswith("-") for one in given[:1])
-    main(["compare", *([] if names_source else ["outputs/energy_results.csv"]), *given])
+    names_source = any(Path(one).exists() or one.endswith(".csv") for one in given)
+    main(["compare", *([] if names_source else [LEDGER]), *given])

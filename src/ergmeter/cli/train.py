@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ergmeter.workloads.sft.training import Outcome, Tick
 
 
+_LINE_S = 30.0
+
+
 @click.command()
 @click.option(
     "--config",
@@ -154,7 +157,7 @@ def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]
     console = Console(stderr=True)
     what = f"{config.model.name} with {config.tuning.backend}"
     if quiet or not console.is_terminal:
-        yield lambda _tick: None
+        yield (lambda _tick: None) if quiet else _lines(what)
         return
     columns = (
         TextColumn("{task.description}"),
@@ -172,6 +175,22 @@ def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]
             bar.update(task, total=tick.steps, completed=tick.step, now=now)
 
         yield tell
+
+
+def _lines(what: str) -> Callable[[Tick], None]:
+    """A line every half minute, for logs."""
+    import time
+
+    told_s = time.monotonic()
+
+    def tell(tick: Tick) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _LINE_S:
+            told_s = time.monotonic()
+            loss = "" if tick.loss is None else f", loss {tick.loss:.3f}"
+            click.echo(f"[train] {what}: step {tick.step} of {tick.steps}{loss}", err=True)
+
+    return tell
 
 
 def _show(outcome: Outcome, *, report: bool, as_json: bool) -> None:
@@ -258,7 +277,7 @@ def _series(
         series.interpreter(config)  # before hours of the others
     where = out or new_run_path("series")
     plan = list(series.turns(configs, repeats, runs=where))
-    failed = 0
+    done = failed = code = 0
     for number, turn in enumerate(plan):
         pause_s = cool_down_s if number else 0.0
         code = series.run(
@@ -269,11 +288,14 @@ def _series(
             say=lambda line: None if quiet else click.echo(line),
         )
         if code in (130, 143):
-            return code  # whoever stopped one of them means all
+            break  # whoever stopped one of them means all
+        done += code == 0
         failed += code != 0
-    click.echo(f"{len(plan) - failed} of {len(plan)} trainings finished; runs in {where}")
+    click.echo(f"{done} of {len(plan)} trainings finished; runs in {where}")
     if len(configs) > 1:
         backends = {config.tuning.backend for config in configs}
         by = "backend" if len(backends) == len(configs) else "config"
         click.echo(f"compare them: erg compare {where} --group-by {by}")
+    if code in (130, 143):
+        return code
     return 1 if failed else 0

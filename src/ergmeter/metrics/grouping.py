@@ -51,6 +51,7 @@ _WAYS = {
     "lr": "learning rate",
     "lr_scheduler": "its schedule",
     "trainer": "trainer",
+    "threads": "threads",
     "evaluation": "evaluation in the window",
     "checkpoints": "checkpoints in the window",
 }
@@ -170,6 +171,10 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
             refusals.append(f"{title} differs ({_both(*sides)})")
         elif any(sides) and not all(sides):
             unknown.append(title)
+    ways = ((name, title) for name, title in _WAYS.items() if name not in exempt)
+    unknown += [
+        title for name, title in ways if bool(baseline.said(name)) != bool(other.said(name))
+    ]
     explained = [
         f"{title} ({_both(*sides)})"
         for column, title in (_WAYS | _AROUND).items()

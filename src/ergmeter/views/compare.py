@@ -110,9 +110,11 @@ def front_in_words(front: Front) -> str:
 def title(pair: Pair) -> str:
     """Who against whom, and how it was done."""
     done = next((v.contrast for v in pair.verdicts if v.contrast), None)
-    return f"{pair.other} against {pair.baseline}" + (
-        f" ({done.repeats[0]} and {done.repeats[1]} runs, {done.method})" if done else ""
-    )
+    if done is None:
+        return f"{pair.other} against {pair.baseline}"
+    method = "" if done.low is None else f", {done.method}"  # of one run there is no interval
+    runs = f"{done.repeats[0]} and {done.repeats[1]} runs"
+    return f"{pair.other} against {pair.baseline} ({runs}{method})"
 
 
 def around(pair: Pair) -> Iterable[tuple[str, str]]:

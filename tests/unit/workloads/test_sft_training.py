@@ -211,13 +211,12 @@ def test_a_row_holds_what_really_ran(configuration: Write) -> None:
 def test_four_bits_are_bitsandbytes_own(configuration: Write) -> None:
     changes = {
         "tuning": {"backend": "bnb", "mode": "qlora", "bits": 4, "lora": {"r": 4, "alpha": 8}},
-        "train": {"optim": "paged_adamw_8bit", "max_steps": 2},
+        "train": {"optim": "adamw_bnb_8bit", "max_steps": 2},
     }
-    with pytest.warns(UserWarning, match="Paged optimizers"):
-        outcome = training.run(load(configuration(changes)))
+    outcome = training.run(load(configuration(changes)))
     assert outcome.status == "finished", outcome.problem
     row = rows()[0]
-    assert row["optimizer"] == "bitsandbytes.AdamW 8bit"  # paged is for GPUs
+    assert row["optimizer"] == "bitsandbytes.AdamW 8bit"
     assert (row["bits"], row["weights_dtype"]) == ("4", "nf4")
     # Numbers, not the bytes that two of them share.
     unquantised = _parameters("builtin:tiny", load(configuration()))
@@ -351,16 +350,25 @@ def test_the_seed_decides_the_adapters(configuration: Write) -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_a_ledger_of_other_columns_is_left_alone(configuration: Write) -> None:
+def test_a_ledger_of_other_columns_is_refused_before_the_training(configuration: Write) -> None:
     theirs = Path("outputs/ledger.csv")
     theirs.parent.mkdir()
     theirs.write_text("model,backend\na,b\n")
-    outcome = training.run(load(configuration({"train": {"max_steps": 1}})))
+    with pytest.raises(UsageError, match=r"results_csv: .* has other columns"):
+        training.run(load(configuration({"train": {"max_steps": 1}})))
     assert theirs.read_text() == "model,backend\na,b\n"
-    assert outcome.written is not None
-    assert outcome.written.path is not None
-    assert "other columns" in outcome.written.problem
-    assert rows(str(outcome.written.path))[0]["status"] == "finished"
+    assert not Path("runs").exists()
+
+
+def test_pages_without_a_gpu_are_refused(configuration: Write) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    changes = {
+        "tuning": {"backend": "bnb", "mode": "qlora", "bits": 4},
+        "train": {"optim": "paged_adamw_8bit"},
+    }
+    with pytest.raises(UsageError, match=r"paged_adamw_8bit: .* without them it is adamw_bnb_8bit"):
+        training.run(load(configuration(changes)))
 
 
 def test_resume_goes_on_from_the_checkpoint(configuration: Write) -> None:
@@ -419,7 +427,7 @@ def test_a_layer_there_is_not_is_named_with_those_there_are(configuration: Write
 
 
 def test_a_model_there_is_not_is_one_line(configuration: Write) -> None:
-    with pytest.raises(UsageError, match=r"model\.name"):
+    with pytest.raises(UsageError, match=r"model\.name: there is no folder \./nowhere"):
         training.run(load(configuration({"model": {"name": "./nowhere", "local_dir": None}})))
 
 

@@ -62,6 +62,11 @@ def check(config: Config) -> None:
         raise UsageError(f"train.bf16: {name} does not compute in bf16; use train.fp16")
     if "bnb" in train.optim or "8bit" in train.optim or "paged" in train.optim or tuning.bits:
         _there("bitsandbytes", "this optimizer" if not tuning.bits else "quantised weights")
+    if "paged" in train.optim and not cuda:
+        raise UsageError(
+            f"train.optim {train.optim}: pages are a GPU's, and there is none; without them it is"
+            f" {train.optim.removeprefix('paged_').replace('adamw_8bit', 'adamw_bnb_8bit')}"
+        )
     if tuning.mode != "full":
         _there("peft", f"tuning.mode {tuning.mode}")
     if tuning.backend == "unsloth":

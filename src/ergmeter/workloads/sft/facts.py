@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -65,6 +66,7 @@ def of(config: Config, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa
         "trainable_parameters": trained,
         "kernels": kernels(model),
         **versions(),
+        "threads": None if torch.cuda.is_available() else torch.get_num_threads(),
         "git_commit": commit(),
         "config": config.path.stem,
     }

@@ -41,7 +41,14 @@ MORE = (
     *("tuning", "bits", "lora_r", "lora_alpha", "lora_targets", "weights_dtype", "compute_dtype"),
     *("attention", "packing", "pad_to_multiple_of", "gradient_checkpointing", "lora_dropout"),
     *("lr", "lr_scheduler", "trainer", "evaluation", "checkpoints", "world_size", "parameters"),
-    *("trainable_parameters", "kernels", "temperature_start_C", "temperature_end_C", "device"),
+    *(
+        "trainable_parameters",
+        "kernels",
+        "threads",
+        "temperature_start_C",
+        "temperature_end_C",
+        "device",
+    ),
     *("driver", "power_limit_W", "torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth"),
     *("git_commit", "data_sha256", "config", "status", "started", "run"),
 )
@@ -81,7 +88,19 @@ def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     cells |= {**board_facts(run), **facts}
     cells["notes"] = _notes(facts, summary)
     cells["run"] = str(run.path)
-    return {name: _cell(cells.get(name)) for name in COLUMNS}
+    return {name: cells.get(name) for name in COLUMNS}
+
+
+def check(path: Path) -> None:
+    """Refuse a file of other columns before hours of training. One that isn't there is not made."""
+    if path.is_file() and path.stat().st_size:
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            there = tuple(next(csv.reader(file), ()))
+        if there != COLUMNS:
+            raise UsageError(
+                f"metrics.results_csv: {path} has other columns, as ledgers of SFT-Play or of"
+                " another version have; move it away or give another name (erg compare reads both)"
+            )
 
 
 def written(path: Path, cells: Mapping[str, object]) -> Written:
@@ -112,7 +131,7 @@ def as_text(cells: Mapping[str, object]) -> str:
 def _append(path: Path, cells: Mapping[str, object]) -> None:
     file = CsvFile(path, COLUMNS)
     try:
-        file.append(cells)
+        file.append({name: _cell(value) for name, value in cells.items()})
     finally:
         file.close()
 

@@ -18,6 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
@@ -69,6 +71,10 @@ def run(
     stopping = _Stopping()
     with stopping.listens():
         backends.check(config)
+        if config.metrics.enable_energy_logging:
+            ledger.check(config.metrics.results_csv)
+        for line in _beforehand(config) if _rank() == 0 else ():
+            say(f"[train] {line}")
         loaded = backends.loaded(config, source(config))
         from ergmeter.workloads.sft.prepared import prepared  # noqa: PLC0415  after Unsloth
 
@@ -83,8 +89,23 @@ def run(
 def source(config: Config) -> Path | str:
     """Where the model comes from: made by us, a directory, or a name its library looks up."""
     if config.model.name.startswith("builtin:"):
-        return tiny.saved(config.model.name, config.model.local_dir or _MODELS)
-    return config.model.local_dir or config.model.name
+        # Whole: adapters name it, and are loaded from anywhere.
+        return tiny.saved(config.model.name, (config.model.local_dir or _MODELS).resolve())
+    where = config.model.local_dir or config.model.name
+    if str(where).startswith((".", "/", "~")) and not Path(where).is_dir():
+        raise UsageError(f"model.name: there is no folder {where}")
+    return where
+
+
+def _beforehand(config: Config) -> list[str]:
+    """What is better known now than in an hour."""
+    said = []
+    if config.model.name == "builtin:1b" and not torch.cuda.is_available():
+        said.append("no GPU here: 1.1 B parameters take hours; configs/cpu has small variants")
+    where = config.train.output_dir
+    if not config.train.resume and any(where.glob("*.safetensors")):
+        said.append(f"{where} holds what an earlier training saved; it will be replaced")
+    return said
 
 
 def _meter(config: Config, out: Path | None, say: Callable[[str], None]) -> Meter | None:
@@ -149,6 +170,7 @@ class _Stopping:
         if self.by is not None or not self._is_waiting:
             raise SystemExit(128 + number)
         self.by = number
+        os.write(2, b"[train] finishing this step and saving; once more ends it at once\n")
 
 
 class _Fit:
@@ -266,10 +288,15 @@ class _Fit:
             return None
         ended = {"steps": self._trainer.state.global_step, "status": status}
         self._meter.workload({**self._told, **self._losses(), **ended, "started": self._started})
-        self._meter.close(f"failed ({problem[:300]})" if problem else None)
+        self._meter.close(self._ending(status, problem))
         if _rank() == 0:
             self._say("[train] Energy logging stopped")
         return self._meter.path
+
+    def _ending(self, status: str, problem: str) -> str | None:
+        if status == "stopped" and self._stopping.by is not None:
+            return f"stopped ({signal.Signals(self._stopping.by).name})"
+        return f"failed ({problem[:300]})" if problem else None
 
     def _losses(self) -> dict[str, float]:
         """The last mean that was logged, and the last evaluation's; none that is no number."""
