@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# FMS's run_benchmarks.sh, with its positional order and its environment variables:
+#
+#   bash scripts/run_benchmarks.sh NUM_GPUS_MATRIX RESULT_DIR SCENARIOS_CONFIG SCENARIOS_FILTER
+#   bash scripts/run_benchmarks.sh NUM_GPUS_MATRIX EFFECTIVE_BS_MATRIX RESULT_DIR ...   (its later order,
+#                                  known by a second argument of numbers alone)
+#
+# Without arguments: a small representative set. SCENARIOS_FILTER "none" or "": all but slow ones.
+# DRY_RUN, NO_DATA_PROCESSING, NO_OVERWRITE=true|false; MEMORY_LOGGING=huggingface|nvidia|all.
+# Results are never deleted: those of an earlier run are moved aside, with NO_OVERWRITE=true refused.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+fail() { echo "run_benchmarks.sh: $*" >&2; exit 2; }
+
+true_or_false() { # NAME VALUE
+    case "$2" in true | false) ;; *) fail "$1 must be true or false; got '$2'" ;; esac
+}
+
+dry_run=${DRY_RUN:-false}
+no_data=${NO_DATA_PROCESSING:-false}
+no_overwrite=${NO_OVERWRITE:-false}
+memory=${MEMORY_LOGGING:-huggingface}
+true_or_false DRY_RUN "$dry_run"
+true_or_false NO_DATA_PROCESSING "$no_data"
+true_or_false NO_OVERWRITE "$no_overwrite"
+
+small=lora # of scenarios/scenarios.yaml
+[ "$#" -eq 0 ] || small=
+gpus=${1-}
+batches=
+case "${2-}" in
+'' | *[!0-9\ ]*) ;;
+*) batches=$2 && shift ;;
+esac
+results=${2:-benchmark_outputs}
+scenarios=${3:-scenarios.yaml}
+filter=${4-$small}
+[ "$filter" != none ] || filter=
+
+if [ ! -f "$scenarios" ]; then
+    beside="$here/../scenarios/$scenarios"
+    [ -f "$beside" ] || fail "no scenarios at $scenarios"
+    scenarios=$beside
+fi
+# Scenarios are a file; a folder to put results in that is one, is an argument in the wrong place.
+[ ! -f "$results" ] || fail "RESULT_DIR is the file $results; the order is NUM_GPUS RESULT_DIR SCENARIOS"
+
+flags=(--scenarios_config_path "$scenarios" --results_output_path "$results" --preload_models)
+# shellcheck disable=SC2206  numbers, to be split
+{
+    [ -z "$gpus" ] || flags+=(--num_gpus_matrix $gpus)
+    [ -z "$batches" ] || flags+=(--effective_batch_size_matrix $batches)
+    [ -z "$filter" ] || flags+=(--run_only_scenarios $filter)
+}
+[ "$no_data" = false ] || flags+=(--no_data_processing)
+case "$memory" in
+huggingface) flags+=(--log_memory_hf) ;;
+nvidia) flags+=(--log_nvidia_smi) ;;
+all) flags+=(--log_memory_hf --log_nvidia_smi) ;;
+*) fail "MEMORY_LOGGING must be huggingface, nvidia or all; got '$memory'" ;;
+esac
+
+python=${PYTHON:-python}
+if [ "$dry_run" = true ]; then
+    exec "$python" "$here/benchmark.py" "${flags[@]}" --dry_run
+fi
+if [ -d "$results" ] && [ -n "$(ls -A "$results")" ]; then
+    [ "$no_overwrite" = false ] || fail "$results is not empty, and NO_OVERWRITE=true"
+    aside="${results%/}.$(date -u +%Y%m%dT%H%M%SZ)"
+    mv "$results" "$aside"
+    echo "the earlier results are now in $aside"
+fi
+
+status=0
+"$python" "$here/benchmark.py" "${flags[@]}" || status=$?
+if [ -f "$results/plan.json" ]; then
+    "$python" -m ergmeter bench report "$results" --fms "$results"
+fi
+exit "$status"

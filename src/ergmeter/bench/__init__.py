@@ -1,0 +1,1 @@
+"""A matrix of scenarios: planned, run, kept and compared."""

@@ -1,0 +1,192 @@
+"""What is one cell of a matrix, and how is a plan of them kept?
+
+The trap: a cell that is known by its place. Add a model to a list and every number after it is
+another configuration, so that results of last week are compared with the wrong ones. A cell's id
+is a digest of what it runs; its index is just the name of its directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ergmeter.errors import FormatError
+
+Value: TypeAlias = str | int | float | bool | None
+Launch: TypeAlias = Literal["plain", "torchrun", "accelerate"]
+VERSION = 1
+_DIGITS = 12
+
+# What a command may name of its cell; put in when it is started, since the directory is not known
+# when it is planned.
+OUT, RUN, HF, DATA, PORT = "{out}", "{run}", "{hf}", "{data}", "{port}"
+PYTHON, UNSLOTH_PYTHON = "{python}", "{unsloth_python}"
+REPEAT, SEED = "{repeat}", "{seed}"
+AT_START = (OUT, RUN, HF, DATA, PORT, PYTHON, UNSLOTH_PYTHON, REPEAT, SEED)
+FIRST_SEED = 42  # of the first repeat; the others follow, the same in every configuration
+_PORT = 29511  # the original's
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What must be true of a run: a regular expression in its output, or a fact of its header."""
+
+    kind: Literal["pattern", "fact"]
+    name: str
+    value: str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One configuration, once. `settings` are all its arguments and axes.
+
+    `command` is what one rank runs, or the whole where `launch` is plain; what is in AT_START, in
+    it and in `environment`, `files` and `launch_options`, is put in by `filled`. `files` are texts
+    to write into the cell's directory before it starts, by name; `launch_options` go to torchrun or
+    accelerate. `skip`: why it is not run.
+    """
+
+    index: int
+    id: str
+    scenario: str
+    settings: Mapping[str, Value]
+    num_gpus: int
+    repeat: int
+    command: tuple[str, ...]
+    nodes: int = 1
+    launch: Launch = "plain"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float | None = None
+    expects: tuple[Claim, ...] = ()
+    skip: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+    launch_options: tuple[str, ...] = ()
+    warmup_s: float | None = None
+
+    @cached_property
+    def group(self) -> str:
+        """The id of its configuration, which all its repeats share."""
+        return digest(self.settings, self.command, self.environment, repeat=0)
+
+    def filled(self, directory: Path, *, port: int = _PORT, data: Path | None = None) -> Cell:
+        """The same with its directory, and what else is known at its start, put in.
+
+        `data`: where the data stage put its files, if not beside the cells.
+        """
+        names = {
+            OUT: str(directory),
+            RUN: str(directory / "run"),
+            HF: str(directory / "hf"),
+            DATA: str(data or directory.parent / "data"),
+            PORT: str(port),
+            REPEAT: str(self.repeat),
+            SEED: str(FIRST_SEED + self.repeat - 1),
+            PYTHON: sys.executable,
+            UNSLOTH_PYTHON: _unsloth_python(),
+        }
+        return Cell(
+            **{
+                **{name: getattr(self, name) for name in self.__dataclass_fields__},
+                "command": tuple(_put(part, names) for part in self.command),
+                "environment": {k: _put(v, names) for k, v in self.environment.items()},
+                "files": {k: _put(v, names) for k, v in self.files.items()},
+                "launch_options": tuple(_put(part, names) for part in self.launch_options),
+            }
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            "settings": dict(self.settings),
+            "environment": dict(self.environment),
+            "files": dict(self.files),
+            "command": list(self.command),
+            "launch_options": list(self.launch_options),
+            "expects": [
+                {"kind": one.kind, "name": one.name, "value": one.value} for one in self.expects
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Cell:
+        """The cell of such JSON. Names that a later version added are left out."""
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        known["command"] = tuple(known["command"])
+        known["launch_options"] = tuple(known.get("launch_options", ()))
+        known["expects"] = tuple(Claim(**one) for one in known.get("expects", ()))
+        return cls(**known)
+
+
+def _unsloth_python() -> str:
+    """Unsloth has an environment of its own, unless it is in this one; as `erg train` has it."""
+    if importlib.util.find_spec("unsloth") is not None:
+        return sys.executable
+    return os.environ.get("ERGMETER_UNSLOTH_PYTHON") or ".venv-unsloth/bin/python"
+
+
+def _put(text: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+def digest(
+    settings: Mapping[str, Value],
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    repeat: int,
+) -> str:
+    """12 hex digits of what a cell runs: the same wherever and whenever it is planned."""
+    said = json.dumps(
+        [dict(sorted(settings.items())), list(command), dict(sorted(environment.items())), repeat]
+    )
+    return hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of a file, and what they were planned with."""
+
+    source: str
+    cells: tuple[Cell, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "version": self.version,
+            "source": self.source,
+            "settings": dict(self.settings),
+            "cells": [cell.to_json() for cell in self.cells],
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+        """The plan of such JSON."""
+        if value.get("version") != VERSION:
+            raise FormatError(
+                f"the plan is of version {value.get('version')!r}; this ergmeter reads {VERSION}"
+            )
+        cells = tuple(Cell.from_json(one) for one in value["cells"])
+        return cls(source=value["source"], cells=cells, settings=value.get("settings", {}))
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan that is kept in that file."""
+        try:
+            return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise FormatError(f"{path} is not there: no plan was made here") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error

@@ -1,0 +1,109 @@
+"""How are the original's own files read: defaults.yaml, CONTENTS.yaml, its frameworks?
+
+The trap: defaults that leak. The original re-bound them inside its loop over scenarios, so that a
+default which one scenario replaced was lost to all after it. Here each scenario begins with the
+file's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ergmeter.errors import FormatError, UsageError
+
+NONE = "none"  # what the original writes for no framework
+DEFAULTS = "defaults.yaml"
+CONTENTS = "CONTENTS.yaml"
+ACCELERATE = "accelerate.yaml"
+CONFIG_VARIABLE = "ACCELERATION_FRAMEWORK_CONFIG_FILE"
+_SAMPLES = Path("../../sample-configurations")  # from its folder of scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """What a shortname stands for: a backend of `erg train`, or a file of fms-acceleration."""
+
+    name: str
+    tuning: Mapping[str, Any] | None = None
+    file: Path | None = None
+
+
+# Those whose like `erg train` has. accelerated-peft-bnb loads and wraps the model in a way of its
+# own and is not among them: run as plain bitsandbytes it would be its own baseline.
+BUILTIN = {
+    NONE: Framework(NONE, {"backend": "torch"}),
+    "torch": Framework("torch", {"backend": "torch"}),
+    "bnb": Framework("bnb", {"backend": "bnb", "bits": 4}),
+    "unsloth": Framework("unsloth", {"backend": "unsloth"}),
+    "baseline-peft-bnb": Framework("baseline-peft-bnb", {"backend": "bnb", "bits": 4}),
+}
+
+
+def yaml_file(path: Path) -> dict[str, Any]:
+    """The keys and values of a YAML file."""
+    try:
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"no file at {path}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        said = " ".join(str(error).split())
+        raise FormatError(f"{path} is not YAML: {said}") from error
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise FormatError(f"{path} must hold keys and values; got {type(value).__name__}")
+    return value
+
+
+def defaults(path: Path | None, *, beside: Path) -> dict[str, Any]:
+    """The default arguments: of that file, or of the one beside the scenarios, if there is one."""
+    if path is None:
+        path = beside.parent / DEFAULTS
+        if not path.is_file():
+            return {}
+    return yaml_file(path)
+
+
+def merged(defaults: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A scenario's arguments over the defaults, in the original's order; null removes one."""
+    kept = {name: value for name, value in defaults.items() if name not in arguments}
+    return {name: value for name, value in {**kept, **arguments}.items() if value is not None}
+
+
+def contents_path(given: Path | None, *, beside: Path) -> Path | None:
+    """The list of frameworks: given, beside the scenarios, or where the original has it."""
+    if given is not None:
+        return given
+    folders = (beside.parent, beside.parent / _SAMPLES)
+    return next((at / CONTENTS for at in folders if (at / CONTENTS).is_file()), None)
+
+
+def contents(path: Path | None) -> dict[str, Framework]:
+    """The frameworks of a CONTENTS.yaml by shortname; their files lie beside it."""
+    if path is None:
+        return {}
+    listed = yaml_file(path).get("framework_configs")
+    if not isinstance(listed, list):
+        raise FormatError(f"{path} has no list framework_configs")
+    found = {}
+    for place, one in enumerate(listed):
+        if not isinstance(one, dict) or not {"shortname", "filename"} <= one.keys():
+            raise FormatError(f"{path}: framework_configs[{place}] needs shortname and filename")
+        name = str(one["shortname"])
+        tuning = BUILTIN[name].tuning if name in BUILTIN else None
+        found[name] = Framework(name, tuning, path.parent / str(one["filename"]))
+    return found
+
+
+def text(value: Any) -> str | int | float | bool | None:  # noqa: ANN401  of YAML
+    """A setting as one value: the original joins a list's by spaces."""
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)

@@ -1,0 +1,282 @@
+"""Is NEW worse than REF by more than is allowed, or is that noise?
+
+The trap, on both sides: a plain threshold goes red for a noisy cell that nobody touched, and of
+many cells one always is; a wide tolerance lets the regression through. A figure is red where its
+change is beyond what the rule allows *and* chance does not explain it. Chance is counted over the
+whole gate, after Benjamini and Hochberg (1995): where nothing changed at all, the gate goes red
+at most once in 20 (1 - confidence), however many cells it has. What is beyond the tolerance but may
+be chance, or lies within it but could be beyond as far as the repeats tell, is inconclusive.
+
+The other defensible rule is red only where the *whole interval* is beyond the tolerance. It never
+goes red for a change that is allowed, and it misses a 5 % slowdown under a rule of 3 % in most
+cases with three repeats at 1 % noise. Here a change right at the tolerance is red every other time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from ergmeter.bench.comparing import TOGETHER, Figure, Options, figure, matched, together
+from ergmeter.bench.paradox import counts_differ, paradox
+from ergmeter.bench.rules import rule as parsed
+from ergmeter.metrics.ratios import PAIRED
+from ergmeter.units import duration, scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from ergmeter.bench.comparing import Way
+    from ergmeter.bench.pairing import Pair, Paired
+    from ergmeter.bench.rules import Rule
+
+State: TypeAlias = Literal["red", "inconclusive", "pass", "absent"]
+_COUNTED = "computed_tokens_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One rule on one configuration, or on all of them together."""
+
+    name: str
+    rule: Rule
+    state: State
+    words: str
+    figure: Figure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is to be said of a configuration besides its figures."""
+
+    name: str
+    state: State
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """All judgements and findings, and what they come to."""
+
+    rules: tuple[Rule, ...]
+    judgements: tuple[Judgement, ...]
+    findings: tuple[Finding, ...]
+    paired: Paired
+    options: Options
+    is_strict: bool = False
+    is_plain: bool = False
+
+    def count(self, state: State) -> int:
+        """How many judgements and findings came to this."""
+        states = [*(one.state for one in self.judgements), *(one.state for one in self.findings)]
+        return states.count(state)
+
+    @property
+    def unknown(self) -> int:
+        """How many judgements lack nothing but a noise."""
+        return sum(one.figure is not None and one.figure.low is None for one in self.judgements)
+
+    @property
+    def state(self) -> State:
+        """red, inconclusive, or pass."""
+        if self.count("red"):
+            return "red"
+        return "inconclusive" if self.count("inconclusive") or not self.count("pass") else "pass"
+
+    @property
+    def exit_code(self) -> int:
+        """1 for red; for inconclusive too, where the gate is strict."""
+        return int(self.state == "red" or (self.is_strict and self.state == "inconclusive"))
+
+
+def gate(
+    new: pa.Table,
+    ref: pa.Table,
+    rules: Sequence[str | Rule],
+    *,
+    options: Options | None = None,
+    is_strict: bool = False,
+    is_plain: bool = False,
+) -> Gate:
+    """Judge NEW by REF. `is_plain`: single runs are held to the bare threshold, and named so."""
+    asked = options or Options()
+    wanted = tuple(parsed(one) if isinstance(one, str) else one for one in rules)
+    found = matched(new, ref, asked)
+    drafts = [draft for one in wanted for draft in _drafts(found, one, asked, is_plain=is_plain)]
+    findings = tuple(one for pair in found.pairs for one in _findings(pair))
+    judged = _against_chance(drafts, 1.0 - asked.confidence)
+    return Gate(wanted, tuple(judged), findings, found, asked, is_strict, is_plain)
+
+
+def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> list[Judgement]:
+    """Each configuration under one rule, as if it were the only one."""
+    drafts, figures = [], []
+    for pair in found.both:
+        if not pair.new.ok or not pair.ref.ok:
+            continue
+        one = figure(pair, rule.metric, rule.scale, options)
+        if one is None:
+            drafts.append(Judgement(pair.name, rule, "absent", _why_absent(pair, rule)))
+            continue
+        why = _not_alike(pair, one)
+        if why:
+            drafts.append(Judgement(pair.name, rule, "inconclusive", why, one))
+            continue
+        figures.append(one)
+        drafts.append(_judged(pair.name, rule, one, is_plain=is_plain))
+    whole = together(figures, options)
+    if whole is not None:
+        drafts.append(_judged(TOGETHER, rule, whole, is_plain=False))
+    return drafts
+
+
+def _judged(name: str, rule: Rule, found: Figure, *, is_plain: bool) -> Judgement:
+    """By the figure's own interval; whether chance over all cells explains it comes later."""
+    beyond = _is_beyond(rule, found.value)
+    change = _change(found)
+    if found.low is None or found.high is None:
+        if not is_plain:
+            words = f"{change}; of single runs, whose noise is not known"
+            return Judgement(name, rule, "inconclusive", words, found)
+        words = f"{change}; by the plain threshold, as the noise is not known"
+        return Judgement(name, rule, "red" if beyond else "pass", words, found)
+    span = _span(found)
+    if beyond:
+        return Judgement(name, rule, "red", f"{change} ({span})", found)
+    if _is_beyond(rule, found.low) or _is_beyond(rule, found.high):
+        words = f"{change}, but as much as {span} is possible: {_noise(found)}"
+        return Judgement(name, rule, "inconclusive", words, found)
+    return Judgement(name, rule, "pass", f"{change} ({span})", found)
+
+
+def _against_chance(drafts: Sequence[Judgement], alpha: float) -> list[Judgement]:
+    """Take back what chance explains, over all that was tested (Benjamini and Hochberg 1995)."""
+    tested = {at: p for at, one in enumerate(drafts) if (p := _p(one)) is not None}
+    ordered = sorted(tested.values())
+    limit = max(
+        (p for rank, p in enumerate(ordered, 1) if p <= alpha * rank / len(ordered)), default=-1.0
+    )
+    return [
+        _taken_back(one, tested[at], alpha, len(ordered))
+        if one.state == "red" and at in tested and tested[at] > limit
+        else one
+        for at, one in enumerate(drafts)
+    ]
+
+
+def _p(one: Judgement) -> float | None:
+    if one.figure is None or one.state == "absent":
+        return None
+    way: Way = "change" if one.rule.is_two_sided else "fall" if one.rule.rise is None else "rise"
+    return one.figure.chance(of=way)
+
+
+def _taken_back(one: Judgement, p: float, alpha: float, tests: int) -> Judgement:
+    assert one.figure is not None
+    why = (
+        f"chance brings so much in {significant(p * 100, 2)} % of cases"
+        if p > alpha
+        else f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
+    )
+    words = f"{one.words}, beyond the rule, but {why}: {_noise(one.figure)}"
+    return replace(one, state="inconclusive", words=words)
+
+
+def _findings(pair: Pair) -> list[Finding]:
+    new, ref = pair.new, pair.ref
+    if not new.rows:
+        return [Finding(pair.name, "inconclusive", "missing in NEW")]
+    if not ref.rows:
+        return [Finding(pair.name, "absent", "not in REF: nothing to hold it against")]
+    found = [Finding(pair.name, "red", f"not what it says: {line}") for line in new.broken]
+    if new.failed:
+        found.append(_failure(pair))
+    elif not new.ok:
+        words = f"not done in NEW ({new.rows[0]['status']})"
+        found.append(Finding(pair.name, "inconclusive", words))
+    elif not ref.ok:
+        found.append(Finding(pair.name, "pass", "failed in REF, works in NEW"))
+    strange = paradox(pair)
+    if strange:
+        found.append(Finding(pair.name, "absent", strange))
+    return found
+
+
+def _failure(pair: Pair) -> Finding:
+    failed, rows = pair.new.failed, pair.new.rows
+    last = failed[-1]
+    words = f"{last['status']}: {last['reason']}" if last["reason"] else str(last["status"])
+    if pair.new.ok:
+        return Finding(
+            pair.name, "inconclusive", f"{len(failed)} of {len(rows)} runs failed; {words}"
+        )
+    if not pair.ref.ok:
+        return Finding(pair.name, "absent", f"failed on both sides; NEW {words}")
+    return Finding(pair.name, "red", f"failed in NEW, worked in REF; {words}")
+
+
+def _not_alike(pair: Pair, found: Figure) -> str:
+    """Why a rate of tokens can't be judged: the two sides did not count the same thing."""
+    if not found.column.startswith(_COUNTED) or not counts_differ(pair):
+        return ""
+    return (
+        f"{_change(found)}, but not of the same tokens: padding is counted, and one side has more"
+        " of it in a sample; judge samples_per_s or runtime"
+    )
+
+
+def _why_absent(pair: Pair, rule: Rule) -> str:
+    for side, rows in (("NEW", pair.new), ("REF", pair.ref)):
+        if not any(rows.values(column) for column in rule.columns):
+            return f"{side} does not have it"
+    return "the two sides have no figure of the same kind, or none that is above 0"
+
+
+def _is_beyond(rule: Rule, value: float) -> bool:
+    below = rule.low is not None and value < rule.low
+    return below or (rule.high is not None and value > rule.high)
+
+
+def _change(found: Figure) -> str:
+    return (
+        f"{_shown(found.value, found)} ({_amount(found, found.ref)} to {_amount(found, found.new)})"
+    )
+
+
+def _amount(found: Figure, value: float) -> str:
+    if found.column.endswith("_bytes"):
+        return scaled(value, "B")
+    return (
+        duration(value)
+        if found.column.endswith("_s") and "_per_" not in found.column
+        else (significant(value))
+    )
+
+
+def _span(found: Figure) -> str:
+    assert found.low is not None
+    assert found.high is not None
+    if found.low == found.high:
+        return "the same in every repeat"
+    return f"{_shown(found.low, found)} to {_shown(found.high, found)}"
+
+
+def _shown(value: float, found: Figure) -> str:
+    if found.scale == "difference":
+        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
+    return f"{(value - 1.0) * 100:+.1f} %"
+
+
+def _noise(found: Figure) -> str:
+    if found.noise is None:
+        return found.basis
+    size = (
+        f"{significant(found.noise * 100, 2)} %"
+        if found.scale == "ratio"
+        else significant(found.noise, 2)
+    )
+    if found.basis == PAIRED:
+        return f"the change scatters by {size} over {found.repeats[0]} cells"
+    return f"runs scatter by {size} ({found.repeats[0]} of NEW, {found.repeats[1]} of REF)"

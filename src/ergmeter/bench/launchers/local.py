@@ -1,0 +1,116 @@
+"""Cells on this machine: each gets GPUs of its own, as they become free.
+
+The trap: a cell that starts while the GPU of the one before is still hot, or is somebody else's. A
+GPU rests for the cool-down after each cell, and is looked at before the first one. Where there is
+no GPU, `num_gpus` is a number of ranks on the processor, and cells take turns unless more than one
+at a time is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ergmeter.bench.cells import Cell
+from ergmeter.bench.launching import Options, Places, gpus_here, strangers
+from ergmeter.errors import UsageError
+
+_END_S = 60.0  # longer than a runner gives its cell to end
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    process: subprocess.Popen[bytes]
+    gpus: list[str]
+
+
+class LocalLauncher:
+    """Owns the runners that it started."""
+
+    name = "local"
+    waits = True
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._gpus = gpus_here()
+        self._rested_s = dict.fromkeys(self._gpus, 0.0)  # by GPU: when its cool-down is over
+        self._next_s = 0.0  # the same where there are no GPUs
+        self._waiting: list[tuple[Cell, Path]] = []
+        self._running: list[_Running] = []
+
+    def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:
+        """Refuse a cell that this machine can't run, and GPUs that are not free."""
+        for cell in cells:
+            if cell.nodes > 1:
+                raise UsageError(
+                    f"{cell.scenario} wants {cell.nodes} nodes and the launcher `local` has one"
+                )
+            if self._gpus and cell.num_gpus > len(self._gpus):
+                raise UsageError(
+                    f"{cell.scenario} wants {cell.num_gpus} GPUs and this machine shows"
+                    f" {len(self._gpus)} ({', '.join(self._gpus)}); give fewer in --num-gpus"
+                )
+        others = strangers(self._gpus, own=own) if cells else []
+        if others and not self._options.allow_busy:
+            raise UsageError(
+                f"{others[0]} would be measured with the cells; end it, hide that GPU"
+                " (CUDA_VISIBLE_DEVICES), or give --allow-busy"
+            )
+
+    def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
+        """Take these cells, to be started in this order."""
+        self._waiting += cells
+
+    def poll(self) -> Places:
+        """Start what there is room for."""
+        for one in [one for one in self._running if one.process.poll() is not None]:
+            self._running.remove(one)
+            self._rest(one)
+        while self._waiting and self._start(*self._waiting[0]):
+            self._waiting.pop(0)
+        waiting = {cell.index for cell, _ in self._waiting}
+        return Places(waiting, {one.cell.index for one in self._running})
+
+    def cancel(self) -> None:
+        """Ask every runner to end its cell, and wait until they have."""
+        self._waiting.clear()
+        for one in self._running:
+            one.process.terminate()
+        for one in self._running:
+            with suppress(subprocess.TimeoutExpired):
+                one.process.wait(_END_S)
+        self._running.clear()
+
+    def _start(self, cell: Cell, directory: Path) -> bool:
+        """Whether there was room for it."""
+        now_s = time.monotonic()
+        if len(self._running) >= self._options.jobs or now_s < self._next_s:
+            return False
+        taken = {gpu for one in self._running for gpu in one.gpus}
+        rested = [gpu for gpu in self._gpus if gpu not in taken and self._rested_s[gpu] <= now_s]
+        if self._gpus and len(rested) < cell.num_gpus:
+            return False
+        own = rested[: cell.num_gpus]
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
+        with (directory / "runner.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ergmeter.bench.runner", str(directory)],
+                env={**os.environ, **shown}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C is the driver's to pass on
+            )  # fmt: skip
+        self._running.append(_Running(cell, process, own))
+        return True
+
+    def _rest(self, one: _Running) -> None:
+        until_s = time.monotonic() + self._options.cool_down_s
+        for gpu in one.gpus:
+            self._rested_s[gpu] = until_s
+        if not one.gpus:
+            self._next_s = until_s

@@ -1,0 +1,252 @@
+"""How does a scenario become cells: its axes, each point's arguments, what is started?
+
+What is asked for on the command line goes before the file's axes, and these before the original's
+defaults; an argument that a scenario gives is no axis any more, unless it is asked for as one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ergmeter.bench import axes as combined
+from ergmeter.bench import datastage, erg_train, fms, sound, templates
+from ergmeter.bench.cells import PYTHON, UNSLOTH_PYTHON, Cell, Launch, Value, digest
+from ergmeter.bench.constraints import BadCondition, matches
+from ergmeter.bench.problems import Problems
+from ergmeter.bench.scenarios import MODELS, Scenario, Scenarios
+from ergmeter.bench.sound import FRAMEWORK
+from ergmeter.bench.templates import Template
+
+Check: TypeAlias = Callable[[str], str | None]
+_OUTSIDE = (combined.EFFECTIVE, "num_gpus", "nodes", FRAMEWORK)  # settings, but no arguments
+_DATA = "training_data_path"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the caller asks for, for all scenarios."""
+
+    axes: dict[str, list[Any]]
+    template: Template
+    repeats: int | None
+    timeout_s: float | None
+    warmup_s: float | None
+    accelerate_config: Path | None
+    log_memory_hf: bool
+    data_stage: bool
+    check: Check | None
+
+
+class Making:
+    """The way from a file's scenarios to cells. `jobs`: what the data stage has to do for them."""
+
+    def __init__(self, found: Scenarios, problems: Problems, asked: Asked) -> None:
+        self._found = found
+        self._problems = problems
+        self._asked = asked
+        self.jobs: dict[str, datastage.Job] = {}
+
+    def cells(self, scenario: Scenario) -> Iterator[Cell]:
+        """All cells of one scenario, each repeat of each."""
+        template = scenario.template or self._asked.template
+        axes = self._axes(scenario, template)
+        wrong = list(sound.complaints(self._found, scenario, template, axes))
+        for text in wrong:
+            self._problems.add(text, scenario=scenario.name)
+        if wrong:
+            return
+        seen: set[str] = set()
+        for point in _points(scenario, axes):
+            try:
+                made = list(self._repeats(scenario, template, point))
+            except (combined.UnevenBatch, erg_train.CannotMap, BadCondition) as error:
+                self._problems.add(str(error), scenario=scenario.name)
+                continue
+            if made[0].group not in seen:
+                seen.add(made[0].group)
+                yield from made
+
+    def _axes(self, scenario: Scenario, template: Template) -> dict[str, list[Any]]:
+        """The scenario's own first, then those of the whole bench, as the original orders them."""
+        asked, own = self._asked.axes, scenario.axes
+        bench = {} if template.workload == "other" else {**combined.FMS_AXES}
+        both = (combined.BATCH, combined.ACCUMULATION)
+        if all(name in scenario.arguments or name in own for name in both):
+            bench.pop(combined.EFFECTIVE, None)
+        bench = {name: values for name, values in bench.items() if name not in scenario.arguments}
+        # In each of these the later goes before the earlier.
+        values = {**bench, **own, **asked}
+        last = [name for name in combined.FMS_AXES if name in values]
+        first = {MODELS: scenario.models, FRAMEWORK: scenario.frameworks}
+        axes: dict[str, list[Any]] = {name: list(one) for name, one in first.items() if one}
+        axes |= {name: list(listed) for name, listed in own.items() if name not in last}
+        axes |= {name: list(values[name]) for name in last}
+        axes.setdefault("num_gpus", [1])
+        return axes
+
+    def _repeats(
+        self, scenario: Scenario, template: Template, point: Mapping[str, Any]
+    ) -> Iterator[Cell]:
+        cell, arguments = self._made(scenario, template, point)
+        asked = self._asked
+        warmup_s = scenario.warmup_s if asked.warmup_s is None else asked.warmup_s
+        timeout_s = scenario.timeout_s if asked.timeout_s is None else asked.timeout_s
+        for repeat in range(1, (asked.repeats or scenario.repeats or 1) + 1):
+            files = {}
+            if template.workload == "erg" and not cell.skip:
+                tuning = self._found.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
+                written = erg_train.config(arguments, tuning, warmup_s=warmup_s, repeat=repeat)
+                self._checked(written if repeat == 1 else None)
+                files = {erg_train.FILE: written}
+            yield dataclasses.replace(
+                cell,
+                repeat=repeat,
+                id=digest(cell.settings, cell.command, cell.environment, repeat=repeat),
+                files=files,
+                timeout_s=timeout_s,
+                warmup_s=warmup_s,
+            )
+
+    def _checked(self, written: str | None) -> None:
+        wrong = self._asked.check(written) if self._asked.check and written else None
+        if wrong:
+            raise erg_train.CannotMap(wrong)
+
+    def _made(
+        self, scenario: Scenario, template: Template, point: Mapping[str, Any]
+    ) -> tuple[Cell, dict[str, Any]]:
+        """A cell as it is for every repeat, and its arguments as they were written."""
+        gpus, nodes = int(point["num_gpus"]), int(point.get("nodes", 1))
+        arguments = {name: value for name, value in point.items() if name not in _OUTSIDE}
+        data = self._data(scenario, template, {**scenario.arguments, **arguments})
+        if data:
+            arguments[_DATA] = data
+        arguments |= {k: v for k, v in scenario.arguments.items() if k not in point}
+        seen = {**{name: point[name] for name in _OUTSIDE if name in point}, **arguments}
+        skip = self._shared(scenario, arguments, seen, devices=gpus * nodes)
+        settings = {name: fms.text(value) for name, value in {**seen, **arguments}.items()}
+        if template.workload != "other":
+            settings.setdefault(FRAMEWORK, fms.NONE)
+        launch = _launch(scenario, template, ranks=gpus * nodes)
+        cell = Cell(
+            index=0,
+            id="",
+            scenario=scenario.name,
+            settings=settings,
+            num_gpus=gpus,
+            nodes=nodes,
+            repeat=1,
+            command=self._command(template, settings, arguments),
+            launch=launch,
+            environment=self._environment(scenario, template, settings),
+            expects=tuple(one.claim for one in scenario.expects if matches(one.when, settings)),
+            skip=skip,
+            launch_options=self._options(launch),
+        )
+        return cell, arguments
+
+    def _shared(
+        self,
+        scenario: Scenario,
+        arguments: dict[str, Any],
+        seen: Mapping[str, Any],
+        *,
+        devices: int,
+    ) -> str:
+        """Put each device's batch into the arguments; or why the cell is skipped."""
+        uneven = None
+        try:
+            arguments |= combined.shared(
+                arguments, effective=seen.get(combined.EFFECTIVE), devices=devices
+            )
+        except combined.UnevenBatch as error:
+            uneven = error
+        skip = self._skipped(scenario, {**seen, **arguments})
+        if uneven is not None and not skip:
+            raise uneven
+        return skip
+
+    def _skipped(self, scenario: Scenario, seen: Mapping[str, Any]) -> str:
+        for condition in scenario.constraints:
+            if not condition.holds({**dict.fromkeys(condition.names), **seen}):
+                return condition.reason
+        if scenario.architectures:
+            found = sound.known_architecture(self._found, str(seen.get(MODELS)))
+            if found not in scenario.architectures:
+                return f"{found} is not of the architectures {', '.join(scenario.architectures)}"
+        return ""
+
+    def _data(self, scenario: Scenario, template: Template, seen: Mapping[str, Any]) -> str | None:
+        """Where the cell's data will be; None where it has a file of its own, or needs none."""
+        stanza = scenario.data
+        if _DATA in seen or (stanza is None and template.workload != "sft_trainer"):
+            return None
+        job = datastage.job(
+            stanza or {},
+            model=str(seen.get(MODELS, "")),
+            scenario=scenario.name if scenario.data_is_own else "",
+            response_template=seen.get("response_template"),
+            text_field=seen.get("dataset_text_field"),
+            as_pairs=template.workload != "sft_trainer",
+        )
+        if self._asked.data_stage:
+            self.jobs.setdefault(job.file, job)
+        return f"{{data}}/{job.file}"
+
+    def _command(
+        self, template: Template, settings: Mapping[str, Any], arguments: Mapping[str, Any]
+    ) -> tuple[str, ...]:
+        given = dict(arguments)
+        if template.workload == "sft_trainer":
+            given |= {"output_dir": "{hf}", "skip_memory_metrics": not self._asked.log_memory_hf}
+        if not template.takes_all or template.workload == "other":
+            named = template.names
+            given = {name: value for name, value in given.items() if name not in named}
+        words = template.command({**_ABSENT, **settings}, templates.flags(given))
+        if template.workload == "erg" and self._backend(settings) == "unsloth":
+            words = tuple(UNSLOTH_PYTHON if word == PYTHON else word for word in words)
+        return words
+
+    def _backend(self, settings: Mapping[str, Any]) -> object:
+        tuning = self._found.frameworks[str(settings[FRAMEWORK])].tuning
+        return (tuning or {}).get("backend")
+
+    def _environment(
+        self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
+    ) -> dict[str, str]:
+        found = {
+            name: templates.filled(text, {**_ABSENT, **settings})
+            for name, text in scenario.environment.items()
+        }
+        framework = self._found.frameworks.get(str(settings.get(FRAMEWORK)))
+        if template.workload != "erg" and framework is not None and framework.file is not None:
+            found[fms.CONFIG_VARIABLE] = str(framework.file)
+        return found
+
+    def _options(self, launch: Launch) -> tuple[str, ...]:
+        if launch != "accelerate":
+            return ()
+        config = self._asked.accelerate_config
+        return ("--config_file", str(config)) if config else ()
+
+
+# What a template may name of any cell, also where nothing gives it a value.
+_ABSENT = dict.fromkeys((*_OUTSIDE, combined.BATCH, combined.ACCUMULATION, "nodes"))
+
+
+def _launch(scenario: Scenario, template: Template, *, ranks: int) -> Launch:
+    """One rank needs no launcher, unless one is asked for."""
+    return scenario.launch or (template.launch if ranks > 1 else "plain")
+
+
+def _points(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination that is not excluded, then those that are included besides."""
+    for point in combined.products(axes):
+        if not any(matches(one, {**scenario.arguments, **point}) for one in scenario.exclude):
+            yield point
+    for more in scenario.include:
+        given = {name: one if isinstance(one, list) else [one] for name, one in more.items()}
+        yield from combined.products({**axes, **given})

@@ -1,0 +1,91 @@
+"""What does a cell's own run say of it? The catalogue's figures that a row of results holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, NotMeasurable
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.summarize import evidence_of
+from ergmeter.runlog.reader import Run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergmeter.metrics.evidence import Evidence
+
+FROM_RUN, TRAINER = "run", "trainer"
+_RATES = {
+    "real_tokens_per_s": "throughput.real_tokens_per_s",
+    "computed_tokens_per_s": "throughput.computed_tokens_per_s",
+    "padding_frac": "tokens.padding_frac",
+    "samples_per_s": "throughput.samples_per_s",
+    "steps_per_s": "throughput.steps_per_s",
+    "step_median_s": "time.step_median_s",
+}
+_FIGURES = {
+    "loss": "training.loss",
+    "runtime_s": "time.run_s",
+    "mfu_frac": "utilization.mfu_frac",
+    "joules_per_token": "energy.joules_per_token",
+    "energy_j": "energy.run_j",
+    "mean_w": "energy.mean_w",
+    "memory_device_peak_bytes": "memory.device_peak_bytes",
+    "memory_allocator_peak_bytes": "memory.allocator_peak_bytes",
+    "memory_process_peak_bytes": "memory.process_peak_bytes",
+}
+
+
+def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> dict[str, Any]:
+    """The columns that the run at this path fills; reasons for the others go into `missing`."""
+    columns = {**_RATES, **_FIGURES}
+    try:
+        evidence = evidence_of(Run.open(path))
+    except ErgmeterError as error:
+        why = str(error) if path.exists() else "the cell left no run"
+        missing |= dict.fromkeys(columns, why)
+        return {}
+    row = {name: _value(evidence, key, name, missing) for name, key in columns.items()}
+    found: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
+    if any(name in found for name in _RATES):
+        found["rates_from"] = FROM_RUN
+    for kind in ("real", "computed"):
+        whole = found.get(f"{kind}_tokens_per_s")
+        if whole is not None and num_gpus:
+            found[f"{kind}_tokens_per_s_per_device"] = whole / num_gpus
+    return found | _said(evidence.run) | _nvml(evidence.run)
+
+
+def _value(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> float | None:
+    try:
+        return catalogue()[key].compute(evidence).value
+    except NotMeasurable as error:
+        missing[name] = str(error)
+    return None
+
+
+def _said(run: Run) -> dict[str, Any]:
+    """What the program said of itself: its losses are those of all the training."""
+    named = {"loss": "train_loss", "eval_loss": "eval_loss"}
+    found = {name: run.workload.get(key) for name, key in named.items()}
+    gpus = [device.name for device in run.devices.values() if device.kind == "gpu"]
+    said: dict[str, Any] = {n: float(v) for n, v in found.items() if isinstance(v, int | float)}
+    return said | ({"device": ", ".join(sorted(set(gpus)))} if gpus else {})
+
+
+def _nvml(run: Run) -> dict[str, Any]:
+    """What each device held at most, above what it held when it was first looked at."""
+    series = run.series("memory_bytes")
+    taken = [
+        float(one.values.max() - one.values[0])
+        for device, one in sorted(series.items())
+        if len(one.values) and device in run.devices and run.devices[device].kind == "gpu"
+    ]
+    if not taken:
+        return {}
+    return {
+        "memory_nvidia_devices_bytes": taken,
+        "memory_nvidia_mean_bytes": sum(taken) / len(taken),
+        "memory_nvidia_peak_bytes": max(taken),
+        "memory_nvidia_from": "nvml",
+    }

@@ -1,0 +1,189 @@
+"""Drives a bench: which cells are left, in which order, and how far it is.
+
+The trap: all repeats of one cell in a row, then all of the next. What drifts (temperature, page
+cache, a neighbour) then falls on one configuration and looks like its property. Here every round
+has each configuration once, in an order drawn anew from a seed that is kept, so that a drift is
+spread over all.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ergmeter.bench import state
+from ergmeter.bench.cells import Cell, Plan
+from ergmeter.bench.launching import Launcher, Places
+from ergmeter.bench.outcome import Outcome, Status
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+POLL_S = 0.2
+_END_S = 60.0  # longer than a runner gives its cell to end
+
+
+@dataclass
+class Progress:
+    """How far a bench is: what a view shows."""
+
+    plan: Plan
+    states: dict[int, state.State] = field(default_factory=dict)
+    at_once: int = 1
+
+    @property
+    def counts(self) -> Counter[Status]:
+        """How many cells are in each status."""
+        return Counter(self.states[cell.index].status for cell in self.plan.cells)
+
+    @property
+    def running(self) -> list[Cell]:
+        """The cells that are at work now."""
+        return [cell for cell in self.plan.cells if self.states[cell.index].status == "running"]
+
+    @property
+    def left(self) -> int:
+        """How many have not ended."""
+        return sum(not self.states[cell.index].is_final for cell in self.plan.cells)
+
+    @property
+    def eta_s(self) -> float | None:
+        """How long the rest may take, by those that ended; None before the first."""
+        took = [one.lasted_s for one in self.states.values() if one.is_final]
+        known = [seconds for seconds in took if seconds is not None]
+        return sum(known) / len(known) * self.left / self.at_once if known else None
+
+
+def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
+    """Round by round (first repeats, second repeats, ...), each round in a random order."""
+    rounds: dict[int, list[Cell]] = {}
+    for cell in cells:
+        rounds.setdefault(cell.repeat, []).append(cell)
+    drawn: list[Cell] = []
+    for number, members in sorted(rounds.items()):
+        shuffled = sorted(members, key=lambda cell: cell.id)
+        random.Random(f"{seed}/{number}").shuffle(shuffled)
+        drawn += shuffled
+    return drawn
+
+
+def prepare(out: Path, plan: Plan, *, at_once: int = 1) -> Progress:
+    """Give every cell its directory; those that constraints leave out get their status now."""
+    progress = Progress(plan, at_once=at_once)
+    for cell in plan.cells:
+        directory = state.directory_of(out, cell)
+        directory.mkdir(exist_ok=True)
+        if not (directory / state.CELL).exists():
+            state.write_json(directory / state.CELL, cell.to_json())
+        found = state.read(directory)
+        if cell.skip and found.status == "pending":
+            found = found.ended(Outcome("skipped", cell.skip))
+            state.write(directory, found)
+        progress.states[cell.index] = found
+    return progress
+
+
+def remaining(out: Path, progress: Progress, *, seed: int) -> list[tuple[Cell, Path]]:
+    """The cells to start, in order: those that have not ended and that nobody works on.
+
+    A cell that outlived the driver that started it is waited for, not started again.
+    """
+    found = []
+    for cell in order(progress.plan.cells, seed=seed):
+        known = progress.states[cell.index]
+        directory = state.directory_of(out, cell).resolve()
+        if not known.is_final and not state.is_worked_on(directory, known):
+            found.append((cell, directory))
+            progress.states[cell.index] = replace(known, status="pending", reason="")
+    return found
+
+
+def drive(
+    out: Path,
+    progress: Progress,
+    cells: Sequence[tuple[Cell, Path]],
+    launcher: Launcher,
+    tell: Callable[[Progress], None],
+) -> bool:
+    """Have the cells run and watch them. Whether all was done; False if it was interrupted."""
+    earlier = {cell.index for cell in progress.running}
+    watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
+    at = Places(set(watched) - earlier, set())
+    with _interruptible() as interrupted:
+        launcher.submit(cells)
+        while watched and not interrupted:
+            if not launcher.waits or not earlier & set(watched):
+                at = launcher.poll()
+            begun = [cell for index, cell in watched.items() if index not in at.waiting]
+            for cell in begun:
+                if _looked_at(out, progress, cell, is_held=cell.index in at.running):
+                    del watched[cell.index]
+            tell(progress)
+            if watched:
+                time.sleep(POLL_S)
+        if not watched:
+            return True
+        launcher.cancel()
+        for cell in (cell for index, cell in watched.items() if index not in at.waiting):
+            _end_here(state.directory_of(out, cell))
+            _looked_at(out, progress, cell, is_held=False)
+        tell(progress)
+    return False
+
+
+def _looked_at(out: Path, progress: Progress, cell: Cell, *, is_held: bool) -> bool:
+    """Read again how a cell is. Whether it has ended: nobody holds it, here or elsewhere."""
+    directory = state.directory_of(out, cell)
+    known = state.read(directory)
+    has_ended = not is_held and not state.is_worked_on(directory, known)
+    if has_ended:
+        _write_off(directory)
+        known = state.read(directory)
+    progress.states[cell.index] = known
+    return has_ended
+
+
+def _write_off(directory: Path) -> None:
+    known = state.read(directory)  # once more: it may have ended after it was last looked at
+    if known.status == "running":
+        lost = "its runner is gone (see runner.log); --resume runs it again"
+    elif known.status == "pending":
+        lost = "it was not started; --resume runs it"
+    else:
+        return
+    state.write(directory, known.ended(Outcome("cancelled", lost)))
+
+
+def _end_here(directory: Path) -> None:
+    """End a runner that an earlier driver started; one on another machine is left alone."""
+    worker = state.read(directory).worker
+    process = worker.found() if worker else None
+    if process is not None:
+        with suppress(psutil.Error):
+            process.terminate()
+            process.wait(timeout=_END_S)
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """A list that has something in it once Ctrl-C or SIGTERM came."""
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {one: signal.signal(one, note) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

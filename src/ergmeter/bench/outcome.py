@@ -1,0 +1,173 @@
+"""How did a cell end? One word and the line that says why, from its exit code and its output.
+
+The trap: a pattern that knows one way of running out of memory. torch has renamed its exception,
+CUDA, cuBLAS and the host's allocator each say it in their own words, a rank's line begins with
+"[rank1]: ", and the kernel says nothing at all: it kills. A runner that misses one leaves a row
+without figures that looks like a measurement. Words alone decide nothing where the command ended
+well: a program may run out of memory, take a smaller batch and go on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal as signals
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Status: TypeAlias = Literal[
+    "pending", "running", "ok", "oom", "error", "timeout", "diverged", "cancelled", "skipped"
+]
+# What is not run again when a bench is resumed.
+FINAL: frozenset[Status] = frozenset({"ok", "oom", "error", "timeout", "diverged", "skipped"})
+
+_KILLED = 128 + signals.SIGKILL  # what a shell, a container and `erg record` make of a SIGKILL
+_MEMORY = re.compile(
+    r"\bOutOfMemoryError\b"
+    r"|(?:CUDA|HIP|XPU|MPS|NCCL)\b[^\n]{0,60}\bout of memory"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+    r"|CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+    r"|RESOURCE_EXHAUSTED: [^\n]*[Oo]ut of memory"
+    r"|\bMemoryError\b|std::bad_alloc|Cannot allocate memory"
+    r"|Detected \d+ oom[-_]kill event|oom-kill event"
+)
+# How torchrun and accelerate tell that a rank was killed; their own exit code is then 1.
+_RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\) received by PID")
+_PREFIX = re.compile(r"^\[(?:rank|default)(\d+)\]:? ?|^(\d+): (?=Traceback|\s|[\w.]+(?::|$))")
+_OPENS = "Traceback (most recent call last):"
+_CLOSES = re.compile(r"[A-Za-z_][\w.]*(?::| \(|$)")
+# What other ranks and launchers say once a rank is gone: never the cause.
+_CONSEQUENCES = re.compile(
+    r"ChildFailedError|CalledProcessError|DistBackendError|DistNetworkError|SignalException"
+    r"|Connection (?:closed|reset) by peer|ProcessRaisedException"
+)
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The status of a cell that has ended, and why, in one line; empty where all went well."""
+
+    status: Status
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The last line of a traceback, and whose it is (None where no rank is named)."""
+
+    line: str
+    rank: int | None = None
+
+    def __str__(self) -> str:
+        return self.line if self.rank is None else f"rank {self.rank}: {self.line}"
+
+
+def outcome(
+    exit_code: int | None,
+    *,
+    signal: int | None = None,
+    stdout: str = "",
+    stderr: str = "",
+    loss: float | None = None,
+    timed_out_s: float | None = None,
+    cancelled: str = "",
+    kernel_kills: int | None = None,
+) -> Outcome:
+    """What the end of a command was. `stdout` and `stderr` are their last parts.
+
+    `loss` is the last one that is known; `kernel_kills` by how much the kernel's own count of
+    processes it killed for memory rose meanwhile, where it can be read.
+    """
+    if cancelled:
+        return Outcome("cancelled", cancelled)
+    if timed_out_s is not None:
+        return Outcome("timeout", f"it was ended after {timed_out_s:g} s, its limit")
+    is_well = exit_code == 0 and signal is None
+    if is_well and (loss is None or math.isfinite(loss)):
+        return Outcome("ok")
+    if not is_well:
+        lacking = _memory(exit_code, signal, stdout, stderr, kernel_kills)
+        if lacking:
+            return Outcome("oom", lacking)
+    if loss is not None and not math.isfinite(loss):
+        return Outcome("diverged", f"the loss became {loss}")
+    return Outcome("error", _error(exit_code, signal, stdout, stderr))
+
+
+def _memory(
+    exit_code: int | None, signal: int | None, stdout: str, stderr: str, kills: int | None
+) -> str:
+    """How it ran out of memory; empty if it did not."""
+    said = _said_of_memory(stderr) or _said_of_memory(stdout)
+    if said:
+        return said
+    if signal == signals.SIGKILL or exit_code in (_KILLED, -signals.SIGKILL):
+        what = "it was killed (SIGKILL, exit code 137)"
+    elif _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
+        what = "one of its ranks was killed (SIGKILL)"
+    else:
+        return ""
+    return f"{what}, {_by_whom(kills)}"
+
+
+def _by_whom(kills: int | None) -> str:
+    if kills is None:
+        return "as the kernel's OOM killer does; its count of kills can't be read here"
+    if kills > 0:
+        return f"by the kernel's OOM killer: it counted {kills} meanwhile"
+    return "as the kernel's OOM killer does; but its count did not rise, so it may be a kill -9"
+
+
+def _said_of_memory(text: str) -> str:
+    for line in text.splitlines():
+        rank, bare = _unprefixed(line)
+        # An indented line of a traceback is source text: it may just name the exception.
+        if not bare.startswith("    ") and _MEMORY.search(bare):
+            return _short(str(Raised(bare.strip(), rank)))
+    return ""
+
+
+def _error(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
+    raised = [*tracebacks(stdout.splitlines()), *tracebacks(stderr.splitlines())]
+    causes = [one for one in raised if not _CONSEQUENCES.search(one.line)]
+    if causes or raised:
+        return _short(str((causes or raised)[-1]))
+    how = _how_it_ended(exit_code, signal)
+    lines = [line.strip() for line in (stderr or stdout).splitlines() if line.strip()]
+    return _short(f"{how}: {lines[-1]}" if lines else f"{how}, and it said nothing")
+
+
+def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
+    number = signal or (-exit_code if exit_code is not None and exit_code < 0 else None)
+    if number is None:
+        return f"exit code {exit_code}"
+    try:
+        return f"ended by {signals.Signals(number).name}"
+    except ValueError:
+        return f"ended by signal {number}"
+
+
+def tracebacks(lines: Iterable[str]) -> Iterator[Raised]:
+    """The last line of every traceback, in the order in which they end; ranks may be mixed."""
+    is_open: set[int | None] = set()
+    for line in lines:
+        rank, text = _unprefixed(line.rstrip())
+        if text.lstrip(" +|").startswith(_OPENS):
+            is_open.add(rank)
+        elif rank in is_open and _CLOSES.match(text):  # what is indented is still inside
+            yield Raised(text, rank)
+            is_open.discard(rank)
+
+
+def _unprefixed(line: str) -> tuple[int | None, str]:
+    found = _PREFIX.match(line)
+    if found is None:
+        return None, line
+    return int(found[1] or found[2]), line[found.end() :]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."

@@ -1,0 +1,213 @@
+"""What did the cells of a bench come to? A row for each, in one schema, from their directories.
+
+The trap: figures that are gathered once, when a cell ends, by a program that knew too little. What
+a cell left (its run, the Trainer's figures, the log of `nvidia-smi`) is kept, and the row is made
+from that; a row that was made before is used again as long as nothing in the cell's directory is
+newer, so that thousands of cells are read in seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.bench import references
+from ergmeter.bench.cells import Cell
+from ergmeter.bench.figures import chosen, fms_figures, number, of_trainer
+from ergmeter.bench.measured import measured
+from ergmeter.bench.memory import smi_log
+from ergmeter.bench.schema import ARGUMENTS, COLUMNS, DONE, RATES, VERSION
+from ergmeter.bench.tables import as_table, csv_text, from_csv, from_parquet, is_ours, write
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+__all__ = ["collect", "csv_text", "load", "table", "write"]
+
+ROW = "row.json"
+SMI_LOG = "gpu_memory_logs.csv"
+_INPUTS = ("cell.json", "status.json", "results.json", SMI_LOG, "run/run.json")
+_PREFIX = "exp_"
+
+
+def table(directory: Path) -> pa.Table:
+    """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
+    cells = _cells(directory)
+    if not cells:
+        raise FormatError(
+            f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
+        )
+    return as_table([collect(cell) for cell in cells])
+
+
+def load(path: Path) -> pa.Table:
+    """Results from wherever they are: a directory, a table of ours, a published reference."""
+    if path.is_dir():
+        return table(path)
+    if not path.is_file():
+        raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
+    if path.suffix == ".parquet":
+        return from_parquet(path)
+    return from_csv(path) if is_ours(path) else references.read(path)
+
+
+def collect(cell: Path) -> dict[str, Any]:
+    """The row of one cell's directory, kept beside it for the next reader."""
+    stamp = _stamp(cell)
+    kept = _json(cell / ROW)
+    if kept.get("stamp") == stamp:
+        return dict(kept["row"])
+    row = _row(cell)
+    if row["status"] in DONE:
+        _keep(cell / ROW, {"stamp": stamp, "row": row})
+    return row
+
+
+def _cells(directory: Path) -> list[Path]:
+    numbered = [
+        (int(number), one)
+        for one in (directory.iterdir() if directory.is_dir() else ())
+        if (number := one.name.removeprefix(_PREFIX)) != one.name and number.isdigit()
+    ]
+    return [one for _, one in sorted(numbered)]
+
+
+def _stamp(cell: Path) -> list[int]:
+    """When what a row is made of was last written; the run's own files are written under run/."""
+    found = [VERSION]
+    for name in _INPUTS:
+        try:
+            found.append((cell / name).stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return found
+
+
+def _row(cell: Path) -> dict[str, Any]:
+    said, status, results = (_json(cell / f"{n}.json") for n in ("cell", "status", "results"))
+    settings = {**_arguments(results), **dict(said.get("settings") or {})}
+    row = _identity(cell, said, results) | _outcome(status, results)
+    row |= {name: _text(settings.get(name)) for name in ARGUMENTS}
+    row["framework_config"] = row["framework_config"] or "none"
+    row["max_seq_length"] = row["max_seq_length"] or _text(settings.get("max_seq_len"))
+    missing: dict[str, str] = {}
+    row |= fms_figures(results, row["num_gpus"])
+    row |= _memory(cell, results, missing)
+    row = _with_run(row, measured(cell / "run", missing, num_gpus=row["num_gpus"]))
+    row |= {"settings": json.dumps(settings, sort_keys=True), "raw": json.dumps(results)}
+    return chosen(row, missing) | {"path": str(cell)}
+
+
+def _with_run(row: dict[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Rates of one window: the run's own where it has any, and then none of the Trainer's.
+
+    Loss and time of the whole training stay the Trainer's, where it told them.
+    """
+    kept = {name: row[name] for name in ("loss", "runtime_s") if row.get(name) is not None}
+    if found.get("rates_from"):
+        row = {name: value for name, value in row.items() if name not in RATES}
+    return {**row, **found, **kept}
+
+
+def _identity(cell: Path, said: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    group = ""
+    if said:
+        group = Cell.from_json(said).group
+    gpus = said.get("num_gpus") or number(results.get("num_gpus"))
+    return {
+        "index": int(cell.name.removeprefix(_PREFIX)),
+        "id": said.get("id") or "",
+        "group": group,
+        "scenario": said.get("scenario") or "",
+        "repeat": said.get("repeat") or 1,
+        "num_gpus": int(gpus) if gpus else None,
+        "nodes": said.get("nodes") or 1,
+    }
+
+
+def _outcome(status: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:
+    attempts = status.get("attempts") or []
+    claims = status.get("claims") or []
+    word, reason = status.get("status"), status.get("reason") or ""
+    if word is None:  # a directory of the original's: it keeps no status
+        word, reason = _original_outcome(results)
+    return {
+        "status": word,
+        "reason": reason,
+        "exit_code": status.get("exit_code"),
+        "attempts": len(attempts),
+        "started": attempts[-1].get("started") if attempts else None,
+        "ended": attempts[-1].get("ended") if attempts else None,
+        "claims_held": sum(bool(one.get("held")) for one in claims),
+        "claims_broken": "; ".join(
+            f"{one.get('name')}: {one.get('seen')}" for one in claims if not one.get("held")
+        ),
+    }
+
+
+def _original_outcome(results: Mapping[str, Any]) -> tuple[str, str]:
+    if not results:
+        return "pending", ""
+    if results.get("dry_run"):
+        return "skipped", "a dry run"
+    errors = results.get("error_messages")
+    if errors:
+        said = errors[-1] if isinstance(errors, list) else errors
+        return "error", str(said).strip().splitlines()[-1]
+    if number(results.get("train_runtime")) is None:
+        return "error", "no figures were found in its output: it did not train to the end"
+    return "ok", ""
+
+
+def _memory(cell: Path, results: Mapping[str, Any], missing: dict[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    try:
+        row |= of_trainer(results)
+    except NotMeasurable as error:
+        missing |= {name: str(error) for name in COLUMNS if name.startswith("memory_hf_")}
+    if (cell / SMI_LOG).is_file():
+        try:
+            log = smi_log(cell / SMI_LOG)
+            row["memory_nvidia_devices_bytes"] = [one.taken_bytes for one in log.devices]
+            row["memory_nvidia_mean_bytes"] = log.mean_bytes
+            row["memory_nvidia_peak_bytes"] = log.largest_bytes
+            row["memory_nvidia_from"] = "nvidia-smi"
+        except (NotMeasurable, FormatError) as error:
+            missing["memory_nvidia_mean_bytes"] = str(error)
+    return row
+
+
+def _arguments(results: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a results.json is an argument: text that is in the schema under its name."""
+    return {name: results[name] for name in ARGUMENTS if name in results}
+
+
+def _text(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, list | tuple):
+        return " ".join(str(one) for one in value)
+    return str(value)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(path: Path, found: Mapping[str, Any]) -> None:
+    """A reader may have no right to write there, and two may come at once."""
+    beside = path.with_suffix(f".{os.getpid()}")
+    try:
+        beside.write_text(json.dumps(found), encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)

@@ -1,0 +1,101 @@
+"""Is a scenario sound, as far as can be told of all its cells at once?
+
+The trap: an axis that changes nothing. Cells that differ by name only are run as if they were
+different, and their noise is read as a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ergmeter.bench import axes as combined
+from ergmeter.bench import fms, templates
+from ergmeter.bench.architectures import architecture
+from ergmeter.bench.problems import hint
+from ergmeter.bench.scenarios import Scenario, Scenarios
+from ergmeter.bench.templates import Template
+
+FRAMEWORK = "framework_config"
+
+
+def complaints(
+    found: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    """Everything that is wrong with it, a line each."""
+    yield from _names(scenario, template, axes)
+    yield from _values(axes)
+    for name in scenario.frameworks or ():
+        yield from _framework(found, template, name)
+    for model in scenario.models if scenario.architectures else ():
+        if known_architecture(found, model) is None:
+            yield (
+                f"the architecture of {model} is not known here; write it under"
+                " model_architectures, or fetch its config.json"
+            )
+
+
+def known_architecture(found: Scenarios, model: str) -> str | None:
+    """What the file says of it, or its own config.json."""
+    return found.model_architectures.get(model) or architecture(model)
+
+
+def _names(scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    known = {*scenario.arguments, *axes, *templates.OF_A_CELL, FRAMEWORK}
+    known |= {combined.BATCH, combined.ACCUMULATION, combined.EFFECTIVE}
+    used = [name for one in (*scenario.include, *scenario.exclude) for name in one]
+    used += [name for one in scenario.expects for name in one.when]
+    used += [name for one in scenario.constraints for name in sorted(one.names)]
+    for name in dict.fromkeys(used):
+        if name not in known:
+            yield f"{name!r} is no setting of it; {hint(name, sorted(known))}"
+    texts = [*template.words, *scenario.environment.values()]
+    named = [one for text in texts for one in templates.unknown(text, {*known, "arguments"})]
+    for name in dict.fromkeys(named):
+        yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
+            name, sorted(known)
+        )
+    if not template.takes_all:
+        yield from _without_effect(scenario, template, axes)
+
+
+def _without_effect(
+    scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
+    put = " ".join((*template.words, *scenario.environment.values()))
+    for name, values in axes.items():
+        reaches = {name}
+        if name == combined.EFFECTIVE:
+            reaches |= {combined.BATCH, combined.ACCUMULATION}
+        if len(values) < 2 or name in templates.OF_A_CELL:
+            continue
+        if any(f"{{{one}}}" in put for one in reaches):
+            continue
+        yield f"the command has no {{{name}}} in it, so that the axis {name} changes nothing"
+
+
+def _values(axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    for name, values in axes.items():
+        for value in values:
+            is_whole = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if name in combined.WHOLE and not is_whole:
+                yield f"{name} takes whole numbers from 1; got {value!r}"
+            elif name == "packing" and not isinstance(value, bool):
+                yield f"packing takes true and false; got {value!r}"
+
+
+def _framework(found: Scenarios, template: Template, name: str) -> Iterator[str]:
+    one = found.frameworks.get(name)
+    if one is None:
+        yield f"framework_config {name!r} is not known; {hint(name, found.frameworks)}"
+    elif template.workload == "erg" and one.tuning is None:
+        yield (
+            f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
+            f" read: take the command sft_trainer, or say under framework_configs which backend"
+            " stands for it"
+        )
+    elif template.workload == "sft_trainer" and one.file is None and name != fms.NONE:
+        yield (
+            f"framework_config {name!r} has no file for sft_trainer: give CONTENTS.yaml, or a file"
+            " of your own under framework_configs"
+        )

@@ -1,0 +1,126 @@
+"""What `erg bench plan` and `erg bench run` both take: the file, its axes, what to leave out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.bench.cells import Plan
+
+_Value = TypeVar("_Value")
+
+_PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
+    (
+        ("--effective-batch-size",),
+        {"metavar": "N[,N...]", "help": "Samples of a step over all GPUs: an axis."},
+    ),
+    (("--max-seq-len",), {"metavar": "N[,N...]", "help": "Longest sequence: an axis."}),
+    (("--packing",), {"metavar": "true,false", "help": "Whether sequences are packed: an axis."}),
+    (
+        ("--only",),
+        {"multiple": True, "metavar": "NAME", "help": "Just this scenario. May be repeated."},
+    ),
+    (
+        ("--repeats",),
+        {"type": click.IntRange(1, 1000), "help": "Run each cell so many times, in rounds."},
+    ),
+    (
+        ("--command", "workload"),
+        {"help": "What a cell runs: `erg train`, `sft_trainer`, or a template of a command."},
+    ),
+    (
+        ("--timeout", "timeout_s"),
+        {
+            "type": click.FloatRange(min=0, min_open=True),
+            "metavar": "S",
+            "help": "End a cell after so many seconds, unless its scenario says otherwise.",
+        },
+    ),
+    (
+        ("--defaults",),
+        {"type": click.Path(path_type=Path), "help": "Arguments of all scenarios, as YAML."},
+    ),
+    (
+        ("--contents",),
+        {"type": click.Path(path_type=Path), "help": "CONTENTS.yaml: shortnames and their files."},
+    ),
+    (("--no-data",), {"is_flag": True, "help": "Leave the data stage out."}),
+)
+
+
+def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command all of them."""
+    for names, options in reversed(_PLAN_OPTIONS):
+        function = click.option(*names, **options)(function)
+    return click.argument("scenarios", type=click.Path(path_type=Path))(function)
+
+
+def planned(given: dict[str, Any]) -> Plan:
+    """The plan that was asked for."""
+    from ergmeter.bench.plan import plan
+
+    return plan(
+        given["scenarios"],
+        num_gpus=_listed("--num-gpus", given["num_gpus"], _whole),
+        effective_batch_size=_listed(
+            "--effective-batch-size", given["effective_batch_size"], _whole
+        ),
+        max_seq_len=_listed("--max-seq-len", given["max_seq_len"], _whole),
+        packing=_listed("--packing", given["packing"], _truth),
+        only=given["only"],
+        repeats=given["repeats"],
+        command=given["workload"],
+        timeout_s=given["timeout_s"],
+        defaults=given["defaults"],
+        contents=given["contents"],
+        data_stage=not given["no_data"],
+        check=_wrong,
+    )
+
+
+def _wrong(text: str) -> str | None:
+    """What `erg train` would say against a cell's configuration, before anything is started."""
+    import tempfile
+
+    from ergmeter.errors import ErgmeterError
+    from ergmeter.workloads.sft.config import load
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "train.yaml")
+        path.write_text(text, encoding="utf-8")
+        try:
+            load(path)
+        except ErgmeterError as error:
+            return str(error).removeprefix(f"{path}: ")
+    return None
+
+
+def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> list[_Value] | None:
+    if text is None:
+        return None
+    try:
+        found = [kind(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise click.UsageError(f"{option}: {error}; got {text!r}") from error
+    if not found:
+        raise click.UsageError(f"{option} names no value; leave it out or give one")
+    return list(dict.fromkeys(found))
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError("it takes whole numbers from 1, with commas")
+    return int(text)
+
+
+def _truth(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise ValueError("it takes true and false, with commas")
+    return words[text.lower()]

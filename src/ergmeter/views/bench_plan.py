@@ -1,0 +1,118 @@
+"""A plan on the terminal: what there is of each scenario, each cell and its command, the time."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.bench.cells import Cell, Plan
+    from ergmeter.bench.durations import Estimate
+
+_SHOWN = 20
+_MINUTE_S, _HOUR_S = 60, 3600
+
+
+def shown(plan: Plan, estimate: Estimate, *, every: bool = False) -> RenderableType:
+    """The plan. `every`: each cell with its whole command, however many there are."""
+    parts: list[RenderableType] = [_by_scenario(plan), Text()]
+    cells = plan.cells if every else plan.cells[:_SHOWN]
+    parts.append(_cells(cells, varying(plan)))
+    if len(plan.cells) > len(cells):
+        parts.append(Text(f"... and {len(plan.cells) - len(cells)} more", "dim"))
+    if every:
+        parts += [Text(), *(Text(command_line(cell)) for cell in cells)]
+    elif cells:
+        parts += [Text(), Text(f"the command of {cells[0].index}:", "dim")]
+        parts.append(Text(command_line(cells[0])))
+    slow = plan.settings.get("slow") or []
+    if slow:
+        parts += [Text(), Text(f"left out, being slow: {', '.join(slow)} (name it to run it)")]
+    return Group(*parts, Text(), Text(in_words(estimate)))
+
+
+def _by_scenario(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("scenario")
+    for title in ("configurations", "cells", "skipped"):
+        table.add_column(title, justify="right")
+    cells = Counter(cell.scenario for cell in plan.cells)
+    skipped = Counter(cell.scenario for cell in plan.cells if cell.skip)
+    first = Counter(cell.scenario for cell in plan.cells if cell.repeat == 1)
+    for name, number in cells.items():
+        table.add_row(name, str(first[name]), str(number), str(skipped[name] or ""))
+    if len(cells) > 1:
+        table.add_row("all", str(first.total()), str(cells.total()), str(skipped.total() or ""))
+    return table
+
+
+def varying(plan: Plan) -> list[str]:
+    """The settings that are not the same in all cells, in the order they come in."""
+    seen: dict[str, set[object]] = {}
+    for cell in plan.cells:
+        for name, value in cell.settings.items():
+            seen.setdefault(name, set()).add(value)
+    number = len(plan.cells)
+    there = Counter(name for cell in plan.cells for name in cell.settings)
+    return [name for name, values in seen.items() if len(values) > 1 or there[name] < number]
+
+
+def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("cell", "scenario", "settings"):
+        table.add_column(title)
+    for cell in cells:
+        said = [f"{name}={cell.settings[name]}" for name in names if name in cell.settings]
+        if cell.repeat > 1:
+            said.append(f"repeat {cell.repeat}")
+        line = Text(", ".join(said))
+        if cell.skip:
+            line.append(f"  skipped: {cell.skip}", "yellow")
+        table.add_row(str(cell.index), cell.scenario, line)
+    return table
+
+
+def command_line(cell: Cell) -> str:
+    """What is started, with its environment, as it can be read; places are filled in later."""
+    put = [f"{name}={shlex.quote(value)}" for name, value in cell.environment.items()]
+    said = [word if word.startswith("{") else shlex.quote(word) for word in cell.command]
+    launcher = [] if cell.launch == "plain" else [f"[{cell.launch}, {cell.num_gpus} ranks]"]
+    if cell.nodes > 1:
+        launcher = [f"[{cell.launch}, {cell.num_gpus} ranks on each of {cell.nodes} nodes]"]
+    return " ".join([*put, *launcher, *said])
+
+
+def in_words(estimate: Estimate) -> str:
+    """The time, and what it rests on."""
+    known = estimate.measured + estimate.alike + estimate.given
+    if not known:
+        return "time: not known; results of an earlier run of it would tell"
+    rests = [
+        (estimate.measured, "by the same configuration's earlier runs"),
+        (estimate.alike, "by other cells of the scenario"),
+        (estimate.given, "by the time given"),
+    ]
+    said = ", ".join(f"{number} {words}" for number, words in rests if number)
+    unknown = f"; {estimate.unknown} cells not known and not counted" if estimate.unknown else ""
+    return f"time: about {_time(estimate.total_s)} one after the other ({said}{unknown})"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    return f"{seconds / _HOUR_S:.1f} h"
+
+
+def document(plan: Plan, estimate: Estimate) -> dict[str, Any]:
+    """The plan as JSON, with the estimate."""
+    names = ("total_s", "measured", "alike", "given", "unknown", "skipped")
+    return {**plan.to_json(), "estimate": {name: getattr(estimate, name) for name in names}}

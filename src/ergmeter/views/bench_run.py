@@ -1,0 +1,94 @@
+"""How far a bench is: a live table on a terminal, a line for each ended cell elsewhere.
+
+The trap: a screen full of what went well. Counts stand for what is done; a cell has a row of its
+own while it runs, and when it failed, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.units import duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from ergmeter.bench.cells import Cell
+    from ergmeter.bench.monitor import Progress
+    from ergmeter.bench.state import State
+
+_STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
+_ORDER = (
+    *("ok", "running", "pending", "oom", "error", "timeout", "diverged", "cancelled", "skipped"),
+)
+_FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
+_MOST_ROWS = 12
+
+
+def label(cell: Cell, names: Sequence[str]) -> str:
+    """A cell in a few words: of its settings those that tell it from others."""
+    parts = [f"{name}={cell.settings[name]}" for name in names if name in cell.settings]
+    return " ".join([cell.scenario, *parts, f"#{cell.repeat}"])
+
+
+def counts(progress: Progress) -> Text:
+    """ "12 of 48 cells ended: 10 ok, 1 oom, 1 error; about 14 min left"."""
+    found = progress.counts
+    ended = len(progress.plan.cells) - progress.left
+    text = Text(f"{ended} of {len(progress.plan.cells)} cells ended")
+    shown = [name for name in _ORDER if found.get(name)]  # type: ignore[call-overload]
+    for number, name in enumerate(shown):
+        text.append(": " if number == 0 else ", ")
+        text.append(f"{found[name]} {name}", _STYLES.get(name, "red"))  # type: ignore[index]
+    eta_s = progress.eta_s
+    if progress.left and eta_s is not None:
+        text.append(f"; about {duration(eta_s)} left")
+    return text
+
+
+def live(progress: Progress, names: Sequence[str]) -> RenderableType:
+    """The counts, what runs now, and what failed last."""
+    cells = {cell.index: cell for cell in progress.plan.cells}
+    failed = [index for index, state in progress.states.items() if state.status in _FAILED]
+    rows = [cell.index for cell in progress.running][:_MOST_ROWS] + failed[-_MOST_ROWS:]
+    shown = table([(cells[i], progress.states[i]) for i in rows], names)
+    return Group(counts(progress), shown)
+
+
+def table(rows: Sequence[tuple[Cell, State]], names: Sequence[str]) -> Table:
+    """A row a cell: its number, status, time and, where there is one, the reason."""
+    made = Table(box=None, pad_edge=False, header_style="dim")
+    made.add_column("cell", justify="right")
+    made.add_column("status", no_wrap=True)
+    made.add_column("lasted", justify="right", no_wrap=True)
+    made.add_column("what", overflow="fold")
+    for cell, state in rows:
+        took_s = state.lasted_s
+        what = Text(label(cell, names))
+        if state.reason:
+            what.append(f"  {state.reason}", "dim")
+        made.add_row(
+            str(cell.index),
+            Text(state.status, _STYLES.get(state.status, "red")),
+            "" if took_s is None else duration(took_s),
+            what,
+        )
+    return made
+
+
+def news(progress: Progress, told: dict[int, str], names: Sequence[str]) -> Iterator[str]:
+    """A line for each cell whose status is not the one told before; `told` is kept up to date."""
+    for cell in progress.plan.cells:
+        state = progress.states[cell.index]
+        if told.get(cell.index, "pending") == state.status:
+            continue
+        told[cell.index] = state.status
+        took_s = state.lasted_s
+        took = "" if took_s is None or state.status == "running" else f" after {duration(took_s)}"
+        why = f": {state.reason}" if state.reason else ""
+        yield f"exp_{cell.index} {state.status}{took} ({label(cell, names)}){why}"

@@ -1,0 +1,330 @@
+"""`erg bench` as a process: trainings on the processor, and drivers that are ended in every way."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
+from tests.nvml.library import Gpu, Script, build
+
+BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
+TRAININGS_S = 280.0
+# Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+number, go = int(sys.argv[1]), Path(sys.argv[2])
+with Path(f"began-{number}").open("a") as file:
+    file.write("x")
+while number == 2 and not go.exists():
+    time.sleep(0.02)
+print("loss=1.5")
+"""
+
+
+def trainings(lab: Lab, models: Path) -> str:
+    """Two frameworks on one rank and on two."""
+    scenario = {
+        "name": "tiny",
+        "framework_config": [None, "bnb"],
+        "axes": {"num_gpus": [1, 2], "effective_batch_size": [4], "max_seq_len": [64],
+                 "packing": [False]},
+        "arguments": {
+            "model_name_or_path": "builtin:tiny", "model.local_dir": str(models),
+            "peft_method": "lora", "r": 4, "lora_alpha": 8, "max_steps": 3, "learning_rate": 1e-3,
+            "logging_steps": 1,
+        },
+        "warmup": "0s",
+        # bitsandbytes on two ranks shows nothing that these do not, and each cell takes its time.
+        "exclude": [{"framework_config": "bnb", "num_gpus": 2}],
+        "expects": [{"tuning": "qlora", "when": {"framework_config": "bnb"}}],
+    }  # fmt: skip
+    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    return "scenarios.yaml"
+
+
+def waiting(lab: Lab) -> str:
+    """Three cells, of which one waits for a sign."""
+    (lab.path / "program.py").write_text(PROGRAM)
+    scenario = {
+        "name": "three",
+        "command": "{python} program.py {n} go {run}",
+        "axes": {"n": [1, 2, 3]},
+        "arguments": {"steps": 1},
+        "environment": {"STEPS": "{steps}"},
+    }
+    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    return "scenarios.yaml"
+
+
+def statuses(lab: Lab) -> dict[str, str]:
+    """By the cell's `n`; without those that have not begun."""
+    found = {}
+    for path in lab.path.glob("results/exp_*/status.json"):
+        cell = json.loads(path.with_name("cell.json").read_text())
+        found[str(cell["settings"].get("n"))] = json.loads(path.read_text())["status"]
+    return found
+
+
+def began(lab: Lab) -> dict[int, int]:
+    """How often each cell of `waiting` was started."""
+    paths = [lab.path / f"began-{n}" for n in (1, 2, 3)]
+    return {n: len(path.read_text()) if path.exists() else 0 for n, path in enumerate(paths, 1)}
+
+
+def run(lab: Lab, *options: object) -> tuple[object, ...]:
+    return (*BENCH, "run", waiting(lab), "--out", "results", "--cool-down", "0", *options)
+
+
+def caught(lab: Lab) -> subprocess.Popen[bytes]:
+    """A driver, with two cells done and the third at work."""
+    driver = lab.start(*run(lab, "--jobs", "2"))
+    at_work = {"1": "ok", "2": "running", "3": "ok"}
+    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
+    return driver
+
+
+def worker_of(lab: Lab) -> dict[str, Any]:
+    said = [json.loads(p.read_text()) for p in lab.path.glob("results/exp_*/status.json")]
+    (running,) = (one for one in said if one["status"] == "running")
+    return dict(running)
+
+
+@pytest.mark.timeout(600)
+def test_frameworks_and_ranks_train_and_are_reported(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scenarios = trainings(lab, tmp_path_factory.mktemp("models"))
+    planned = lab.run(*BENCH, "plan", scenarios, "--json")
+    assert planned.returncode == 0, planned.stderr.decode()
+    assert len(json.loads(planned.stdout)["cells"]) == 3
+    done = lab.run(
+        *BENCH, "run", scenarios, "--out", "results", "--cool-down", "0", timeout_s=TRAININGS_S
+    )
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert b"3 of 3 cells ended: 3 ok" in done.stdout
+    told = lab.run(*BENCH, "report", "results", "--export", "all.parquet", "--fms", "fms")
+    assert told.returncode == 0, told.stderr.decode()
+    rows = pq.read_table(lab.path / "all.parquet").to_pylist()
+    assert {(row["framework_config"], row["num_gpus"], row["status"]) for row in rows} == {
+        ("none", 1, "ok"), ("none", 2, "ok"), ("bnb", 1, "ok"),
+    }  # fmt: skip
+    for row in rows:
+        assert row["tokens_per_s"] > 0
+        assert row["loss"] > 0
+        # The same samples a step, shared by the ranks.
+        assert int(row["per_device_train_batch_size"]) * row["num_gpus"] == 4
+        assert row["claims_held"] == (row["framework_config"] == "bnb")
+        assert row["claims_broken"] in ("", None)
+        header = Run.open(Path(lab.path, row["path"]) / "run")
+        assert header.workload["world_size"] == row["num_gpus"]
+    assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 4
+    listed = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
+    assert [one["status"] for one in listed] == ["ok"] * 3
+
+
+def test_ctrl_c_ends_the_cells_and_resume_goes_on(lab: Lab) -> None:
+    driver = caught(lab)
+    child = worker_of(lab)["child"]["pid"]
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(TIMEOUT_S) == 130
+    assert statuses(lab) == {"1": "ok", "2": "cancelled", "3": "ok"}
+    assert not psutil.pid_exists(child)
+    (lab.path / "go").touch()
+    again = lab.run(*run(lab, "--resume"))
+    assert again.returncode == 0, again.stderr.decode()
+    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
+    assert began(lab) == {1: 1, 2: 2, 3: 1}
+
+
+def test_a_killed_driver_loses_nothing(lab: Lab) -> None:
+    """Its cell goes on; a driver that takes over waits for it."""
+    driver = caught(lab)
+    driver.kill()
+    driver.wait(TIMEOUT_S)
+    second = lab.start(*run(lab, "--resume"))
+    driven_by = lab.path / "results" / "driver.json"
+    eventually(lambda: json.loads(driven_by.read_text())["pid"] == second.pid, "it takes over")
+    (lab.path / "go").touch()
+    assert second.wait(TIMEOUT_S) == 0
+    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
+    assert began(lab) == {1: 1, 2: 1, 3: 1}
+
+
+def test_after_a_restart_of_the_machine_only_what_was_cut_off_runs_again(lab: Lab) -> None:
+    """Everything is killed at once."""
+    driver = caught(lab)
+    running = worker_of(lab)
+    for pid in (driver.pid, running["worker"]["pid"], running["child"]["pid"]):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    driver.wait(TIMEOUT_S)
+    assert statuses(lab)["2"] == "running"
+    (lab.path / "go").touch()
+    again = lab.run(*run(lab, "--resume"))
+    assert again.returncode == 0, again.stderr.decode()
+    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
+    assert began(lab) == {1: 1, 2: 2, 3: 1}
+    (aside,) = lab.path.glob("results/exp_*/attempt_1")
+    assert (aside / "stdout").exists()
+
+
+def test_a_dry_run_starts_nothing_and_results_are_not_written_over(lab: Lab) -> None:
+    (lab.path / "go").touch()
+    dry = lab.run(*run(lab, "--dry-run"))
+    assert dry.returncode == 0, dry.stderr.decode()
+    assert dry.stdout.decode().count("program.py") == 3
+    assert not (lab.path / "results").exists()
+    assert lab.run(*run(lab)).returncode == 0
+    refused = lab.run(*run(lab))
+    assert refused.returncode == 2
+    assert b"--resume goes on with it" in refused.stderr
+    assert began(lab) == {1: 1, 2: 1, 3: 1}
+
+
+def test_several_cells_are_listed_while_they_run(lab: Lab) -> None:
+    driver = caught(lab)
+    said = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
+    assert sorted(one["status"] for one in said) == ["ok", "ok", "running"]
+    (lab.path / "go").touch()
+    assert driver.wait(TIMEOUT_S) == 0
+
+
+def test_gpus_that_others_compute_on_are_refused(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library = build(tmp_path_factory.mktemp("nvml"))
+    (lab.path / "go").touch()
+    busy = [Gpu(), Gpu(processes=[(os.getpid(), 1 << 30)])]
+    script = library.environment(Script(busy, epoch_ns=time.monotonic_ns()))
+    variables = {**environment(**script), "CUDA_VISIBLE_DEVICES": "0,1"}
+    refused = lab.run(*run(lab), env=variables)
+    assert refused.returncode == 2
+    assert f"process {os.getpid()}".encode() in refused.stderr
+    assert b"on GPU 1" in refused.stderr
+    assert not (lab.path / "results").exists()
+    free = lab.run(*run(lab), env={**variables, "CUDA_VISIBLE_DEVICES": "0"})
+    assert free.returncode == 0, free.stderr.decode()
+    shown = {json.loads(p.read_text())["CUDA_VISIBLE_DEVICES"]
+             for p in lab.path.glob("results/exp_*/environment.json")}  # fmt: skip
+    assert shown == {"0"}
+
+
+def test_slurm_runs_the_same_plan_and_a_requeued_job_completes(
+    cluster: Cluster,  # noqa: F811
+    lab: Lab,
+) -> None:
+    pytest.importorskip("submitit")
+    variables = environment(**cluster.environment)
+    options = ("--launcher", "slurm", "--launcher-option", "gpus_per_node=0", "--jobs", "2")
+    driver = lab.start(*run(lab, *options), env=variables, stderr=subprocess.PIPE)
+    at_work = {"1": "ok", "2": "running", "3": "ok"}
+    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
+    (folder,) = (p.parent for p in lab.path.glob("results/exp_*/stdout") if _n(p.parent) == 2)
+    job = (folder / "job").read_text()
+
+    def controlled(*words: str) -> None:
+        subprocess.run(["scontrol", *words], env=variables, check=True, timeout=TIMEOUT_S)
+
+    controlled("requeue", job)
+    eventually(lambda: statuses(lab)["2"] == "cancelled", "the job is ended")
+    (lab.path / "go").touch()
+    eventually(lambda: _begins_now(job, variables) and statuses(lab)["2"] == "ok", "its end")
+    assert driver.wait(TIMEOUT_S) == 0, cluster.said()
+    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
+    assert began(lab) == {1: 1, 2: 2, 3: 1}
+    said = json.loads((folder / "status.json").read_text())
+    assert [one["status"] for one in said["attempts"]] == ["cancelled", "ok"]
+
+
+def _n(folder: Path) -> int:
+    return int(json.loads((folder / "cell.json").read_text())["settings"]["n"])
+
+
+def _begins_now(job: str, variables: dict[str, str]) -> bool:
+    """A requeued job waits for two minutes by itself; told so while it still ends, it forgets."""
+    subprocess.run(
+        ["scontrol", "update", f"JobId={job}", "StartTime=now"],
+        env=variables, capture_output=True, check=False, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    time.sleep(0.5)
+    return True
+
+
+@pytest.mark.timeout(600)
+def test_ray_runs_the_same_plan_on_two_nodes(lab: Lab) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("no Ray here: pip install 'ergmeter[bench-ray]'")
+    # Ray asks amdsmi for GPUs, which without AMD's library fails in a way that Ray does not expect.
+    (lab.path / "modules").mkdir()
+    (lab.path / "modules" / "amdsmi.py").write_text("raise ImportError('left out')")
+    path = os.pathsep.join([str(lab.path / "modules"), os.environ.get("PYTHONPATH", "")])
+    variables = environment(PYTHONPATH=path, RAY_USAGE_STATS_ENABLED="0")
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    # Unix sockets are in its folder, and their names may be of 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1")
+        head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")
+        said = (lab.path / "ray.log").open("wb")
+        nodes = [lab.start(*begin, *head, env=variables, stdout=said, stderr=said)]
+        try:
+            eventually(lambda: _answers(port), "Ray's head")
+            more = (*begin, f"--address=127.0.0.1:{port}")
+            nodes.append(lab.start(*more, env=variables, stdout=said, stderr=said))
+            eventually(lambda: _alive(lab, port, variables) == 2, "two nodes")
+            _on_ray(lab, port, variables)
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+                node.wait(TIMEOUT_S)
+            said.close()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _alive(lab: Lab, port: int, variables: dict[str, str]) -> int:
+    """How many nodes Ray knows of."""
+    code = (
+        f"import ray; ray.init('127.0.0.1:{port}', log_to_driver=False);"
+        "print(sum(node['Alive'] for node in ray.nodes()))"
+    )
+    return int(lab.run(PYTHON, "-c", code, env=variables).stdout or 0)
+
+
+def _on_ray(lab: Lab, port: int, variables: dict[str, str]) -> None:
+    options = ("--launcher", "ray", "--launcher-option", f"address=127.0.0.1:{port}")
+    driver = lab.start(*run(lab, *options, "--jobs", "2"), env=variables)
+    at_work = {"1": "ok", "2": "running", "3": "ok"}
+    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
+    child = worker_of(lab)["child"]["pid"]
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(TIMEOUT_S) == 130
+    assert statuses(lab)["2"] == "cancelled"
+    assert not psutil.pid_exists(child)
+    (lab.path / "go").touch()
+    again = lab.run(*run(lab, *options, "--resume"), env=variables)
+    assert again.returncode == 0, again.stderr.decode()
+    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
+    assert began(lab) == {1: 1, 2: 2, 3: 1}

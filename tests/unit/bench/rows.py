@@ -1,0 +1,49 @@
+"""Made-up rows of results, with just what a test speaks of."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pyarrow as pa
+
+from ergmeter.bench.tables import as_table
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "index": 0,
+        "repeat": 1,
+        "num_gpus": 1,
+        "nodes": 1,
+        "status": "ok",
+        "framework_config": "none",
+        "settings": "{}",
+        "raw": "{}",
+    }
+    found = {**plain, **fields}
+    found["settings"] = (
+        json.dumps(found["settings"]) if isinstance(found["settings"], dict) else found["settings"]
+    )
+    return found
+
+
+def repeats(group: str, column: str, values: list[float], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        row(group=group, framework_config=group, repeat=i, **{column: value}, **fields)
+        for i, value in enumerate(values, 1)
+    ]
+
+
+def noisy(
+    seed: int, *, groups: int = 1, runs: int = 3, noise: float = 0.01, factor: float = 1.0
+) -> pa.Table:
+    """Cells of known speed and of normal noise on it."""
+    chance = random.Random(seed)
+    rows = []
+    for group in range(groups):
+        speed = 1000.0 * (group + 1) * factor
+        values = [speed * (1.0 + chance.gauss(0.0, noise)) for _ in range(runs)]
+        rows += repeats(f"g{group}", "real_tokens_per_s", values)
+    return as_table(rows)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ergmeter.bench.cells import Claim
+from ergmeter.bench.claims import broken, check
+
+RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "weights_dtype": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "held"),
+    [
+        ("attention", "sdpa", True),
+        ("attention", "flash_attention_2", False),
+        ("trainable_parameters", 149504, True),
+        ("trainable_parameters", "149504", True),
+        ("trainable_parameters", 149505, False),
+        ("packing", False, True),
+        ("packing", "true", False),
+    ],
+)
+def test_a_fact_holds_if_the_run_says_the_same(name: str, value: str | int, held: bool) -> None:
+    assert check([Claim("fact", name, value)], workload=RAN)[0].held is held
+
+
+@pytest.mark.parametrize("name", ["weights_dtype", "kernels"])
+def test_a_fact_that_nobody_saw_does_not_hold(name: str) -> None:
+    (found,) = check([Claim("fact", name, "bf16")], workload=RAN)
+    assert not found.held
+    assert "does not tell" in found.seen
+
+
+def test_a_pattern_is_looked_for_in_both_outputs_and_shown(tmp_path: Path) -> None:
+    out, err = tmp_path / "stdout", tmp_path / "stderr"
+    out.write_text("loading\n")
+    err.write_text("***** FMS AccelerationFramework *****\nActive Plugin: foak. rest\n")
+    claims = [
+        Claim("pattern", "plugin", r"Active Plugin: \w+"),
+        Claim("pattern", "none", "liger"),
+        Claim("fact", "attention", "sdpa"),
+    ]
+    found = check(claims, outputs=[out, err, tmp_path / "gone"], workload=RAN)
+    assert [one.held for one in found] == [True, False, True]
+    assert found[0].seen == "Active Plugin: foak. rest"
+    assert broken(found) == "none: no line of the output has 'liger'"
+    assert found[1].to_json()["held"] is False

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ergmeter.bench import results
+from ergmeter.bench.comparing import TOGETHER, Options, compare
+from ergmeter.bench.gate import Gate, gate
+from ergmeter.bench.rules import noise, rule
+from ergmeter.bench.tables import as_table
+from ergmeter.cli.gate import command
+from ergmeter.errors import UsageError
+from ergmeter.views import bench_compare
+from tests.unit.bench.rows import noisy, repeats, row
+
+SPEED = "tokens_per_s -3%"
+FAST = [1000.0, 1004.0, 996.0]
+SLOW = [950.0, 954.0, 946.0]
+
+
+def judged(new: list[float], ref: list[float], text: str = SPEED, **asked: Any) -> Gate:
+    column = "loss" if text.startswith("loss") else "real_tokens_per_s"
+    sides = [as_table(repeats("g", column, values)) for values in (new, ref)]
+    return gate(sides[0], sides[1], [text], **asked)
+
+
+@pytest.mark.parametrize(
+    ("text", "fall", "rise", "scale"),
+    [
+        ("tokens_per_s -3%", 0.03, None, "ratio"),
+        ("peak_memory +2%", None, 0.02, "ratio"),
+        ("loss +-1%", 0.01, 0.01, "ratio"),
+        ("loss +0.05", None, 0.05, "difference"),
+        ("train_loss  ± 1 %", 0.01, 0.01, "ratio"),
+    ],
+)
+def test_a_rule_is_read_as_it_is_written(
+    text: str, fall: float | None, rise: float | None, scale: str
+) -> None:
+    found = rule(text)
+    assert (found.fall, found.rise, found.scale) == (fall, rise, scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("tokens_per_s 3%", "a metric, a sign and a size"),
+        ("token_per_s -3%", "did you mean tokens_per_s"),
+        ("tokens_per_s -100%", "less than 100 %"),
+    ],
+)
+def test_what_is_no_rule_is_refused_with_what_was_meant(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        rule(text)
+
+
+def test_a_slowdown_of_five_percent_is_red_and_a_speedup_is_not() -> None:
+    assert judged(SLOW, FAST).state == "red"
+    assert judged(SLOW, FAST).exit_code == 1
+    assert judged(FAST, SLOW).state == "pass"
+
+
+def test_the_interval_is_welchs() -> None:
+    one = judged(SLOW, FAST).judgements[0].figure
+    assert one is not None
+    # By hand: both sides scatter by s of 4/1000 and 4/950 in logarithms; 4 degrees of freedom but
+    # for the slight difference of the two; t is 2.776.
+    error = math.sqrt((0.004**2 + (4 / 950) ** 2) / 3)
+    assert one.value == pytest.approx(0.95, rel=1e-4)
+    assert one.low is not None
+    assert math.log(one.value / one.low) == pytest.approx(2.776 * error, rel=0.01)
+
+
+def test_a_noisy_cell_is_inconclusive_and_not_red() -> None:
+    found = judged([900.0, 1010.0, 940.0], [1000.0, 930.0, 1060.0])
+    assert found.state == "inconclusive"
+    assert found.exit_code == 0
+    assert "scatter" in found.judgements[0].words
+
+
+def test_strict_takes_inconclusive_for_red() -> None:
+    found = judged([900.0, 1010.0, 940.0], [1000.0, 930.0, 1060.0], is_strict=True)
+    assert (found.state, found.exit_code) == ("inconclusive", 1)
+
+
+def test_within_the_rule_but_too_noisy_to_tell_is_inconclusive() -> None:
+    assert judged([1000.0, 1100.0, 900.0], [1000.0, 1090.0, 910.0]).state == "inconclusive"
+
+
+def test_single_runs_need_a_noise_or_a_word_that_it_is_a_plain_threshold() -> None:
+    alone = judged([950.0], [1000.0])
+    assert alone.state == "inconclusive"
+    assert "noise is not known" in alone.judgements[0].words
+    assert "--noise" in bench_compare.gate_markdown(alone)
+    assert judged([950.0], [1000.0], options=Options(noise=noise(["1%"]))).state == "red"
+    assert judged([950.0], [1000.0], options=Options(noise=noise(["4%"]))).state == "inconclusive"
+    plain = judged([950.0], [1000.0], is_plain=True)
+    assert plain.state == "red"
+    assert "plain threshold" in plain.judgements[0].words
+
+
+def test_one_new_run_is_held_against_the_noise_of_the_references_repeats() -> None:
+    found = judged([900.0], FAST)
+    assert found.state == "red"
+    assert found.judgements[0].figure is not None
+    assert "REF's repeats" in found.judgements[0].figure.basis
+
+
+def test_a_figure_that_never_scatters_is_judged_exactly() -> None:
+    def table(size: float) -> Any:
+        return as_table(repeats("g", "memory_hf_peak_bytes", [size] * 2))
+
+    assert gate(table(1.03e9), table(1e9), ["peak_memory +2%"]).state == "red"
+    assert gate(table(1.01e9), table(1e9), ["peak_memory +2%"]).state == "pass"
+
+
+def test_peak_memory_is_of_one_kind_on_both_sides_or_absent() -> None:
+    new = as_table(repeats("g", "memory_hf_peak_bytes", [1e9, 1e9]))
+    ref = as_table(repeats("g", "memory_nvidia_mean_bytes", [1e9, 1e9]))
+    (found,) = gate(new, ref, ["peak_memory +2%"]).judgements
+    assert found.state == "absent"
+
+
+def test_a_loss_may_be_held_in_its_own_unit() -> None:
+    assert judged([2.10, 2.101], [2.0, 2.001], "loss +0.05").state == "red"
+    assert judged([1.90, 1.901], [2.0, 2.001], "loss +0.05").state == "pass"
+    assert judged([1.90, 1.901], [2.0, 2.001], "loss +-1%").state == "red"
+
+
+def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
+    ref = [*repeats("a", "loss", [1.0]), *repeats("b", "loss", [1.0]), *repeats("c", "loss", [1.0])]
+    new = [
+        row(group="a", framework_config="a", status="oom", reason="CUDA out of memory"),
+        *repeats("b", "loss", [1.0], claims_broken="attention: sdpa"),
+        *repeats("d", "loss", [1.0]),
+    ]
+    found = gate(as_table(new), as_table(ref), ["loss +-1%"], options=Options(noise={"": 0.001}))
+    told = {(one.name, one.state): one.words for one in found.findings}
+    assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "red"]
+    assert told["b", "red"] == "not what it says: attention: sdpa"
+    assert told["c", "inconclusive"] == "missing in NEW"
+    assert ("d", "absent") in told
+
+
+def test_failing_on_both_sides_is_no_news_and_working_again_is_good() -> None:
+    failed = as_table([row(group="a", status="error")])
+    worked = as_table(repeats("a", "loss", [1.0]))
+    assert gate(failed, failed, ["loss +-1%"]).findings[0].state == "absent"
+    assert gate(worked, failed, ["loss +-1%"]).findings[0].state == "pass"
+
+
+def test_cells_without_shared_ids_match_by_their_settings_in_any_spelling() -> None:
+    new = as_table(
+        [
+            row(group=f"x{beta}", loss=1.0, learning_rate="2.00E-05", settings={"beta": beta})
+            for beta in (1, 2)
+        ]
+    )
+    ref = as_table(
+        [
+            row(group=f"y{beta}", loss=1.0, learning_rate="2e-5", settings={"beta": str(beta)})
+            for beta in (1, 2)
+        ]
+    )
+    found = compare(new, ref)
+    assert len(found.cells) == 2
+    assert "beta" in found.paired.by
+
+
+def test_ids_that_look_like_large_numbers_are_told_apart() -> None:
+    ids = ("4e5678901234", "7e9999999999", "123456789012", "123456789013")
+    table = as_table([row(group=one, framework_config=one, loss=1.0) for one in ids])
+    assert len(compare(table, table).cells) == 4
+
+
+def test_settings_that_differ_in_the_last_digit_are_told_apart() -> None:
+    table = as_table([row(loss=1.0, settings={"limit": one}) for one in (1234567, 1234568)])
+    assert len(compare(table, table).cells) == 2
+
+
+def test_no_shared_cell_is_an_error() -> None:
+    with pytest.raises(UsageError, match="no cell of NEW"):
+        gate(
+            as_table([row(framework_config="a", loss=1.0)]),
+            as_table([row(framework_config="b", loss=1.0)]),
+            [SPEED],
+        )
+
+
+# Padded and padding-free training of the same samples: a third of what is counted is padding.
+PADDED = row(
+    framework_config="none", samples_per_s=5.0, computed_tokens_per_s=2400.0, runtime_s=1500.0
+)
+FREE = row(
+    framework_config="free", samples_per_s=7.0, computed_tokens_per_s=2030.0, runtime_s=1071.0
+)
+CHOSEN = Options(new_where={"framework_config": "free"}, ref_where={"framework_config": "none"})
+
+
+def test_the_padding_paradox_is_explained() -> None:
+    both = as_table([PADDED, FREE])
+    found = compare(both, both, options=CHOSEN)
+    said = found.cells[0].paradox
+    # 2400 / 5 = 480 tokens a sample, 2030 / 7 = 290: 40 % fewer.
+    assert "+40 %" in said
+    assert "-15 %" in said
+    assert "480 tokens in REF and is 290 in NEW" in said
+    assert "at least 40 % of what REF counted was padding" in said
+    assert said in bench_compare.markdown(found)
+
+
+def test_tokens_that_are_not_alike_are_never_red() -> None:
+    both = as_table([PADDED, FREE])
+    found = gate(both, both, [SPEED], options=CHOSEN, is_plain=True)
+    assert found.state == "inconclusive"
+    assert "not of the same tokens" in found.judgements[0].words
+
+
+def test_a_slowdown_of_all_cells_shows_over_them_though_none_was_repeated() -> None:
+    new, ref = noisy(1, groups=12, runs=1, factor=0.95), noisy(2, groups=12, runs=1)
+    found = gate(new, ref, [SPEED])
+    red = [one.name for one in found.judgements if one.state == "red"]
+    assert red == [TOGETHER]
+
+
+def alarms(gates: int, *, factor: float = 1.0, **how: Any) -> float:
+    """The share of gates that go red, over made-up pairs of benches."""
+    red = 0
+    for seed in range(gates):
+        new = noisy(2 * seed, factor=factor, **how)
+        red += gate(new, noisy(2 * seed + 1, **how), [SPEED]).state == "red"
+    return red / gates
+
+
+def at_most(share: float, gates: int) -> float:
+    """A share and three standard errors of as many tries."""
+    return share + 3.0 * math.sqrt(share * (1.0 - share) / gates)
+
+
+@pytest.mark.parametrize(
+    ("groups", "spread", "gates"), [(1, 0.02, 200), (1, 0.05, 200), (20, 0.05, 60)]
+)
+def test_where_nothing_changed_a_whole_gate_is_red_in_one_case_of_twenty_at_most(
+    groups: int, spread: float, gates: int
+) -> None:
+    assert alarms(gates, groups=groups, noise=spread) <= at_most(0.05, gates)
+
+
+def test_a_slowdown_of_five_percent_is_caught_at_one_percent_noise_with_three_repeats() -> None:
+    # The power is 99.5 % (of 1500 simulated pairs of one cell).
+    assert alarms(200, factor=0.95, noise=0.01) >= 0.97
+
+
+def test_a_plain_threshold_would_cry_wolf() -> None:
+    # What the gate is for: at 3 % noise, single runs, one in four is beyond 3 % by chance.
+    crying = sum(
+        gate(
+            noisy(2 * seed, runs=1, noise=0.03),
+            noisy(2 * seed + 1, runs=1, noise=0.03),
+            [SPEED],
+            is_plain=True,
+        ).state
+        == "red"
+        for seed in range(200)
+    )
+    assert crying > 30
+
+
+def test_the_command_exits_by_the_gates_word_and_writes_the_markdown(tmp_path: Path) -> None:
+    for name, values in (("new", SLOW), ("ref", FAST)):
+        results.write(
+            as_table(repeats("g", "real_tokens_per_s", values)), tmp_path / f"{name}.parquet"
+        )
+    arguments = [str(tmp_path / "new.parquet"), str(tmp_path / "ref.parquet"), "--rule", SPEED]
+    summary = tmp_path / "summary.md"
+    run = CliRunner().invoke(
+        command, [*arguments, "--format", "json", "--markdown", str(summary)], standalone_mode=False
+    )
+    assert run.return_value == 1
+    document = json.loads(run.output)
+    assert document["state"] == "red"
+    assert document["judgements"][0]["rule"] == SPEED
+    assert "-5.0 %" in summary.read_text()
+    turned = [arguments[1], arguments[0], *arguments[2:]]
+    assert CliRunner().invoke(command, turned, standalone_mode=False).return_value == 0

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergmeter.bench.memory import BYTES_PER_MIB, smi_log, trainer_memory
+from ergmeter.errors import FormatError, NotMeasurable
+
+# The example that the FMS guide prints.
+GUIDE = {
+    "train_runtime": 143.6704,
+    "init_mem_gpu_alloc_delta": 0,
+    "init_mem_gpu_peaked_delta": 0,
+    "train_mem_gpu_alloc_delta": 126487040,
+    "train_mem_gpu_peaked_delta": 11016635392,
+    "before_init_mem_cpu": 5831098368,
+    "before_init_mem_gpu": 4747206656,
+}
+
+
+def test_the_guides_example_comes_to_the_programs_two_figures() -> None:
+    found = trainer_memory(GUIDE)
+    assert found.alloc_bytes == 4_873_693_696
+    assert found.peak_bytes == 15_890_329_088
+
+
+def test_in_the_guides_example_its_prose_and_its_program_agree_by_chance() -> None:
+    found = trainer_memory(GUIDE)
+    assert found.peak_prose_bytes == 4747206656 + 0 + 0 + 126487040 + 11016635392
+    assert found.discrepancy_bytes == 0
+
+
+def test_a_peak_during_init_tells_the_prose_from_the_program() -> None:
+    found = trainer_memory({**GUIDE, "init_mem_gpu_peaked_delta": 3_000_000_000})
+    assert found.peak_bytes == 15_890_329_088
+    assert found.peak_prose_bytes == 18_890_329_088
+    assert found.discrepancy_bytes == 3_000_000_000
+
+
+def test_a_model_that_peaks_most_in_init_has_its_peak_there() -> None:
+    found = trainer_memory({**GUIDE, "init_mem_gpu_peaked_delta": 20_000_000_000})
+    assert found.peak_bytes == 4747206656 + 20_000_000_000
+    assert found.alloc_bytes == 4_873_693_696
+
+
+def test_evaluation_counts_just_where_all_stages_are_asked_for() -> None:
+    said = {"eval_mem_gpu_alloc_delta": 5, "eval_mem_gpu_peaked_delta": 12_000_000_000}
+    found = trainer_memory({**GUIDE, **said})
+    assert found.peak_bytes == 15_890_329_088
+    assert found.peak_all_stages_bytes == 4_873_693_696 + 5 + 12_000_000_000
+    assert [stage.name for stage in found.stages] == ["init", "train", "eval"]
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [({}, "skip_memory_metrics"), ({"before_init_mem_cpu": 5}, "saw no GPU")],
+)
+def test_what_was_not_logged_is_absent_with_its_reason(said: dict[str, int], why: str) -> None:
+    with pytest.raises(NotMeasurable, match=why):
+        trainer_memory(said)
+
+
+@given(
+    st.integers(0, 10**11),
+    st.tuples(*[st.integers(0, 10**11)] * 4),
+)
+def test_the_prose_never_says_less_than_the_program(
+    before: int, deltas: tuple[int, int, int, int]
+) -> None:
+    names = [f"{s}_mem_gpu_{k}_delta" for s in ("init", "train") for k in ("alloc", "peaked")]
+    said = dict(zip(names, deltas, strict=True))
+    found = trainer_memory({"before_init_mem_gpu": before, **said})
+    assert found.alloc_bytes <= found.peak_bytes <= found.peak_prose_bytes
+
+
+def log(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "gpu_memory_logs.csv"
+    path.write_text(text)
+    return path
+
+
+def test_a_log_of_two_devices_gives_each_ones_peak_above_its_first_reading(tmp_path: Path) -> None:
+    path = log(
+        tmp_path,
+        "timestamp, name, index, memory.used [MiB]\n"
+        "2024/05/21 08:35:28.497, NVIDIA A100-SXM4-80GB, 0, 4 MiB\n"
+        "2024/05/21 08:35:28.498, NVIDIA A100-SXM4-80GB, 1, 104 MiB\n"
+        "2024/05/21 08:35:29.499, NVIDIA A100-SXM4-80GB, 0, 1004 MiB\n"
+        "2024/05/21 08:35:29.500, NVIDIA A100-SXM4-80GB, 1, 604 MiB\n"
+        "2024/05/21 08:35:30.501, NVIDIA A100-SXM4-80GB, 0, 504 MiB\n"
+        "2024/05/21 08:35:30.502, NVIDIA A100-SXM4-80GB, 1, 6",
+    )
+    found = smi_log(path)
+    assert [one.taken_bytes / BYTES_PER_MIB for one in found.devices] == [1000, 500]
+    assert found.mean_bytes / BYTES_PER_MIB == 750
+    assert found.largest_bytes / BYTES_PER_MIB == 1000
+
+
+def test_any_keywords_in_any_order_are_read_and_kept(tmp_path: Path) -> None:
+    path = log(
+        tmp_path,
+        "memory.used [MiB], uuid, power.draw [W], utilization.gpu [%]\n"
+        "10, GPU-a, 70.5, 3\n[N/A], GPU-a, 71, 4\n30, GPU-a, 300, 99\n30, GPU-a\n",
+    )
+    found = smi_log(path)
+    assert found.devices[0].taken_bytes == 20 * BYTES_PER_MIB
+    assert found.devices[0].readings == 2
+    assert found.columns["GPU-a"]["power.draw"] == ("70.5", "71", "300")
+    assert found.skipped == 1
+
+
+def test_a_log_without_memory_says_what_to_log(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"memory\.used"):
+        smi_log(log(tmp_path, "timestamp, name\n1, A100\n"))
+
+
+def test_a_log_of_a_header_alone_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(NotMeasurable):
+        smi_log(log(tmp_path, "index, memory.used [MiB]\n"))
+
+
+def recorded(name: str) -> list[dict[str, str]]:
+    path = Path(__file__).parents[2] / "data" / "h200" / name
+    with gzip.open(path, "rt", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_on_an_h200_the_two_ways_differ_by_reserve_and_context() -> None:
+    """What docs/memory-two-ways.md says, from the recording."""
+    samples = [
+        (int(s["t_ns"]), int(s["memory_used_bytes"])) for s in recorded("h200_samples.csv.gz")
+    ]
+    steps: dict[str, list[dict[str, str]]] = {}
+    for step in recorded("h200_steps.csv.gz"):
+        steps.setdefault(step["phase"], []).append(step)
+    first = samples[0][1]
+    for phase in ("full_bf16_1b", "lora_bf16_1b", "qlora_nf4_1b", "tiny_20ms"):
+        start, end = int(steps[phase][0]["start_ns"]), int(steps[phase][-1]["end_ns"])
+        peak = max(used for t, used in samples if start <= t <= end)
+        reserved = max(int(step["memory_reserved_bytes"]) for step in steps[phase])
+        assert peak - first - reserved == 804_061_184

@@ -1,0 +1,165 @@
+"""How a cell ended, from outputs as torch, CUDA, torchrun, SLURM and the kernel write them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergmeter.bench.outcome import outcome, tracebacks
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/venv/lib/python3.12/site-packages/transformers/trainer.py", line 2241, in train
+    return inner_training_loop(
+           ^^^^^^^^^^^^^^^^^^^^
+  File "/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight, self.bias)
+"""
+# The last lines, as each of these libraries spells it.
+OUT_OF_MEMORY = [
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total",
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 15.90",
+    "RuntimeError: CUDA out of memory. Tried to allocate 1.53 GiB (GPU 0; 10.76 GiB total)",
+    "RuntimeError: CUDA error: out of memory",
+    "torch.AcceleratorError: CUDA error: out of memory",
+    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't"
+    " allocate memory: you tried to allocate 4000000000000 bytes. Error code 12",
+    "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+    "MemoryError",
+]
+
+
+def prefixed(text: str, rank: int) -> str:
+    return "".join(f"[rank{rank}]: {line}" for line in text.splitlines(keepends=True))
+
+
+@pytest.mark.parametrize("line", OUT_OF_MEMORY)
+@pytest.mark.parametrize("rank", [None, 1])
+def test_every_way_of_saying_it_is_out_of_memory(line: str, rank: int | None) -> None:
+    text = f"{TRACEBACK}{line}\n"
+    said = text if rank is None else prefixed(text, rank)
+    found = outcome(1, stderr=f"loading\n{said}W1116 torchrun: closing signal SIGTERM\n")
+    assert found.status == "oom"
+    assert line[:40] in found.reason
+    assert ("rank 1" in found.reason) == (rank == 1)
+
+
+def test_a_rank_out_of_memory_is_the_cause_of_what_the_others_say() -> None:
+    said = (
+        prefixed(TRACEBACK + OUT_OF_MEMORY[0] + "\n", 1)
+        + prefixed(TRACEBACK + "torch.distributed.DistBackendError: NCCL error: remote exited\n", 0)
+        + TRACEBACK
+        + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert outcome(1, stderr=said).status == "oom"
+
+
+def test_a_program_that_went_on_with_a_smaller_batch_is_well() -> None:
+    assert outcome(0, stderr=TRACEBACK + OUT_OF_MEMORY[0]).status == "ok"
+
+
+def test_a_source_line_that_names_the_exception_is_not_it() -> None:
+    said = (
+        'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+        "    handle(torch.OutOfMemoryError, step)\nKeyError: 'step'\n"
+    )
+    assert outcome(1, stderr=said).reason == "KeyError: 'step'"
+
+
+@pytest.mark.parametrize(
+    "how", [{"exit_code": 137}, {"exit_code": -9, "signal": 9}, {"exit_code": -9}]
+)
+def test_a_kill_is_the_kernels_and_says_how_sure_that_is(how: dict[str, Any]) -> None:
+    code = how.pop("exit_code")
+    unsure = outcome(code, **how)
+    assert unsure.status == "oom"
+    assert "OOM killer" in unsure.reason
+    assert "it counted 2" in outcome(code, kernel_kills=2, **how).reason
+    assert "may be a kill -9" in outcome(code, kernel_kills=0, **how).reason
+
+
+def test_torchrun_tells_of_a_rank_that_was_killed() -> None:
+    said = "Root Cause (first observed failure):\n  rank : 1\n  exitcode  : -9 (pid: 4711)\n"
+    assert outcome(1, stderr=said).status == "oom"
+    assert outcome(1, stderr=said.replace("-9", "-11")).status == "error"
+
+
+def test_slurm_tells_of_its_oom_killer() -> None:
+    said = "slurmstepd: error: Detected 1 oom_kill event in StepId=12.batch. Some of the step"
+    assert outcome(1, stderr=said).status == "oom"
+
+
+def test_the_error_is_the_cause_and_not_its_consequence() -> None:
+    said = (
+        prefixed(TRACEBACK + "ValueError: expected 2 targets, got 3\n", 3)
+        + prefixed(TRACEBACK + "RuntimeError: Connection closed by peer [127.0.0.1]:1234\n", 0)
+        + TRACEBACK
+        + "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====\n"
+    )
+    found = outcome(1, stderr=said)
+    assert (found.status, found.reason) == (
+        "error",
+        "rank 3: ValueError: expected 2 targets, got 3",
+    )
+
+
+def test_ranks_that_write_at_once_are_told_apart() -> None:
+    lines = [
+        "[rank0]: Traceback (most recent call last):",
+        "[rank1]: Traceback (most recent call last):",
+        '[rank0]:   File "a.py", line 1, in <module>',
+        '[rank1]:   File "a.py", line 1, in <module>',
+        "[rank1]: IndexError: one",
+        "[rank0]: KeyError: 'zero'",
+    ]
+    assert [(one.rank, one.line) for one in tracebacks(lines)] == [
+        (1, "IndexError: one"),
+        (0, "KeyError: 'zero'"),
+    ]
+
+
+def test_a_crash_in_an_import_is_an_error() -> None:
+    said = TRACEBACK + "ModuleNotFoundError: No module named 'tuning'\n"
+    assert outcome(1, stderr=said).reason == "ModuleNotFoundError: No module named 'tuning'"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stderr", "reason"),
+    [
+        (2, "erg: --set takes KEY=VALUE\n\n", "exit code 2: erg: --set takes KEY=VALUE"),
+        (3, "", "exit code 3, and it said nothing"),
+        (-11, "", "ended by SIGSEGV, and it said nothing"),
+    ],
+)
+def test_without_a_traceback_the_last_line_is_the_reason(
+    exit_code: int, stderr: str, reason: str
+) -> None:
+    assert outcome(exit_code, stderr=stderr).reason == reason
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_loss_that_is_no_number_is_divergence(loss: float, exit_code: int) -> None:
+    found = outcome(exit_code, loss=loss)
+    assert found.status == "diverged"
+    assert str(loss) in found.reason
+
+
+def test_what_we_ended_ourselves_did_not_fail_by_itself() -> None:
+    killed: dict[str, Any] = {"stderr": TRACEBACK + OUT_OF_MEMORY[0], "loss": math.nan}
+    assert outcome(None, timed_out_s=30, **killed).status == "timeout"
+    both = outcome(None, timed_out_s=30, cancelled="SIGTERM", **killed)
+    assert both.status == "cancelled"
+
+
+@given(st.text(), st.text(), st.integers(-64, 255))
+def test_any_output_comes_to_one_line(stdout: str, stderr: str, exit_code: int) -> None:
+    found = outcome(exit_code, stdout=stdout, stderr=stderr)
+    assert (found.status == "ok") == (exit_code == 0)
+    assert bool(found.reason) == (exit_code != 0)
+    assert len(found.reason.splitlines()) <= 1

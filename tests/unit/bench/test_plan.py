@@ -1,0 +1,207 @@
+"""Plans: ids that stay, repeats, what is kept of them, how long they take; and the data stage."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from ergmeter.bench import datastage
+from ergmeter.bench.cells import Plan
+from ergmeter.bench.durations import Known, estimate, known
+from ergmeter.bench.plan import plan
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.views.bench_plan import document, shown
+
+SCENARIOS = Path(__file__).parents[3] / "scenarios" / "scenarios.yaml"
+TEXT = "### Instruction:\n{0}\n\n### Response:"
+
+
+def file(folder: Path, **keys: Any) -> Path:
+    scenario = {"name": "mine", "command": "run {x}", "arguments": {}, "axes": {"x": [1, 2]}}
+    path = folder / "scenarios.yaml"
+    path.write_text(yaml.safe_dump({"scenarios": [{**scenario, **keys}]}))
+    return path
+
+
+def test_ids_are_of_what_runs_and_not_of_its_place(tmp_path: Path) -> None:
+    few = plan(file(tmp_path)).cells
+    many = plan(file(tmp_path, axes={"x": [0, 2, 1]})).cells
+    assert {cell.settings["x"]: cell.id for cell in few}.items() <= {
+        cell.settings["x"]: cell.id for cell in many
+    }.items()
+    assert len({cell.id for cell in many}) == 3
+    assert all(len(cell.id) == 12 and int(cell.id, 16) >= 0 for cell in many)
+    other = plan(file(tmp_path, command="walk {x}")).cells
+    assert not {cell.id for cell in few} & {cell.id for cell in other}
+    elsewhere = plan(file(tmp_path, environment={"A": "1"})).cells
+    assert not {cell.group for cell in few} & {cell.group for cell in elsewhere}
+
+
+def test_repeats_share_a_group_and_come_after_all_first_ones(tmp_path: Path) -> None:
+    once = plan(file(tmp_path)).cells
+    cells = plan(file(tmp_path), repeats=3).cells
+    assert [cell.repeat for cell in cells] == [1, 1, 2, 2, 3, 3]
+    assert [cell.id for cell in cells[:2]] == [cell.id for cell in once]
+    assert len({cell.id for cell in cells}) == 6
+    assert [cell.group for cell in cells[:2]] == [cell.group for cell in cells[4:]]
+    assert len({cell.group for cell in cells}) == 2
+
+
+def test_seeds_go_up_with_the_repeat_alike_in_every_configuration() -> None:
+    cells = plan(SCENARIOS, repeats=2).cells
+    seeds = [(cell.repeat, yaml.safe_load(cell.files["train.yaml"])["seed"]) for cell in cells]
+    assert set(seeds) == {(1, 42), (2, 43)}
+    assert cells[0].filled(Path("/r/exp_0")).files != cells[4].filled(Path("/r/exp_0")).files
+
+
+def test_a_plan_read_again_is_the_same(tmp_path: Path) -> None:
+    made = plan(SCENARIOS, repeats=2, num_gpus=[1, 2])
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(made.to_json()))
+    again = Plan.read(path)
+    assert again == made
+    assert [cell.group for cell in again.cells] == [cell.group for cell in made.cells]
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"version": 99, "cells": [], "source": ""}'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(FormatError):
+        Plan.read(path)
+    with pytest.raises(FormatError, match="no plan was made here"):
+        Plan.read(tmp_path / "none.json")
+
+
+def test_the_representative_set_is_what_it_says() -> None:
+    made = plan(SCENARIOS)
+    # 1 model x 2 frameworks x 2 batches; the slow scenario is left out.
+    assert [
+        (cell.settings["framework_config"], cell.settings["per_device_train_batch_size"])
+        for cell in made.cells
+    ] == [("none", 4), ("none", 8), ("bnb", 4), ("bnb", 8)]
+    assert made.settings["slow"] == ["full"]
+    assert [cell.expects[0].value for cell in made.cells] == ["lora", "lora", "qlora", "qlora"]
+
+
+def test_what_the_check_finds_stops_the_plan(tmp_path: Path) -> None:
+    seen = []
+
+    def check(text: str) -> str | None:
+        seen.append(yaml.safe_load(text)["tuning"]["backend"])
+        return "not today" if seen[-1] == "bnb" else None
+
+    with pytest.raises(UsageError, match="scenario 'lora': not today"):
+        plan(SCENARIOS, repeats=5, check=check)
+    assert seen == ["torch", "torch", "bnb", "bnb"]  # once a configuration
+
+
+def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
+    made = plan(file(tmp_path, axes={"x": [1, 2, 3]}, constraints=["x < 3"]), repeats=2)
+    first = made.cells[0]
+    for number, (status, ended) in enumerate([("ok", "00:00:10"), ("ok", "00:00:30"), ("oom", "")]):
+        folder = tmp_path / "results" / f"exp_{number}"
+        folder.mkdir(parents=True)
+        (folder / "cell.json").write_text(json.dumps(first.to_json()))
+        attempt = {"started": "2026-01-01T00:00:00", "ended": f"2026-01-01T{ended}"}
+        (folder / "status.json").write_text(json.dumps({"status": status, "attempts": [attempt]}))
+    told = known(tmp_path / "results")
+    assert told.by_group == {first.group: 20.0}
+    all_of_it = estimate(made, told)
+    # x=1 by its own runs, x=2 by the scenario's, x=3 not at all; each twice.
+    assert (all_of_it.measured, all_of_it.alike, all_of_it.skipped) == (2, 2, 2)
+    assert all_of_it.total_s == 80.0
+    assert estimate(made, seconds_a_cell=7).total_s == 28.0
+    assert estimate(made).unknown == 4
+    assert estimate(made, Known({}, {})).total_s == 0.0
+
+
+def printed(made: Plan, **options: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=100).print(shown(made, estimate(made), **options))
+    return out.getvalue()
+
+
+def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
+    made = plan(file(tmp_path, constraints=[{"require": "x < 2", "reason": "too much"}]))
+    text = printed(made)
+    assert "x=1" in text
+    assert "skipped: too much" in text
+    assert "run 1" in text
+    assert "time: not known" in text
+    assert "run 2" in printed(made, every=True)
+    told = document(made, estimate(made, seconds_a_cell=3))
+    assert told["estimate"]["total_s"] == 3.0
+    assert json.loads(json.dumps(told))["cells"][1]["skip"] == "too much"
+
+
+def test_five_thousand_cells_are_planned_in_the_time_of_a_few(tmp_path: Path) -> None:
+    def took_s(number: int) -> float:
+        path = file(tmp_path, axes={"x": list(range(number))})
+        began = time.perf_counter()
+        made = plan(path, repeats=2)
+        assert len(made.cells) == 2 * number
+        return time.perf_counter() - began
+
+    took_s(10)
+    # Linear in the cells, with room for a busy machine: quadratic would be 10 times that.
+    assert took_s(2500) < 30 * max(took_s(250), 0.01)
+
+
+def data(folder: Path, stanza: dict[str, Any], arguments: dict[str, Any]) -> Plan:
+    rows = [{"instruction": "Add 1 and 2.", "input": "", "output": "3"},
+            {"instruction": "Name it.", "input": "A cat", "output": "Tom"}]  # fmt: skip
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    stanza = {"dataset_name": str(folder / "rows.jsonl"), **stanza}
+    scenario = {"name": "a", "arguments": {"model_name_or_path": ["builtin:tiny"], **arguments}}
+    path = folder / "scenarios.yaml"
+    path.write_text(yaml.safe_dump({"data_processing": stanza, "scenarios": [scenario]}))
+    return plan(path, num_gpus=[1], effective_batch_size=[4])
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_the_data_stage_gives_prompt_and_response(tmp_path: Path) -> None:
+    made = data(tmp_path, {}, {"response_template": "\n### Response:"})
+    said: list[str] = []
+    datastage.prepare(made, tmp_path / "data", say=said.append)
+    (job,) = made.settings["data"]
+    first, second = lines(tmp_path / "data" / job["file"])
+    assert first["prompt"].endswith("\n\n" + TEXT.format("Add 1 and 2."))
+    assert first["response"] == "3"
+    assert second["prompt"].endswith("\n\n### Input:\nA cat\n\n### Response:")
+    assert second["response"] == "Tom"
+    assert said == [f"data: 2 examples in {tmp_path / 'data' / job['file']}"]
+    datastage.prepare(made, tmp_path / "data", say=said.append)
+    assert len(said) == 1  # it is there
+    config = yaml.safe_load(made.cells[0].filled(tmp_path / "exp_0").files["train.yaml"])
+    assert config["data"]["train_path"] == str(tmp_path / "data" / job["file"])
+
+
+def test_a_chat_template_and_a_part_of_the_data(tmp_path: Path) -> None:
+    written = "{% for m in messages %}Q: {{ m['instruction'] }}\nA: {{ m['output'] }}{% endfor %}"
+    stanza = {"chat_template": written, "response_template": "\nA:", "dataset_split": "train[1:]"}
+    made = data(tmp_path, stanza, {})
+    datastage.prepare(made, tmp_path / "data")
+    (job,) = made.settings["data"]
+    assert lines(tmp_path / "data" / job["file"]) == [
+        {"prompt": "Q: Name it.\nA:", "response": "Tom"}
+    ]
+
+
+def test_data_without_the_answers_mark_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    made = data(tmp_path, {"response_template": "ANSWER"}, {})
+    with pytest.raises(FormatError, match="example 1 of the data: its text has no 'ANSWER'"):
+        datastage.prepare(made, tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []
+    with pytest.raises(UsageError, match="no data at"):
+        datastage.prepare(data(tmp_path, {"dataset_name": "./no.json"}, {}), tmp_path / "data")

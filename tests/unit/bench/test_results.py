@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ergmeter.bench import exports, results
+from ergmeter.bench.cells import Cell, Value
+from ergmeter.bench.schema import SCHEMA
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.views import bench_report
+from tests.runs import add_writer, even_steps, make_run
+
+TRAINED = {
+    "train_loss": 1.5,
+    "train_runtime": 100.0,
+    "train_samples_per_second": 4.0,
+    "train_steps_per_second": 1.0,
+    "train_tokens_per_second": 2048.0,
+}
+
+
+def add_cell(
+    directory: Path, index: int, *, results_: dict[str, Any] | None = None, **status: Any
+) -> Path:
+    path = directory / f"exp_{index}"
+    path.mkdir(parents=True)
+    settings: dict[str, Value] = {"framework_config": "foak", "max_seq_len": 512, "beta": index}
+    cell = Cell(index, f"id{index}", "small", settings, num_gpus=2, repeat=1, command=("x",))
+    (path / "cell.json").write_text(json.dumps(cell.to_json()))
+    (path / "status.json").write_text(json.dumps({"status": "ok", "attempts": [{}], **status}))
+    if results_ is not None:
+        (path / "results.json").write_text(json.dumps(results_))
+    return path
+
+
+def rows(directory: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = results.table(directory).to_pylist()
+    return found
+
+
+def test_every_table_has_the_one_schema_whatever_its_cells_left(tmp_path: Path) -> None:
+    add_cell(tmp_path / "a", 0)
+    add_cell(tmp_path / "b", 0, results_=TRAINED)
+    assert results.table(tmp_path / "a").schema == results.table(tmp_path / "b").schema == SCHEMA
+
+
+def test_what_the_trainer_printed_is_per_device_and_global(tmp_path: Path) -> None:
+    add_cell(tmp_path, 0, results_=TRAINED)
+    (row,) = rows(tmp_path)
+    assert row["computed_tokens_per_s_per_device"] == 2048.0
+    assert row["computed_tokens_per_s"] == 4096.0
+    assert row["samples_per_s"] == 4.0
+    assert row["rates_from"] == "trainer"
+    assert json.loads(row["missing"])["real_tokens_per_s"] == "the cell left no run"
+
+
+def test_a_cells_run_gives_real_and_computed_tokens_of_one_window(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_=TRAINED)
+    steps = even_steps(20, seconds=2.0, tokens_computed=1000, tokens_real=600, samples=8)
+    add_writer(make_run(path / "run"), steps=steps, settings={"warmup_steps": 0})
+    (row,) = rows(tmp_path)
+    # 20 steps of 2 s one after the other: 500 and 300 tokens a second, on 2 devices.
+    assert row["computed_tokens_per_s"] == pytest.approx(500)
+    assert row["real_tokens_per_s"] == pytest.approx(300)
+    assert row["tokens_per_s_per_device"] == pytest.approx(150)
+    assert row["tokens_counted"] == "real"
+    assert row["padding_frac"] == pytest.approx(0.4)
+    assert row["samples_per_s"] == pytest.approx(4)
+    assert row["rates_from"] == "run"
+    assert (row["loss"], row["runtime_s"]) == (1.5, 100.0)
+
+
+def test_cells_stand_in_the_order_of_their_numbers_with_their_status(tmp_path: Path) -> None:
+    add_cell(tmp_path, 10, results_=TRAINED)
+    add_cell(tmp_path, 2, status="oom", reason="CUDA out of memory", exit_code=1)
+    claims = [{"name": "attention", "held": False, "seen": "sdpa"}, {"name": "x", "held": True}]
+    add_cell(tmp_path, 1, results_=TRAINED, claims=claims)
+    found = rows(tmp_path)
+    assert [(row["index"], row["status"]) for row in found] == [(1, "ok"), (2, "oom"), (10, "ok")]
+    assert found[0]["claims_broken"] == "attention: sdpa"
+    assert found[0]["claims_held"] == 1
+    assert found[1]["reason"] == "CUDA out of memory"
+    assert len({row["group"] for row in found}) == 3
+    assert found[0]["max_seq_length"] == "512"
+
+
+def test_a_row_is_made_anew_when_the_cell_has_changed(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_=TRAINED)
+    assert rows(tmp_path)[0]["loss"] == 1.5
+    assert (path / results.ROW).exists()
+    (path / "results.json").write_text(json.dumps({**TRAINED, "train_loss": 9.0}))
+    assert rows(tmp_path)[0]["loss"] == 9.0
+
+
+def test_a_cell_that_runs_is_looked_at_each_time(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, status="running")
+    rows(tmp_path)
+    assert not (path / results.ROW).exists()
+
+
+def test_a_directory_of_the_original_is_read_and_its_blank_cell_failed(tmp_path: Path) -> None:
+    said: list[dict[str, Any]] = [
+        {**TRAINED, "num_gpus": 1, "framework_config": "x", "r": "16"},
+        {"num_gpus": 1},
+        {"num_gpus": 1, "error_messages": ["Traceback\nValueError: no"]},
+        {"dry_run": True},
+    ]
+    for index, one in enumerate(said):
+        path = tmp_path / f"exp_{index}"
+        path.mkdir()
+        (path / "results.json").write_text(json.dumps(one))
+    found = rows(tmp_path)
+    assert [row["status"] for row in found] == ["ok", "error", "error", "skipped"]
+    assert found[0]["r"] == "16"
+    assert found[2]["reason"] == "ValueError: no"
+
+
+def test_memory_of_both_ways_is_in_the_row(tmp_path: Path) -> None:
+    said = {
+        "before_init_mem_gpu": 100,
+        "init_mem_gpu_alloc_delta": 10,
+        "init_mem_gpu_peaked_delta": 7,
+        "train_mem_gpu_alloc_delta": 5,
+        "train_mem_gpu_peaked_delta": 50,
+    }
+    path = add_cell(tmp_path, 0, results_={**TRAINED, **said})
+    log = "index, memory.used [MiB]\n0, 1 MiB\n1, 1 MiB\n0, 3 MiB\n1, 5 MiB\n"
+    (path / results.SMI_LOG).write_text(log)
+    (row,) = rows(tmp_path)
+    assert row["memory_hf_alloc_bytes"] == 115
+    assert row["memory_hf_peak_bytes"] == 165
+    assert row["memory_hf_peak_prose_bytes"] == 172
+    assert row["memory_nvidia_devices_bytes"] == [2 * 2**20, 4 * 2**20]
+    assert row["memory_nvidia_mean_bytes"] == 3 * 2**20
+    assert row["memory_nvidia_from"] == "nvidia-smi"
+
+
+def test_benchmarks_csv_keeps_fms_columns_and_drops_constants_and_failures(tmp_path: Path) -> None:
+    plain = {"torch_dtype": "float16", "seed": "42", "num_gpus": 2}
+    add_cell(tmp_path, 0, results_={**plain, **TRAINED, "learning_rate": "1e-5"})
+    add_cell(tmp_path, 1, results_={**plain, **TRAINED, "learning_rate": "2e-5"})
+    add_cell(tmp_path, 2, status="oom", results_={**plain, "error_messages": ["x"]})
+    benchmarks, raw = exports.write(results.table(tmp_path), tmp_path)
+    head, *lines = list(csv.reader(benchmarks.read_text().splitlines()))
+    # By hand: what varies (learning_rate) and what FMS always keeps, in alphabetical order.
+    kept = ["framework_config", "learning_rate", "num_gpus", "torch_dtype"]
+    assert head == [*kept, "train_tokens_per_second"]
+    assert lines[0] == ["foak", "1e-5", "2", "float16", "2048.0"]
+    assert len(lines) == 2
+    whole = list(csv.DictReader(raw.read_text().splitlines()))
+    assert len(whole) == 3
+    assert whole[0]["seed"] == "42"
+    assert whole[2]["error_messages"] == "['x']"
+
+
+def test_a_table_of_ours_keeps_its_constants(tmp_path: Path) -> None:
+    add_cell(tmp_path, 0, results_=TRAINED)
+    found = results.table(tmp_path)
+    results.write(found, tmp_path / "t.csv")
+    assert results.load(tmp_path / "t.csv").equals(found)
+    with pytest.raises(UsageError, match=r"\.parquet nor \.csv"):
+        results.write(found, tmp_path / "t.xlsx")
+
+
+def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no cells"):
+        results.table(tmp_path)
+
+
+def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path: Path) -> None:
+    add_cell(tmp_path, 0, results_=TRAINED)
+    add_cell(tmp_path, 1, status="oom", reason="CUDA out of memory")
+    claims = [{"name": "attention", "held": False, "seen": "sdpa"}]
+    add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
+    found = results.table(tmp_path)
+    text = bench_report.markdown(found)
+    assert "| ok | 4096* | 2048* | 4 | 1.5 | - | 100 s |" in text
+    assert "cell 1: oom: CUDA out of memory" in text
+    assert "cell 2 is not what it says: attention: sdpa" in text
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(bench_report.page(found))
+    assert "3 cells  2 ok  1 oom" in console.export_text()

@@ -1,0 +1,358 @@
+"""Cells that run: real processes, each of a line or two, and what is written down of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ergmeter.bench import launching, monitor, state
+from ergmeter.bench.cells import Cell, Claim, Plan, digest
+from ergmeter.bench.launchers.local import LocalLauncher
+from ergmeter.bench.launching import Options
+from ergmeter.errors import UsageError
+
+WAIT_S = 60.0
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+RAISED = "Traceback (most recent call last):\\n  File 'a.py', line 1, in f\\n"
+# `{run}` among the words: the program is on its own, and no recorder is put around it.
+PROGRAMS = {
+    "ok": "print({'train_runtime': 2.0, 'train_loss': 1.5, 'epoch': 1.0})",
+    "oom": f"import sys; sys.stderr.write('[rank1]: {OOM}\\n'); sys.exit(1)",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "hang": "import time; time.sleep(600)",
+    "nan": "print({'train_runtime': 2.0, 'train_loss': float('nan'), 'epoch': 1.0})",
+    "import": "import no_such_module",
+}
+
+
+def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
+    settings = {"code": index if repeat == 1 else code}
+    command = ("{python}", "-c", code, "{run}")
+    return Cell(
+        index=index,
+        id=digest(settings, command, {}, repeat=repeat),
+        scenario=more.pop("scenario", "s"),
+        settings=settings,
+        num_gpus=more.pop("num_gpus", 1),
+        repeat=repeat,
+        command=command,
+        **more,
+    )
+
+
+def opened(out: Path, plan: Plan, *, resume: bool = False) -> monitor.Progress:
+    kept = state.opened(out, plan, state.Opening(resume=resume))
+    return monitor.prepare(out, kept)
+
+
+def driven(out: Path, plan: Plan, *, resume: bool = False, jobs: int = 3) -> list[int]:
+    """Run what is left of a plan; which cells that was."""
+    progress = opened(out, plan, resume=resume)
+    cells = monitor.remaining(out, progress, seed=0)
+    assert monitor.drive(out, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
+    return [one.index for one, _ in cells]
+
+
+def read(out: Path, index: int, name: str) -> Any:
+    return json.loads((out / f"exp_{index}" / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+    """A bench in which everything goes wrong that can."""
+    out = tmp_path_factory.mktemp("bench") / "results"
+    limits = {"hang": 2.0}
+    cells = [
+        cell(n, code, scenario=name, timeout_s=limits.get(name, WAIT_S))
+        for n, (name, code) in enumerate(PROGRAMS.items())
+    ]
+    cells.append(cell(len(cells), "print()", scenario="left out", skip="2 GPUs are too few"))
+    plan = Plan("scenarios.yaml", tuple(cells))
+    assert sorted(driven(out, plan)) == list(range(len(PROGRAMS)))
+    return out, plan
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("ok", "ok", ""),
+        ("oom", "oom", "rank 1: torch.OutOfMemoryError: CUDA out of memory."),
+        ("killed", "oom", "OOM killer"),
+        ("hang", "timeout", "after 2 s"),
+        ("nan", "diverged", "nan"),
+        ("import", "error", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("left out", "skipped", "2 GPUs are too few"),
+    ],
+)
+def test_each_way_to_end_has_its_status(
+    injected: tuple[Path, Plan], name: str, status: str, reason: str
+) -> None:
+    out, plan = injected
+    (index,) = (one.index for one in plan.cells if one.scenario == name)
+    said = read(out, index, "status.json")
+    assert (said["status"], reason in said["reason"]) == (status, True), said
+    assert [one["status"] for one in said["attempts"]] == ([status] if status != "skipped" else [])
+
+
+def test_what_was_done_is_not_done_again(injected: tuple[Path, Plan]) -> None:
+    out, plan = injected
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert driven(out, plan, resume=True) == []
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_beside_each_cell_is_what_it_said_and_how_to_run_it(injected: tuple[Path, Plan]) -> None:
+    out, plan = injected
+    index = next(one.index for one in plan.cells if one.scenario == "nan")
+    results = read(out, index, "results.json")
+    assert list(results) == sorted(results)
+    assert (results["train_loss"], results["train_runtime"]) == ("nan", 2.0)
+    assert (results["code"], results["num_gpus"]) == (str(index), 1)
+    folder = out / f"exp_{index}"
+    assert "train_loss" in (folder / "stdout").read_text()
+    assert (folder / "stderr").exists()
+    by_hand = subprocess.run(["sh", folder / "command.sh"], capture_output=True, check=True)
+    assert by_hand.stdout == (folder / "stdout").read_bytes()
+    assert "PATH" in read(out, index, "environment.json")
+
+
+TRAINED = """
+import sys
+from ergmeter import Meter
+with Meter(sys.argv[1], probes=["process"]) as meter:
+    for loss, norm in {told}:
+        with meter.step(tokens=1) as step:
+            step.loss, step.grad_norm = loss, norm
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "status"),
+    [
+        ("[(2.0, 1.0), (1.0, 1.0), (None, None)]", "ok"),
+        ("[(2.0, None), (float('nan'), None), (None, None)]", "diverged"),
+        ("[(float('inf'), 1.0), (2.0, 1.0)]", "ok"),  # it came back
+        # As transformers logs a loss that is nan: left out of a mean that is then of nothing.
+        ("[(2.0, 1.0), (0.0, float('nan'))]", "diverged"),
+        ("[(2.0, 1.0), (0.0, 0.0)]", "ok"),
+    ],
+)
+def test_the_last_loss_of_a_run_tells_divergence(tmp_path: Path, told: str, status: str) -> None:
+    out = tmp_path / "out"
+    driven(out, Plan("s", (cell(0, TRAINED.replace("{told}", told)),)))
+    assert read(out, 0, "status.json")["status"] == status
+
+
+def test_claims_are_held_against_the_output(tmp_path: Path) -> None:
+    claims = (Claim("pattern", "says it", "fla+sh"), Claim("fact", "attention", "sdpa"))
+    out = tmp_path / "out"
+    driven(out, Plan("s", (cell(0, "print('flash')", expects=claims),)))
+    said = read(out, 0, "status.json")["claims"]
+    assert [(one["name"], one["held"]) for one in said] == [("says it", True), ("attention", False)]
+
+
+def test_keys_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "sesame")
+    own = {"HF_TOKEN": "sesame", "PLAIN": "kept"}
+    driven(tmp_path / "out", Plan("s", (cell(0, "print()", environment=own),)))
+    written = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
+    held = [text for text in written if "sesame" in text]
+    plan_and_cell = 2  # what was asked for, by the user's own file
+    assert len(held) == plan_and_cell
+    assert any("PLAIN=kept" in text for text in written)
+
+
+def runner(folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "ergmeter.bench.runner", str(folder)])
+
+
+def eventually(condition: Any) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < until_s, "waited in vain"
+        time.sleep(0.01)
+
+
+# It starts a process that leaves its group, as torchrun's ranks do, and says both numbers.
+FAMILY = """
+import os, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                        start_new_session=True)
+print(os.getpid(), rank.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_no_process_of_a_cell_outlives_it(tmp_path: Path, how: signal.Signals) -> None:
+    """A runner that was asked to end ends its cell; of one that was killed, the next does."""
+    out = tmp_path / "out"
+    plan = Plan("s", (cell(0, FAMILY),))
+    opened(out, plan)
+    folder = out / "exp_0"
+    first = runner(folder)
+    eventually(lambda: (folder / "stdout").exists() and (folder / "stdout").read_text().split()[1:])
+    started = [int(word) for word in (folder / "stdout").read_text().split()]
+    eventually(lambda: state.read(folder).child is not None)
+    first.send_signal(how)
+    first.wait(WAIT_S)
+    if how == signal.SIGKILL:
+        assert read(out, 0, "status.json")["status"] == "running"
+        assert all(psutil.pid_exists(pid) for pid in started)
+        # The next attempt does something shorter, so that the test ends.
+        shorter = dataclasses.replace(plan.cells[0], command=("{python}", "-c", "", "{run}"))
+        state.write_json(folder / state.CELL, shorter.to_json())
+        assert driven(out, plan, resume=True) == [0]
+        said = read(out, 0, "status.json")
+        assert [one["status"] for one in said["attempts"]] == ["cancelled", "ok"]
+        aside = (folder / "attempt_1" / "stdout").read_text()
+        assert aside.split() == [str(pid) for pid in started]
+    else:
+        said = read(out, 0, "status.json")
+        assert (said["status"], how.name in said["reason"]) == ("cancelled", True)
+    eventually(lambda: not any(_is_alive(pid) for pid in started))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_another_process_with_the_number_is_not_taken_for_the_runner(tmp_path: Path) -> None:
+    """After a restart of the machine, numbers are given anew."""
+    out = tmp_path / "out"
+    plan = Plan("s", (cell(0, "print()"),))
+    opened(out, plan)
+    alive = state.Process.of(os.getpid())
+    assert alive.started_s is not None
+    for gone in (
+        dataclasses.replace(alive, started_s=alive.started_s - 1000.0),
+        dataclasses.replace(alive, boot_id="another"),
+    ):
+        state.write(out / "exp_0", state.State().begun(gone))
+        progress = opened(out, plan, resume=True)
+        assert [c.index for c, _ in monitor.remaining(out, progress, seed=0)] == [0]
+    state.write(out / "exp_0", state.State().begun(alive))
+    assert monitor.remaining(out, opened(out, plan, resume=True), seed=0) == []
+
+
+def test_a_runner_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = Plan("s", (cell(0, "print()"),))
+    opened(out, plan)
+    far = dataclasses.replace(state.Process.of(os.getpid()), host="node-17")
+    state.write(out / "exp_0", state.State().begun(far))
+    state.beat(out / "exp_0")
+    assert state.is_worked_on(out / "exp_0", state.read(out / "exp_0"))
+    long_ago_s = time.time() - 2 * state.SILENT_S
+    os.utime(out / "exp_0" / state.ALIVE, (long_ago_s, long_ago_s))
+    assert not state.is_worked_on(out / "exp_0", state.read(out / "exp_0"))
+
+
+def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = Plan("s", (cell(0, "print()"),))
+    driven(out, plan)
+    with pytest.raises(UsageError, match="--resume"):
+        state.opened(out, plan, state.Opening())
+    with pytest.raises(UsageError, match="1 of 1 cells are not in the plan"):
+        state.opened(out, Plan("s", (cell(0, "print(2)"),)), state.Opening(resume=True))
+    more = Plan("s", (*plan.cells, cell(1, "print(3)", repeat=2)))
+    assert driven(out, more, resume=True) == [1]
+    state.opened(out, plan, state.Opening(move_aside=True))
+    (aside,) = [path for path in tmp_path.iterdir() if path != out]
+    assert {path.name for path in aside.glob("exp_*")} == {"exp_0", "exp_1"}
+    assert list(out.glob("exp_*")) == []
+
+
+def test_two_drivers_do_not_run_one_directory(tmp_path: Path) -> None:
+    state.claim_driver(tmp_path)
+    state.claim_driver(tmp_path)  # ourselves
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        claimed = dataclasses.asdict(state.Process.of(other.pid))
+        state.write_json(tmp_path / state.DRIVER, claimed)
+        with pytest.raises(UsageError, match=f"process {other.pid} is running"):
+            state.claim_driver(tmp_path)
+    finally:
+        other.kill()
+        other.wait()
+    state.claim_driver(tmp_path)
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers())
+def test_every_round_has_each_cell_once(configurations: int, repeats: int, seed: int) -> None:
+    cells = [
+        dataclasses.replace(cell(n, f"{n}"), repeat=repeat, id=f"{n}-{repeat}")
+        for n in range(configurations)
+        for repeat in range(1, repeats + 1)
+    ]
+    drawn = monitor.order(cells, seed=seed)
+    assert drawn == monitor.order(reversed(cells), seed=seed)
+    for number in range(repeats):
+        part = drawn[number * configurations : (number + 1) * configurations]
+        assert {one.repeat for one in part} == {number + 1}
+        assert Counter(one.index for one in part) == Counter(range(configurations))
+
+
+def test_ranks_are_started_as_the_machine_allows(tmp_path: Path) -> None:
+    two = dataclasses.replace(
+        cell(0, "x", num_gpus=2), launch="accelerate", launch_options=("--m",)
+    )
+    with_gpus = launching.start(two, tmp_path, has_gpus=True).words
+    assert "accelerate.commands.launch" in with_gpus
+    assert {"--num_processes=2", "--m"} <= set(with_gpus)
+    # accelerate without GPUs silently starts one rank.
+    without = launching.start(two, tmp_path, has_gpus=False).words
+    assert "torch.distributed.run" in without
+    assert "--nproc-per-node=2" in without
+    assert "--m" not in without
+    recorded = dataclasses.replace(cell(0, "x"), command=("python", "train.py"))
+    words = launching.start(recorded, tmp_path, has_gpus=False).words
+    assert words[1:4] == ("-m", "ergmeter", "record")
+    assert words[-2:] == ("python", "train.py")
+
+
+class TestOnGpus:
+    """GPUs by number, without any: what counts is who gets which."""
+
+    @pytest.fixture(autouse=True)
+    def _four(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+
+    def test_cells_at_once_have_gpus_of_their_own(self, tmp_path: Path) -> None:
+        out = tmp_path / "out"
+        code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.5)"
+        sizes = (2, 1, 1, 2, 4)
+        cells = [cell(n, code + f" #{n}", num_gpus=size) for n, size in enumerate(sizes)]
+        driven(out, Plan("s", tuple(cells)), jobs=4)
+        held = []
+        for n, size in enumerate(sizes):
+            own = (out / f"exp_{n}" / "stdout").read_text().strip().split(",")
+            assert len(set(own)) == size
+            (attempt,) = read(out, n, "status.json")["attempts"]
+            held.append((attempt["started"], attempt["ended"], set(own)))
+        for n, (start, end, mine) in enumerate(held):
+            for other_start, other_end, others in held[n + 1 :]:
+                overlap = start < other_end and other_start < end
+                assert not (overlap and mine & others)
+
+    def test_a_cell_with_more_gpus_than_there_are_is_refused(self) -> None:
+        launcher = LocalLauncher(Options())
+        with pytest.raises(UsageError, match="wants 8 GPUs and this machine shows 4"):
+            launcher.check([cell(0, "", num_gpus=8)])
