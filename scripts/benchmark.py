@@ -88,6 +88,8 @@ def run(given: argparse.Namespace, made: Plan) -> int:
     """Have the cells run; 1 if one of them failed."""
     out: Path = given.results_output_path
     script = {name: _plain(value) for name, value in sorted(vars(given).items())}
+    launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=given.cool_down))
+    launcher.check([cell for cell in made.cells if not cell.skip])
     made = state.opened(out, made, state.Opening(resume=True, script=script))
     state.claim_driver(out)
     progress = monitor.prepare(out, made)
@@ -98,8 +100,6 @@ def run(given: argparse.Namespace, made: Plan) -> int:
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=print)
-    kind: Any = "launchers"
-    launcher = registry.load(kind, "local")(launching.Options(cool_down_s=given.cool_down))
     if not monitor.drive(out, progress, cells, launcher, lambda _progress: None):
         return INTERRUPTED
     ended = [progress.states[cell.index] for cell in made.cells]

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ergmeter.errors import PluginError
 
-Kind = Literal["probes", "importers", "metrics", "flops", "sinks"]
+Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers"]
 
 
 @cache

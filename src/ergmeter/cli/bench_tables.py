@@ -61,13 +61,28 @@ def report(results: Path, exports: tuple[Path, ...], fms_directory: Path | None,
 )
 @click.option("--by", metavar="COLUMNS", help="Match cells by these columns, joined by commas.")
 @click.option(
+    "--new-where",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Just the cells of NEW with this value: two kinds within one file. May be repeated.",
+)
+@click.option("--ref-where", multiple=True, metavar="COLUMN=VALUE", help="The same of REF.")
+@click.option(
     "--format",
     "form",
     type=click.Choice(["text", "md", "csv", "json"]),
     default="text",
     show_default=True,
 )
-def compare(new: Path, ref: Path, noises: tuple[str, ...], by: str | None, form: str) -> None:
+def compare(
+    new: Path,
+    ref: Path,
+    noises: tuple[str, ...],
+    by: str | None,
+    new_where: tuple[str, ...],
+    ref_where: tuple[str, ...],
+    form: str,
+) -> None:
     """Hold the cells in NEW against those in REF, each with what its noise allows to say.
 
     Both are directories of `erg bench run`, tables that `erg bench report` wrote, or FMS's files.
@@ -75,14 +90,16 @@ def compare(new: Path, ref: Path, noises: tuple[str, ...], by: str | None, form:
     from rich.console import Console
 
     from ergmeter.bench import comparing
+    from ergmeter.bench.pairing import where
     from ergmeter.bench.results import load
     from ergmeter.bench.rules import noise
     from ergmeter.views import bench_compare as view
 
     columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
-    found = comparing.compare(
-        load(new), load(ref), options=comparing.Options(noise=noise(noises), by=columns)
+    options = comparing.Options(
+        noise=noise(noises), by=columns, new_where=where(new_where), ref_where=where(ref_where)
     )
+    found = comparing.compare(load(new), load(ref), options=options)
     if form == "text":
         Console().print(view.page(found))
     elif form == "json":

@@ -25,6 +25,8 @@ _COMMANDS = {
     "train": "Fine-tune a model as a YAML file says, measured; a row in the energy ledger.",
     "prepare": "Tokenise a fine-tuning's data and show what is in it.",
     "compare": "Compare runs or ledgers: ratios with intervals, a verdict in words.",
+    "bench": "Run a matrix of scenarios and compare what came of it.",
+    "gate": "Judge a bench by another: worse than is allowed, or noise?",
     "report": "Show what a run came to, as a card or as JSON.",
     "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
     "list": "List the runs in a directory.",
