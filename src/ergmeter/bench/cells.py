@@ -11,8 +11,9 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from ergmeter.errors import FormatError
 Value: TypeAlias = str | int | float | bool | None
 Launch: TypeAlias = Literal["plain", "torchrun", "accelerate"]
 VERSION = 1
+_SEED = re.compile(r"^seed:.*$", re.MULTILINE)
 _DIGITS = 12
 
 # What a command may name of its cell; put in when it is started, since the directory is not known
@@ -74,7 +76,22 @@ class Cell:
     @cached_property
     def group(self) -> str:
         """The id of its configuration, which all its repeats share."""
-        return digest(self.settings, self.command, self.environment, repeat=0)
+        return self.digest(0)
+
+    def digest(self, repeat: int) -> str:
+        """12 hex digits of what it runs: the same wherever and whenever it is planned.
+
+        Its files count too, but for the seed in them, which is the repeat's.
+        """
+        said = [
+            dict(sorted(self.settings.items())),
+            list(self.command),
+            dict(sorted(self.environment.items())),
+            [self.launch, *self.launch_options, self.nodes],
+            {name: _SEED.sub("", text) for name, text in sorted(self.files.items())},
+            repeat,
+        ]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:_DIGITS]
 
     def filled(self, directory: Path, *, port: int = _PORT, data: Path | None = None) -> Cell:
         """The same with its directory, and what else is known at its start, put in.
@@ -137,20 +154,6 @@ def _put(text: str, names: Mapping[str, str]) -> str:
     for name, value in names.items():
         text = text.replace(name, value)
     return text
-
-
-def digest(
-    settings: Mapping[str, Value],
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    repeat: int,
-) -> str:
-    """12 hex digits of what a cell runs: the same wherever and whenever it is planned."""
-    said = json.dumps(
-        [dict(sorted(settings.items())), list(command), dict(sorted(environment.items())), repeat]
-    )
-    return hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,14 @@ def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> l
             continue
         one = figure(pair, rule.metric, rule.scale, options)
         if one is None:
-            drafts.append(Judgement(pair.name, rule, "absent", _why_absent(pair, rule)))
+            why = _why_absent(pair, rule)
+            # What REF has and NEW has not is no pass: it may be the very thing that broke.
+            there = [
+                any(side.values(column) for column in rule.columns) for side in (pair.ref, pair.new)
+            ]
+            is_gone = there == [True, False]
+            state: State = "inconclusive" if is_gone else "absent"
+            drafts.append(Judgement(pair.name, rule, state, why))
             continue
         why = _not_alike(pair, one)
         if why:

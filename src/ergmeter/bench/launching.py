@@ -8,6 +8,7 @@ A program that is not told where to write its run (no `{run}` in its command) is
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import sys
@@ -129,10 +130,31 @@ def _ranks(cell: Cell, port: int, *, has_gpus: bool) -> list[str]:
     ]
 
 
+# What changes how a training runs, by how the name begins. The rest of an environment is nobody's
+# business: it may hold anything.
+_TELLING = (
+    *("CUDA", "NCCL", "GLOO", "NVIDIA", "ROCR", "HIP", "HSA", "XLA", "NEURON", "OMP", "MKL", "KMP"),
+    *("TORCH", "PYTORCH", "TRANSFORMERS", "TOKENIZERS", "ACCELERATE", "ACCELERATION", "FSDP"),
+    *("BNB", "UNSLOTH", "TRITON", "ERGMETER", "SLURM_JOB", "SLURM_NNODES", "WORLD_SIZE", "RANK"),
+    *("LOCAL_RANK", "MASTER_", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONHASHSEED"),
+    *("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
+)
+_KEY = re.compile(r"token|key|secret|passw|passphrase|cred|auth|cookie|session", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # who signs in, and how
+
+
 def noted(variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment as it may be written down: without the values that look like keys."""
-    pairs = redacted([f"{name}={value}" for name, value in sorted(variables.items())])
-    return dict(pair.split("=", 1) for pair in pairs)
+    """Variables as they may be written down: without the values that look like keys."""
+    return {
+        name: "***" if _KEY.search(name) else _IN_ADDRESS.sub("***@", value)
+        for name, value in sorted(variables.items())
+    }
+
+
+def told(how: Start) -> dict[str, str]:
+    """Of a cell's environment, what changes how it runs, and what its scenario sets."""
+    there = how.environment.items()
+    return noted({n: v for n, v in there if n in how.own or n.startswith(_TELLING)})
 
 
 def script(how: Start, *, where: Path) -> str:

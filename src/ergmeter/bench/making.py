@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ergmeter.bench import axes as combined
 from ergmeter.bench import datastage, erg_train, fms, sound, templates
-from ergmeter.bench.cells import PYTHON, UNSLOTH_PYTHON, Cell, Launch, Value, digest
+from ergmeter.bench.cells import PYTHON, UNSLOTH_PYTHON, Cell, Launch, Value
 from ergmeter.bench.constraints import BadCondition, matches
 from ergmeter.bench.problems import Problems
 from ergmeter.bench.scenarios import MODELS, Scenario, Scenarios
@@ -101,14 +101,10 @@ class Making:
                 written = erg_train.config(arguments, tuning, warmup_s=warmup_s, repeat=repeat)
                 self._checked(written if repeat == 1 else None)
                 files = {erg_train.FILE: written}
-            yield dataclasses.replace(
-                cell,
-                repeat=repeat,
-                id=digest(cell.settings, cell.command, cell.environment, repeat=repeat),
-                files=files,
-                timeout_s=timeout_s,
-                warmup_s=warmup_s,
+            made = dataclasses.replace(
+                cell, repeat=repeat, files=files, timeout_s=timeout_s, warmup_s=warmup_s
             )
+            yield dataclasses.replace(made, id=made.digest(repeat))
 
     def _checked(self, written: str | None) -> None:
         wrong = self._asked.check(written) if self._asked.check and written else None

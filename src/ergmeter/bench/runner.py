@@ -91,7 +91,7 @@ class Runner:
         how = launching.start(cell, directory, has_gpus=bool(launching.gpus_here()))
         for name, text in how.files.items():
             (directory / name).write_text(text, encoding="utf-8")
-        write_json(directory / "environment.json", launching.noted(how.environment))
+        write_json(directory / "environment.json", launching.told(how))
         script = launching.script(how, where=Path.cwd())
         (directory / "command.sh").write_text(script, encoding="utf-8")
         with (directory / STDOUT).open("wb") as out, (directory / STDERR).open("wb") as err:

@@ -188,12 +188,20 @@ class _Reading:
             repeats=self.count(both.get("repeats"), "repeats", name),
             warmup_s=self.time_s(both.get("warmup"), "warmup", name),
             timeout_s=self.time_s(both.get("timeout"), "timeout", name),
-            environment={str(k): str(v) for k, v in both["environment"].items()},
+            environment=self.environment(both["environment"], name),
             architectures=tuple(map(str, limited)),
             expects=self.claims(both["expects"], name),
             data=self.data(both.get("data_processing"), name),
             data_is_own="data_processing" in value,
         )
+
+    def environment(self, value: Mapping[Any, Any], name: str) -> dict[str, str]:
+        """Variables of a cell's own."""
+        for key, one in value.items():
+            if not re.fullmatch(r"[A-Za-z_]\w*", str(key)) or one is None:
+                wrong = f"environment takes NAME: text; got {key}: {one}"
+                self._problems.add(wrong, scenario=name)
+        return {str(k): str(v) for k, v in value.items()}
 
     def mapping(self, value: object, key: str, name: str) -> dict[str, Any]:
         if value is None:

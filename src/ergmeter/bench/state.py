@@ -217,6 +217,7 @@ def opened(out: Path, plan: Plan, opening: Opening) -> Plan:
         raise UsageError(f"{out} is a file; --out names a directory")
     if out.is_dir() and any(out.iterdir()):
         if opening.move_aside:
+            _check_at_rest(out)
             _move_aside(out)
         elif not opening.resume:
             raise UsageError(
@@ -259,6 +260,18 @@ def _taken_up(out: Path, plan: Plan) -> Plan:
         write_json(out / PLAN, whole.to_json(), indent=None)
     cells = tuple(there.get(cell.id, cell) for cell in plan.cells)
     return Plan(source=kept.source, cells=cells, settings=plan.settings)
+
+
+def _check_at_rest(out: Path) -> None:
+    """A cell that runs holds its paths: it would go on writing into what takes their place."""
+    if not (out / PLAN).exists():
+        return
+    plan = Plan.read(out / PLAN)
+    for cell, state in states(out, plan):
+        if is_worked_on(out / f"exp_{cell.index}", state):
+            raise UsageError(
+                f"exp_{cell.index} of {out} is running; wait for it or end it, then move it aside"
+            )
 
 
 def _move_aside(out: Path) -> Path:

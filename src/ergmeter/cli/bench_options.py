@@ -39,7 +39,7 @@ _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {
             "type": click.FloatRange(min=0, min_open=True),
             "metavar": "S",
-            "help": "End a cell after so many seconds, unless its scenario says otherwise.",
+            "help": "End a cell after so many seconds, whatever its scenario says.",
         },
     ),
     (

@@ -126,6 +126,17 @@ def test_peak_memory_is_of_one_kind_on_both_sides_or_absent() -> None:
     assert found.state == "absent"
 
 
+def test_a_figure_that_only_the_reference_has_is_no_pass() -> None:
+    ref = [{**one, "memory_hf_peak_bytes": 1e9} for one in repeats("g", "loss", [1.0, 1.0])]
+    new = repeats("g", "loss", [1.0, 1.0])
+    rules = ["loss +-1%", "peak_memory +2%"]
+    found = gate(as_table(new), as_table(ref), rules, is_strict=True)
+    assert found.state == "inconclusive"
+    assert found.exit_code == 1
+    back = gate(as_table(ref), as_table(new), rules)  # new figures are none that was lost
+    assert back.state == "pass"
+
+
 def test_a_loss_may_be_held_in_its_own_unit() -> None:
     assert judged([2.10, 2.101], [2.0, 2.001], "loss +0.05").state == "red"
     assert judged([1.90, 1.901], [2.0, 2.001], "loss +0.05").state == "pass"

@@ -44,6 +44,33 @@ def test_ids_are_of_what_runs_and_not_of_its_place(tmp_path: Path) -> None:
     assert not {cell.group for cell in few} & {cell.group for cell in elsewhere}
 
 
+def test_an_id_is_also_of_the_files_that_a_cell_is_given(tmp_path: Path) -> None:
+    def ids(bits: int) -> set[str]:
+        keys = {
+            "command": "erg train",
+            "framework_config": ["few"],
+            "arguments": {"model_name_or_path": "builtin:tiny", "max_steps": 2},
+            "axes": {},
+        }
+        path = file(tmp_path, **keys)
+        whole = yaml.safe_load(path.read_text())
+        whole["framework_configs"] = {"few": {"backend": "bnb", "bits": bits}}
+        path.write_text(yaml.safe_dump(whole))
+        one = {"num_gpus": [1], "effective_batch_size": [4], "packing": [False]}
+        cells = plan(path, repeats=2, max_seq_len=[128], **one).cells
+        assert len({cell.group for cell in cells}) == 1
+        return {cell.id for cell in cells}
+
+    assert len(ids(4)) == 2
+    assert not ids(4) & ids(8)
+
+
+@pytest.mark.parametrize("wrong", [{"A": None}, {"A=B": "1"}, {"x;y": "1"}])
+def test_variables_that_are_none_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="environment takes NAME: text"):
+        plan(file(tmp_path, environment=wrong))
+
+
 def test_repeats_share_a_group_and_come_after_all_first_ones(tmp_path: Path) -> None:
     once = plan(file(tmp_path)).cells
     cells = plan(file(tmp_path), repeats=3).cells

@@ -76,6 +76,16 @@ def test_a_cells_run_gives_real_and_computed_tokens_of_one_window(tmp_path: Path
     assert (row["loss"], row["runtime_s"]) == (1.5, 100.0)
 
 
+def test_a_run_that_knows_steps_alone_takes_no_tokens_away(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_=TRAINED)
+    steps = even_steps(20, seconds=2.0)
+    add_writer(make_run(path / "run"), steps=steps, settings={"warmup_steps": 0})
+    (row,) = rows(tmp_path)
+    assert row["steps_per_s"] == pytest.approx(0.5)
+    assert row["computed_tokens_per_s"] == 4096.0
+    assert row["rates_from"] == "trainer"
+
+
 def test_cells_stand_in_the_order_of_their_numbers_with_their_status(tmp_path: Path) -> None:
     add_cell(tmp_path, 10, results_=TRAINED)
     add_cell(tmp_path, 2, status="oom", reason="CUDA out of memory", exit_code=1)

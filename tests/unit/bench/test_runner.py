@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.bench import launching, monitor, state
-from ergmeter.bench.cells import Cell, Claim, Plan, digest
+from ergmeter.bench.cells import Cell, Claim, Plan
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Options
 from ergmeter.errors import UsageError
@@ -41,9 +41,9 @@ PROGRAMS = {
 def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
     settings = {"code": index if repeat == 1 else code}
     command = ("{python}", "-c", code, "{run}")
-    return Cell(
+    made = Cell(
         index=index,
-        id=digest(settings, command, {}, repeat=repeat),
+        id="",
         scenario=more.pop("scenario", "s"),
         settings=settings,
         num_gpus=more.pop("num_gpus", 1),
@@ -51,6 +51,7 @@ def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
         command=command,
         **more,
     )
+    return dataclasses.replace(made, id=made.digest(repeat))
 
 
 def opened(out: Path, plan: Plan, *, resume: bool = False) -> monitor.Progress:
