@@ -112,14 +112,16 @@ def _with_run(row: dict[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     if found.get("rates_from"):
         of_run = {_counted(name) for name in found if name in RATES and name != "rates_from"}
         row = {n: v for n, v in row.items() if n not in RATES or _counted(n) not in of_run}
-        if "tokens" not in of_run and "rates_from" in row:  # it says whose tokens these are
+        if "token" not in of_run and "rates_from" in row:  # it says whose tokens these are
             found = {name: value for name, value in found.items() if name != "rates_from"}
     return {**row, **found, **kept}
 
 
 def _counted(column: str) -> str:
     """What a rate counts: tokens are of one source, and so are samples and steps."""
-    return next((one for one in ("sample", "step") if one in column), "tokens")
+    if column == "padding_frac":
+        return "token"
+    return next((one for one in ("token", "sample", "step") if one in column), column)
 
 
 def _identity(cell: Path, said: Mapping[str, Any], results: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,11 @@ def test_an_id_is_also_of_the_files_that_a_cell_is_given(tmp_path: Path) -> None
         whole = yaml.safe_load(path.read_text())
         whole["framework_configs"] = {"few": {"backend": "bnb", "bits": bits}}
         path.write_text(yaml.safe_dump(whole))
-        one = {"num_gpus": [1], "effective_batch_size": [4], "packing": [False]}
+        one: dict[str, Any] = {
+            "num_gpus": [1],
+            "effective_batch_size": [4],
+            "packing": [False],
+        }
         cells = plan(path, repeats=2, max_seq_len=[128], **one).cells
         assert len({cell.group for cell in cells}) == 1
         return {cell.id for cell in cells}
