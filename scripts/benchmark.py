@@ -16,6 +16,7 @@ from ergmeter import registry
 from ergmeter.bench import datastage, launching, monitor, state
 from ergmeter.bench.cells import Plan
 from ergmeter.bench.plan import plan
+from ergmeter.cli.bench_options import wrong
 from ergmeter.errors import ErgmeterError
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
@@ -74,6 +75,7 @@ def planned(given: argparse.Namespace) -> Plan:
         accelerate_config=given.accelerate_config,
         log_memory_hf=given.log_memory_hf,
         data_stage=not given.no_data_processing,
+        check=wrong,
     )
 
 
@@ -89,7 +91,8 @@ def run(given: argparse.Namespace, made: Plan) -> int:
     out: Path = given.results_output_path
     script = {name: _plain(value) for name, value in sorted(vars(given).items())}
     launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=given.cool_down))
-    launcher.check([cell for cell in made.cells if not cell.skip])
+    own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
+    launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     made = state.opened(out, made, state.Opening(resume=True, script=script))
     state.claim_driver(out)
     progress = monitor.prepare(out, made)

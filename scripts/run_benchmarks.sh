@@ -7,7 +7,8 @@
 #
 # Without arguments: a small representative set. SCENARIOS_FILTER "none" or "": all but slow ones.
 # DRY_RUN, NO_DATA_PROCESSING, NO_OVERWRITE=true|false; MEMORY_LOGGING=huggingface|nvidia|all.
-# Results are never deleted: those of an earlier run are moved aside, with NO_OVERWRITE=true refused.
+# Results are never deleted: those of an earlier run are moved aside once the new plan is known to be
+# sound, with NO_OVERWRITE=true refused. A folder that holds anything else is left alone.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -67,6 +68,12 @@ if [ "$dry_run" = true ]; then
 fi
 if [ -d "$results" ] && [ -n "$(ls -A "$results")" ]; then
     [ "$no_overwrite" = false ] || fail "$results is not empty, and NO_OVERWRITE=true"
+    is_ours=false
+    for one in "$results"/plan.json "$results"/script.json "$results"/exp_*; do
+        [ ! -e "$one" ] || is_ours=true
+    done
+    [ "$is_ours" = true ] || fail "$results is not empty and holds no results; name another RESULT_DIR"
+    "$python" "$here/benchmark.py" "${flags[@]}" --dry_run >/dev/null || exit $?
     aside="${results%/}.$(date -u +%Y%m%dT%H%M%SZ)"
     mv "$results" "$aside"
     echo "the earlier results are now in $aside"

@@ -213,12 +213,15 @@ def _findings(pair: Pair) -> list[Finding]:
 
 def _failure(pair: Pair) -> Finding:
     failed, rows = pair.new.failed, pair.new.rows
-    last = failed[-1]
+    by_itself = [row for row in failed if row["status"] != "cancelled"]
+    last = (by_itself or failed)[-1]
     words = f"{last['status']}: {last['reason']}" if last["reason"] else str(last["status"])
     if pair.new.ok:
         return Finding(
             pair.name, "inconclusive", f"{len(failed)} of {len(rows)} runs failed; {words}"
         )
+    if not by_itself:
+        return Finding(pair.name, "inconclusive", f"not done in NEW; {words}")
     if not pair.ref.ok:
         return Finding(pair.name, "absent", f"failed on both sides; NEW {words}")
     return Finding(pair.name, "red", f"failed in NEW, worked in REF; {words}")

@@ -7,7 +7,7 @@ defaults; an argument that a scenario gives is no axis any more, unless it is as
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from ergmeter.bench.sound import FRAMEWORK
 from ergmeter.bench.templates import Template
 
 Check: TypeAlias = Callable[[str], str | None]
+Patterns: TypeAlias = Sequence[Mapping[str, Any]]
 _OUTSIDE = (combined.EFFECTIVE, "num_gpus", "nodes", FRAMEWORK)  # settings, but no arguments
 _DATA = "training_data_path"
 
@@ -59,13 +60,13 @@ class Making:
         if wrong:
             return
         seen: set[str] = set()
-        for point in _points(scenario, axes):
+        for point, excluded in _points(scenario, template, axes):
             try:
-                made = list(self._repeats(scenario, template, point))
+                made = list(self._repeats(scenario, template, point, excluded=excluded))
             except (combined.UnevenBatch, erg_train.CannotMap, BadCondition) as error:
                 self._problems.add(str(error), scenario=scenario.name)
                 continue
-            if made[0].group not in seen:
+            if made and made[0].group not in seen:
                 seen.add(made[0].group)
                 yield from made
 
@@ -88,9 +89,17 @@ class Making:
         return axes
 
     def _repeats(
-        self, scenario: Scenario, template: Template, point: Mapping[str, Any]
+        self,
+        scenario: Scenario,
+        template: Template,
+        point: Mapping[str, Any],
+        *,
+        excluded: Patterns,
     ) -> Iterator[Cell]:
         cell, arguments = self._made(scenario, template, point)
+        # Once more: only now are the settings known that follow from others, such as the batch.
+        if any(matches(one, cell.settings) for one in excluded):
+            return
         asked = self._asked
         warmup_s = scenario.warmup_s if asked.warmup_s is None else asked.warmup_s
         timeout_s = scenario.timeout_s if asked.timeout_s is None else asked.timeout_s
@@ -238,11 +247,28 @@ def _launch(scenario: Scenario, template: Template, *, ranks: int) -> Launch:
     return scenario.launch or (template.launch if ranks > 1 else "plain")
 
 
-def _points(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    """Every combination that is not excluded, then those that are included besides."""
+def _points(
+    scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[tuple[dict[str, Any], Patterns]]:
+    """Every combination that is not excluded, then those that are included besides.
+
+    With each the patterns that may still exclude it.
+    """
+    excluded = [_named(one) for one in scenario.exclude]
+    given = {} if template.workload == "other" else {FRAMEWORK: fms.NONE}
     for point in combined.products(axes):
-        if not any(matches(one, {**scenario.arguments, **point}) for one in scenario.exclude):
-            yield point
+        if not any(matches(one, {**given, **scenario.arguments, **point}) for one in excluded):
+            yield point, excluded
     for more in scenario.include:
-        given = {name: one if isinstance(one, list) else [one] for name, one in more.items()}
-        yield from combined.products({**axes, **given})
+        added = {name: one if isinstance(one, list) else [one] for name, one in more.items()}
+        for point in combined.products({**axes, **added}):
+            yield point, ()
+
+
+def _named(pattern: Mapping[str, Any]) -> dict[str, Any]:
+    """With null for a framework as the shortname that it is in cells."""
+    found = dict(pattern)
+    if FRAMEWORK in found:
+        wanted = found[FRAMEWORK] if isinstance(found[FRAMEWORK], list) else [found[FRAMEWORK]]
+        found[FRAMEWORK] = [fms.NONE if one is None else one for one in wanted]
+    return found

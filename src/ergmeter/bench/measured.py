@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import evidence_of
+from ergmeter.metrics.unseen import need_all
 from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
@@ -22,6 +23,13 @@ _RATES = {
     "samples_per_s": "throughput.samples_per_s",
     "steps_per_s": "throughput.steps_per_s",
     "step_median_s": "time.step_median_s",
+}
+# A row holds these of all ranks. A Meter on one of them tells that rank's.
+_OF_ALL = {
+    "real_tokens_per_s": "tokens",
+    "computed_tokens_per_s": "tokens",
+    "padding_frac": "tokens",
+    "samples_per_s": "samples",
 }
 _FIGURES = {
     "loss": "training.loss",
@@ -58,6 +66,8 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
 
 def _value(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> float | None:
     try:
+        if name in _OF_ALL:
+            need_all(evidence, _OF_ALL[name])
         return catalogue()[key].compute(evidence).value
     except NotMeasurable as error:
         missing[name] = str(error)

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -92,6 +92,16 @@ def prepare(out: Path, plan: Plan, *, at_once: int = 1) -> Progress:
     return progress
 
 
+def reopened(out: Path, progress: Progress, statuses: Collection[str]) -> None:
+    """Have cells that ended with one of these statuses run again; their output is put aside."""
+    for cell in progress.plan.cells:
+        known = progress.states[cell.index]
+        if known.status in statuses:
+            anew = replace(known, status="pending", reason="", exit_code=None, claims=())
+            state.write(state.directory_of(out, cell), anew)
+            progress.states[cell.index] = anew
+
+
 def remaining(out: Path, progress: Progress, *, seed: int) -> list[tuple[Cell, Path]]:
     """The cells to start, in order: those that have not ended and that nobody works on.
 
@@ -146,21 +156,25 @@ def _looked_at(out: Path, progress: Progress, cell: Cell, *, is_held: bool) -> b
     known = state.read(directory)
     has_ended = not is_held and not state.is_worked_on(directory, known)
     if has_ended:
-        _write_off(directory)
+        has_ended = _write_off(directory)
         known = state.read(directory)
     progress.states[cell.index] = known
     return has_ended
 
 
-def _write_off(directory: Path) -> None:
-    known = state.read(directory)  # once more: it may have ended after it was last looked at
-    if known.status == "running":
-        lost = "its runner is gone (see runner.log); --resume runs it again"
-    elif known.status == "pending":
-        lost = "it was not started; --resume runs it"
-    else:
-        return
-    state.write(directory, known.ended(Outcome("cancelled", lost)))
+def _write_off(directory: Path) -> bool:
+    """Give a cell that nobody works on an end. False if somebody does after all."""
+    lost = {
+        "running": "its runner is gone (see runner.log); --resume runs it again",
+        "pending": "it was not started; --resume runs it",
+    }
+    with state.claimed(directory) as is_ours:
+        known = state.read(directory)  # once more: it may have ended after it was last looked at
+        if known.status not in lost:
+            return True
+        if is_ours:
+            state.write(directory, known.ended(Outcome("cancelled", lost[known.status])))
+        return is_ours
 
 
 def _end_here(directory: Path) -> None:

@@ -4,7 +4,8 @@ The trap: a pattern that knows one way of running out of memory. torch has renam
 CUDA, cuBLAS and the host's allocator each say it in their own words, a rank's line begins with
 "[rank1]: ", and the kernel says nothing at all: it kills. A runner that misses one leaves a row
 without figures that looks like a measurement. Words alone decide nothing where the command ended
-well: a program may run out of memory, take a smaller batch and go on.
+well: a program may run out of memory, take a smaller batch and go on; nor where it went on and
+then failed for another reason, as its last traceback says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import re
 import signal as signals
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Status: TypeAlias = Literal[
@@ -37,6 +38,9 @@ _MEMORY = re.compile(
 _RANK_KILLED = re.compile(r"exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\) received by PID")
 _PREFIX = re.compile(r"^\[(?:rank|default)(\d+)\]:? ?|^(\d+): (?=Traceback|\s|[\w.]+(?::|$))")
 _OPENS = "Traceback (most recent call last):"
+_CHAINED = re.compile(
+    r"During handling of the above exception|The above exception was the direct cause"
+)
 _CLOSES = re.compile(r"[A-Za-z_][\w.]*(?::| \(|$)")
 # What other ranks and launchers say once a rank is gone: never the cause.
 _CONSEQUENCES = re.compile(
@@ -60,6 +64,8 @@ class Raised:
 
     line: str
     rank: int | None = None
+    place: int = field(default=0, compare=False)  # the number of its line
+    is_chained: bool = False  # raised while the one before it was handled, or because of it
 
     def __str__(self) -> str:
         return self.line if self.rank is None else f"rank {self.rank}: {self.line}"
@@ -101,7 +107,7 @@ def _memory(
     exit_code: int | None, signal: int | None, stdout: str, stderr: str, kills: int | None
 ) -> str:
     """How it ran out of memory; empty if it did not."""
-    said = _said_of_memory(stderr) or _said_of_memory(stdout)
+    said = _said_of_memory(stdout, stderr)
     if said:
         return said
     if signal == signals.SIGKILL or exit_code in (_KILLED, -signals.SIGKILL):
@@ -121,13 +127,42 @@ def _by_whom(kills: int | None) -> str:
     return "as the kernel's OOM killer does; but its count did not rise, so it may be a kill -9"
 
 
-def _said_of_memory(text: str) -> str:
-    for line in text.splitlines():
+def _said_of_memory(stdout: str, stderr: str) -> str:
+    """The first line that says so, of stderr if it can be, and that was not got over."""
+    above = stdout.splitlines()
+    lines = [*above, *stderr.splitlines()]
+    said = []
+    for place, line in enumerate(lines):
         rank, bare = _unprefixed(line)
         # An indented line of a traceback is source text: it may just name the exception.
         if not bare.startswith("    ") and _MEMORY.search(bare):
-            return _short(str(Raised(bare.strip(), rank)))
-    return ""
+            said.append(Raised(bare.strip(), rank, place))
+    others = _of_other_causes(tracebacks(lines)) if said else []
+    left = [one for one in said if not _is_got_over(one, others)]
+    left.sort(key=lambda one: one.place < len(above))
+    return _short(str(left[0])) if left else ""
+
+
+def _is_got_over(said: Raised, others: Iterable[Raised]) -> bool:
+    """Whether whoever said it went on, to fail later for another reason.
+
+    One rank's lack of memory is the cause of what other ranks say after it.
+    """
+    return any(
+        one.place > said.place and (said.rank is None or one.rank == said.rank) for one in others
+    )
+
+
+def _of_other_causes(raised: Iterable[Raised]) -> list[Raised]:
+    """Tracebacks that lack of memory has no part in, and that are no consequences."""
+    is_of_memory: dict[int | None, bool] = {}
+    found = []
+    for one in raised:
+        before = one.is_chained and is_of_memory.get(one.rank, False)
+        is_of_memory[one.rank] = before or bool(_MEMORY.search(one.line))
+        if not is_of_memory[one.rank] and not _CONSEQUENCES.search(one.line):
+            found.append(one)
+    return found
 
 
 def _error(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
@@ -153,13 +188,17 @@ def _how_it_ended(exit_code: int | None, signal: int | None) -> str:
 def tracebacks(lines: Iterable[str]) -> Iterator[Raised]:
     """The last line of every traceback, in the order in which they end; ranks may be mixed."""
     is_open: set[int | None] = set()
-    for line in lines:
+    chained: set[int | None] = set()
+    for place, line in enumerate(lines):
         rank, text = _unprefixed(line.rstrip())
         if text.lstrip(" +|").startswith(_OPENS):
             is_open.add(rank)
         elif rank in is_open and _CLOSES.match(text):  # what is indented is still inside
-            yield Raised(text, rank)
+            yield Raised(text, rank, place, is_chained=rank in chained)
             is_open.discard(rank)
+            chained.discard(rank)
+        elif _CHAINED.match(text):
+            chained.add(rank)
 
 
 def _unprefixed(line: str) -> tuple[int | None, str]:

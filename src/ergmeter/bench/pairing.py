@@ -46,10 +46,11 @@ class Side:
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """What was stated of them and did not hold."""
-        return tuple(
-            dict.fromkeys(row["claims_broken"] for row in self.rows if row["claims_broken"])
-        )
+        """What was stated of those that trained to the end and did not hold.
+
+        One that failed may not have come as far as what was stated of it.
+        """
+        return tuple(dict.fromkeys(row["claims_broken"] for row in self.ok if row["claims_broken"]))
 
     def values(self, column: str) -> list[float]:
         """A figure of each repeat that has it."""

@@ -77,9 +77,13 @@ def _cells(directory: Path) -> list[Path]:
     return [one for _, one in sorted(numbered)]
 
 
+# Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
+_MAKING = 2
+
+
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
-    found = [VERSION]
+    found = [VERSION, _MAKING]
     for name in _INPUTS:
         try:
             found.append((cell / name).stat().st_mtime_ns)

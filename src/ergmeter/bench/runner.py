@@ -57,9 +57,16 @@ class Runner:
         self._state = state.read(directory)
 
     def run(self) -> State:
-        """Run the cell to its end, unless it has had one. What it came to."""
-        if self._state.is_final:
-            return self._state
+        """Run the cell to its end, unless it has had one or another is at it. What it came to."""
+        with state.claimed(self._directory) as is_ours:
+            self._state = state.read(self._directory)  # another may have ended it meanwhile
+            if not is_ours:
+                sys.stderr.write(f"{self._directory}: another runner is at this cell\n")
+            elif not self._state.is_final:
+                return self._attempt()
+        return self._state
+
+    def _attempt(self) -> State:
         end_leftover(self._state)
         self._put_aside()
         self._keep(self._state.begun(Process.of(os.getpid())))
@@ -133,7 +140,9 @@ class Runner:
             **how,
         )
         workload = run.workload if run is not None else {}
-        held = claims.check(self._cell.expects, outputs=outputs, workload=workload)
+        # What failed may not have come as far as what is stated of it.
+        stated = self._cell.expects if found.status == "ok" else ()
+        held = claims.check(stated, outputs=outputs, workload=workload)
         self._state = replace(self._state, claims=tuple(one.to_json() for one in held))
         self._write_results(found, trainer)
         return found

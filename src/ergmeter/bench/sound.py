@@ -23,7 +23,7 @@ def complaints(
     found: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
 ) -> Iterator[str]:
     """Everything that is wrong with it, a line each."""
-    yield from _names(scenario, template, axes)
+    yield from _names(found, scenario, template, axes)
     yield from _values(axes)
     for name in scenario.frameworks or ():
         yield from _framework(found, template, name)
@@ -40,7 +40,9 @@ def known_architecture(found: Scenarios, model: str) -> str | None:
     return found.model_architectures.get(model) or architecture(model)
 
 
-def _names(scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+def _names(
+    found: Scenarios, scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
+) -> Iterator[str]:
     known = {*scenario.arguments, *axes, *templates.OF_A_CELL, FRAMEWORK}
     known |= {combined.BATCH, combined.ACCUMULATION, combined.EFFECTIVE}
     used = [name for one in (*scenario.include, *scenario.exclude) for name in one]
@@ -55,23 +57,53 @@ def _names(scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
         yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
             name, sorted(known)
         )
-    if not template.takes_all:
-        yield from _without_effect(scenario, template, axes)
-
-
-def _without_effect(
-    scenario: Scenario, template: Template, axes: Mapping[str, list[Any]]
-) -> Iterator[str]:
     put = " ".join((*template.words, *scenario.environment.values()))
+    if template.workload == "other":
+        yield from _framework_without_effect(found, axes, put)
+    if not template.takes_all:
+        yield from _axes_without_effect(axes, put)
+        yield from _arguments_without_effect(scenario, axes, put)
+
+
+def _framework_without_effect(
+    found: Scenarios, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    """A framework is no argument: it has to be named, or be a file in the environment."""
+    if f"{{{FRAMEWORK}}}" in put:
+        return
+    asked = [str(name) for name in axes.get(FRAMEWORK, ()) if name not in (None, fms.NONE)]
+    known = {name: found.frameworks.get(name) for name in asked}
+    lost = [name for name, one in known.items() if one is None or one.file is None]
+    if lost:
+        yield (
+            f"the command has no {{{FRAMEWORK}}} in it, so that {FRAMEWORK} {', '.join(lost)}"
+            " changes nothing"
+        )
+
+
+def _axes_without_effect(axes: Mapping[str, list[Any]], put: str) -> Iterator[str]:
     for name, values in axes.items():
-        reaches = {name}
-        if name == combined.EFFECTIVE:
-            reaches |= {combined.BATCH, combined.ACCUMULATION}
-        if len(values) < 2 or name in templates.OF_A_CELL:
-            continue
-        if any(f"{{{one}}}" in put for one in reaches):
-            continue
-        yield f"the command has no {{{name}}} in it, so that the axis {name} changes nothing"
+        if len(values) > 1 and name != FRAMEWORK and not _reaches(name, put):
+            yield f"the command has no {{{name}}} in it, so that the axis {name} changes nothing"
+
+
+def _arguments_without_effect(
+    scenario: Scenario, axes: Mapping[str, list[Any]], put: str
+) -> Iterator[str]:
+    single = [name for name, one in axes.items() if len(one) == 1 and one[0] is not None]
+    given = [*scenario.arguments, *(name for name in single if name != FRAMEWORK)]
+    lost = [name for name in dict.fromkeys(given) if not _reaches(name, put)]
+    if lost:
+        yield (
+            f"the command takes no {', '.join(lost)}: write {{{lost[0]}}} or {{arguments}} into it,"
+            " or leave out what has no effect (null removes a default)"
+        )
+
+
+def _reaches(name: str, put: str) -> bool:
+    """Whether a setting gets to the command, by itself or by what follows from it."""
+    follow = (combined.BATCH, combined.ACCUMULATION) if name == combined.EFFECTIVE else ()
+    return name in templates.OF_A_CELL or any(f"{{{one}}}" in put for one in (name, *follow))
 
 
 def _values(axes: Mapping[str, list[Any]]) -> Iterator[str]:

@@ -8,13 +8,14 @@ by number, start time and boot, so that another process with that number is not 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from importlib.metadata import distributions
@@ -28,7 +29,7 @@ from ergmeter.bench.outcome import FINAL, Outcome, Status
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog.liveness import boot_id, started_s
 
-ALIVE = "alive"
+ALIVE, CLAIM = "alive", "claim"
 BEAT_S = 5.0
 # Twelve missed beats: file systems of clusters show a change late, and clocks differ by seconds.
 SILENT_S = 60.0
@@ -164,6 +165,24 @@ def write(directory: Path, state: State) -> None:
 def beat(directory: Path) -> None:
     """Say that a runner is at work here: its process can't be looked up from another machine."""
     (directory / ALIVE).touch()
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[bool]:
+    """Be the one runner of this cell; False if another is.
+
+    A lock and no file that is there or not: it goes with its process, however that ends. Where a
+    file system has no locks there is none, and status.json alone says who is at work.
+    """
+    with (directory / CLAIM).open("a") as file:
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        except OSError:
+            pass
+        yield is_ours
 
 
 def is_worked_on(directory: Path, state: State) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli import bench_tables
-from ergmeter.cli.bench_options import plan_options, planned
+from ergmeter.cli.bench_options import AGAIN, again, plan_options, planned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,6 +85,11 @@ def plan_command(
 @click.option(
     "--resume", is_flag=True, help="Go on with what is in --out: nothing done runs again."
 )
+@click.option(
+    "--rerun",
+    metavar="STATUS[,...]",
+    help=f"With --resume: run these again too ({', '.join(AGAIN)}); their output is put aside.",
+)
 @click.option("--move-aside", is_flag=True, help="Keep an earlier --out under another name.")
 @click.option("--dry-run", is_flag=True, help="Show what would be started, and start nothing.")
 @click.option(
@@ -130,6 +135,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
 
     if given["resume"] and given["move_aside"]:
         raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
+    rerun = again(given["rerun"], is_resumed=given["resume"])
     plan = planned(given)
     out: Path = given["out"]
     if given["dry_run"]:
@@ -151,6 +157,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     plan = state.opened(out, plan, opening)
     state.claim_driver(out)
     progress = monitor.prepare(out, plan, at_once=given["jobs"])
+    monitor.reopened(out, progress, rerun)
     cells = monitor.remaining(out, progress, seed=given["seed"])
     if cells:
         datastage.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))

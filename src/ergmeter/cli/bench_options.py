@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ergmeter.bench.cells import Plan
 
 _Value = TypeVar("_Value")
+AGAIN = ("oom", "error", "timeout", "diverged")  # cancelled cells run again in any case
 
 _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
@@ -80,11 +81,11 @@ def planned(given: dict[str, Any]) -> Plan:
         defaults=given["defaults"],
         contents=given["contents"],
         data_stage=not given["no_data"],
-        check=_wrong,
+        check=wrong,
     )
 
 
-def _wrong(text: str) -> str | None:
+def wrong(text: str) -> str | None:
     """What `erg train` would say against a cell's configuration, before anything is started."""
     import tempfile
 
@@ -99,6 +100,19 @@ def _wrong(text: str) -> str | None:
         except ErgmeterError as error:
             return str(error).removeprefix(f"{path}: ")
     return None
+
+
+def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
+    """The statuses whose cells are to run again, of --rerun."""
+    if text is None:
+        return ()
+    asked = tuple(text.replace(",", " ").split())
+    unknown = [one for one in asked if one not in AGAIN]
+    if unknown or not asked:
+        raise click.UsageError(f"--rerun takes {', '.join(AGAIN)}, with commas; got {text!r}")
+    if not is_resumed:
+        raise click.UsageError("--rerun is of cells that have run: give --resume too")
+    return asked
 
 
 def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> list[_Value] | None:

@@ -299,3 +299,28 @@ def test_the_command_exits_by_the_gates_word_and_writes_the_markdown(tmp_path: P
     assert "-5.0 %" in summary.read_text()
     turned = [arguments[1], arguments[0], *arguments[2:]]
     assert CliRunner().invoke(command, turned, standalone_mode=False).return_value == 0
+
+
+def test_what_is_stated_of_a_cell_that_failed_is_not_held_against_it() -> None:
+    failed = row(group="a", status="oom", reason="CUDA out of memory", claims_broken="x: not told")
+    table = as_table([failed, *repeats("b", "loss", [1.0])])
+    found = gate(table, table, ["loss +-1%"], is_plain=True)
+    assert [one.state for one in found.findings] == ["absent"]
+    assert found.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("statuses", "state"),
+    [
+        (["cancelled"], "inconclusive"),
+        (["cancelled", "cancelled"], "inconclusive"),
+        (["oom", "cancelled"], "red"),  # one of them failed by itself
+    ],
+)
+def test_a_cell_that_somebody_ended_is_not_done_and_not_red(
+    statuses: list[str], state: str
+) -> None:
+    new = [row(group="a", status=one, repeat=n, reason=one) for n, one in enumerate(statuses)]
+    found = gate(as_table(new), as_table(repeats("a", "loss", [1.0])), ["loss +-1%"])
+    assert [one.state for one in found.findings] == [state]
+    assert found.state == state

@@ -163,3 +163,29 @@ def test_any_output_comes_to_one_line(stdout: str, stderr: str, exit_code: int) 
     assert (found.status == "ok") == (exit_code == 0)
     assert bool(found.reason) == (exit_code != 0)
     assert len(found.reason.splitlines()) <= 1
+
+
+LATER = "KeyError: 'step'\n"
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_a_lack_of_memory_that_was_got_over_is_not_the_end(rank: int | None) -> None:
+    said = TRACEBACK + OUT_OF_MEMORY[0] + "\ntrying half of it\n" + TRACEBACK + LATER
+    found = outcome(1, stderr=said if rank is None else prefixed(said, rank))
+    assert found.status == "error"
+    assert "KeyError: 'step'" in found.reason
+    log = f"WARNING {OUT_OF_MEMORY[0]}; half of it\n"
+    assert outcome(1, stdout=log, stderr=TRACEBACK + LATER).status == "error"
+
+
+def test_what_comes_of_a_lack_of_memory_is_one() -> None:
+    first = TRACEBACK + OUT_OF_MEMORY[0] + "\n"
+    for between in (
+        "\nThe above exception was the direct cause of the following exception:\n\n",
+        "\nDuring handling of the above exception, another exception occurred:\n\n",
+    ):
+        assert outcome(1, stderr=first + between + TRACEBACK + LATER).status == "oom"
+    of_another_rank = prefixed(first, 1) + prefixed(TRACEBACK + LATER, 0)
+    assert outcome(1, stderr=of_another_rank).status == "oom"
+    again = TRACEBACK + LATER + first  # the error was got over, the lack of memory not
+    assert outcome(1, stderr=again).status == "oom"

@@ -196,3 +196,20 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(bench_report.page(found))
     assert "3 cells  2 ok  1 oom" in console.export_text()
+
+
+def test_rates_of_some_ranks_are_not_those_of_all(tmp_path: Path) -> None:
+    steps = even_steps(20, seconds=2.0, tokens_computed=1000, tokens_real=600, samples=8)
+    known: dict[str, Any] = {"steps": steps, "settings": {"warmup_steps": 0}}
+    one = add_cell(tmp_path, 0, results_=TRAINED)
+    add_writer(make_run(one / "run"), header={"rank": 0, "world": 2}, **known)
+    both = make_run(add_cell(tmp_path, 1, results_=TRAINED) / "run")
+    for rank in (0, 1):
+        add_writer(both, header={"rank": rank, "world": 2}, **known)
+    partly, wholly = rows(tmp_path)
+    assert partly["real_tokens_per_s"] is None
+    assert partly["real_tokens_per_s_per_device"] is None
+    assert "1 of the 2 ranks told no steps" in json.loads(partly["missing"])["real_tokens_per_s"]
+    assert partly["computed_tokens_per_s"] == 4096.0  # the Trainer's, of both
+    assert partly["rates_from"] == "trainer"
+    assert wholly["real_tokens_per_s"] == pytest.approx(600)  # 300 of each

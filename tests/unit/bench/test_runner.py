@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from ergmeter.bench import launching, monitor, state
 from ergmeter.bench.cells import Cell, Claim, Plan
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Options
+from ergmeter.cli.bench import command
 from ergmeter.errors import UsageError
 
 WAIT_S = 60.0
@@ -163,6 +165,72 @@ def test_claims_are_held_against_the_output(tmp_path: Path) -> None:
     driven(out, Plan("s", (cell(0, "print('flash')", expects=claims),)))
     said = read(out, 0, "status.json")["claims"]
     assert [(one["name"], one["held"]) for one in said] == [("says it", True), ("attention", False)]
+
+
+def test_of_a_cell_that_failed_nothing_is_claimed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claims = (Claim("fact", "attention", "sdpa"),)
+    driven(out, Plan("s", (cell(0, PROGRAMS["oom"], expects=claims),)))
+    said = read(out, 0, "status.json")
+    assert (said["status"], said["claims"]) == ("oom", [])
+
+
+def test_failed_cells_run_again_if_asked_and_what_they_left_is_kept(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    # It fails as long as its directory has no earlier attempt.
+    code = (
+        "import pathlib, sys; folder = pathlib.Path(sys.argv[1]).parent;"
+        " sys.exit(not (folder / 'attempt_1').exists())"
+    )
+    plan = Plan("s", (cell(0, code), cell(1, PROGRAMS["oom"]), cell(2, "print()")))
+    driven(out, plan)
+    progress = opened(out, plan, resume=True)
+    monitor.reopened(out, progress, ("error", "timeout"))
+    cells = monitor.remaining(out, progress, seed=0)
+    assert [one.index for one, _ in cells] == [0]
+    assert monitor.drive(out, progress, cells, LocalLauncher(Options()), lambda _: None)
+    said = read(out, 0, "status.json")
+    assert [one["status"] for one in said["attempts"]] == ["error", "ok"]
+    assert (out / "exp_0" / "attempt_1" / "results.json").exists()
+    assert read(out, 1, "status.json")["status"] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--rerun", "error"], "--resume too"), (["--resume", "--rerun", "ok"], "--rerun takes oom")],
+)
+def test_rerun_is_of_failed_cells_of_a_resumed_bench(
+    tmp_path: Path, options: list[str], said: str
+) -> None:
+    told = CliRunner().invoke(command, ["run", "none.yaml", "--out", str(tmp_path), *options])
+    assert told.exit_code == 2
+    assert said in told.output
+
+
+def test_two_runners_do_not_work_on_one_cell(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code = "import time; print('here', flush=True); time.sleep(600)"
+    opened(out, Plan("s", (cell(0, code),)))
+    folder = out / "exp_0"
+    first = runner(folder)
+    try:
+        eventually(lambda: state.read(folder).child is not None)
+        before = (folder / "status.json").read_bytes()
+        assert runner(folder).wait(WAIT_S) == 0
+        assert (folder / "status.json").read_bytes() == before
+        assert not (folder / "attempt_1").exists()
+    finally:
+        first.terminate()
+        first.wait(WAIT_S)
+    state.write(folder, state.State())
+    with state.claimed(folder) as is_ours:  # it went with its process
+        assert is_ours
+        with state.claimed(folder) as is_ours_too:
+            assert not is_ours_too
+        assert not monitor._write_off(folder)  # a runner that has just begun
+        assert state.read(folder).status == "pending"
+    assert monitor._write_off(folder)
+    assert state.read(folder).status == "cancelled"
 
 
 def test_keys_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

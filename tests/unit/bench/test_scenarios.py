@@ -316,3 +316,38 @@ def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
         plan(path)
     with pytest.raises(UsageError, match="no file at"):
         plan(tmp_path / "none.yaml")
+
+
+def test_cells_are_excluded_by_what_follows_from_their_settings(tmp_path: Path) -> None:
+    by_batch = changed(exclude=[{"per_device_train_batch_size": 2}])
+    cells = plan(written(tmp_path, by_batch), num_gpus=[1, 2]).cells
+    assert [cell.num_gpus for cell in cells] == [1, 1]  # 4 on 2 GPUs are 2 on each
+    bare = {name: one for name, one in ADAPTERS.items() if name != "framework_config"}
+    for none in ("none", None):
+        by_framework = {**bare, "exclude": [{"framework_config": none, "num_gpus": 2}]}
+        cells = plan(written(tmp_path, by_framework), num_gpus=[1, 2]).cells
+        assert [cell.num_gpus for cell in cells] == [1]
+
+
+def mine(folder: Path, **keys: Any) -> Path:
+    path = folder / "scenarios.yaml"
+    path.write_text(yaml.safe_dump({"scenarios": [{"name": "mine", "arguments": {}, **keys}]}))
+    return path
+
+
+def test_a_framework_that_does_not_reach_the_command_is_an_error(tmp_path: Path) -> None:
+    three = {"framework_config": [None, "bnb", "unsloth"]}
+    told = wrong(mine(tmp_path, command="python x.py {arguments}", **three))
+    assert "framework_config bnb, unsloth changes nothing" in told
+    named = plan(mine(tmp_path, command="python x.py {framework_config} {arguments}", **three))
+    assert [cell.command[-1] for cell in named.cells] == ["none", "bnb", "unsloth"]
+
+
+def test_arguments_that_the_command_does_not_take_are_an_error(tmp_path: Path) -> None:
+    given = {"arguments": {"lr": 0.1, "decay": 0.2}, "axes": {"width": [64]}}
+    told = wrong(mine(tmp_path, command="python x.py {lr}", **given))
+    assert "the command takes no decay, width: write {decay} or {arguments} into it" in told
+    told = wrong(mine(tmp_path, command="python x.py"), max_seq_len=[32])
+    assert "takes no max_seq_len" in told
+    (cell,) = plan(mine(tmp_path, command="python x.py {lr} {arguments}", **given)).cells
+    assert cell.command[2:] == ("0.1", "--width", "64", "--decay", "0.2")

@@ -1,0 +1,99 @@
+"""FMS's entry points: what becomes of results that are there; they plan as `erg bench` does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ergmeter.errors import UsageError
+
+SCRIPTS = Path(__file__).parents[3] / "scripts"
+
+
+def scenarios(folder: Path, **keys: Any) -> Path:
+    scenario = {"name": "mine", "command": "true {x}", "arguments": {}, "axes": {"x": [1]}}
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"scenarios": [{**scenario, **keys}]}))
+    return path
+
+
+def benchmarks(results: Path, file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", SCRIPTS / "run_benchmarks.sh", "1", results, file],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_results_stay_where_they_are_if_the_plan_is_unsound(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    (results / "exp_0").mkdir(parents=True)
+    told = benchmarks(results, scenarios(tmp_path, command="true"))
+    assert told.returncode == 2
+    assert "takes no x" in told.stderr
+    assert (results / "exp_0").is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.yaml", "results"]
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "thesis.tex").touch()
+    told = benchmarks(results, scenarios(tmp_path))
+    assert told.returncode == 2
+    assert "holds no results" in told.stderr
+    assert [path.name for path in results.iterdir()] == ["thesis.tex"]
+
+
+def test_results_are_moved_aside_for_a_plan_that_is_sound(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    (results / "exp_0").mkdir(parents=True)
+    (results / "exp_0" / "old").touch()
+    told = benchmarks(results, scenarios(tmp_path))
+    assert told.returncode == 0, told.stderr
+    (aside,) = tmp_path.glob("results.*")
+    assert (aside / "exp_0" / "old").exists()
+    assert (results / "plan.json").exists()
+
+
+@pytest.fixture
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("benchmark", SCRIPTS / "benchmark.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_erg_train_would_refuse_stops_the_plan(tmp_path: Path, script: Any) -> None:
+    arguments = {"model_name_or_path": "builtin:tiny", "learning_rate": -1}
+    path = scenarios(tmp_path, command="erg train", axes={}, arguments=arguments)
+    given = script.parser().parse_args(["--scenarios_config_path", str(path)])
+    with pytest.raises(UsageError, match=r"train\.lr must be a number above 0"):
+        script.planned(given)
+
+
+def test_cells_that_still_run_are_no_strangers(
+    tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing:
+        def __init__(self, _options: object) -> None: ...
+
+        def check(self, _cells: object, *, own: Collection[int] = ()) -> None:
+            raise UsageError(f"own {sorted(own)}")
+
+    monkeypatch.setattr(script.registry, "load", lambda *_: Refusing)
+    monkeypatch.setattr(script.state, "at_work", lambda _: {7, 8})
+    words = ["--scenarios_config_path", str(scenarios(tmp_path)), "--results_output_path"]
+    given = script.parser().parse_args([*words, str(tmp_path / "results")])
+    with pytest.raises(UsageError, match=r"own \[7, 8\]"):
+        script.run(given, script.planned(given))
