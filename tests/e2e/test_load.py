@@ -120,11 +120,10 @@ def test_a_real_server_at_several_numbers_at_a_time(lab: Lab, served: Served) ->
         out = report["throughput.output_tokens_per_s"]
         assert out["value"] == pytest.approx(12 * GENERATED / window_s)
         assert out["basis"] == "measured"
-        assert (
-            0 < report["latency.ttft_median_s"]["value"] < report["latency.e2e_median_s"]["value"]
-        )
-        tpot_s = report["latency.tpot_median_s"]["value"]
-        assert 0 < tpot_s * (GENERATED - 1) < report["latency.e2e_median_s"]["value"]
+        # At most, and not less: on a busy machine so short an answer may come in one piece.
+        whole_s = report["latency.e2e_median_s"]["value"]
+        assert 0 < report["latency.ttft_median_s"]["value"] <= whole_s
+        assert 0 <= report["latency.tpot_median_s"]["value"] * (GENERATED - 1) <= whole_s
         assert report["throughput.generated_tokens_per_s"]["value"] >= out["value"]
 
 
