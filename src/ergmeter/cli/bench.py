@@ -25,7 +25,7 @@ _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _REDRAW_S = 0.5  # drawing takes processor time from what is measured
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})  # also called by itself
 def command() -> None:
     """Run a matrix of scenarios and compare what came of it.
 
@@ -176,8 +176,7 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 def _launcher(name: str, options: Any) -> Launcher:  # noqa: ANN401  launching.Options
     from ergmeter import registry
 
-    kind: Any = "launchers"
-    found: Launcher = registry.load(kind, name)(options)
+    found: Launcher = registry.load("launchers", name)(options)
     return found
 
 

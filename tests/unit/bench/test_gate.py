@@ -2,18 +2,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from ergmeter.bench import results
 from ergmeter.bench.comparing import TOGETHER, Options, compare
 from ergmeter.bench.gate import Gate, gate
 from ergmeter.bench.rules import noise, rule
 from ergmeter.bench.tables import as_table
-from ergmeter.cli.gate import command
 from ergmeter.errors import UsageError
 from ergmeter.views import bench_compare
 from tests.unit.bench.rows import noisy, repeats, row
@@ -282,23 +281,19 @@ def test_a_plain_threshold_would_cry_wolf() -> None:
     assert crying > 30
 
 
-def test_the_command_exits_by_the_gates_word_and_writes_the_markdown(tmp_path: Path) -> None:
-    for name, values in (("new", SLOW), ("ref", FAST)):
-        results.write(
-            as_table(repeats("g", "real_tokens_per_s", values)), tmp_path / f"{name}.parquet"
-        )
-    arguments = [str(tmp_path / "new.parquet"), str(tmp_path / "ref.parquet"), "--rule", SPEED]
-    summary = tmp_path / "summary.md"
-    run = CliRunner().invoke(
-        command, [*arguments, "--format", "json", "--markdown", str(summary)], standalone_mode=False
-    )
-    assert run.return_value == 1
-    document = json.loads(run.output)
+def test_the_command_exits_by_the_gates_word_and_writes_the_markdown(
+    tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    new, ref, summary = (tmp_path / n for n in ("new.parquet", "ref.parquet", "summary.md"))
+    for path, values in ((new, SLOW), (ref, FAST)):
+        results.write(as_table(repeats("g", "real_tokens_per_s", values)), path)
+    code, out, _ = erg("gate", new, ref, "--rule", SPEED, "--format", "json", "--markdown", summary)
+    assert code == 1
+    document = json.loads(out)
     assert document["state"] == "red"
     assert document["judgements"][0]["rule"] == SPEED
     assert "-5.0 %" in summary.read_text()
-    turned = [arguments[1], arguments[0], *arguments[2:]]
-    assert CliRunner().invoke(command, turned, standalone_mode=False).return_value == 0
+    assert erg("gate", ref, new, "--rule", SPEED)[0] == 0
 
 
 def test_what_is_stated_of_a_cell_that_failed_is_not_held_against_it() -> None:

@@ -13,7 +13,7 @@ import os
 import signal
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,13 +331,7 @@ class _Fit:
             },
         )
         written = ledger.written(self._config.metrics.results_csv, cells)
-        return Outcome(
-            **{
-                **{name: getattr(outcome, name) for name in outcome.__dataclass_fields__},
-                "row": cells,
-                "written": written,
-            }
-        )
+        return replace(outcome, row=cells, written=written)
 
 
 def _rank() -> int:
