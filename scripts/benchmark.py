@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter import registry
-from ergmeter.bench import datastage, launching, monitor, state
+from ergmeter.bench import datastage, exports, hidden, launching, monitor, results, smi, state
 from ergmeter.bench.cells import Plan
 from ergmeter.bench.plan import plan
 from ergmeter.cli.bench_options import wrong
@@ -49,10 +49,14 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dry_run", action="store_true")
     made.add_argument("--preload_models", action="store_true")
     made.add_argument(
-        "--log_nvidia_smi", action="store_true", help="no effect: NVML is read in every run"
+        "--log_nvidia_smi", action="store_true", help="an nvidia-smi process beside each cell"
     )
-    made.add_argument("--log_memory_hf", action="store_true")
-    made.add_argument("--command", default="sft_trainer", help="of scenarios that name none")
+    made.add_argument("--nvidia_smi_keywords", default=",".join(smi.KEYWORDS), help="what it logs")
+    made.add_argument("--nvidia_smi_interval", type=float, default=smi.INTERVAL_S, help="seconds")
+    made.add_argument(
+        "--log_memory_hf", action="store_true", help="the Trainer's tracker, in every cell"
+    )
+    made.add_argument("--command", help="of all scenarios, whatever they name")
     made.add_argument("--repeats", type=int)
     made.add_argument("--cool_down", type=float, default=15.0, help="seconds between two cells")
     return made
@@ -70,6 +74,7 @@ def planned(given: argparse.Namespace) -> Plan:
         only=given.run_only_scenarios,
         repeats=given.repeats,
         command=given.command,
+        otherwise="sft_trainer",
         defaults=given.defaults_config_path,
         frameworks=dict(zip(pairs[::2], pairs[1::2], strict=True)),
         accelerate_config=given.accelerate_config,
@@ -77,6 +82,15 @@ def planned(given: argparse.Namespace) -> Plan:
         data_stage=not given.no_data_processing,
         check=wrong,
     )
+
+
+def logged(given: argparse.Namespace) -> smi.Query | None:
+    """What nvidia-smi is to log beside the cells; None if it is not asked for."""
+    if not given.log_nvidia_smi:
+        return None
+    if smi.lack():
+        sys.stderr.write(f"--log_nvidia_smi: {smi.lack()}; cells run without its log\n")
+    return smi.Query(smi.parsed(given.nvidia_smi_keywords), given.nvidia_smi_interval)
 
 
 def preload(made: Plan) -> None:
@@ -89,12 +103,14 @@ def preload(made: Plan) -> None:
 def run(given: argparse.Namespace, made: Plan) -> int:
     """Have the cells run; 1 if one of them failed."""
     out: Path = given.results_output_path
+    query = logged(given)
     script = {name: _plain(value) for name, value in sorted(vars(given).items())}
     launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=given.cool_down))
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     made = state.opened(out, made, state.Opening(resume=True, script=script))
     state.claim_driver(out)
+    smi.ask(out, query)
     progress = monitor.prepare(out, made)
     cells = monitor.remaining(out, progress, seed=0)
     data = out / "data"
@@ -103,7 +119,9 @@ def run(given: argparse.Namespace, made: Plan) -> int:
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=print)
-    if not monitor.drive(out, progress, cells, launcher, lambda _progress: None):
+    is_done = monitor.drive(out, progress, cells, launcher, lambda _progress: None)
+    exports.collected(results.batches(out), out)
+    if not is_done:
         return INTERRUPTED
     ended = [progress.states[cell.index] for cell in made.cells]
     for cell, one in zip(made.cells, ended, strict=True):
@@ -124,6 +142,7 @@ def main() -> int:
         flags.error("--acceleration_framework_config_keypairs takes pairs: a name and its file")
     try:
         made = planned(given)
+        hidden.hand_over(made.keys)
         if given.dry_run:
             has_gpus = bool(launching.gpus_here())
             for cell in made.cells:

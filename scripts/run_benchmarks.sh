@@ -7,6 +7,7 @@
 #
 # Without arguments: a small representative set. SCENARIOS_FILTER "none" or "": all but slow ones.
 # DRY_RUN, NO_DATA_PROCESSING, NO_OVERWRITE=true|false; MEMORY_LOGGING=huggingface|nvidia|all.
+# For nvidia-smi: NVIDIA_SMI_KEYWORDS (timestamp,name,index,memory.used), NVIDIA_SMI_INTERVAL (1, in seconds).
 # Results are never deleted: those of an earlier run are moved aside once the new plan is known to be
 # sound, with NO_OVERWRITE=true refused. A folder that holds anything else is left alone.
 set -eu
@@ -62,6 +63,9 @@ all) flags+=(--log_memory_hf --log_nvidia_smi) ;;
 *) fail "MEMORY_LOGGING must be huggingface, nvidia or all; got '$memory'" ;;
 esac
 
+[ -z "${NVIDIA_SMI_KEYWORDS-}" ] || flags+=(--nvidia_smi_keywords "$NVIDIA_SMI_KEYWORDS")
+[ -z "${NVIDIA_SMI_INTERVAL-}" ] || flags+=(--nvidia_smi_interval "$NVIDIA_SMI_INTERVAL")
+
 python=${PYTHON:-python}
 if [ "$dry_run" = true ]; then
     exec "$python" "$here/benchmark.py" "${flags[@]}" --dry_run
@@ -82,6 +86,6 @@ fi
 status=0
 "$python" "$here/benchmark.py" "${flags[@]}" || status=$?
 if [ -f "$results/plan.json" ]; then
-    "$python" -m ergmeter bench report "$results" --fms "$results"
+    "$python" -m ergmeter bench report "$results" # benchmarks.csv and raw_summary.csv are there
 fi
 exit "$status"

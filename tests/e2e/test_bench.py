@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +18,8 @@ import yaml
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
-from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
 from tests.nvml.library import Gpu, Script, build
 
-RAY = Path(__file__).parents[2] / ".older" / "ray"
 BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
 TRAININGS_S = 280.0
 # Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
@@ -225,106 +221,3 @@ def test_gpus_that_others_compute_on_are_refused(
     shown = {json.loads(p.read_text())["CUDA_VISIBLE_DEVICES"]
              for p in lab.path.glob("results/exp_*/environment.json")}  # fmt: skip
     assert shown == {"0"}
-
-
-def test_slurm_runs_the_same_plan_and_a_requeued_job_completes(
-    cluster: Cluster,  # noqa: F811
-    lab: Lab,
-) -> None:
-    pytest.importorskip("submitit")
-    variables = environment(**cluster.environment)
-    options = ("--launcher", "slurm", "--launcher-option", "gpus_per_node=0", "--jobs", "2")
-    driver = lab.start(*run(lab, *options), env=variables, stderr=subprocess.PIPE)
-    at_work = {"1": "ok", "2": "running", "3": "ok"}
-    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
-    (folder,) = (p.parent for p in lab.path.glob("results/exp_*/stdout") if _n(p.parent) == 2)
-    job = (folder / "job").read_text()
-
-    def controlled(*words: str) -> None:
-        subprocess.run(["scontrol", *words], env=variables, check=True, timeout=TIMEOUT_S)
-
-    controlled("requeue", job)
-    eventually(lambda: statuses(lab)["2"] == "cancelled", "the job is ended")
-    (lab.path / "go").touch()
-    eventually(lambda: _begins_now(job, variables) and statuses(lab)["2"] == "ok", "its end")
-    assert driver.wait(TIMEOUT_S) == 0, cluster.said()
-    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
-    assert began(lab) == {1: 1, 2: 2, 3: 1}
-    said = json.loads((folder / "status.json").read_text())
-    assert [one["status"] for one in said["attempts"]] == ["cancelled", "ok"]
-
-
-def _n(folder: Path) -> int:
-    return int(json.loads((folder / "cell.json").read_text())["settings"]["n"])
-
-
-def _begins_now(job: str, variables: dict[str, str]) -> bool:
-    """A requeued job waits for two minutes by itself; told so while it still ends, it forgets."""
-    subprocess.run(
-        ["scontrol", "update", f"JobId={job}", "StartTime=now"],
-        env=variables, capture_output=True, check=False, timeout=TIMEOUT_S,
-    )  # fmt: skip
-    time.sleep(0.5)
-    return True
-
-
-@pytest.mark.timeout(600)
-def test_ray_runs_the_same_plan_on_two_nodes(lab: Lab) -> None:
-    if not RAY.is_dir():
-        pytest.skip("no Ray here: ./dev test puts it into .older/ray")
-    # Ray asks amdsmi for GPUs, which without AMD's library fails in a way that Ray does not expect.
-    (lab.path / "modules").mkdir()
-    (lab.path / "modules" / "amdsmi.py").write_text("raise ImportError('left out')")
-    path = os.pathsep.join([str(lab.path / "modules"), str(RAY), os.environ.get("PYTHONPATH", "")])
-    variables = environment(PYTHONPATH=path, RAY_USAGE_STATS_ENABLED="0")
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    # Unix sockets are in its folder, and their names may be of 107 characters at most.
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1")
-        head = ("--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}")
-        said = (lab.path / "ray.log").open("wb")
-        nodes = [lab.start(*begin, *head, env=variables, stdout=said, stderr=said)]
-        try:
-            eventually(lambda: _answers(port), "Ray's head")
-            more = (*begin, f"--address=127.0.0.1:{port}")
-            nodes.append(lab.start(*more, env=variables, stdout=said, stderr=said))
-            eventually(lambda: _alive(lab, port, variables) == 2, "two nodes")
-            _on_ray(lab, port, variables)
-        finally:
-            for node in reversed(nodes):
-                node.terminate()
-                node.wait(TIMEOUT_S)
-            said.close()
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _alive(lab: Lab, port: int, variables: dict[str, str]) -> int:
-    """How many nodes Ray knows of."""
-    code = (
-        f"import ray; ray.init('127.0.0.1:{port}', log_to_driver=False);"
-        "print(sum(node['Alive'] for node in ray.nodes()))"
-    )
-    return int(lab.run(PYTHON, "-c", code, env=variables).stdout or 0)
-
-
-def _on_ray(lab: Lab, port: int, variables: dict[str, str]) -> None:
-    options = ("--launcher", "ray", "--launcher-option", f"address=127.0.0.1:{port}")
-    driver = lab.start(*run(lab, *options, "--jobs", "2"), env=variables)
-    at_work = {"1": "ok", "2": "running", "3": "ok"}
-    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
-    child = worker_of(lab)["child"]["pid"]
-    driver.send_signal(signal.SIGINT)
-    assert driver.wait(TIMEOUT_S) == 130
-    assert statuses(lab)["2"] == "cancelled"
-    assert not psutil.pid_exists(child)
-    (lab.path / "go").touch()
-    again = lab.run(*run(lab, *options, "--resume"), env=variables)
-    assert again.returncode == 0, again.stderr.decode()
-    assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
-    assert began(lab) == {1: 1, 2: 2, 3: 1}

@@ -1,4 +1,4 @@
-"""Ranks that a real SLURM starts: a controller and a node of their own, on this machine.
+"""Ranks that a real SLURM starts: a controller and two nodes of their own, on this machine.
 
 `./dev test` installs Debian's packages (slurm-wlm, munge) where it can; without them, or without
 the rights to be a node, these tests say what is missing.
@@ -24,6 +24,7 @@ from tests.nvml.library import Gpu, Library, Script, build
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "sbatch")
 TASKS = 2
+NODES = ("node1", "node2")
 STEPS = 40
 TOKENS = 100
 # Each rank says when it is done; the program does not know that it is measured but by its Meter.
@@ -39,17 +40,16 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={node}
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge/socket
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -57,19 +57,20 @@ SelectTypeParameters=CR_CPU
 MpiDefault=none
 SwitchType=switch/none
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=all Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+NodeName=node1 NodeHostname={host} NodeAddr=127.0.0.1 Port={first} CPUs={cpus} State=UNKNOWN
+NodeName=node2 NodeHostname={host} NodeAddr=127.0.0.1 Port={second} CPUs={cpus} State=UNKNOWN
+PartitionName=all Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
 
 
 class Cluster:
-    """A controller and a node, for as long as the tests take."""
+    """A controller and two nodes, for as long as the tests take."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder = folder
         self._stack = stack
         self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
-        for name in ("munge", "state", "spool"):
+        for name in ("munge", "state", *(f"spool-{node}" for node in NODES)):
             (folder / name).mkdir(mode=0o755)
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
@@ -77,17 +78,19 @@ class Cluster:
         (folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=socket.gethostname().split(".")[0], folder=folder, cpus=os.cpu_count(),
-                controller=_free_port(), node=_free_port(),
+                controller=_free_port(), first=_free_port(), second=_free_port(),
             )
         )  # fmt: skip
         own = [f"--{what}-file={folder}/munge/{what}" for what in ("key", "log", "pid", "seed")]
         self._begin("munged", "--foreground", "--force", f"--socket={folder}/munge/socket", *own)
         eventually((folder / "munge" / "socket").exists, "munged has no socket")
         self._begin("slurmctld", "-D")
-        self._begin("slurmd", "-D")
+        for node in NODES:  # Debian builds it with --enable-multiple-slurmd
+            self._begin("slurmd", "-D", "-N", node)
 
     def _begin(self, *command: str) -> None:
-        log = (self._folder / f"{command[0]}.out").open("wb")
+        name = command[-1] if command[-1] in NODES else command[0]
+        log = (self._folder / f"{name}.out").open("wb")
         process = subprocess.Popen(
             command, env=environment(**self.environment), stdout=log, stderr=log
         )
@@ -142,7 +145,7 @@ GPUS = (Gpu(200.0), Gpu(400.0))
 
 def launched(cluster: Cluster, folder: Path, *command: str, **more: str) -> str:
     done = subprocess.run(
-        ["srun", f"--ntasks={TASKS}", "--overcommit", *command],
+        ["srun", "--nodes=1", f"--ntasks={TASKS}", "--overcommit", *command],
         env=environment(**cluster.environment, **more), cwd=folder,
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip
@@ -175,7 +178,7 @@ def test_the_tasks_of_a_step_write_one_run(
 def test_a_recorder_around_srun_has_all_tasks_in_one_run(cluster: Cluster, tmp_path: Path) -> None:
     recorded = subprocess.run(
         [ERG, "record", "--quiet", "--probe", "process", "--out", "run", "--",
-         "srun", f"--ntasks={TASKS}", "--overcommit", PYTHON, "-c", PROGRAM],
+         "srun", "--nodes=1", f"--ntasks={TASKS}", "--overcommit", PYTHON, "-c", PROGRAM],
         env=environment(**cluster.environment), cwd=tmp_path,
         capture_output=True, text=True, timeout=TIMEOUT_S, check=False,
     )  # fmt: skip

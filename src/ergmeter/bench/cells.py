@@ -32,7 +32,9 @@ _DIGITS = 12
 OUT, RUN, HF, DATA, PORT = "{out}", "{run}", "{hf}", "{data}", "{port}"
 PYTHON, UNSLOTH_PYTHON = "{python}", "{unsloth_python}"
 REPEAT, SEED = "{repeat}", "{seed}"
-AT_START = (OUT, RUN, HF, DATA, PORT, PYTHON, UNSLOTH_PYTHON, REPEAT, SEED)
+BRACE = "{brace}"  # an opening one, where what follows would be taken for a name: {brace}seed}
+AT_START = (OUT, RUN, HF, DATA, PORT, PYTHON, UNSLOTH_PYTHON, REPEAT, SEED, BRACE)
+_AT_START = re.compile("|".join(map(re.escape, AT_START)))
 FIRST_SEED = 42  # of the first repeat; the others follow, the same in every configuration
 _PORT = 29511  # the original's
 
@@ -108,6 +110,7 @@ class Cell:
             SEED: str(FIRST_SEED + self.repeat - 1),
             PYTHON: sys.executable,
             UNSLOTH_PYTHON: _unsloth_python(),
+            BRACE: "{",
         }
         return Cell(
             **{
@@ -151,19 +154,22 @@ def _unsloth_python() -> str:
 
 
 def _put(text: str, names: Mapping[str, str]) -> str:
-    for name, value in names.items():
-        text = text.replace(name, value)
-    return text
+    """In one go: what is put in is not looked at again."""
+    return _AT_START.sub(lambda found: names[found[0]], text)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All cells of a file, and what they were planned with."""
+    """All cells of a file, and what they were planned with.
+
+    `keys`: see `hidden`; they are never written down.
+    """
 
     source: str
     cells: tuple[Cell, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
+    keys: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -4,18 +4,23 @@ One file serves all cells of a model, or of all models where no tokenizer has a 
 `erg train` gets a prompt and a response, divided at the response's mark; `sft_trainer` the text in
 one field, or tokens.
 
-The trap: a cache that is known by its name. The original's `cache_all.json` says nothing of the
-data in it; here a note beside each file says what it was made of, and another wish makes it anew.
+The trap: a cache that is known by a name that says nothing. The original's `cache_all.json` is of
+whatever was wanted first. Here the name has a digest of all that the file is made of, a local
+file's contents included: other data is another file, and other cells; a note beside it says which.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
+import functools
 import hashlib
 import json
 import os
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +28,8 @@ from ergmeter.bench import dataforms
 from ergmeter.bench.cells import Plan
 from ergmeter.errors import FormatError
 
-_HASHED = 6
+_DIGITS = 16
+_PIECE_BYTES = 1 << 20
 _TEXT_FIELD = "output"
 
 
@@ -43,27 +49,53 @@ def job(
     stanza: Mapping[str, Any],
     *,
     model: str,
-    scenario: str,
     response_template: object,
     text_field: object,
     as_pairs: bool,
 ) -> Job:
-    """What is to be made for a model; `scenario` where the data is that scenario's own."""
+    """What is to be made for a model."""
     by_tokenizer = not as_pairs and (stanza.get("chat_template") or stanza.get("tokenize"))
     mark = stanza.get("response_template") or response_template
     field = str(stanza.get("dataset_text_field") or text_field or _TEXT_FIELD)
-    name = f"cache_{re.sub(r'[/-]', '_', model) if by_tokenizer else 'all'}"
-    if scenario or as_pairs:  # beside the original's names
-        said = json.dumps([dict(stanza), mark, field, as_pairs], sort_keys=True, default=str)
-        name += f"_{hashlib.sha256(said.encode()).hexdigest()[:_HASHED]}"
+    whose = model if by_tokenizer else ""
+    source = Path(str(stanza.get("dataset_name") or dataforms.ALPACA)).expanduser()
+    made_of = [dict(stanza), _contents(source), whose, mark, field, as_pairs]
+    said = json.dumps(made_of, sort_keys=True, default=str)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
+    # For people: what tells files apart is the digest.
+    name = re.sub(r"[^\w.]", "_", whose)[-64:] or "all"
     return Job(
-        file=f"{name}.json",
-        model=model if by_tokenizer else "",
+        file=f"cache_{name}_{digest}.json",
+        model=whose,
         stanza=stanza,
         response_template=None if mark is None else str(mark),
         text_field=field,
         as_pairs=as_pairs,
     )
+
+
+def _contents(path: Path) -> str:
+    """A digest of a local file; empty for data on the hub, or where there is no file yet."""
+    try:
+        found = path.stat()
+        return _digest(path, found.st_mtime_ns, found.st_size) if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=32)
+def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
+    """Once for all cells that are planned of it."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def original_name(made: Job) -> str:
+    """What FMS calls such a file: for data that its own program made, where ours is left out."""
+    return f"cache_{re.sub(r'[/-]', '_', made.model) or 'all'}.json"
 
 
 def to_json(made: Job) -> dict[str, Any]:
@@ -74,19 +106,37 @@ def to_json(made: Job) -> dict[str, Any]:
 def prepare(
     plan: Plan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
 ) -> None:
-    """Make the data that a plan's cells need, in that directory; what is there already is kept."""
+    """Make the data that a plan's cells need, in that directory; what is there already is kept.
+
+    Of several drivers that share the directory one makes it, and the others wait.
+    """
     for one in plan.settings.get("data", ()):
+        directory.mkdir(parents=True, exist_ok=True)
         wanted = Job(**one)
         path = directory / wanted.file
         note = path.with_suffix(".made.json")
         said = json.dumps(one, sort_keys=True, indent=1)
-        if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == said:
-            continue
-        directory.mkdir(parents=True, exist_ok=True)
-        number = _write(path, _rows(wanted))
-        note.write_text(said, encoding="utf-8")
-        if say is not None:
-            say(f"data: {number} examples in {path}")
+        with _locked(directory):
+            if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == said:
+                continue
+            number = _write(path, _rows(wanted))
+            note.write_text(said, encoding="utf-8")
+        say(f"data: {number} examples in {path}")
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Be the one that makes data there, as far as the file system has locks.
+
+    The directory itself is locked: a file for it would have to be left there.
+    """
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
 
 
 def _rows(wanted: Job) -> Iterator[dict[str, Any]]:
@@ -118,8 +168,8 @@ def _rows(wanted: Job) -> Iterator[dict[str, Any]]:
 
 
 def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
-    """A line for each, whole or not at all: two drivers at once do no harm."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    """A line for each, whole or not at all: where there are no locks, two at once do no harm."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     number = 0
     try:
         with beside.open("w", encoding="utf-8") as file:

@@ -61,7 +61,6 @@ HELD = {
     "include_tokens_per_second": "tokens are counted in any case",
     "response_template": "only the response bears loss in any case",
     "dataset_text_field": "the data stage writes prompt and response",
-    "skip_memory_metrics": "memory is read by probes in any case",
 }
 _AXES = ("effective_batch_size", "num_gpus", "nodes", "framework_config")
 _PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": None}
@@ -158,6 +157,13 @@ def _logging(_values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
         raise CannotMap(f"erg train logs by steps; got logging_strategy {value!r}")
 
 
+def _memory(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if not isinstance(value, bool):
+        raise CannotMap(f"skip_memory_metrics must be true or false; got {value!r}")
+    if not value:  # left out, it is off, and a cell is the same as if nobody had spoken of it
+        _put(values, "metrics.hf_memory", True)
+
+
 def _targets(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
     given = value.split() if isinstance(value, str) and value != "auto" else value
     _put(values, KEYS["target_modules"], given)
@@ -168,6 +174,7 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "torch_dtype": _dtype,
     "use_flash_attn": _flash,
     "logging_strategy": _logging,
+    "skip_memory_metrics": _memory,
     "target_modules": _targets,
 }
 

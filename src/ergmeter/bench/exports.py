@@ -1,26 +1,32 @@
 """The results in the shape that FMS's programs and notebooks read: benchmarks.csv, raw_summary.csv.
 
 The trap is the format's own, and kept here because its readers count on it: a column whose values
-are all alike is left out, unless it is on a list, and rows that failed are left out as well. Our
-own tables (`results.write`) leave out nothing.
+are all alike is left out, unless it is on a list, and rows that failed are left out as well. So
+which columns there are is known after the last row: rows wait in a file, not in memory. Our own
+tables (`results.parquet`, `results.csv`) leave out nothing.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import json
+import os
+import tempfile
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.bench import tables
 from ergmeter.bench.memory import BYTES_PER_MIB
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
+    from types import TracebackType
 
     import pyarrow as pa
 
 BENCHMARKS, RAW = "benchmarks.csv", "raw_summary.csv"
+OURS = ("results.parquet", "results.csv")
 _KEPT = (
     *("torch_dtype", "framework_config", "peft_method", "model_name_or_path", "num_gpus"),
     *("per_device_train_batch_size", "train_tokens_per_second"),
@@ -29,35 +35,95 @@ _MEM = "mem_"
 _ERRORS = ("error_messages", "dry_run")
 
 
-def raw_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """Every cell as FMS's raw_summary.csv has it: all of results.json, and memory both ways."""
-    return [_fms(row) for row in found.to_pylist()]
-
-
-def benchmark_rows(found: pa.Table) -> list[dict[str, Any]]:
-    """As FMS's benchmarks.csv has it: without failures, constants and errors, names in order."""
-    rows = [_fms(row) for row in found.to_pylist() if row["status"] == "ok" and not _is_dry(row)]
-    names = sorted({name for row in rows for name in row} - set(_ERRORS))
-    kept = [name for name in names if _is_kept(name) or _varies(rows, name)]
-    return [{name: row.get(name) for name in kept} for row in rows]
+def collected(batches: Iterable[pa.Table], directory: Path) -> None:
+    """All tables of a directory of results, ours and FMS's, in it; those of before are replaced."""
+    with ExitStack() as stack:
+        writers: list[tables.Writer | Writer] = [
+            stack.enter_context(tables.Writer(directory / name)) for name in OURS
+        ]
+        writers.append(stack.enter_context(Writer(directory)))
+        for batch in batches:
+            for writer in writers:
+                writer.add(batch)
 
 
 def write(found: pa.Table, directory: Path) -> tuple[Path, Path]:
-    """Both files, beside the cells."""
-    paths = directory / BENCHMARKS, directory / RAW
-    for path, rows in zip(paths, (benchmark_rows(found), raw_rows(found)), strict=True):
-        path.write_text(text(rows), encoding="utf-8")
-    return paths
+    """FMS's two files of a whole table."""
+    with Writer(directory) as writer:
+        writer.add(found)
+    return directory / BENCHMARKS, directory / RAW
 
 
-def text(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as CSV, columns in alphabetical order, empty where a row has none."""
-    names = sorted({name for row in rows for name in row})
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows([{k: v for k, v in row.items() if v is not None} for row in rows])
-    return out.getvalue()
+class Writer:
+    """FMS's two files. They are there at the end, whole.
+
+    raw_summary.csv has every cell with all of its results.json, and memory both ways;
+    benchmarks.csv is without failures, constants and errors. Names are in alphabetical order.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._rows = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed at exit
+        self._names: set[str] = set()
+        self._first: dict[str, str] = {}  # of rows that benchmarks.csv has
+        self._varying: set[str] = set()
+
+    def add(self, batch: pa.Table) -> None:
+        """Some rows more."""
+        for row in batch.to_pylist():
+            is_shown = row["status"] == "ok" and not _is_dry(row)
+            found = _fms(row)
+            self._names |= found.keys()
+            if is_shown:
+                self._note(found)
+            self._rows.write(json.dumps([is_shown, found]) + "\n")
+
+    def _note(self, row: dict[str, Any]) -> None:
+        """By pandas' nunique, which does not count what is absent."""
+        for name, value in row.items():
+            first = self._first.setdefault(name, "")
+            if value in (None, ""):
+                continue
+            if first == "":
+                self._first[name] = str(value)
+            elif first != str(value):
+                self._varying.add(name)
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._rows:
+            if kind is None:
+                there = sorted(self._first.keys() - set(_ERRORS))
+                kept = [name for name in there if _is_kept(name) or name in self._varying]
+                self._write(BENCHMARKS, kept, is_all=False)
+                self._write(RAW, sorted(self._names), is_all=True)
+
+    def _write(self, name: str, columns: Sequence[str], *, is_all: bool) -> None:
+        beside = self._directory / f".{name}.{os.getpid()}"
+        try:
+            with beside.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+                writer.writeheader()
+                for is_shown, row in self._kept():
+                    if is_all or is_shown:
+                        writer.writerow(row)
+            beside.replace(self._directory / name)
+        finally:
+            beside.unlink(missing_ok=True)
+
+    def _kept(self) -> Iterator[tuple[bool, dict[str, Any]]]:
+        self._rows.seek(0)
+        for line in self._rows:
+            is_shown, row = json.loads(line)
+            yield is_shown, row
 
 
 def _fms(row: dict[str, Any]) -> dict[str, Any]:
@@ -91,9 +157,3 @@ def _is_dry(row: dict[str, Any]) -> bool:
 
 def _is_kept(name: str) -> bool:
     return name in _KEPT or name.startswith(_MEM)
-
-
-def _varies(rows: Sequence[dict[str, Any]], name: str) -> bool:
-    """By pandas' nunique, which does not count what is absent."""
-    seen = {str(row[name]) for row in rows if row.get(name) not in (None, "")}
-    return len(seen) > 1

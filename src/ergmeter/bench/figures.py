@@ -10,7 +10,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.measured import TRAINER
-from ergmeter.bench.memory import trainer_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,17 +46,6 @@ def chosen(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
     reasons = {name: why for name, why in missing.items() if row.get(name) is None}
     row["missing"] = json.dumps(reasons, sort_keys=True)
     return row
-
-
-def of_trainer(metrics: Mapping[str, object]) -> dict[str, float]:
-    """The Trainer's memory, by the four sums that were made of it."""
-    found = trainer_memory(metrics)
-    return {
-        "memory_hf_alloc_bytes": found.alloc_bytes,
-        "memory_hf_peak_bytes": found.peak_bytes,
-        "memory_hf_peak_prose_bytes": found.peak_prose_bytes,
-        "memory_hf_seed_bytes": found.seed_bytes,
-    }
 
 
 def number(value: object) -> float | None:

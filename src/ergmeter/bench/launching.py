@@ -3,6 +3,10 @@
 The trap: `accelerate launch --num_processes 2` on a machine without GPUs silently starts one rank,
 and the cell is then of another configuration than its row says. There the ranks are torchrun's.
 A program that is not told where to write its run (no `{run}` in its command) is recorded.
+
+Ranks of several nodes meet statically (--node-rank, --master-addr), not by torchrun's c10d: that
+numbers the nodes as it likes, meets at whatever name a machine has for itself, and begins again
+when a rank fails, which would be a second attempt that nobody wrote down.
 """
 
 from __future__ import annotations
@@ -13,13 +17,14 @@ import shlex
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import psutil
 import pynvml
 
+from ergmeter.bench import hidden
 from ergmeter.bench.cells import RUN, Cell
 from ergmeter.errors import UsageError
 from ergmeter.runlog.identity import redacted
@@ -54,6 +59,9 @@ class Launcher(Protocol):
         `own`: processes of cells that an earlier driver left running.
         """
 
+    def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
+        """Hold these cells too, which an earlier driver had started, where it can."""
+
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Take these cells, to be started in this order as there is room."""
 
@@ -75,6 +83,26 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """Which of a cell's nodes this is, and where the ranks of all of them meet."""
+
+    number: int
+    nodes: int
+    address: str = "NODE0"  # until it is known, for people
+    port: int = 0
+    token: str = "cell"  # of this launch: no other has it
+
+    def at(self, address: str, port: int) -> Node:
+        """The same, knowing where."""
+        return replace(self, address=address, port=port)
+
+    @property
+    def suffix(self) -> str:
+        """What the names of this node's files have; nothing where it is the only one."""
+        return f".node{self.number}" if self.nodes > 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """All that starting a cell takes: its words, its environment, the files it reads."""
 
@@ -82,22 +110,55 @@ class Start:
     environment: Mapping[str, str]
     own: Mapping[str, str]  # what of the environment is the cell's own
     files: Mapping[str, str]
+    remark: str = ""  # for who repeats it by hand
 
 
-def start(cell: Cell, directory: Path, *, has_gpus: bool) -> Start:
-    """How a cell starts on this machine."""
-    port = _free_port()
-    filled = cell.filled(directory, port=port)
-    words = [*_ranks(filled, port, has_gpus=has_gpus), *filled.command]
-    if not any(RUN in part for part in (*cell.command, *cell.files.values())):
+def check_nodes(cell: Cell) -> None:
+    """Refuse a cell of several nodes that would not be one training, or not be one run."""
+    if cell.nodes < 2:
+        return
+    begins = f"{cell.scenario}: a cell on {cell.nodes} nodes"
+    if cell.launch == "plain":
+        raise UsageError(f"{begins} needs launch: torchrun or accelerate; it has plain")
+    if not _names_run(cell):
+        raise UsageError(
+            f"{begins} needs {RUN} in its command: recorded on each node by itself it would be"
+            f" {cell.nodes} runs, and its row would hold one node's energy"
+        )
+
+
+def _names_run(cell: Cell) -> bool:
+    return any(RUN in part for part in (*cell.command, *cell.files.values()))
+
+
+def start(cell: Cell, directory: Path, *, has_gpus: bool, node: Node | None = None) -> Start:
+    """How a cell starts on this machine, as one of its nodes."""
+    check_nodes(cell)
+    node = node or Node(0, cell.nodes)
+    node = replace(node, port=node.port or free_port())
+    filled = cell.filled(directory, port=node.port)
+    words = [*_ranks(filled, node, has_gpus=has_gpus), *filled.command]
+    if not _names_run(cell):
         run = str(directory / "run")
         words = [sys.executable, "-m", "ergmeter", "record", "--quiet", "--out", run, "--", *words]
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    own = dict(filled.environment)
-    return Start(tuple(words), {**kept, **own}, own, dict(filled.files))
+    own = hidden.put(filled, kept)
+    kept = {name: value for name, value in kept.items() if not name.startswith(hidden.PREFIX)}
+    remark = ""
+    if cell.nodes > 1:
+        remark = f"node {node.number} of {cell.nodes}: each starts its own, all at the same time"
+    return Start(tuple(words), {**kept, **own}, own, dict(filled.files), remark)
 
 
-def _free_port() -> int:
+def runner_words(directory: str, *, number: int = 0, nodes: int = 1, token: str = "") -> list[str]:
+    """What a launcher starts for a cell, or on each of its nodes with one token for all."""
+    module = "ergmeter.bench.member" if number else "ergmeter.bench.runner"
+    words = [sys.executable, "-m", module, directory]
+    words += ["--meeting", token] if nodes > 1 else []
+    return [*words, "--node", str(number)] if number else words
+
+
+def free_port() -> int:
     """A port that nobody has now: cells that run at once must not meet at one."""
     with socket.socket() as one:
         one.bind(("", 0))
@@ -105,28 +166,44 @@ def _free_port() -> int:
         return port
 
 
-def _ranks(cell: Cell, port: int, *, has_gpus: bool) -> list[str]:
+def _ranks(cell: Cell, node: Node, *, has_gpus: bool) -> list[str]:
     """What starts the ranks of a cell, in front of what each of them runs."""
     if cell.launch == "plain":
         return []
-    if cell.nodes > 1:
-        raise UsageError(
-            f"{cell.scenario}: a cell on {cell.nodes} nodes can't be started: cells are of one node"
-        )
     if cell.launch == "accelerate" and has_gpus:
         return [
             *(sys.executable, "-m", "accelerate.commands.launch"),
-            *(f"--num_processes={cell.num_gpus}", f"--main_process_port={port}"),
+            *(f"--num_processes={cell.num_gpus * cell.nodes}", f"--main_process_port={node.port}"),
+            *(_machines(cell, node) if cell.nodes > 1 else ()),
             *cell.launch_options,
             "--no_python",
         ]
     options = cell.launch_options if cell.launch == "torchrun" else ()
     # Standalone: a rendezvous on a port of its own, so that several cells do not meet.
+    meet = ["--standalone"]
+    if cell.nodes > 1:
+        meet = [
+            *(f"--nnodes={cell.nodes}", f"--node-rank={node.number}", f"--rdzv-id={node.token}"),
+            *(f"--master-addr={node.address}", f"--master-port={node.port}"),
+        ]
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-m", "torch.distributed.run", *meet),
         f"--nproc-per-node={cell.num_gpus}",
         *options,
         "--no-python",
+    ]
+
+
+def _machines(cell: Cell, node: Node) -> list[str]:
+    """What tells accelerate of several nodes.
+
+    With one GPU on each it takes every node for a training of its own, unless it is told that there
+    are several GPUs, or a configuration says how they train together.
+    """
+    return [
+        *(f"--num_machines={cell.nodes}", f"--machine_rank={node.number}"),
+        *(f"--main_process_ip={node.address}", "--rdzv_backend=static"),
+        *(() if cell.launch_options else ("--multi_gpu",)),
     ]
 
 
@@ -157,13 +234,23 @@ def told(how: Start) -> dict[str, str]:
     return noted({n: v for n, v in there if n in how.own or n.startswith(_TELLING)})
 
 
+# What launchers and schedulers set for each cell: which devices it has, how many threads.
+_PLACED = (
+    *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
+    *("ZE_AFFINITY_MASK", "NEURON_RT_VISIBLE_CORES"),
+)
+
+
 def script(how: Start, *, where: Path) -> str:
     """The command as a shell script, to run the cell again by hand."""
+    placed = {name: how.environment[name] for name in _PLACED if name in how.environment}
     exports = [
-        f"export {name}={shlex.quote(value)}" for name, value in sorted(noted(how.own).items())
+        f"export {name}={shlex.quote(value)}"
+        for name, value in sorted(noted({**placed, **how.own}).items())
     ]
     kept = [f"cd {shlex.quote(str(where))}", *exports, f"exec {shlex.join(redacted(how.words))}"]
-    return "\n".join(["#!/bin/sh", *kept]) + "\n"
+    remarks = [f"# {how.remark}"] if how.remark else []
+    return "\n".join(["#!/bin/sh", *remarks, *kept]) + "\n"
 
 
 def command_line(how: Start) -> str:

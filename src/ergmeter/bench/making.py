@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ergmeter.bench import axes as combined
-from ergmeter.bench import datastage, erg_train, fms, sound, templates
+from ergmeter.bench import datastage, erg_train, fms, hidden, sound, templates
 from ergmeter.bench.cells import PYTHON, UNSLOTH_PYTHON, Cell, Launch, Value
 from ergmeter.bench.constraints import BadCondition, matches
 from ergmeter.bench.problems import Problems
 from ergmeter.bench.scenarios import MODELS, Scenario, Scenarios
-from ergmeter.bench.sound import FRAMEWORK
+from ergmeter.bench.sound import DATA_PATH, FRAMEWORK
 from ergmeter.bench.templates import Template
 
 Check: TypeAlias = Callable[[str], str | None]
 Patterns: TypeAlias = Sequence[Mapping[str, Any]]
 _OUTSIDE = (combined.EFFECTIVE, "num_gpus", "nodes", FRAMEWORK)  # settings, but no arguments
-_DATA = "training_data_path"
+_SKIPS_MEMORY = "skip_memory_metrics"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,28 +31,33 @@ class Asked:
     """What the caller asks for, for all scenarios."""
 
     axes: dict[str, list[Any]]
-    template: Template
+    template: Template | None  # goes before the scenarios' own
+    otherwise: Template  # of scenarios that have none
     repeats: int | None
     timeout_s: float | None
     warmup_s: float | None
     accelerate_config: Path | None
-    log_memory_hf: bool
+    log_memory_hf: bool | None
     data_stage: bool
     check: Check | None
 
 
 class Making:
-    """The way from a file's scenarios to cells. `jobs`: what the data stage has to do for them."""
+    """The way from a file's scenarios to cells.
+
+    `jobs`: what the data stage has to do for them; `keys`: what is not written down of them.
+    """
 
     def __init__(self, found: Scenarios, problems: Problems, asked: Asked) -> None:
         self._found = found
         self._problems = problems
         self._asked = asked
         self.jobs: dict[str, datastage.Job] = {}
+        self.keys: dict[str, str] = {}
 
     def cells(self, scenario: Scenario) -> Iterator[Cell]:
         """All cells of one scenario, each repeat of each."""
-        template = scenario.template or self._asked.template
+        template = self._asked.template or scenario.template or self._asked.otherwise
         axes = self._axes(scenario, template)
         wrong = list(sound.complaints(self._found, scenario, template, axes))
         for text in wrong:
@@ -107,6 +112,8 @@ class Making:
             files = {}
             if template.workload == "erg" and not cell.skip:
                 tuning = self._found.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
+                if asked.log_memory_hf is not None:
+                    arguments = {**arguments, _SKIPS_MEMORY: not asked.log_memory_hf}
                 written = erg_train.config(arguments, tuning, warmup_s=warmup_s, repeat=repeat)
                 self._checked(written if repeat == 1 else None)
                 files = {erg_train.FILE: written}
@@ -128,7 +135,7 @@ class Making:
         arguments = {name: value for name, value in point.items() if name not in _OUTSIDE}
         data = self._data(scenario, template, {**scenario.arguments, **arguments})
         if data:
-            arguments[_DATA] = data
+            arguments[DATA_PATH] = data
         arguments |= {k: v for k, v in scenario.arguments.items() if k not in point}
         seen = {**{name: point[name] for name in _OUTSIDE if name in point}, **arguments}
         skip = self._shared(scenario, arguments, seen, devices=gpus * nodes)
@@ -187,18 +194,21 @@ class Making:
     def _data(self, scenario: Scenario, template: Template, seen: Mapping[str, Any]) -> str | None:
         """Where the cell's data will be; None where it has a file of its own, or needs none."""
         stanza = scenario.data
-        if _DATA in seen or (stanza is None and template.workload != "sft_trainer"):
+        if DATA_PATH in seen or (stanza is None and template.workload != "sft_trainer"):
+            return None
+        if not sound.takes_data(scenario, template):
             return None
         job = datastage.job(
             stanza or {},
             model=str(seen.get(MODELS, "")),
-            scenario=scenario.name if scenario.data_is_own else "",
             response_template=seen.get("response_template"),
             text_field=seen.get("dataset_text_field"),
-            as_pairs=template.workload != "sft_trainer",
+            as_pairs=template.workload == "erg" or _is_of_pairs(template, stanza or {}),
         )
         if self._asked.data_stage:
             self.jobs.setdefault(job.file, job)
+        elif template.workload == "sft_trainer":
+            return f"{{data}}/{datastage.original_name(job)}"
         return f"{{data}}/{job.file}"
 
     def _command(
@@ -206,7 +216,9 @@ class Making:
     ) -> tuple[str, ...]:
         given = dict(arguments)
         if template.workload == "sft_trainer":
-            given |= {"output_dir": "{hf}", "skip_memory_metrics": not self._asked.log_memory_hf}
+            given["output_dir"] = "{hf}"
+            if _SKIPS_MEMORY not in given or self._asked.log_memory_hf is not None:
+                given[_SKIPS_MEMORY] = self._asked.log_memory_hf is False
         if not template.takes_all or template.workload == "other":
             named = template.names
             given = {name: value for name, value in given.items() if name not in named}
@@ -222,8 +234,11 @@ class Making:
     def _environment(
         self, scenario: Scenario, template: Template, settings: Mapping[str, Value]
     ) -> dict[str, str]:
+        self.keys |= hidden.keys(scenario.environment, scenario=scenario.name)
         found = {
-            name: templates.filled(text, {**_ABSENT, **settings})
+            name: hidden.SAID
+            if hidden.is_key(name, text)
+            else templates.filled(text, {**_ABSENT, **settings})
             for name, text in scenario.environment.items()
         }
         framework = self._found.frameworks.get(str(settings.get(FRAMEWORK)))
@@ -240,6 +255,12 @@ class Making:
 
 # What a template may name of any cell, also where nothing gives it a value.
 _ABSENT = dict.fromkeys((*_OUTSIDE, combined.BATCH, combined.ACCUMULATION, "nodes"))
+
+
+def _is_of_pairs(template: Template, stanza: Mapping[str, Any]) -> bool:
+    """Prompts and responses, unless text in one field is asked for, or tokens."""
+    asked = ("dataset_text_field", "tokenize")
+    return template.workload == "other" and not any(stanza.get(name) for name in asked)
 
 
 def _launch(scenario: Scenario, template: Template, *, ranks: int) -> Launch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.bench.memory_columns import NVML, of_devices
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import evidence_of
@@ -42,6 +43,7 @@ _FIGURES = {
     "memory_allocator_peak_bytes": "memory.allocator_peak_bytes",
     "memory_process_peak_bytes": "memory.process_peak_bytes",
 }
+_EACH = ("memory_allocator_devices_bytes", "memory_allocator_ids")
 
 
 def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
         evidence = evidence_of(Run.open(path))
     except ErgmeterError as error:
         why = str(error) if path.exists() else "the cell left no run"
-        missing |= dict.fromkeys(columns, why)
+        missing |= dict.fromkeys((*columns, *_EACH), why)
         return {}
     row = {name: _value(evidence, key, name, missing) for name, key in columns.items()}
     found: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
@@ -61,7 +63,8 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
         whole = found.get(f"{kind}_tokens_per_s")
         if whole is not None and num_gpus:
             found[f"{kind}_tokens_per_s_per_device"] = whole / num_gpus
-    return found | _said(evidence.run) | _nvml(evidence.run)
+    run = evidence.run
+    return found | _said(run) | _nvml(run) | _allocators(run, missing)
 
 
 def _value(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> float | None:
@@ -84,18 +87,31 @@ def _said(run: Run) -> dict[str, Any]:
 
 
 def _nvml(run: Run) -> dict[str, Any]:
-    """What each device held at most, above what it held when it was first looked at."""
-    series = run.series("memory_bytes")
-    taken = [
-        float(one.values.max() - one.values[0])
-        for device, one in sorted(series.items())
+    """What each device held when it was first looked at, and at most."""
+    taken = {
+        device: (float(one.values[0]), float(one.values.max()))
+        for device, one in sorted(run.series("memory_bytes").items())
         if len(one.values) and device in run.devices and run.devices[device].kind == "gpu"
-    ]
-    if not taken:
+    }
+    return of_devices(taken, NVML) if taken else {}
+
+
+def _allocators(run: Run, missing: dict[str, str]) -> dict[str, Any]:
+    """The allocator's own peak, of each rank on each device that it put something on."""
+    peaks = run.series("allocated_peak_bytes")
+    found = {
+        (writer.header.get("rank") or 0, ":".join(device.id.split(":")[-2:])): device.id
+        for writer in run.writers
+        for device in writer.devices
+        if device.kind == "allocator" and device.id in peaks
+    }
+    if not found:
+        why = missing.get("memory_allocator_peak_bytes", "no allocator was read")
+        missing |= dict.fromkeys(_EACH, why)
         return {}
     return {
-        "memory_nvidia_devices_bytes": taken,
-        "memory_nvidia_mean_bytes": sum(taken) / len(taken),
-        "memory_nvidia_peak_bytes": max(taken),
-        "memory_nvidia_from": "nvml",
+        "memory_allocator_ids": " ".join(f"rank{rank}/{where}" for rank, where in sorted(found)),
+        "memory_allocator_devices_bytes": [
+            float(peaks[device].values.max()) for _, device in sorted(found.items())
+        ],
     }

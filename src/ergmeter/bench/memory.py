@@ -13,6 +13,7 @@ kept.
 from __future__ import annotations
 
 import csv
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,30 +21,42 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, NotMeasurable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 BYTES_PER_MIB = 2**20
-# Keys of transformers' TrainerMemoryTracker: evaluate() is "eval" there and predict() "test".
-STAGES = ("init", "train", "eval", "test")
+# Keys of transformers' TrainerMemoryTracker, and the names of the methods that they stand for.
+STAGES = {"init": "init", "train": "train", "eval": "evaluate", "test": "predict"}
 FMS_STAGES = ("init", "train")
 _BEFORE = "before_init_mem_gpu"
+SAVED = "all_results.json"
+_IS_MEMORY = re.compile(r"_mem_[cg]pu")
 _UNITS = {"MiB": BYTES_PER_MIB, "KiB": 2**10, "GiB": 2**30, "B": 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What one stage of the Trainer left allocated, and how far above that it had been."""
+    """What one stage of the Trainer left allocated, and how far above that it had been.
+
+    `peaked_delta_bytes` is None where the device keeps no peak, as Apple's does not.
+    """
 
     name: str
     alloc_delta_bytes: float
-    peaked_delta_bytes: float
+    peaked_delta_bytes: float | None
     total_bytes: float  # allocated when it ended
+
+    @property
+    def peaked_bytes(self) -> float:
+        """How far above its end it had been. Raises NotMeasurable where no peak is kept."""
+        if self.peaked_delta_bytes is None:
+            raise NotMeasurable(f"the Trainer's tracker was told no peak of the stage {self.name}")
+        return self.peaked_delta_bytes
 
     @property
     def peak_bytes(self) -> float:
         """The most that was allocated during the stage."""
-        return self.total_bytes + self.peaked_delta_bytes
+        return self.total_bytes + self.peaked_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +69,14 @@ class TrainerMemory:
     @property
     def _of_fms(self) -> tuple[Stage, ...]:
         return tuple(stage for stage in self.stages if stage.name in FMS_STAGES)
+
+    def stage(self, name: str) -> Stage:
+        """One stage by its method's name. Raises NotMeasurable if nothing was told of it."""
+        found = next((stage for stage in self.stages if stage.name == name), None)
+        if found is None:
+            why = "it was not called, or only within train(), whose memory it is then"
+            raise NotMeasurable(f"the Trainer told no memory of {name}: {why}")
+        return found
 
     @property
     def alloc_bytes(self) -> float:
@@ -71,7 +92,7 @@ class TrainerMemory:
     def peak_prose_bytes(self) -> float:
         """FMS's guide: all changes and all temporary peaks, added up."""
         return self.before_bytes + sum(
-            stage.alloc_delta_bytes + stage.peaked_delta_bytes for stage in self._of_fms
+            stage.alloc_delta_bytes + stage.peaked_bytes for stage in self._of_fms
         )
 
     @property
@@ -99,19 +120,35 @@ def trainer_memory(metrics: Mapping[str, object]) -> TrainerMemory:
     if before is None:
         if "before_init_mem_cpu" in metrics:
             raise NotMeasurable("the Trainer's memory tracker saw no GPU")
-        raise NotMeasurable("the Trainer did not log memory: pass --skip_memory_metrics False")
+        raise NotMeasurable(
+            "the Trainer did not log memory: --memory huggingface, or --skip_memory_metrics False"
+        )
     stages: list[Stage] = []
     total = before
-    for name in STAGES:
-        delta = _number(metrics.get(f"{name}_mem_gpu_alloc_delta"))
+    for key, name in STAGES.items():
+        delta = _number(metrics.get(f"{key}_mem_gpu_alloc_delta"))
         if delta is None:
             continue
         total += delta
-        peaked = _number(metrics.get(f"{name}_mem_gpu_peaked_delta")) or 0.0
+        peaked = _number(metrics.get(f"{key}_mem_gpu_peaked_delta"))
         stages.append(Stage(name, delta, peaked, total))
     if not any(stage.name in FMS_STAGES for stage in stages):
         raise NotMeasurable("the Trainer logged no memory of its init or train stage")
     return TrainerMemory(before, tuple(stages))
+
+
+def saved_by_trainer(output_dir: Path) -> dict[str, float]:
+    """The memory in all_results.json, where `Trainer.save_metrics` puts what each stage returned.
+
+    What evaluate and predict took is nowhere else: they print before their tracker is read.
+    """
+    try:
+        said = json.loads((output_dir / SAVED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    items = said.items() if isinstance(said, dict) else ()
+    found = {name: _number(value) for name, value in items if _IS_MEMORY.search(name)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,14 +190,9 @@ def smi_log(path: Path) -> SmiLog:
     """Read what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval."""
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         rows = csv.reader(file, skipinitialspace=True)
-        head = [name.strip() for name in next(rows, [])]
+        head, before = _header(rows, path)
         names = [name.partition(" [")[0] for name in head]
         key = next((name for name in ("uuid", "index", "pci.bus_id") if name in names), None)
-        if "memory.used" not in names:
-            raise FormatError(
-                f"{path}: no column memory.used in its first line ({', '.join(head) or 'empty'});"
-                " log with --query-gpu timestamp,name,index,memory.used --format csv"
-            )
         units = {name: _unit(full) for name, full in zip(names, head, strict=True)}
         found, skipped = _by_device(rows, names, key)
     devices = tuple(
@@ -171,7 +203,23 @@ def smi_log(path: Path) -> SmiLog:
     if not devices:
         raise NotMeasurable(f"{path.name} holds no reading of memory.used")
     return SmiLog(
-        devices, {k: {n: tuple(v) for n, v in c.items()} for k, c in found.items()}, skipped
+        devices,
+        {k: {n: tuple(v) for n, v in c.items()} for k, c in found.items()},
+        before + skipped,
+    )
+
+
+def _header(rows: Iterator[list[str]], path: Path) -> tuple[list[str], int]:
+    """The names of the columns, and how many lines stand before them: the driver may say things."""
+    first: list[str] = []
+    for number, row in enumerate(rows):
+        head = [name.strip() for name in row]
+        first = first or head
+        if any(name.partition(" [")[0] == "memory.used" for name in head):
+            return head, number
+    raise FormatError(
+        f"{path}: no column memory.used in its first line ({', '.join(first) or 'empty'});"
+        " log with --query-gpu timestamp,name,index,memory.used --format csv"
     )
 
 

@@ -129,6 +129,7 @@ def drive(
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
     at = Places(set(watched) - earlier, set())
     with _interruptible() as interrupted:
+        launcher.take_over([(one, state.directory_of(out, one)) for one in progress.running])
         launcher.submit(cells)
         while watched and not interrupted:
             if not launcher.waits or not earlier & set(watched):
@@ -143,9 +144,12 @@ def drive(
         if not watched:
             return True
         launcher.cancel()
-        for cell in (cell for index, cell in watched.items() if index not in at.waiting):
-            _end_here(state.directory_of(out, cell))
-            _looked_at(out, progress, cell, is_held=False)
+        for index, cell in watched.items():
+            directory = state.directory_of(out, cell)
+            # One that waited a moment ago may have begun since; one that never did is pending.
+            if index not in at.waiting or state.read(directory).status != "pending":
+                _end_here(directory)
+                _looked_at(out, progress, cell, is_held=False)
         tell(progress)
     return False
 

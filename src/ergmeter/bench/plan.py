@@ -21,8 +21,6 @@ from ergmeter.bench.problems import Problems, hint
 from ergmeter.bench.scenarios import Scenario, Scenarios, read
 from ergmeter.bench.templates import Template, template
 
-_DEFAULT_COMMAND = "erg train"
-
 
 def plan(
     scenarios_path: Path,
@@ -34,19 +32,23 @@ def plan(
     only: Sequence[str] = (),
     repeats: int | None = None,
     command: str | None = None,
+    otherwise: str = "erg train",
     timeout_s: float | None = None,
     warmup_s: float | None = None,
     defaults: Path | None = None,
     contents: Path | None = None,
     frameworks: Mapping[str, str] | None = None,
     accelerate_config: Path | None = None,
-    log_memory_hf: bool = True,
+    log_memory_hf: bool | None = None,
     data_stage: bool = True,
     check: Check | None = None,
 ) -> Plan:
     """All cells. What is given here goes before what the file says, and that before FMS's defaults.
 
-    `command`: the workload of scenarios that name none. `only`: scenarios by name, slow ones too.
+    `command`: the workload of all; `otherwise`: that of scenarios that name none.
+    `only`: scenarios by name, slow ones too.
+    `log_memory_hf`: whether cells have the Trainer's memory tracker on, whatever they say; None: as
+    they say, else in `sft_trainer`, where FMS has it on, and not in `erg train`.
     `check`: is given the YAML of each `erg train` cell, and says what is wrong with it.
     """
     problems = Problems(scenarios_path)
@@ -66,7 +68,8 @@ def plan(
     }
     asked = Asked(
         axes={name: list(values) for name, values in given.items() if values is not None},
-        template=_template(command, problems),
+        template=None if command is None else _template(command, problems),
+        otherwise=_template(otherwise, problems),
         repeats=repeats,
         timeout_s=timeout_s,
         warmup_s=warmup_s,
@@ -89,7 +92,7 @@ def plan(
         "slow": [one.name for one in found.scenarios if one.slow and one not in chosen],
         "data": [datastage.to_json(job) for job in making.jobs.values()],
     }
-    return Plan(source=str(scenarios_path), cells=tuple(cells), settings=settings)
+    return Plan(str(scenarios_path), tuple(cells), settings=settings, keys=making.keys)
 
 
 def _chosen(found: Scenarios, only: Sequence[str], problems: Problems) -> list[Scenario]:
@@ -101,9 +104,9 @@ def _chosen(found: Scenarios, only: Sequence[str], problems: Problems) -> list[S
     return [one for one in found.scenarios if (one.name in only if only else not one.slow)]
 
 
-def _template(command: str | None, problems: Problems) -> Template:
+def _template(command: str, problems: Problems) -> Template:
     try:
-        return template(command or _DEFAULT_COMMAND)
+        return template(command)
     except ValueError as error:
         problems.add(f"--command {command!r}: {error}")
         problems.stop_if_any()

@@ -12,48 +12,60 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench import references
+from ergmeter.bench import references, smi
 from ergmeter.bench.cells import Cell
-from ergmeter.bench.figures import chosen, fms_figures, number, of_trainer
+from ergmeter.bench.figures import chosen, fms_figures, number
 from ergmeter.bench.measured import measured
-from ergmeter.bench.memory import smi_log
-from ergmeter.bench.schema import ARGUMENTS, COLUMNS, DONE, RATES, VERSION
-from ergmeter.bench.tables import as_table, csv_text, from_csv, from_parquet, is_ours, write
-from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.bench.memory import SAVED, saved_by_trainer
+from ergmeter.bench.memory_columns import of_smi, of_trainer
+from ergmeter.bench.schema import ARGUMENTS, DONE, RATES, VERSION
+from ergmeter.bench.tables import batched, from_csv, from_parquet, is_ours, whole, write
+from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
 
-__all__ = ["collect", "csv_text", "load", "table", "write"]
+__all__ = ["batches", "collect", "load", "table", "write"]
 
 ROW = "row.json"
-SMI_LOG = "gpu_memory_logs.csv"
-_INPUTS = ("cell.json", "status.json", "results.json", SMI_LOG, "run/run.json")
+_INPUTS = (
+    *("cell.json", "status.json", "results.json", "run/run.json"),
+    *(smi.LOG, smi.NOTE, f"hf/{SAVED}"),
+)
 _PREFIX = "exp_"
 
 
 def table(directory: Path) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
+    return whole(_of_directory(directory))
+
+
+def load(path: Path) -> pa.Table:
+    """Results from wherever they are: a directory, a table of ours, a published reference."""
+    return whole(batches(path))
+
+
+def batches(path: Path) -> Iterator[pa.Table]:
+    """The same, some hundred rows at a time."""
+    if path.is_dir():
+        return _of_directory(path)
+    if not path.is_file():
+        raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
+    if path.suffix == ".parquet":
+        return from_parquet(path)
+    return from_csv(path) if is_ours(path) else iter([references.read(path)])
+
+
+def _of_directory(directory: Path) -> Iterator[pa.Table]:
     cells = _cells(directory)
     if not cells:
         raise FormatError(
             f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
         )
-    return as_table([collect(cell) for cell in cells])
-
-
-def load(path: Path) -> pa.Table:
-    """Results from wherever they are: a directory, a table of ours, a published reference."""
-    if path.is_dir():
-        return table(path)
-    if not path.is_file():
-        raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
-    if path.suffix == ".parquet":
-        return from_parquet(path)
-    return from_csv(path) if is_ours(path) else references.read(path)
+    return batched(map(collect, cells))
 
 
 def collect(cell: Path) -> dict[str, Any]:
@@ -78,7 +90,7 @@ def _cells(directory: Path) -> list[Path]:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 2
+_MAKING = 3
 
 
 def _stamp(cell: Path) -> list[int]:
@@ -100,9 +112,12 @@ def _row(cell: Path) -> dict[str, Any]:
     row["framework_config"] = row["framework_config"] or "none"
     row["max_seq_length"] = row["max_seq_length"] or _text(settings.get("max_seq_len"))
     missing: dict[str, str] = {}
-    row |= fms_figures(results, row["num_gpus"])
-    row |= _memory(cell, results, missing)
-    row = _with_run(row, measured(cell / "run", missing, num_gpus=row["num_gpus"]))
+    devices = row["num_gpus"] * row["nodes"] if row["num_gpus"] else None
+    row |= fms_figures(results, devices)
+    row = _with_run(row, measured(cell / "run", missing, num_gpus=devices))
+    results = {**saved_by_trainer(cell / "hf"), **results}
+    row |= of_trainer(results, missing)
+    row |= of_smi(cell, row, missing)
     row |= {"settings": json.dumps(settings, sort_keys=True), "raw": json.dumps(results)}
     return chosen(row, missing) | {"path": str(cell)}
 
@@ -176,24 +191,6 @@ def _original_outcome(results: Mapping[str, Any]) -> tuple[str, str]:
     if number(results.get("train_runtime")) is None:
         return "error", "no figures were found in its output: it did not train to the end"
     return "ok", ""
-
-
-def _memory(cell: Path, results: Mapping[str, Any], missing: dict[str, str]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    try:
-        row |= of_trainer(results)
-    except NotMeasurable as error:
-        missing |= {name: str(error) for name in COLUMNS if name.startswith("memory_hf_")}
-    if (cell / SMI_LOG).is_file():
-        try:
-            log = smi_log(cell / SMI_LOG)
-            row["memory_nvidia_devices_bytes"] = [one.taken_bytes for one in log.devices]
-            row["memory_nvidia_mean_bytes"] = log.mean_bytes
-            row["memory_nvidia_peak_bytes"] = log.largest_bytes
-            row["memory_nvidia_from"] = "nvidia-smi"
-        except (NotMeasurable, FormatError) as error:
-            missing["memory_nvidia_mean_bytes"] = str(error)
-    return row
 
 
 def _arguments(results: Mapping[str, Any]) -> dict[str, Any]:

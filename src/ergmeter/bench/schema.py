@@ -68,14 +68,27 @@ FIGURES = {
 MEMORY = {
     "memory_nvidia_mean_bytes": pa.float64(),  # peak above the first reading, mean of the devices
     "memory_nvidia_peak_bytes": pa.float64(),  # the same, of the device with most
-    "memory_nvidia_devices_bytes": pa.list_(pa.float64()),
+    "memory_nvidia_devices_bytes": pa.list_(pa.float64()),  # the same, of each
+    "memory_nvidia_first_bytes": pa.list_(pa.float64()),  # what each held before: subtracted
+    "memory_nvidia_ids": pa.string(),  # of these devices, joined by spaces
     "memory_nvidia_from": pa.string(),  # nvml: this run's probe; nvidia-smi: its log; reference
-    "memory_hf_alloc_bytes": pa.float64(),
-    "memory_hf_peak_bytes": pa.float64(),
-    "memory_hf_peak_prose_bytes": pa.float64(),
+    "memory_nvidia_note": pa.string(),  # why it is not what was asked for
+    # The Trainer's, of rank 0: before it was made, then when each stage ended, and at most in it.
+    "memory_hf_before_bytes": pa.float64(),
+    **{
+        f"memory_hf_{stage}_{what}_bytes": pa.float64()
+        for stage in ("init", "train", "evaluate", "predict")
+        for what in ("alloc", "peak")
+    },
+    "memory_hf_alloc_bytes": pa.float64(),  # FMS's program: the most at the end of init or train
+    "memory_hf_peak_bytes": pa.float64(),  # FMS's program: the most in init or train
+    "memory_hf_peak_prose_bytes": pa.float64(),  # FMS's guide: all changes and all peaks, added
+    "memory_hf_discrepancy_bytes": pa.float64(),  # the guide's sum less the program's
     "memory_hf_seed_bytes": pa.float64(),
     "memory_device_peak_bytes": pa.float64(),  # as the device said it, nothing subtracted
-    "memory_allocator_peak_bytes": pa.float64(),
+    "memory_allocator_peak_bytes": pa.float64(),  # of the rank and device with most
+    "memory_allocator_devices_bytes": pa.list_(pa.float64()),  # of each
+    "memory_allocator_ids": pa.string(),  # rank0/cuda:0 and so on, joined by spaces
     "memory_process_peak_bytes": pa.float64(),
 }
 REST = {

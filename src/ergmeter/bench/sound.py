@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ergmeter.bench import axes as combined
-from ergmeter.bench import fms, templates
+from ergmeter.bench import fms, hidden, templates
 from ergmeter.bench.architectures import architecture
 from ergmeter.bench.problems import hint
 from ergmeter.bench.scenarios import Scenario, Scenarios
 from ergmeter.bench.templates import Template
 
 FRAMEWORK = "framework_config"
+DATA_PATH = "training_data_path"
 
 
 def complaints(
@@ -45,24 +46,38 @@ def _names(
 ) -> Iterator[str]:
     known = {*scenario.arguments, *axes, *templates.OF_A_CELL, FRAMEWORK}
     known |= {combined.BATCH, combined.ACCUMULATION, combined.EFFECTIVE}
+    known |= {DATA_PATH} if scenario.data is not None else set()
     used = [name for one in (*scenario.include, *scenario.exclude) for name in one]
     used += [name for one in scenario.expects for name in one.when]
     used += [name for one in scenario.constraints for name in sorted(one.names)]
     for name in dict.fromkeys(used):
         if name not in known:
             yield f"{name!r} is no setting of it; {hint(name, sorted(known))}"
-    texts = [*template.words, *scenario.environment.values()]
+    variables = [text for one, text in scenario.environment.items() if not hidden.is_key(one, text)]
+    texts = [*template.words, *variables]
     named = [one for text in texts for one in templates.unknown(text, {*known, "arguments"})]
     for name in dict.fromkeys(named):
         yield f"{{{name}}} in the command or environment stands for nothing; " + hint(
             name, sorted(known)
         )
-    put = " ".join((*template.words, *scenario.environment.values()))
+    put = " ".join(texts)
     if template.workload == "other":
         yield from _framework_without_effect(found, axes, put)
     if not template.takes_all:
         yield from _axes_without_effect(axes, put)
         yield from _arguments_without_effect(scenario, axes, put)
+        if scenario.data_is_own and not takes_data(scenario, template):
+            yield (
+                f"the command has no {{{DATA_PATH}}} in it, so that data_processing changes nothing"
+            )
+
+
+def takes_data(scenario: Scenario, template: Template) -> bool:
+    """Whether a file of the data stage gets to the command."""
+    if template.takes_all:
+        return True
+    put = " ".join((*template.words, *scenario.environment.values()))
+    return f"{{{DATA_PATH}}}" in put
 
 
 def _framework_without_effect(

@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
@@ -97,6 +97,12 @@ class State:
             self, status="running", reason="", exit_code=None, worker=worker, child=None, claims=(),
             attempts=(*self.attempts, attempt),
         )  # fmt: skip
+
+    def on(self, hosts: Sequence[str]) -> State:
+        """The same, with the machines that the last attempt is on."""
+        return replace(
+            self, attempts=(*self.attempts[:-1], {**self.attempts[-1], "hosts": [*hosts]})
+        )
 
     def ended(self, outcome: Outcome, *, exit_code: int | None = None) -> State:
         """At its end, the last attempt with it."""

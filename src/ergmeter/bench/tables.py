@@ -1,9 +1,15 @@
-"""A table of results in a file: Parquet or CSV, every column in it, and back without a loss."""
+"""A table of results in a file: Parquet or CSV, every column in it, and back without a loss.
+
+The trap: the table as one piece. Rows come and go some hundred at a time, so that a file of 20 000
+cells takes no more memory than one of 500; and a file is there whole or not at all.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,8 +19,12 @@ from ergmeter.bench.schema import COLUMNS, RATES, SCHEMA
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
+    from types import TracebackType
+
+ROWS = 250  # in a batch
+_ENDINGS = (".parquet", ".csv")
 
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -23,24 +33,76 @@ def as_table(rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(told, schema=SCHEMA)
 
 
-def write(found: pa.Table, path: Path) -> None:
-    """Write a table as Parquet or as CSV, by the file's ending."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(found, path)
-    elif path.suffix == ".csv":
-        path.write_text(csv_text(found), encoding="utf-8")
-    else:
+def batched(rows: Iterable[dict[str, Any]]) -> Iterator[pa.Table]:
+    """The same, some hundred rows at a time."""
+    left = iter(rows)
+    while some := list(itertools.islice(left, ROWS)):
+        yield as_table(some)
+
+
+def whole(batches: Iterable[pa.Table]) -> pa.Table:
+    """All rows in one table; without any an empty one."""
+    return pa.concat_tables([as_table([]), *batches]).combine_chunks()
+
+
+class Writer:
+    """Writes a table as Parquet or as CSV, by the file's ending; the file is there at the end."""
+
+    def __init__(self, path: Path) -> None:
+        check_ending(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._beside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._parquet = self._text = None
+        if path.suffix == ".parquet":
+            self._parquet = pq.ParquetWriter(self._beside, SCHEMA)
+        else:
+            self._text = self._beside.open("w", encoding="utf-8")
+            self._text.write(csv_text(as_table([])))
+
+    def add(self, batch: pa.Table) -> None:
+        """Some rows more."""
+        if self._parquet is not None:
+            self._parquet.write_table(batch)
+        if self._text is not None:
+            self._text.write(csv_text(batch, header=False))
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in (self._parquet, self._text):
+            if file is not None:
+                file.close()
+        if kind is None:
+            self._beside.replace(self._path)
+        self._beside.unlink(missing_ok=True)
+
+
+def check_ending(path: Path) -> None:
+    """Raise UsageError if the name does not say which kind of file it is."""
+    if path.suffix not in _ENDINGS:
         raise UsageError(f"{path.name} ends in neither .parquet nor .csv")
 
 
-def csv_text(found: pa.Table) -> str:
+def write(found: pa.Table, path: Path) -> None:
+    """Write a table as Parquet or as CSV, by the file's ending."""
+    with Writer(path) as writer:
+        writer.add(found)
+
+
+def csv_text(found: pa.Table, *, header: bool = True) -> str:
     """All columns, the constant ones too; an empty cell is an absent value."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(found.column_names)
-    for row in found.to_pylist():
-        writer.writerow([_cell(row[name]) for name in found.column_names])
+    if header:
+        writer.writerow(found.column_names)
+    writer.writerows([_cell(row[name]) for name in found.column_names] for row in found.to_pylist())
     return text.getvalue()
 
 
@@ -59,23 +121,22 @@ def is_ours(path: Path) -> bool:
     return {"id", "status", *RATES} <= set(header)
 
 
-def from_parquet(path: Path) -> pa.Table:
+def from_parquet(path: Path) -> Iterator[pa.Table]:
     """What `write` wrote; columns of a later version are left out."""
     try:
-        found = pq.read_table(path)
+        file = pq.ParquetFile(path)
+        for batch in file.iter_batches(batch_size=ROWS):
+            yield as_table(batch.to_pylist())
     except (pa.ArrowInvalid, OSError) as error:
         raise FormatError(f"{path} is no Parquet file: {error}") from error
-    return as_table(found.to_pylist())
 
 
-def from_csv(path: Path) -> pa.Table:
+def from_csv(path: Path) -> Iterator[pa.Table]:
     """The same, of text."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        return as_table(
-            [
-                {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
-                for row in csv.DictReader(file)
-            ]
+        yield from batched(
+            {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
+            for row in csv.DictReader(file)
         )
 
 

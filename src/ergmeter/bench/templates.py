@@ -16,14 +16,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from ergmeter.bench.cells import AT_START, Launch
+from ergmeter.bench.cells import AT_START, BRACE, Launch
 
 Workload: TypeAlias = Literal["erg", "sft_trainer", "other"]
 
 ARGUMENTS = "arguments"
 OF_A_CELL = ("num_gpus", "nodes")
-_NAMED = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+_NAMED = re.compile(r"\{\{|\}\}|\{([A-Za-z_][\w.]*)\}")
 _OPEN, _CLOSE = "\x00", "\x01"  # for {{ and }}
+_MISTAKEN = re.compile(rf"{_OPEN}(?=(\w+)[}}{_CLOSE}])")
 
 _ERG = ("{python}", "-m", "ergmeter", "train", "--config", "{out}/train.yaml", "--out", "{run}",
         "--no-report")  # fmt: skip
@@ -50,12 +51,7 @@ class Template:
     @property
     def names(self) -> set[str]:
         """The settings that it names, `arguments` among them."""
-        return {
-            name
-            for word in self.words
-            for name in _NAMED.findall(_hidden(word))
-            if f"{{{name}}}" not in AT_START
-        }
+        return {name for word in self.words for name in unknown(word, ())}
 
     @property
     def takes_all(self) -> bool:
@@ -93,20 +89,21 @@ def filled(text: str, settings: Mapping[str, Any]) -> str:
     def put(found: re.Match[str]) -> str:
         if found[0] in AT_START:
             return found[0]
+        if found[1] is None:
+            return _OPEN if found[0] == "{{" else _CLOSE
         value = settings[found[1]]
         return "" if value is None else str(value)
 
-    return _NAMED.sub(put, _hidden(text)).replace(_OPEN, "{").replace(_CLOSE, "}")
+    def kept(found: re.Match[str]) -> str:
+        return BRACE if f"{{{found[1]}}}" in AT_START else "{"
+
+    return _MISTAKEN.sub(kept, _NAMED.sub(put, text)).replace(_OPEN, "{").replace(_CLOSE, "}")
 
 
 def unknown(text: str, known: Collection[str]) -> list[str]:
     """Names in a text that stand for nothing."""
-    found = _NAMED.findall(_hidden(text))
+    found = [one for one in _NAMED.findall(text) if one]
     return [name for name in found if f"{{{name}}}" not in AT_START and name not in known]
-
-
-def _hidden(text: str) -> str:
-    return text.replace("{{", _OPEN).replace("}}", _CLOSE)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

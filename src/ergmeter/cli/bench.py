@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli import bench_tables
-from ergmeter.cli.bench_options import AGAIN, again, plan_options, planned
+from ergmeter.cli.bench_options import (
+    AGAIN,
+    again,
+    ask_for_log,
+    plan_options,
+    planned,
+    smi_query,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
 _FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _REDRAW_S = 0.5  # drawing takes processor time from what is measured
+_MOST = 200  # rows on a terminal
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})  # also called by itself
@@ -121,6 +129,19 @@ def plan_command(
     metavar="NAME=VALUE",
     help="For the launcher, by its own names: partition=a100. May be repeated.",
 )
+@click.option(
+    "--smi-keywords",
+    metavar="WORD[,...]",
+    help="With --memory nvidia-smi or all: what it logs, of `nvidia-smi --help-query-gpu`; index"
+    " and memory.used are added.  [default: timestamp,name,index,memory.used]",
+)
+@click.option(
+    "--smi-interval",
+    "smi_interval_s",
+    type=float,
+    metavar="S",
+    help="With --memory nvidia-smi or all: seconds between two readings.  [default: 1]",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the cells.")
 @click.option("--allow-busy", is_flag=True, help="Start although others compute on the GPUs.")
 def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
@@ -130,13 +151,15 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     it measured is kept. Ctrl-C ends the cells that run; whatever ended this command, --resume goes
     on where it was. Exits with 1 if a cell failed.
     """
-    from ergmeter.bench import datastage, monitor, state
+    from ergmeter.bench import datastage, hidden, monitor, state
     from ergmeter.bench.launching import Options
 
     if given["resume"] and given["move_aside"]:
         raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
     rerun = again(given["rerun"], is_resumed=given["resume"])
+    query = smi_query(given)  # what is wrong with it is said before anything is made
     plan = planned(given)
+    hidden.hand_over(plan.keys)
     out: Path = given["out"]
     if given["dry_run"]:
         _show_starts(plan, out)
@@ -156,6 +179,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     opening = state.Opening(resume=given["resume"], move_aside=given["move_aside"], script=script)
     plan = state.opened(out, plan, opening)
     state.claim_driver(out)
+    ask_for_log(out, given, query)
     progress = monitor.prepare(out, plan, at_once=given["jobs"])
     monitor.reopened(out, progress, rerun)
     cells = monitor.remaining(out, progress, seed=given["seed"])
@@ -163,7 +187,18 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
         datastage.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
     with _shown(progress) as tell:
         is_done = monitor.drive(out, progress, cells, launcher, tell)
+    _collect(out)
     return _ending(progress, out, is_done=is_done)
+
+
+def _collect(out: Path) -> None:
+    """The tables of results in their directory, as they are now."""
+    from ergmeter.bench import exports, results
+
+    try:
+        exports.collected(results.batches(out), out)
+    except OSError as error:  # a full disk: the cells have what they measured all the same
+        click.echo(f"the tables of {out} could not be written: {error}", err=True)
 
 
 def _pairs(given: tuple[str, ...]) -> dict[str, str]:
@@ -201,10 +236,10 @@ def _shown(progress: Progress) -> Iterator[Callable[[Progress], None]]:
     from rich.console import Console
     from rich.live import Live
 
+    from ergmeter.bench.listing import varying
     from ergmeter.views import bench_run
-    from ergmeter.views.bench_plan import varying
 
-    names = varying(progress.plan)
+    names = varying(progress.plan.cells)
     console = Console(stderr=True)
     if not console.is_terminal:
         told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
@@ -230,18 +265,20 @@ def _shown(progress: Progress) -> Iterator[Callable[[Progress], None]]:
 def _ending(progress: Progress, out: Path, *, is_done: bool) -> int:
     from rich.console import Console
 
+    from ergmeter.bench.listing import varying
     from ergmeter.views import bench_run
-    from ergmeter.views.bench_plan import varying
 
     console = Console()
-    console.print(bench_run.counts(progress))
+    console.print(bench_run.counts(progress.counts, eta_s=progress.eta_s))
     failed = [
         (cell, progress.states[cell.index])
         for cell in progress.plan.cells
         if progress.states[cell.index].status in _FAILED
     ]
     if failed:
-        console.print(bench_run.table(failed, varying(progress.plan)))
+        console.print(bench_run.table(failed[:_MOST], varying(progress.plan.cells)))
+    if len(failed) > _MOST:
+        click.echo(f"and {len(failed) - _MOST} more: erg bench list {out} --all")
     if not is_done:
         click.echo(f"go on with: erg bench run ... --out {out} --resume")
         return _INTERRUPTED
@@ -249,34 +286,7 @@ def _ending(progress: Progress, out: Path, *, is_done: bool) -> int:
     return 1 if failed else 0
 
 
-@command.command("list")
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def list_command(directory: Path, as_json: bool) -> None:
-    """List the cells in DIRECTORY with their statuses."""
-    from rich.console import Console
-
-    from ergmeter.bench import monitor, state
-    from ergmeter.bench.cells import Plan
-    from ergmeter.views import bench_run
-    from ergmeter.views.bench_plan import varying
-
-    plan = Plan.read(directory / state.PLAN)
-    rows = list(state.states(directory, plan))
-    if as_json:
-        said = [
-            {"cell": cell.index, "id": cell.id, "scenario": cell.scenario, "repeat": cell.repeat,
-             "status": one.status, "reason": one.reason, "attempts": len(one.attempts)}
-            for cell, one in rows
-        ]  # fmt: skip
-        click.echo(json.dumps(said, indent=1))
-        return
-    console = Console()
-    console.print(bench_run.table(rows, varying(plan)))
-    progress = monitor.Progress(plan, {cell.index: one for cell, one in rows})
-    console.print(bench_run.counts(progress))
-
-
+command.add_command(bench_tables.listed)
 command.add_command(bench_tables.report)
 command.add_command(bench_tables.compare)
 

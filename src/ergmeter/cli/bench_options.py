@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ergmeter.bench import smi
     from ergmeter.bench.cells import Plan
 
 _Value = TypeVar("_Value")
@@ -33,7 +34,10 @@ _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
     (
         ("--command", "workload"),
-        {"help": "What a cell runs: `erg train`, `sft_trainer`, or a template of a command."},
+        {
+            "help": "What every cell runs, whatever its scenario says: `erg train`, `sft_trainer`,"
+            " or a template of a command."
+        },
     ),
     (
         ("--timeout", "timeout_s"),
@@ -52,6 +56,14 @@ _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"type": click.Path(path_type=Path), "help": "CONTENTS.yaml: shortnames and their files."},
     ),
     (("--no-data",), {"is_flag": True, "help": "Leave the data stage out."}),
+    (
+        ("--memory",),
+        {
+            "type": click.Choice(["nvidia-smi", "huggingface", "all"]),
+            "help": "Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer"
+            " (in sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
+        },
+    ),
 )
 
 
@@ -81,6 +93,7 @@ def planned(given: dict[str, Any]) -> Plan:
         defaults=given["defaults"],
         contents=given["contents"],
         data_stage=not given["no_data"],
+        log_memory_hf=None if given["memory"] is None else given["memory"] != "nvidia-smi",
         check=wrong,
     )
 
@@ -112,6 +125,47 @@ def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
         raise click.UsageError(f"--rerun takes {', '.join(AGAIN)}, with commas; got {text!r}")
     if not is_resumed:
         raise click.UsageError("--rerun is of cells that have run: give --resume too")
+    return asked
+
+
+def smi_query(given: dict[str, Any]) -> smi.Query | None:
+    """What `nvidia-smi` is to log beside the cells; None if it is not asked for."""
+    from ergmeter.bench import smi
+
+    words, interval_s = given["smi_keywords"], given["smi_interval_s"]
+    if given["memory"] not in ("nvidia-smi", "all"):
+        if words is not None or interval_s is not None:
+            raise click.UsageError(
+                "--smi-keywords and --smi-interval are of --memory nvidia-smi, or of all: give it"
+            )
+        return None
+    return smi.Query(
+        smi.KEYWORDS if words is None else smi.parsed(words),
+        smi.INTERVAL_S if interval_s is None else interval_s,
+    )
+
+
+def ask_for_log(out: Path, given: dict[str, Any], query: smi.Query | None) -> None:
+    """Have the cells of a directory logged; say now if this machine, where they run, can't."""
+    from ergmeter.bench import smi
+
+    if given["memory"] is None:
+        return  # a directory that is taken up again stays as it was asked for
+    smi.ask(out, query)
+    lack = smi.lack()
+    if query is not None and given["launcher_name"] == "local" and lack:
+        click.echo(f"--memory {given['memory']}: {lack}; cells run without its log", err=True)
+
+
+def statuses(text: str | None) -> tuple[str, ...]:
+    """Those of --status; none where it is not given."""
+    from ergmeter.bench.outcome import Status
+
+    if text is None:
+        return ()
+    asked, known = tuple(text.replace(",", " ").split()), get_args(Status)
+    if not asked or not set(asked) <= set(known):
+        raise click.UsageError(f"--status takes {', '.join(known)}, with commas; got {text!r}")
     return asked
 
 

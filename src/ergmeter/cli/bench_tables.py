@@ -1,11 +1,20 @@
-"""`erg bench report` and `erg bench compare`: what came of the cells, and against others."""
+"""`erg bench list`, `report` and `compare`: how cells are, what came of them, against others."""
 
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from ergmeter.cli.bench_options import statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST = 200  # rows on a page; a file has them all
 
 
 @click.command("report")
@@ -23,30 +32,102 @@ import click
     type=click.Path(path_type=Path, file_okay=False),
     help="Also write FMS's benchmarks.csv and raw_summary.csv into this directory.",
 )
+@click.option("--force", is_flag=True, help="Replace files that are there already.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "md", "csv"]), default="text", show_default=True
+    "--all", "every", is_flag=True, help=f"Every configuration, and not just the first {_MOST}."
 )
-def report(results: Path, exports: tuple[Path, ...], fms_directory: Path | None, form: str) -> None:
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="GPU memory alone, by all who tell it: each device, the Trainer's stages and their sums.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "csv"]),
+    default="text",
+    show_default=True,
+    help="csv has all cells and columns; with --memory, those of memory.",
+)
+def report(
+    results: Path,
+    exports: tuple[Path, ...],
+    fms_directory: Path | None,
+    force: bool,
+    every: bool,
+    memory: bool,
+    form: str,
+) -> None:
     """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own."""
     from rich.console import Console
 
     from ergmeter.bench import exports as fms
-    from ergmeter.bench import tables
-    from ergmeter.bench.results import load
-    from ergmeter.views import bench_report
+    from ergmeter.bench import memory_table, tables
+    from ergmeter.bench.overview import Overview
+    from ergmeter.bench.results import batches
+    from ergmeter.views import bench_memory, bench_report
 
-    found = load(results)
-    if form == "csv":
-        click.echo(tables.csv_text(found), nl=False)
-    elif form == "md":
-        click.echo(bench_report.markdown(found), nl=False)
-    else:
-        Console().print(bench_report.page(found))
     for path in exports:
-        tables.write(found, path)
-    if fms_directory is not None:
-        fms_directory.mkdir(parents=True, exist_ok=True)
-        fms.write(found, fms_directory)
+        tables.check_ending(path)
+    files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
+    _check_free((*exports, *files), results=results, force=force)
+    rows = batches(results)
+    most = None if every else _MOST
+    found: Any = memory_table.MemoryTable(most=most) if memory else Overview(most=most)
+    view: Any = bench_memory if memory else bench_report
+    with ExitStack() as stack:
+        takers: list[Any] = [found]
+        takers += [stack.enter_context(tables.Writer(path)) for path in exports]
+        if fms_directory is not None:
+            takers.append(stack.enter_context(fms.Writer(fms_directory)))
+        for number, batch in enumerate(rows):
+            for taker in takers:
+                taker.add(batch)
+            if form == "csv":
+                shown = batch.select(memory_table.COLUMNS) if memory else batch
+                click.echo(tables.csv_text(shown, header=number == 0), nl=False)
+    if form == "md":
+        click.echo(view.markdown(found), nl=False)
+    elif form == "text":
+        Console().print(view.page(found))
+
+
+def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
+    """Before anything is read: what is there is not replaced unasked, what is read not at all."""
+    for path in paths:
+        if path.is_dir():
+            raise click.UsageError(f"{path} is a directory; name a file")
+        is_source = path.exists() and results.exists() and path.samefile(results)
+        if is_source or (path.exists() and not force):
+            way = "it is what is read; name another" if is_source else "--force replaces it"
+            raise click.UsageError(f"{path} is there already: {way}")
+
+
+@click.command("list")
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--all", "every", is_flag=True, help=f"Every cell, and not just the first {_MOST}.")
+@click.option("--status", "chosen", metavar="STATUS[,...]", help="Just cells with these statuses.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, all of them.")
+def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> None:
+    """List the cells in DIRECTORY with their statuses."""
+    from rich.console import Console
+
+    from ergmeter.bench import planfile, state
+    from ergmeter.bench.listing import Listing
+    from ergmeter.views import bench_run
+
+    wanted = statuses(chosen)
+    cells = planfile.cells(directory / state.PLAN)
+    rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
+    if as_json:
+        shown = ((cell, one) for cell, one in rows if not wanted or one.status in wanted)
+        for piece in bench_run.json_text(shown):
+            click.echo(piece, nl=False)
+        return
+    listing = Listing(most=None if every else _MOST, statuses=wanted)
+    for cell, one in rows:
+        listing.add(cell, one)
+    Console().print(bench_run.listed(listing))
 
 
 @click.command("compare")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import highest_of, mean, sampled
 from ergmeter.metrics.kept import ask_each
@@ -24,30 +25,39 @@ if TYPE_CHECKING:
 _NEEDS = ("a Meter in a torch program on CUDA",)
 
 
-def _allocators(evidence: Evidence) -> list[Device]:
-    return sampled(evidence, "allocator")
+def allocators(evidence: Evidence) -> list[Device]:
+    """Those that took memory. A rank sees every GPU of its node and puts tensors on its own."""
+    devices = sampled(evidence, "allocator")
+    return [device for device in devices if _took(evidence, device)] or devices
+
+
+def _took(evidence: Evidence, device: Device) -> bool:
+    try:
+        return highest_of(evidence, "reserved_bytes", device) > 0
+    except NotMeasurable:
+        return False
 
 
 def allocator_mean_bytes(evidence: Evidence) -> Reading:
     """Mean over time of what tensors held."""
-    return mean_bytes(evidence, "allocated_bytes", _allocators(evidence), "tensors of this program")
+    return mean_bytes(evidence, "allocated_bytes", allocators(evidence), "tensors of this program")
 
 
 def allocator_peak_bytes(evidence: Evidence) -> Reading:
     """The most that tensors held, by the allocator's own high-water mark."""
     note = "tensors of this program, the allocator's own peak"
-    return highest(evidence, "allocated_peak_bytes", _allocators(evidence), note)
+    return highest(evidence, "allocated_peak_bytes", allocators(evidence), note)
 
 
 def allocator_reserved_bytes(evidence: Evidence) -> Reading:
     """The most that the allocator took from the device."""
-    return highest(evidence, "reserved_bytes", _allocators(evidence), "taken from the device")
+    return highest(evidence, "reserved_bytes", allocators(evidence), "taken from the device")
 
 
 def allocator_unused_frac(evidence: Evidence) -> Reading:
     """Of what the allocator took, what it did not need even when it held most."""
     worst: tuple[float, str] | None = None
-    for device in _allocators(evidence):
+    for device in allocators(evidence):
         taken = highest_of(evidence, "reserved_bytes", device)
         needed = highest_of(evidence, "allocated_peak_bytes", device)
         said = f"{scaled(needed, 'B')} needed of {scaled(taken, 'B')} taken"
@@ -60,7 +70,7 @@ def allocator_unused_frac(evidence: Evidence) -> Reading:
 def allocator_split_bytes(evidence: Evidence) -> Reading:
     """The most that lay free in blocks partly in use."""
     note = "free parts of blocks that are in use, which nobody else can have; the allocator's peak"
-    return highest(evidence, "split_bytes", _allocators(evidence), note)
+    return highest(evidence, "split_bytes", allocators(evidence), note)
 
 
 _HIGHEST = ("reserved_bytes", "allocated_peak_bytes", "split_bytes")

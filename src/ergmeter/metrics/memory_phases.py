@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.allocator import allocators
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import readings, sampled
 from ergmeter.metrics.kept import asked_of, kept
@@ -124,7 +125,7 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         return Reading(known, "B", "measured", known, most, note)
 
     def compute(evidence: Evidence) -> Reading:
-        return _highest({d.id: of_one(evidence, d) for d in sampled(evidence, "allocator")})
+        return _highest({d.id: of_one(evidence, d) for d in allocators(evidence)})
 
     return compute
 

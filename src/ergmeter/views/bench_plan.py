@@ -10,6 +10,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.cells import BRACE
+from ergmeter.bench.listing import varying
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -24,7 +27,7 @@ def shown(plan: Plan, estimate: Estimate, *, every: bool = False) -> RenderableT
     """The plan. `every`: each cell with its whole command, however many there are."""
     parts: list[RenderableType] = [_by_scenario(plan), Text()]
     cells = plan.cells if every else plan.cells[:_SHOWN]
-    parts.append(_cells(cells, varying(plan)))
+    parts.append(_cells(cells, varying(plan.cells)))
     if len(plan.cells) > len(cells):
         parts.append(Text(f"... and {len(plan.cells) - len(cells)} more", "dim"))
     if every:
@@ -53,17 +56,6 @@ def _by_scenario(plan: Plan) -> Table:
     return table
 
 
-def varying(plan: Plan) -> list[str]:
-    """The settings that are not the same in all cells, in the order they come in."""
-    seen: dict[str, set[object]] = {}
-    for cell in plan.cells:
-        for name, value in cell.settings.items():
-            seen.setdefault(name, set()).add(value)
-    number = len(plan.cells)
-    there = Counter(name for cell in plan.cells for name in cell.settings)
-    return [name for name, values in seen.items() if len(values) > 1 or there[name] < number]
-
-
 def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in ("cell", "scenario", "settings"):
@@ -82,7 +74,8 @@ def _cells(cells: Sequence[Cell], names: Sequence[str]) -> Table:
 def command_line(cell: Cell) -> str:
     """What is started, with its environment, as it can be read; places are filled in later."""
     put = [f"{name}={shlex.quote(value)}" for name, value in cell.environment.items()]
-    said = [word if word.startswith("{") else shlex.quote(word) for word in cell.command]
+    words = [word.replace(BRACE, "{") for word in cell.command]
+    said = [word if word.startswith("{") else shlex.quote(word) for word in words]
     launcher = [] if cell.launch == "plain" else [f"[{cell.launch}, {cell.num_gpus} ranks]"]
     if cell.nodes > 1:
         launcher = [f"[{cell.launch}, {cell.num_gpus} ranks on each of {cell.nodes} nodes]"]

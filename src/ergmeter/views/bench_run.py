@@ -6,24 +6,28 @@ own while it runs, and when it failed, with the reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.outcome import FINAL
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ergmeter.bench.cells import Cell
+    from ergmeter.bench.listing import Listing
     from ergmeter.bench.monitor import Progress
+    from ergmeter.bench.outcome import Status
     from ergmeter.bench.state import State
 
 _STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
-_ORDER = (
+_ORDER: tuple[Status, ...] = (
     *("ok", "running", "pending", "oom", "error", "timeout", "diverged", "cancelled", "skipped"),
 )
 _FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
@@ -36,17 +40,16 @@ def label(cell: Cell, names: Sequence[str]) -> str:
     return " ".join([cell.scenario, *parts, f"#{cell.repeat}"])
 
 
-def counts(progress: Progress) -> Text:
+def counts(found: Mapping[Status, int], *, eta_s: float | None) -> Text:
     """ "12 of 48 cells ended: 10 ok, 1 oom, 1 error; about 14 min left"."""
-    found = progress.counts
-    ended = len(progress.plan.cells) - progress.left
-    text = Text(f"{ended} of {len(progress.plan.cells)} cells ended")
-    shown = [name for name in _ORDER if found.get(name)]  # type: ignore[call-overload]
-    for number, name in enumerate(shown):
-        text.append(": " if number == 0 else ", ")
-        text.append(f"{found[name]} {name}", _STYLES.get(name, "red"))  # type: ignore[index]
-    eta_s = progress.eta_s
-    if progress.left and eta_s is not None:
+    number = sum(found.values())
+    left = number - sum(found.get(name, 0) for name in FINAL)
+    text = Text(f"{number - left} of {number} cells ended")
+    shown = [name for name in _ORDER if found.get(name)]
+    for place, name in enumerate(shown):
+        text.append(": " if place == 0 else ", ")
+        text.append(f"{found[name]} {name}", _STYLES.get(name, "red"))
+    if left and eta_s is not None:
         text.append(f"; about {duration(eta_s)} left")
     return text
 
@@ -57,7 +60,33 @@ def live(progress: Progress, names: Sequence[str]) -> RenderableType:
     failed = [index for index, state in progress.states.items() if state.status in _FAILED]
     rows = [cell.index for cell in progress.running][:_MOST_ROWS] + failed[-_MOST_ROWS:]
     shown = table([(cells[i], progress.states[i]) for i in rows], names)
-    return Group(counts(progress), shown)
+    return Group(counts(progress.counts, eta_s=progress.eta_s), shown)
+
+
+def listed(found: Listing) -> RenderableType:
+    """The first cells, what there is besides, and all of them in counts."""
+    parts: list[RenderableType] = [table(found.rows, found.names)]
+    if found.more:
+        number = found.more.total()
+        parts.append(Text(f"and {number} more ({_by_status(found.more)}): --all shows them", "dim"))
+    return Group(*parts, counts(found.counts, eta_s=found.eta_s))
+
+
+def _by_status(found: Mapping[Status, int]) -> str:
+    return ", ".join(f"{found[name]} {name}" for name in _ORDER if found.get(name))
+
+
+def json_text(rows: Iterable[tuple[Cell, State]]) -> Iterator[str]:
+    """The same as a list in JSON, an object a cell; piece by piece."""
+    before = "[\n "
+    for cell, one in rows:
+        said = {
+            "cell": cell.index, "id": cell.id, "scenario": cell.scenario, "repeat": cell.repeat,
+            "status": one.status, "reason": one.reason, "attempts": len(one.attempts),
+        }  # fmt: skip
+        yield before + json.dumps(said)
+        before = ",\n "
+    yield "[]\n" if before == "[\n " else "\n]\n"
 
 
 def table(rows: Sequence[tuple[Cell, State]], names: Sequence[str]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -119,7 +120,8 @@ def test_cells_come_in_the_originals_order(files: Path) -> None:
 
 
 def test_the_command_has_the_arguments_that_the_original_gives(files: Path) -> None:
-    cell = plan(files, command="sft_trainer").cells[1]
+    # Data that FMS's program made, under its name; ours would have a digest in it.
+    cell = plan(files, command="sft_trainer", data_stage=False).cells[1]
     assert cell.command == (
         *("{python}", "-m", "tuning.sft_trainer"),
         *("--model_name_or_path", "org/small"),
@@ -244,16 +246,16 @@ def test_a_list_of_frameworks_without_files_is_no_list(files: Path) -> None:
 
 
 def test_data_is_made_once_for_all_models_or_once_for_each_with_a_tokenizer(files: Path) -> None:
-    assert [job["file"] for job in plan(files, command="sft_trainer").settings["data"]] == [
-        "cache_all.json"
-    ]
+    (shared,) = plan(files, command="sft_trainer").settings["data"]
+    assert re.fullmatch(r"cache_all_[0-9a-f]{16}\.json", shared["file"])
     files.write_text("data_processing: {dataset_name: org/data, tokenize: True}\n" + SCENARIOS)
-    made = plan(files, command="sft_trainer")
-    assert [job["file"] for job in made.settings["data"]] == [
-        "cache_org_small.json",
-        "cache_org_middle.json",
-        "cache_org_large.json",
+    made = plan(files, command="sft_trainer").settings["data"]
+    assert [job["file"].rpartition("_")[0] for job in made] == [
+        "cache_org_small",
+        "cache_org_middle",
+        "cache_org_large",
     ]
+    assert [job["model"] for job in made] == ["org/small", "org/middle", "org/large"]
     skipped = plan(files, command="sft_trainer", data_stage=False)
     assert skipped.settings["data"] == []
     assert flag(skipped.cells[0], "training_data_path") == ["{data}/cache_org_small.json"]
@@ -262,3 +264,79 @@ def test_data_is_made_once_for_all_models_or_once_for_each_with_a_tokenizer(file
 def test_memory_metrics_of_the_trainer_can_be_left_out(files: Path) -> None:
     cell = plan(files, command="sft_trainer", log_memory_hf=False).cells[0]
     assert flag(cell, "skip_memory_metrics") == ["True"]
+
+
+def test_a_scenarios_own_word_on_the_trainers_tracker_holds_unless_another_is_asked_for(
+    files: Path,
+) -> None:
+    with_word = "arguments:\n            skip_memory_metrics: true"
+    files.write_text(SCENARIOS.replace("arguments:", with_word, 1))
+    first = plan(files, command="sft_trainer").cells[0]
+    assert flag(first, "skip_memory_metrics") == ["True"]
+    asked = plan(files, command="sft_trainer", log_memory_hf=True).cells[0]
+    assert flag(asked, "skip_memory_metrics") == ["False"]
+
+
+# The shape of the file that FMS keeps for one family of models: a model each, one scenario slow,
+# with frameworks and an accumulation of its own.
+FAMILY = """
+scenarios:
+    -   name: full
+        framework_config: [null, quick-kernels]
+        arguments: {learning_rate: 2e-5, model_name_or_path: ['org/small']}
+    -   name: adapters
+        framework_config: [four-bit]
+        arguments:
+            peft_method: lora
+            model_name_or_path: org/small
+            weight_decay: null
+    -   name: experts
+        slow: True
+        framework_config: [null, four-bit-quick]
+        arguments:
+            packing: False
+            gradient_accumulation_steps: 16
+            model_name_or_path: [org/experts]
+"""
+
+
+def test_a_file_of_one_family_has_the_cells_of_a_hand_count(files: Path) -> None:
+    files.write_text(FAMILY)
+    made = plan(files, command="sft_trainer")
+    # full: 1 model x 2 frameworks x 2 batches x 2 numbers of GPUs; adapters: 1 x 1 x 2 x 2.
+    assert Counter(cell.scenario for cell in made.cells) == {"full": 8, "adapters": 4}
+    assert made.settings["slow"] == ["experts"]
+    slow = plan(files, command="sft_trainer", only=["experts"]).cells
+    told = [
+        (cell.settings["framework_config"], cell.num_gpus, *flag(cell, "packing"),
+         *flag(cell, "per_device_train_batch_size"), *flag(cell, "gradient_accumulation_steps"))
+        for cell in slow
+    ]  # fmt: skip
+    # 1 model x 2 frameworks x 2 batches x 2 numbers of GPUs; its packing takes the axis away.
+    assert told == [
+        (framework, gpus, "False", batch, "16")
+        for framework in ("none", "four-bit-quick")
+        for gpus, batch in ((1, "4"), (2, "2"), (1, "8"), (2, "4"))
+    ]
+    one = [cell for cell in made.cells if cell.scenario == "adapters"]
+    assert {flag(cell, "model_name_or_path")[0] for cell in one} == {"org/small"}
+    assert {tuple(flag(cell, "weight_decay")) for cell in one} == {()}
+    assert {tuple(flag(cell, "adam_epsilon")) for cell in one} == {("1e-4",)}
+
+
+def test_a_scenario_limited_to_architectures_skips_the_others_in_the_count(files: Path) -> None:
+    kinds = """
+model_architectures: {org/small: LlamaForCausalLM, org/middle: MistralForCausalLM,
+                      org/large: LlamaForCausalLM}
+"""
+    limited = SCENARIOS.replace("name: full\n", "name: full\n        architectures: [Llama]\n")
+    files.write_text(kinds + limited.replace("[Llama]", "[LlamaForCausalLM]"))
+    made = plan(files, command="sft_trainer")
+    run = [cell for cell in made.cells if not cell.skip]
+    # 2 of 3 models x 2 frameworks x 2 x 2 = 16 are run, 8 are named with the reason; 16 as before.
+    assert Counter(cell.scenario for cell in run) == {"full": 16, "adapters": 16}
+    skipped = {(cell.settings["model_name_or_path"], cell.skip) for cell in made.cells if cell.skip}
+    assert skipped == {
+        ("org/middle", "MistralForCausalLM is not of the architectures LlamaForCausalLM")
+    }
+    assert len(made.cells) == 40

@@ -53,7 +53,7 @@ def test_evaluation_counts_just_where_all_stages_are_asked_for() -> None:
     found = trainer_memory({**GUIDE, **said})
     assert found.peak_bytes == 15_890_329_088
     assert found.peak_all_stages_bytes == 4_873_693_696 + 5 + 12_000_000_000
-    assert [stage.name for stage in found.stages] == ["init", "train", "eval"]
+    assert [stage.name for stage in found.stages] == ["init", "train", "evaluate"]
 
 
 @pytest.mark.parametrize(

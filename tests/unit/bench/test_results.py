@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ergmeter.bench import exports, results
+from ergmeter.bench import exports, results, smi
 from ergmeter.bench.cells import Cell, Value
+from ergmeter.bench.overview import overview
 from ergmeter.bench.schema import SCHEMA
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views import bench_report
@@ -141,7 +142,7 @@ def test_memory_of_both_ways_is_in_the_row(tmp_path: Path) -> None:
     }
     path = add_cell(tmp_path, 0, results_={**TRAINED, **said})
     log = "index, memory.used [MiB]\n0, 1 MiB\n1, 1 MiB\n0, 3 MiB\n1, 5 MiB\n"
-    (path / results.SMI_LOG).write_text(log)
+    (path / smi.LOG).write_text(log)
     (row,) = rows(tmp_path)
     assert row["memory_hf_alloc_bytes"] == 115
     assert row["memory_hf_peak_bytes"] == 165
@@ -189,12 +190,12 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     claims = [{"name": "attention", "held": False, "seen": "sdpa"}]
     add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
     found = results.table(tmp_path)
-    text = bench_report.markdown(found)
+    text = bench_report.markdown(overview(found))
     assert "| ok | 4096* | 2048* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
     assert "cell 2 is not what it says: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(bench_report.page(found))
+    console.print(bench_report.page(overview(found)))
     assert "3 cells  2 ok  1 oom" in console.export_text()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -97,3 +98,44 @@ def test_cells_that_still_run_are_no_strangers(
     given = script.parser().parse_args([*words, str(tmp_path / "results")])
     with pytest.raises(UsageError, match=r"own \[7, 8\]"):
         script.run(given, script.planned(given))
+
+
+@pytest.mark.parametrize(
+    ("asked", "query"),
+    [
+        ("nvidia", {"keywords": ["timestamp", "name", "index", "memory.used"], "interval_s": 1.0}),
+        ("all", {"keywords": ["timestamp", "name", "index", "memory.used"], "interval_s": 1.0}),
+        ("huggingface", None),
+    ],
+)
+def test_memory_logging_asks_for_a_log_of_nvidia_smi(
+    tmp_path: Path, asked: str, query: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_LOGGING", asked)
+    results = tmp_path / "results"
+    told = benchmarks(results, scenarios(tmp_path))
+    assert told.returncode == 0, told.stderr
+    assert json.loads((results / "nvidia_smi.json").read_text()) == query
+    assert (results / "exp_0" / "gpu_memory_logs.json").exists() == (query is not None)
+
+
+def test_memory_logging_takes_other_keywords_and_another_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEMORY_LOGGING", "nvidia")
+    monkeypatch.setenv("NVIDIA_SMI_KEYWORDS", "uuid,memory.used")
+    monkeypatch.setenv("NVIDIA_SMI_INTERVAL", "0.5")
+    assert benchmarks(tmp_path / "results", scenarios(tmp_path)).returncode == 0
+    asked = json.loads((tmp_path / "results" / "nvidia_smi.json").read_text())
+    assert asked == {"keywords": ["uuid", "memory.used"], "interval_s": 0.5}
+
+
+@pytest.mark.parametrize(("flags", "has_tracker"), [(["--log_memory_hf"], True), ([], False)])
+def test_the_trainers_tracker_is_on_in_cells_of_erg_train_where_it_is_asked_for(
+    tmp_path: Path, script: Any, flags: list[str], has_tracker: bool
+) -> None:
+    arguments = {"model_name_or_path": "builtin:tiny", "learning_rate": 0.001}
+    path = scenarios(tmp_path, command="erg train", axes={}, arguments=arguments)
+    given = script.parser().parse_args(["--scenarios_config_path", str(path), *flags])
+    written = yaml.safe_load(script.planned(given).cells[0].files["train.yaml"])
+    assert written["metrics"].get("hf_memory", False) is has_tracker

@@ -95,6 +95,24 @@ def test_what_was_taken_and_never_needed_is_a_share_of_what_was_taken(tmp_path: 
     assert reading(run, "memory.allocator_peak_bytes").value == 30 * MB
 
 
+def test_a_device_that_a_rank_sees_and_puts_nothing_on_takes_no_figure_away(
+    tmp_path: Path,
+) -> None:
+    """Under torchrun every rank sees all GPUs of its node, and has tensors on one."""
+    other = Device("torch:h:1:cuda:1", "allocator", "torch allocator on Test GPU", "allocator")
+    samples = [
+        Sample(S * n, other.id, allocated_bytes=MB, allocated_peak_bytes=3 * MB,
+               reserved_bytes=4 * MB)
+        for n in (1, 2)
+    ]  # fmt: skip
+    run = run_of(tmp_path / "run", steps=even_steps(3), samples=samples, devices=[TORCH, other])
+    assert reading(run, "memory.allocator_peak_bytes").value == 3 * MB
+    assert reading(run, "memory.allocator_reserved_bytes").value == 4 * MB
+    assert reading(run, "memory.allocator_train_peak_bytes").high == 3 * MB
+    silent = run_of(tmp_path / "silent", steps=even_steps(3), devices=[TORCH, other])
+    assert "no reading says it" in reason(silent, "memory.allocator_peak_bytes")
+
+
 def gpu(index: int, total_mb: int) -> Device:
     facts = {"memory_total_bytes": total_mb * MB}
     return Device(f"GPU-{index}", "gpu", "Test GPU", "nvml", facts)

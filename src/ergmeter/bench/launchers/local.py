@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places, gpus_here, strangers
+from ergmeter.bench.launching import Options, Places, gpus_here, runner_words, strangers
 from ergmeter.errors import UsageError
 
 _END_S = 60.0  # longer than a runner gives its cell to end
@@ -50,7 +49,8 @@ class LocalLauncher:
         for cell in cells:
             if cell.nodes > 1:
                 raise UsageError(
-                    f"{cell.scenario} wants {cell.nodes} nodes and the launcher `local` has one"
+                    f"{cell.scenario} wants {cell.nodes} nodes and the launcher `local` has one;"
+                    " take --launcher slurm or ray, or leave nodes out"
                 )
             if self._gpus and cell.num_gpus > len(self._gpus):
                 raise UsageError(
@@ -63,6 +63,9 @@ class LocalLauncher:
                 f"{others[0]} would be measured with the cells; end it, hide that GPU"
                 " (CUDA_VISIBLE_DEVICES), or give --allow-busy"
             )
+
+    def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
+        """Nothing: their runners are not ours to place, and are waited for."""
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Take these cells, to be started in this order."""
@@ -101,7 +104,7 @@ class LocalLauncher:
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
         with (directory / "runner.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ergmeter.bench.runner", str(directory)],
+                runner_words(str(directory)),
                 env={**os.environ, **shown}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,  # Ctrl-C is the driver's to pass on
             )  # fmt: skip

@@ -1,41 +1,73 @@
 """Cells as tasks of Ray, which places each where its GPUs are free.
 
 The trap: a task that Ray runs with no GPU of its own, since nobody asked for one. A cell asks for
-as many GPUs as it has; in a cluster without any it asks for as many CPUs as it has ranks. The
-directory of results must be one that every node sees, and ergmeter be installed on all of them.
+as many GPUs as it has; in a cluster without any it asks for as many CPUs as it has ranks. One of
+several nodes asks for all of them at once (a placement group, a bundle on each): asked for one by
+one, two such cells would each hold half of what the other needs. The directory of results must be
+one that every node sees, and ergmeter be installed on all of them.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 import subprocess
-import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ergmeter.bench import hidden
 from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places
+from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
 from ergmeter.errors import PluginError, UsageError
 
 try:
     import ray
+    from ray.util import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise ImportError(f"{error}; pip install 'ergmeter[bench-ray]'") from error
 except KeyError as error:  # it loads amdsmi, if that is there, which does not expect to be alone
     raise ImportError(f"Ray does not load here: {error} is not there; remove amdsmi") from error
 
 _END_S = 60.0  # longer than a runner gives its cell to end
+_TRIES = 3  # at a cell whose node or worker was lost
 
 
-def run_cell(directory: str, where: str) -> int:
-    """What a task does: the runner is a process of its own, which outlives the task if it must."""
-    runner = subprocess.Popen([sys.executable, "-m", "ergmeter.bench.runner", directory], cwd=where)
+def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str]) -> int:
+    """What a task does: the runner is a process of its own, which outlives the task if it must.
+
+    Ray's workers do not have the driver's environment, so `keys` are handed to them.
+    """
+    runner = subprocess.Popen(words, cwd=where, env={**os.environ, **keys})
     try:
         return runner.wait()
     finally:  # Ray ends a task with a KeyboardInterrupt
         runner.terminate()
         runner.wait()
+
+
+@dataclass
+class _Held:
+    """A cell that Ray has: a task for each node."""
+
+    cell: Cell
+    directory: Path
+    tasks: list[Any]
+    group: Any = None
+    tries: int = 1
+
+    def was_lost(self) -> bool:
+        """Whether Ray lost a task, by its worker or its node; a cell's own failure is no loss."""
+        try:
+            ray.get(self.tasks, timeout=0)
+        except ray.exceptions.RayError as error:
+            with (self.directory / "runner.log").open("a", encoding="utf-8") as log:
+                log.write(f"Ray: {error}\n")
+            return True
+        return False
 
 
 class RayLauncher:
@@ -47,7 +79,7 @@ class RayLauncher:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._waiting: list[tuple[Cell, Path]] = []
-        self._running: dict[int, Any] = {}
+        self._held: list[_Held] = []
         try:
             ray.init(
                 address=options.given.get("address"), ignore_reinit_error=True, log_to_driver=False
@@ -60,15 +92,18 @@ class RayLauncher:
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:  # noqa: ARG002
         """Refuse a cell that no node of the cluster has room for: Ray would wait for ever."""
         kind = "GPU" if self._has_gpus else "CPU"
-        most = max((int(node.get(kind, 0)) for node in self._nodes), default=0)
+        sizes = [int(node.get(kind, 0)) for node in self._nodes]
         for cell in cells:
-            if cell.nodes > 1:
-                raise UsageError("the launcher `ray` starts cells of one node; leave nodes out")
-            if cell.num_gpus > most:
+            check_nodes(cell)
+            if sum(size >= cell.num_gpus for size in sizes) < cell.nodes:
+                on = f" on each of {cell.nodes} nodes" if cell.nodes > 1 else ""
                 raise UsageError(
-                    f"{cell.scenario} wants {cell.num_gpus} {kind}s and the largest node of this"
-                    f" cluster has {most}; give fewer in --num-gpus"
+                    f"{cell.scenario} wants {cell.num_gpus} {kind}s{on} and the nodes of this"
+                    f" cluster have {', '.join(map(str, sizes))}; give fewer in --num-gpus"
                 )
+
+    def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
+        """Nothing: with a driver go its tasks. A runner that outlives them is waited for."""
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Take these cells, to be handed to Ray in this order."""
@@ -76,22 +111,53 @@ class RayLauncher:
 
     def poll(self) -> Places:
         """Hand over as many as may run at once; forget what has ended."""
-        for index, task in list(self._running.items()):
-            if ray.wait([task], timeout=0)[0]:
-                del self._running[index]
-        while self._waiting and len(self._running) < self._options.jobs:
-            cell, directory = self._waiting.pop(0)
-            share = {"num_gpus" if self._has_gpus else "num_cpus": cell.num_gpus}
-            task = ray.remote(**share, max_retries=2)(run_cell)
-            self._running[cell.index] = task.remote(str(directory), str(Path.cwd()))
-        return Places({cell.index for cell, _ in self._waiting}, set(self._running))
+        for one in [one for one in self._held if self._has_ended(one)]:
+            self._held.remove(one)
+            if one.was_lost() and one.tries < _TRIES:
+                self._start(one.cell, one.directory, tries=one.tries + 1)
+        while self._waiting and len(self._held) < self._options.jobs:
+            self._start(*self._waiting.pop(0))
+        running = {one.cell.index for one in self._held}
+        return Places({cell.index for cell, _ in self._waiting}, running)
 
     def cancel(self) -> None:
         """End the tasks and wait for them."""
         self._waiting.clear()
-        for task in self._running.values():
+        tasks = [task for one in self._held for task in one.tasks]
+        for task in tasks:
             ray.cancel(task)
-        for task in self._running.values():
+        for task in tasks:
             with suppress(ray.exceptions.RayError):
                 ray.get(task, timeout=_END_S)
-        self._running.clear()
+        for one in self._held:
+            self._release(one)
+        self._held.clear()
+
+    def _start(self, cell: Cell, directory: Path, *, tries: int = 1) -> None:
+        kind = "GPU" if self._has_gpus else "CPU"
+        group = None
+        if cell.nodes > 1:
+            group = placement_group([{kind: cell.num_gpus}] * cell.nodes, strategy="STRICT_SPREAD")
+        token = secrets.token_hex(6)
+        keys = {name: one for name, one in os.environ.items() if name.startswith(hidden.PREFIX)}
+        tasks = []
+        for number in range(cell.nodes):
+            share: dict[str, Any] = {f"num_{kind.lower()}s": cell.num_gpus, "max_retries": 0}
+            if group is not None:
+                share["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=number
+                )
+            words = runner_words(str(directory), number=number, nodes=cell.nodes, token=token)
+            tasks.append(ray.remote(**share)(run_cell).remote(words, str(Path.cwd()), keys))
+        self._held.append(_Held(cell, directory, tasks, group, tries))
+
+    def _has_ended(self, one: _Held) -> bool:
+        done, _ = ray.wait(one.tasks, num_returns=len(one.tasks), timeout=0)
+        if len(done) < len(one.tasks):
+            return False
+        self._release(one)
+        return True
+
+    def _release(self, one: _Held) -> None:
+        if one.group is not None:
+            remove_placement_group(one.group)

@@ -1,24 +1,28 @@
-"""Cells as jobs of SLURM, through submitit: job arrays, one for each number of GPUs.
+"""Cells as jobs of SLURM, through submitit: job arrays, one for each number of nodes and GPUs.
 
 The trap: a driver that dies while its jobs wait in the queue. Started again, it would submit them a
-second time. So each cell's job is written down beside it (`job`), and one that the queue still has
-is taken over. What became of a cell is read from the shared directory, not from the accounting,
-which many clusters do not keep. A job that is preempted and requeued finds its cell unfinished, and
-runs it again.
+second time. So each cell's job is written down beside it (`job`): its array's name before it is
+submitted, which no other has, and its id afterwards; and one that the queue still has is taken
+over. What became of a cell is read from the shared directory, not from the accounting, which many
+clusters do not keep. A job that is preempted or requeued finds its cell unfinished, and runs it
+again. A cell of several nodes has a task on each.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import subprocess
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places
-from ergmeter.errors import PluginError, UsageError
+from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
+from ergmeter.errors import PluginError
 
 try:
     import submitit
@@ -31,20 +35,36 @@ _SPARE_MIN = 5  # for what comes before and after a cell within its job
 _MOST_IN_ARRAY = 1000  # SLURM's MaxArraySize is 1001 unless a cluster sets it otherwise
 _END_S = 90.0  # SLURM itself waits 30 s between asking and killing
 _LOOK_S = 2.0  # the controller is everybody's
+_SILENT_S = 300.0  # and may be restarted, while its jobs go on
 
 
 class Task:
     """What a job does. Requeued, by the scheduler or before its time is up, it does it again."""
 
-    def __call__(self, directory: str) -> int:
-        """Run the cell of that directory."""
-        return subprocess.run(
-            [sys.executable, "-m", "ergmeter.bench.runner", directory], check=False
-        ).returncode
+    def __call__(self, directory: str, nodes: int) -> int:
+        """Run the cell of that directory, or this node's part of it."""
+        names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
+        token = ".".join(os.environ.get(name, "0") for name in names)
+        number = int(os.environ.get("SLURM_NODEID", "0"))
+        words = runner_words(directory, number=number, nodes=nodes, token=token)
+        runner = subprocess.Popen(words)
+        try:
+            return runner.wait()
+        finally:  # submitit leaves by an exception once it has had the job requeued
+            runner.terminate()
+            runner.wait()
 
-    def checkpoint(self, directory: str) -> submitit.helpers.DelayedSubmission:
+    def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
         """What to submit when the job's time is up: the same, since a cell is not cut in two."""
-        return submitit.helpers.DelayedSubmission(self, directory)
+        return submitit.helpers.DelayedSubmission(self, directory, nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A job as the queue has it."""
+
+    state: str
+    name: str
 
 
 class SlurmLauncher:
@@ -57,81 +77,114 @@ class SlurmLauncher:
         self._options = options
         self._jobs: dict[int, str] = {}  # by the cell's index
         self._places = Places(set(), set())
-        self._looked_s = -math.inf
+        self._asked_s = -math.inf
+        self._answered_s = -math.inf
 
     def check(self, cells: Sequence[Cell], *, own: Collection[int] = ()) -> None:  # noqa: ARG002
-        """Refuse what is not of one node, and a machine that is none of SLURM's."""
-        if any(cell.nodes > 1 for cell in cells):
-            raise UsageError("the launcher `slurm` starts cells of one node; leave nodes out")
-        self._queue()
+        """Refuse cells that are not one training, and a machine that is none of SLURM's."""
+        for cell in cells:
+            check_nodes(cell)
+        _queue()
+
+    def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
+        """Hold the jobs of these cells, so that they can be cancelled."""
+        queued = _queue()
+        found = {cell.index: _job_of(directory, queued) for cell, directory in cells}
+        self._jobs |= {index: job for index, job in found.items() if job}
 
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
-        """Submit the cells that no job in the queue is for, an array for each number of GPUs."""
-        queued = self._queue()
-        arrays: dict[int, list[tuple[Cell, Path]]] = {}
+        """Submit the cells that no job in the queue is for, an array for each size of job."""
+        self.take_over(cells)
+        arrays: dict[tuple[int, int], list[tuple[Cell, Path]]] = {}
         for cell, directory in cells:
-            job = _job_of(directory)
-            if job in queued:
-                self._jobs[cell.index] = job
-            else:
-                arrays.setdefault(cell.num_gpus, []).append((cell, directory))
-        for gpus, members in arrays.items():
+            if cell.index not in self._jobs:
+                arrays.setdefault((cell.nodes, cell.num_gpus), []).append((cell, directory))
+        for members in arrays.values():
             for start in range(0, len(members), _MOST_IN_ARRAY):
-                self._submit_array(gpus, members[start : start + _MOST_IN_ARRAY])
+                self._submit_array(members[start : start + _MOST_IN_ARRAY])
 
     def poll(self) -> Places:
         """Where the cells are, by the queue."""
-        if time.monotonic() - self._looked_s < _LOOK_S:
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _LOOK_S:
             return self._places
-        queued = self._queue()
-        held = {index: queued[job] for index, job in self._jobs.items() if job in queued}
+        self._asked_s = now_s
+        try:
+            queued = _queue()
+        except PluginError:
+            if now_s - self._answered_s > _SILENT_S:
+                raise
+            return self._places
+        held = {index: queued[job].state for index, job in self._jobs.items() if job in queued}
         self._jobs = {index: self._jobs[index] for index in held}
         running = {index for index, word in held.items() if word in ("RUNNING", "COMPLETING")}
         self._places = Places(set(held) - running, running)
-        self._looked_s = time.monotonic()
+        self._answered_s = now_s
         return self._places
 
     def cancel(self) -> None:
         """Cancel the jobs, and wait until the queue has none of them."""
         if not self._jobs:
             return
-        _asked("scancel", *self._jobs.values())
+        with suppress(PluginError):  # one of them may have ended just now; the queue tells
+            _asked("scancel", *self._jobs.values())
         until_s = time.monotonic() + _END_S
-        while time.monotonic() < until_s and set(self._jobs.values()) & set(self._queue()):
+        while time.monotonic() < until_s and set(self._jobs.values()) & set(_queue()):
             time.sleep(0.5)
 
-    def _submit_array(self, gpus: int, members: Sequence[tuple[Cell, Path]]) -> None:
-        folder = members[0][1].parent / "slurm"
-        limits = [cell.timeout_s for cell, _ in members]
-        known = [limit for limit in limits if limit is not None]
-        minutes = math.ceil(max(known) / 60) + _SPARE_MIN if len(known) == len(limits) else _DAY_MIN
-        asked: dict[str, object] = {
-            "name": "erg-bench", "timeout_min": minutes, "gpus_per_node": gpus,
-            "slurm_array_parallelism": self._options.jobs, **_parsed(self._options.given),
-        }  # fmt: skip
-        if not asked["gpus_per_node"]:
-            del asked["gpus_per_node"]
+    def _submit_array(self, members: Sequence[tuple[Cell, Path]]) -> None:
+        asked = self._parameters([cell for cell, _ in members])
+        for place, (_, directory) in enumerate(members):
+            (directory / JOB).write_text(f"{asked['name']} {place}", encoding="utf-8")
         try:
+            folder = members[0][1].parent / "slurm"
             executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
             executor.update_parameters(**asked)
-            jobs = executor.map_array(Task(), [str(directory) for _, directory in members])
+            jobs = executor.map_array(
+                Task(),
+                [str(directory) for _, directory in members],
+                [cell.nodes for cell, _ in members],
+            )
         except (RuntimeError, ValueError, NameError, submitit.core.utils.FailedJobError) as error:
             raise PluginError(f"SLURM did not take the cells: {error}") from error
         for (cell, directory), job in zip(members, jobs, strict=True):
             (directory / JOB).write_text(str(job.job_id), encoding="utf-8")
             self._jobs[cell.index] = str(job.job_id)
 
-    def _queue(self) -> dict[str, str]:
-        """Our jobs that the controller has, each task of an array by itself, and their states."""
-        said = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T")
-        return dict(line.split()[:2] for line in said.splitlines() if " " in line.strip())
+    def _parameters(self, cells: Sequence[Cell]) -> dict[str, object]:
+        """What an array of cells of one size asks for, as submitit takes it."""
+        known = [cell.timeout_s for cell in cells if cell.timeout_s is not None]
+        minutes = math.ceil(max(known) / 60) + _SPARE_MIN if len(known) == len(cells) else _DAY_MIN
+        asked: dict[str, object] = {
+            "name": "erg-bench", "timeout_min": minutes, "gpus_per_node": cells[0].num_gpus,
+            "nodes": cells[0].nodes, "tasks_per_node": 1,
+            "slurm_array_parallelism": self._options.jobs, **_parsed(self._options.given),
+        }  # fmt: skip
+        asked["name"] = f"{str(asked['name']).replace(' ', '-')}-{secrets.token_hex(4)}"
+        if not asked["gpus_per_node"]:
+            del asked["gpus_per_node"]
+        return asked
 
 
-def _job_of(directory: Path) -> str:
+def _queue() -> dict[str, _Queued]:
+    """Our jobs that the controller has, each task of an array by itself."""
+    said = _asked("squeue", "--me", "--noheader", "--array", "--format=%i %T %j")
+    parts = (line.strip().split(maxsplit=2) for line in said.splitlines() if line.strip())
+    return {part[0]: _Queued(part[1], part[2] if len(part) > 2 else "") for part in parts}
+
+
+def _job_of(directory: Path, queued: Mapping[str, _Queued]) -> str | None:
+    """The cell's job, if the queue has it; by its array's name where no id was written down."""
     try:
-        return (directory / JOB).read_text(encoding="utf-8").strip()
+        said = (directory / JOB).read_text(encoding="utf-8").split()
     except OSError:
-        return ""
+        return None
+    if len(said) == 1:
+        return said[0] if said[0] in queued else None
+    named = {
+        job: job.partition("_")[2] or "0" for job, one in queued.items() if [one.name] == said[:1]
+    }
+    return next((job for job, place in named.items() if [place] == said[1:]), None)
 
 
 def _parsed(given: Mapping[str, str]) -> dict[str, object]:

@@ -64,6 +64,7 @@ def _common(config: Config) -> dict[str, Any]:
         "remove_unused_columns": False,  # position_ids of packed rows are not to be taken out
         "label_names": ["labels"],
         "disable_tqdm": True,  # one bar, ours
+        "skip_memory_metrics": not config.metrics.hf_memory,
         "report_to": ["tensorboard"] if train.tensorboard else [],
     }
 

@@ -107,6 +107,7 @@ METRICS = {
     "warmup_s": Key(number(0)),
     "log_vram_every_s": Key(number(0, above=True)),
     "results_csv": Key(file),
+    "hf_memory": Key(flag),
 }
 SOURCE = {
     "name": Key(word),

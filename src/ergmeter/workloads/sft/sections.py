@@ -120,6 +120,7 @@ class Metrics:
     warmup_s: float = 60.0
     log_vram_every_s: float = 1.0
     results_csv: Path = Path("outputs/energy_results.csv")
+    hf_memory: bool = False  # the Trainer's own tracker, whose thread may cost half the speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,7 +210,8 @@ class _Fit:
                 self._meter.start()
             problem = ""
             try:
-                self._trainer.train(resume_from_checkpoint=checkpoint)
+                done = self._trainer.train(resume_from_checkpoint=checkpoint)
+                self._keep_memory(done.metrics)
             except Exception as error:  # noqa: BLE001  saved and written down first, then told
                 problem = self._failed(error)
             return self._ended(problem)
@@ -255,6 +256,16 @@ class _Fit:
                 f"train.resume: no checkpoint in {where}; train.save_strategy makes them"
             )
         return True
+
+    def _keep_memory(self, metrics: dict[str, float]) -> None:
+        """What the Trainer's tracker saw, where programs of transformers leave it and the bench
+        reads it: all_results.json."""
+        if not self._config.metrics.hf_memory:
+            return
+        try:
+            self._trainer.save_metrics("train", metrics)  # on the first rank alone
+        except OSError as error:
+            self._say(f"[train] the Trainer's memory figures could not be written: {error}")
 
     def _failed(self, error: Exception) -> str:
         said = " ".join(str(error).split())[:300]

@@ -1,0 +1,120 @@
+"""What did a bench come to, on a page? Rows of results folded together as they come.
+
+The trap: a table of 20 000 rows in memory to show the first 200. Rows are kept of the first `most`
+configurations, just the columns that a page shows; of the others there are counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+NAMES = (
+    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "peft_method"),
+    *("torch_dtype", "per_device_train_batch_size", "gradient_accumulation_steps", "packing"),
+    *("max_seq_length", "learning_rate", "effective_batch_size"),
+)
+MEMORY = {
+    "memory_hf_peak_bytes": "hf",
+    "memory_allocator_peak_bytes": "torch",
+    "memory_nvidia_peak_bytes": "nvidia",
+    "memory_nvidia_mean_bytes": "nvidia mean",
+    "memory_process_peak_bytes": "host",
+}
+_COLUMNS = (
+    *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
+    *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
+    *NAMES,
+    *MEMORY,
+)
+_NO_NAMES = ("max_seq_len", "training_data_path")  # the one is above, the other follows from others
+_WELL = ("ok", "pending", "running", "skipped")
+
+
+class Overview:
+    """All cells in counts, and the first configurations with the rows of their repeats."""
+
+    def __init__(self, *, most: int | None = None) -> None:
+        self._most = most
+        self._others: set[object] = set()
+        self._first: dict[str, Any] = {}
+        self._differ: set[str] = set()
+        self.cells = 0
+        self.statuses: Counter[str] = Counter()
+        self.groups: dict[object, list[Mapping[str, Any]]] = {}
+        self.troubles: list[str] = []
+        self.more_troubles = 0
+        self.tokens_counted: set[str] = set()
+        self.rates_from: set[str] = set()
+        self.memory: set[str] = set()
+
+    def add(self, batch: pa.Table) -> None:
+        """Some rows more."""
+        for row in batch.select(_COLUMNS).to_pylist():
+            self._add(row)
+
+    @property
+    def more(self) -> int:
+        """How many configurations there are whose rows are not kept."""
+        return len(self._others)
+
+    @property
+    def shown(self) -> list[str]:
+        """The settings that tell configurations apart; those of a bench's own where they must."""
+        found = [name for name in NAMES if name in self._differ]
+        if {"per_device_train_batch_size", "effective_batch_size"} <= set(found):
+            found.remove("effective_batch_size")  # it follows from the other, but for accumulation
+        told = {tuple(rows[0][name] for name in found) for rows in self.groups.values()}
+        if len(told) < len(self.groups):
+            found += sorted(self._differ - set(NAMES))
+        return found or ["scenario"]
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        self.cells += 1
+        self.statuses[row["status"]] += 1
+        row = {**json.loads(row["settings"] or "{}"), **row}
+        for name in row.keys() - set(_COLUMNS) - set(_NO_NAMES) | set(NAMES):
+            if self._first.setdefault(name, row[name]) != row[name]:
+                self._differ.add(name)
+        self.tokens_counted |= {row["tokens_counted"]} - {None}
+        self.rates_from |= {row["rates_from"]} - {None}
+        kind = next((said for column, said in MEMORY.items() if row[column] is not None), None)
+        self.memory |= {kind} if kind else set()
+        self._keep(row)
+        for line in _troubles(row):
+            if self._most is None or len(self.troubles) < self._most:
+                self.troubles.append(line)
+            else:
+                self.more_troubles += 1
+
+    def _keep(self, row: Mapping[str, Any]) -> None:
+        key = row["group"] or row["index"]
+        if key in self.groups:
+            self.groups[key].append(row)
+        elif self._most is None or len(self.groups) < self._most:
+            self.groups[key] = [row]
+        else:
+            self._others.add(key)
+
+
+def overview(found: pa.Table) -> Overview:
+    """Of a whole table."""
+    made = Overview()
+    made.add(found)
+    return made
+
+
+def _troubles(row: Mapping[str, Any]) -> list[str]:
+    """What failed and what is not what it says, with the number of the cell's directory."""
+    said = []
+    if row["status"] not in _WELL:
+        said.append(f"cell {row['index']}: {row['status']}: {row['reason'] or 'no reason known'}")
+    if row["claims_broken"]:
+        said.append(f"cell {row['index']} is not what it says: {row['claims_broken']}")
+    return said

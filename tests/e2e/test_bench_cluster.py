@@ -1,0 +1,431 @@
+"""`erg bench` on two nodes of a real SLURM and of a real Ray, all of them on this machine.
+
+The same plan gives the same cells and the same table wherever it runs; whatever is done to jobs,
+drivers and nodes, no cell is lost and none runs twice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from ergmeter.bench.state import write_json
+from ergmeter.runlog.reader import Run
+from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
+
+RAY = Path(__file__).parents[2] / ".older" / "ray"
+BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
+TRAININGS_S = 280.0
+SLURM = ("--launcher", "slurm", "--launcher-option", "gpus_per_node=0")
+# Says that it began, and ends when it may, so that a test can catch it at work.
+PROGRAM = """
+import sys, time
+from pathlib import Path
+number = sys.argv[1]
+with Path(f"began-{number}").open("a") as file:
+    file.write("x")
+while not Path("go").exists() and not Path(f"go-{number}").exists():
+    time.sleep(0.02)
+print("loss=1.5")
+"""
+# On two nodes: one rank fails, and the others would wait for it for ever.
+FAILING = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("a bad batch")
+time.sleep(600)
+"""
+STEPS, BATCH = 3, 4
+
+
+def waiting(lab: Lab, **more: Any) -> str:
+    """Three cells that wait for a sign each."""
+    (lab.path / "program.py").write_text(PROGRAM)
+    scenario = {
+        "name": "three",
+        "command": "{python} program.py {n} {run}",
+        "axes": {"n": [1, 2, 3]},
+        "arguments": {"steps": 1},
+        "environment": {"STEPS": "{steps}"},
+        **more,
+    }
+    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    return "scenarios.yaml"
+
+
+def trainings(lab: Lab) -> str:
+    """The same training on one node and on two, and one that fails on the second."""
+    (lab.path / "failing.py").write_text(FAILING)
+    tiny = {
+        "name": "tiny",
+        "axes": {"num_gpus": [1], "nodes": [1, 2], "effective_batch_size": [BATCH],
+                 "max_seq_len": [64], "packing": [False]},
+        "arguments": {
+            "model_name_or_path": "builtin:tiny", "model.local_dir": str(lab.path / "models"),
+            "max_steps": STEPS, "learning_rate": 1e-3, "logging_steps": 1,
+        },
+        "warmup": "0s",
+    }  # fmt: skip
+    failing = {"name": "failing", "command": "{python} failing.py {run}", "launch": "torchrun",
+               "axes": {"num_gpus": [1], "nodes": [2]}, "arguments": {}}  # fmt: skip
+    (lab.path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [tiny, failing]}))
+    return "scenarios.yaml"
+
+
+def run(lab: Lab, *options: object) -> tuple[object, ...]:
+    return (*BENCH, "run", waiting(lab), "--out", "results", "--cool-down", "0", *options)
+
+
+def folder_of(lab: Lab, n: int) -> Path:
+    """Of the cell with that number; before there is one, of none."""
+    paths = lab.path.glob("results/exp_*/cell.json")
+    found = (p.parent for p in paths if json.loads(p.read_text())["settings"]["n"] == n)
+    return next(found, lab.path / "none")
+
+
+def status(lab: Lab, n: int) -> dict[str, Any]:
+    path = folder_of(lab, n) / "status.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {"status": "pending"}
+
+
+def statuses(lab: Lab) -> dict[int, str]:
+    return {n: status(lab, n)["status"] for n in (1, 2, 3)}
+
+
+def began(lab: Lab) -> dict[int, int]:
+    """How often each cell was started."""
+    paths = {n: lab.path / f"began-{n}" for n in (1, 2, 3)}
+    return {n: len(path.read_text()) if path.exists() else 0 for n, path in paths.items()}
+
+
+def table(lab: Lab, out: str = "results") -> pa.Table:
+    done = lab.run(*BENCH, "report", out, "--export", f"{out}.parquet")
+    assert done.returncode == 0, done.stderr.decode()
+    return pq.read_table(lab.path / f"{out}.parquet")
+
+
+def what_is_the_same(lab: Lab, out: str) -> tuple[Any, ...]:
+    """Of a bench, what its launcher has no part in: cells, their ends, and the table's schema."""
+    found = table(lab, out)
+    cells = found.select(["index", "id", "scenario", "num_gpus", "nodes", "status", "settings"])
+    return found.schema.names, found.schema.types, cells.to_pylist()
+
+
+def check_it_is_as_on_this_machine(lab: Lab) -> None:
+    """The `waiting` plan in `results`, and the same by the launcher `local`."""
+    (lab.path / "go").touch()
+    done = lab.run(*BENCH, "run", waiting(lab), "--out", "local", "--cool-down", "0")
+    assert done.returncode == 0, done.stderr.decode()
+    assert what_is_the_same(lab, "local") == what_is_the_same(lab, "results")
+
+
+def check_trainings(lab: Lab, how: tuple[object, ...], variables: dict[str, str]) -> None:
+    """Run them, and see that two nodes are one training, one run and one row."""
+    command = (*BENCH, "run", trainings(lab), "--out", "results", "--cool-down", "0", *how)
+    refused = lab.run(*command[: -len(how)], "--launcher", "local")
+    assert refused.returncode == 2
+    assert b"tiny wants 2 nodes and the launcher `local` has one" in refused.stderr
+    done = lab.run(*command, env=variables, timeout_s=TRAININGS_S)
+    assert done.returncode == 1, done.stdout.decode() + done.stderr.decode()
+    one, two, failed = table(lab).to_pylist()
+    assert [row["status"] for row in (one, two)] == ["ok", "ok"], (one["reason"], two["reason"])
+    assert (two["nodes"], two["num_gpus"], two["per_device_train_batch_size"]) == (2, 1, "2")
+    assert two["real_tokens_per_s_per_device"] == pytest.approx(two["real_tokens_per_s"] / 2)
+    runs = [Run.open(lab.path / row["path"] / "run") for row in (one, two)]
+    assert [run.workload["world_size"] for run in runs] == [1, 2]
+    alone, together = ([s for s in run.table("steps").to_pylist() if s["phase"] == "train"]
+                       for run in runs)  # fmt: skip
+    tokens = [[s["tokens_real"] for s in together if s["rank"] == rank] for rank in (0, 1)]
+    assert [len(one) for one in tokens] == [STEPS] * 2
+    # The same samples in every step, whoever has them: so the same tokens, each counted once.
+    assert [sum(step) for step in zip(*tokens, strict=True)] == [s["tokens_real"] for s in alone]
+    assert two["real_tokens_per_s"] > 0
+    folder = lab.path / two["path"]
+    for node in (0, 1):
+        assert (folder / f"stdout.node{node}").exists()
+        assert f"--node-rank={node}" in (folder / f"command.node{node}.sh").read_text()
+    said = json.loads((folder / "status.json").read_text())
+    assert len(said["attempts"][0]["hosts"]) == 2
+    assert (failed["status"], failed["reason"]) == ("error", "ValueError: a bad batch")
+    stderr = (lab.path / failed["path"] / "stderr.node1").read_text()
+    assert "ValueError: a bad batch" in stderr
+
+
+class Bench:
+    """A bench on the cluster, and what its administrator can do to it."""
+
+    def __init__(self, lab: Lab, cluster: Cluster) -> None:  # noqa: F811
+        self.lab = lab
+        self.variables = environment(**cluster.environment)
+
+    def start(self, *options: object) -> subprocess.Popen[bytes]:
+        command = run(self.lab, *SLURM, "--jobs", "1", *options)
+        return self.lab.start(*command, env=self.variables, stderr=subprocess.PIPE)
+
+    def asked(self, *words: str) -> str:
+        done = subprocess.run(
+            words, env=self.variables, capture_output=True, text=True, timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+        return done.stdout
+
+    def jobs(self) -> dict[int, str]:
+        """By the cell's `n`: its job, as it is written down."""
+        paths = {n: folder_of(self.lab, n) / "job" for n in (1, 2, 3)}
+        return {n: path.read_text() for n, path in paths.items() if path.exists()}
+
+    def queue(self) -> list[str]:
+        return self.asked("squeue", "-h", "-r", "-o", "%i").split()
+
+    def first(self) -> int:
+        """The cell that runs, once one does."""
+        eventually(lambda: "running" in statuses(self.lab).values(), "a cell runs")
+        (n,) = (n for n, word in statuses(self.lab).items() if word == "running")
+        eventually(lambda: began(self.lab)[n], "its program")
+        return n
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Have requeued jobs begin meanwhile: they wait for two minutes by themselves; told so
+        while they still end, they forget."""
+
+        def hurried() -> object:
+            for job in self.asked("squeue", "-h", "-r", "-t", "PD", "-o", "%i").split():
+                self.asked("scontrol", "update", f"JobId={job}", "StartTime=now")
+            time.sleep(0.3)
+            return condition()
+
+        eventually(hurried, what)
+
+    def finish(self, driver: subprocess.Popen[bytes]) -> None:
+        """Let all cells end, and their driver."""
+        (self.lab.path / "go").touch()
+        self.until(lambda: driver.poll() is not None, "the driver's end")
+        assert driver.returncode == 0, driver.stderr and driver.stderr.read().decode()
+        assert statuses(self.lab) == {1: "ok", 2: "ok", 3: "ok"}
+
+
+@pytest.fixture
+def bench(lab: Lab, cluster: Cluster) -> Iterator[Bench]:  # noqa: F811
+    pytest.importorskip("submitit")
+    made = Bench(lab, cluster)
+    yield made
+    made.asked("scancel", *made.queue())
+    eventually(lambda: not made.queue(), "an empty queue")
+
+
+def test_slurm_gives_what_this_machine_gives(bench: Bench) -> None:
+    (bench.lab.path / "go").touch()
+    bench.finish(bench.start())
+    check_it_is_as_on_this_machine(bench.lab)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [("scontrol", "requeue"), ("scancel", "--signal=USR2")],
+    ids=["requeued", "told to checkpoint, as before a preemption"],
+)
+def test_a_job_that_is_requeued_runs_its_cell_again(bench: Bench, how: tuple[str, ...]) -> None:
+    driver = bench.start()
+    n = bench.first()
+    job = bench.jobs()[n]
+    asking = bench.lab.start(*how, job, env=bench.variables)
+    eventually(lambda: status(bench.lab, n)["status"] == "cancelled", "the job is ended")
+    asking.kill()  # scancel sends a signal again while a job is being requeued
+    bench.finish(driver)
+    assert bench.jobs()[n] == job
+    assert [one["status"] for one in status(bench.lab, n)["attempts"]] == ["cancelled", "ok"]
+    assert (folder_of(bench.lab, n) / "attempt_1" / "stdout").exists()
+    assert sorted(began(bench.lab).values()) == [1, 1, 2]
+
+
+def test_a_requeued_job_on_two_nodes_runs_its_cell_again_on_both(bench: Bench) -> None:
+    scenarios = waiting(bench.lab, axes={"n": [1], "nodes": [2]}, launch="torchrun")
+    command = (*BENCH, "run", scenarios, "--out", "results", *SLURM)
+    driver = bench.lab.start(*command, env=bench.variables)
+    eventually(lambda: began(bench.lab)[1] == 2, "both ranks")
+    bench.asked("scontrol", "requeue", bench.jobs()[1])
+    eventually(lambda: status(bench.lab, 1)["status"] == "cancelled", "the job is ended")
+    (bench.lab.path / "go").touch()
+    bench.until(lambda: driver.poll() is not None, "the driver's end")
+    assert driver.returncode == 0, status(bench.lab, 1)
+    assert [one["status"] for one in status(bench.lab, 1)["attempts"]] == ["cancelled", "ok"]
+    assert began(bench.lab)[1] == 4
+    aside = folder_of(bench.lab, 1) / "attempt_1"
+    assert [(aside / f"stdout.node{node}").exists() for node in (0, 1)] == [True, True]
+
+
+def test_a_job_that_was_cancelled_by_hand_and_requeued_is_taken_over(bench: Bench) -> None:
+    driver = bench.start()
+    n = bench.first()
+    before = bench.jobs()
+    bench.asked("scancel", before[n])
+    eventually(lambda: status(bench.lab, n)["status"] == "cancelled", "the job is ended")
+    driver.kill()
+    driver.wait(TIMEOUT_S)
+    eventually(lambda: before[n] not in bench.queue(), "it has left the queue")
+    bench.asked("scontrol", "requeue", before[n])
+    assert before[n] in bench.queue()
+    bench.finish(bench.start("--resume"))
+    assert bench.jobs() == before
+    assert [one["status"] for one in status(bench.lab, n)["attempts"]] == ["cancelled", "ok"]
+    assert began(bench.lab)[n] == 2
+
+
+def test_jobs_of_a_killed_driver_are_taken_over_whether_they_run_or_wait(bench: Bench) -> None:
+    driver = bench.start()
+    n = bench.first()
+    before = bench.jobs()
+    driver.kill()
+    driver.wait(TIMEOUT_S)
+    # One was submitted, and the driver killed before it had written down the job's id.
+    waits = next(one for one in before if one != n)
+    name = bench.asked("squeue", "-h", "-r", "-o", "%i %j").split()
+    named = dict(zip(name[::2], name[1::2], strict=True))[before[waits]]
+    place = before[waits].partition("_")[2]
+    (folder_of(bench.lab, waits) / "job").write_text(f"{named} {place}")
+    second = bench.start("--resume")
+    driven_by = bench.lab.path / "results" / "driver.json"
+    eventually(lambda: json.loads(driven_by.read_text())["pid"] == second.pid, "it takes over")
+    time.sleep(3.0)  # it would have submitted them by now
+    assert sorted(bench.queue()) == sorted(before.values())
+    bench.finish(second)
+    assert began(bench.lab) == {1: 1, 2: 1, 3: 1}
+
+
+def test_ctrl_c_cancels_the_jobs_also_those_of_an_earlier_driver(bench: Bench) -> None:
+    driver = bench.start()
+    n = bench.first()
+    said = status(bench.lab, n)
+    child = said["child"]["pid"]
+    driver.kill()
+    driver.wait(TIMEOUT_S)
+    # As if its node were another machine: its runner can't be ended from here but by its job.
+    far = {**said, "worker": {**said["worker"], "host": "far"}, "child": None}
+    write_json(folder_of(bench.lab, n) / "status.json", far)
+    second = bench.start("--resume")
+    driven_by = bench.lab.path / "results" / "driver.json"
+    eventually(lambda: json.loads(driven_by.read_text())["pid"] == second.pid, "it takes over")
+    time.sleep(2.0)
+    second.send_signal(signal.SIGINT)
+    assert second.wait(TIMEOUT_S) == 130
+    assert bench.queue() == []
+    assert not psutil.pid_exists(child)
+    assert statuses(bench.lab) == {**dict.fromkeys((1, 2, 3), "pending"), n: "cancelled"}
+    bench.finish(bench.start("--resume"))
+    assert began(bench.lab) == {**dict.fromkeys((1, 2, 3), 1), n: 2}
+
+
+@pytest.mark.timeout(600)
+def test_slurm_trains_on_two_nodes(bench: Bench) -> None:
+    check_trainings(bench.lab, (*SLURM, "--jobs", "1"), bench.variables)
+
+
+class RayCluster:
+    """Two nodes of Ray with a processor each."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+        # Ray asks amdsmi for GPUs, which without AMD's library fails in a way it does not expect.
+        (lab.path / "modules").mkdir()
+        (lab.path / "modules" / "amdsmi.py").write_text("raise ImportError('left out')")
+        more = [str(lab.path / "modules"), str(RAY), os.environ.get("PYTHONPATH", "")]
+        self.variables = environment(PYTHONPATH=os.pathsep.join(more), RAY_USAGE_STATS_ENABLED="0")
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = one.getsockname()[1]
+        self.options = ("--launcher", "ray", "--launcher-option", f"address=127.0.0.1:{self.port}")
+
+    def begin(self, folder: str) -> list[subprocess.Popen[bytes]]:
+        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1")
+        head = ("--head", f"--port={self.port}", "--include-dashboard=false",
+                f"--temp-dir={folder}")  # fmt: skip
+        with (self._lab.path / "ray.log").open("wb") as said:
+            told = {"env": self.variables, "stdout": said, "stderr": said}
+            nodes = [self._lab.start(*begin, *head, **told)]
+            eventually(self._answers, "Ray's head")
+            more = (*begin, f"--address=127.0.0.1:{self.port}")
+            nodes.append(self._lab.start(*more, **told))
+        eventually(lambda: self._alive() == 2, "two nodes")
+        return nodes
+
+    def _answers(self) -> bool:
+        with socket.socket() as one:
+            return one.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def _alive(self) -> int:
+        """How many nodes Ray knows of."""
+        code = (
+            f"import ray; ray.init('127.0.0.1:{self.port}', log_to_driver=False);"
+            "print(sum(node['Alive'] for node in ray.nodes()))"
+        )
+        return int(self._lab.run(PYTHON, "-c", code, env=self.variables).stdout or 0)
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    if not RAY.is_dir():
+        pytest.skip("no Ray here: ./dev test puts it into .older/ray")
+    lab = Lab(tmp_path_factory.mktemp("ray"))
+    made = RayCluster(lab)
+    # Unix sockets are in its folder, and their names may be of 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        nodes = made.begin(folder)
+        try:
+            yield made
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+                node.wait(TIMEOUT_S)
+            lab.close()
+
+
+def at_work_on_ray(lab: Lab, times: int) -> int:
+    """The cell that runs, once it has begun that often."""
+    eventually(lambda: times in began(lab).values(), "a cell runs")
+    (n,) = (n for n, often in began(lab).items() if often == times)
+    eventually(lambda: status(lab, n).get("child"), "its process")
+    return n
+
+
+@pytest.mark.timeout(600)
+def test_ray_gives_what_this_machine_gives_whatever_ends_a_cell(lab: Lab, ray: RayCluster) -> None:
+    """First Ctrl-C of the driver, then the loss of all processes on a node."""
+    driver = lab.start(*run(lab, *ray.options), env=ray.variables)
+    n = at_work_on_ray(lab, 1)
+    child = status(lab, n)["child"]["pid"]
+    driver.send_signal(signal.SIGINT)
+    assert driver.wait(TIMEOUT_S) == 130
+    assert statuses(lab) == {**dict.fromkeys((1, 2, 3), "pending"), n: "cancelled"}
+    assert not psutil.pid_exists(child)
+    second = lab.start(*run(lab, *ray.options, "--resume"), env=ray.variables)
+    at_work_on_ray(lab, 2)
+    runner = psutil.Process(status(lab, n)["worker"]["pid"])
+    for pid in (runner.ppid(), runner.pid, status(lab, n)["child"]["pid"]):
+        os.kill(pid, signal.SIGKILL)
+    eventually(lambda: began(lab)[n] == 3, "it is started again")
+    (lab.path / "go").touch()
+    assert second.wait(TIMEOUT_S) == 0
+    attempts = [one["status"] for one in status(lab, n)["attempts"]]
+    assert attempts == ["cancelled", "cancelled", "ok"]
+    assert began(lab) == {**dict.fromkeys((1, 2, 3), 1), n: 3}
+    check_it_is_as_on_this_machine(lab)
+
+
+@pytest.mark.timeout(600)
+def test_ray_trains_on_two_nodes(lab: Lab, ray: RayCluster) -> None:
+    check_trainings(lab, (*ray.options, "--jobs", "1"), ray.variables)

@@ -1,0 +1,112 @@
+"""docs/gate-github-actions.yml: its shell steps, run as GitHub runs them, on a bench of moments."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+WORKFLOW = Path(__file__).parents[3] / "docs" / "gate-github-actions.yml"
+# What a Trainer prints at its end; tokens a second by the repeat, so that there is some noise.
+PROGRAM = """
+import sys
+speed, noise = float(sys.argv[1]), int(sys.argv[2])
+if speed == 0:
+    sys.exit("broken")
+rate = speed + noise
+print({'train_runtime': 10000 / rate, 'train_samples_per_second': rate / 250,
+       'train_steps_per_second': rate / 1000, 'train_tokens_per_second': rate,
+       'train_loss': 2.0, 'epoch': 1.0})
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    scenario = {
+        "name": "quick",
+        "command": "{python} program.py {speed} {repeat} {run}",
+        "arguments": {"speed": 1000},
+    }
+    (tmp_path / "scenarios.yaml").write_text(yaml.safe_dump({"scenarios": [scenario]}))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def steps() -> list[dict[str, Any]]:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    (job,) = workflow["jobs"].values()
+    return list(job["steps"])
+
+
+def is_wanted(step: dict[str, Any], *, event: str, folder: Path) -> bool:
+    """The conditions that the file has, and no others."""
+    there = "x" if (folder / "reference.parquet").exists() else ""
+    facts = {
+        f"github.event_name == '{event}'": True,
+        "hashFiles('reference.parquet') != ''": there != "",
+        "hashFiles('reference.parquet') == ''": there == "",
+        "always()": True,
+    }
+    asked = [one.strip() for one in str(step.get("if", "always()")).split("&&")]
+    known = [*facts, "github.event_name == 'push'", "github.event_name == 'pull_request'"]
+    assert set(asked) <= set(known)
+    return all(facts.get(one, False) for one in asked)
+
+
+def run(folder: Path, event: str) -> tuple[list[str], int, str]:
+    """The names of the shell steps that ran, the last one's exit code, and the step summary."""
+    summary = folder / "summary.md"
+    summary.write_text("")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    ran = []
+    for step in steps():
+        wanted = "run" in step and step["name"] != "install"
+        if not wanted or not is_wanted(step, event=event, folder=folder):
+            continue
+        ran.append(step["name"])
+        # There is no GPU to rest between cells.
+        text = step["run"].replace("erg bench run", "erg bench run --cool-down 0")
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
+            cwd=folder, env={**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(summary)},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            return ran, done.returncode, summary.read_text() + done.stderr
+    return ran, 0, summary.read_text()
+
+
+def checked_out(folder: Path, speed: int) -> None:
+    """actions/checkout leaves no files of before; the cache brings the reference."""
+    if (folder / "results").exists():
+        (folder / "results").rename(folder / f"gone-{speed}-{len(list(folder.iterdir()))}")
+    # Slower by the program and not by a setting, as a change in the code would have it.
+    text = PROGRAM.replace("speed + noise", f"{speed} + noise")
+    (folder / "program.py").write_text(text.replace("speed == 0", f"{speed} == 0"))
+
+
+def test_the_steps_are_what_they_say(clone: Path) -> None:
+    assert run(clone, "pull_request")[0] == ["run", "no reference yet"]
+    checked_out(clone, 1000)
+    assert run(clone, "push") == (["run", "make the reference"], 0, "")
+    assert (clone / "reference.parquet").is_file()
+    checked_out(clone, 1000)
+    ran, code, summary = run(clone, "pull_request")
+    assert (ran, code) == (["run", "gate"], 0), summary
+    assert "tokens_per_s" in summary
+    checked_out(clone, 900)  # slower by a tenth
+    ran, code, summary = run(clone, "pull_request")
+    assert (ran, code) == (["run", "gate"], 1), summary
+    assert "red" in summary
+    checked_out(clone, 0)  # fails: the run goes on to the gate, and that is red
+    ran, code, summary = run(clone, "pull_request")
+    assert (ran, code) == (["run", "gate"], 1), summary
+    assert "failed in NEW" in summary
+    (clone / "results").rename(clone / "gone")
+    (clone / "scenarios.yaml").write_text("scenarios: []")
+    assert run(clone, "pull_request")[:2] == (["run"], 1)
