@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
 
 DATA = Path(__file__).parents[2] / "data" / "h200_run" / "bench.tar.gz"
+README = Path(__file__).parents[3] / "bench" / "README.md"
 NS = 1e9
+
+
+def squeezed(path: Path) -> str:
+    """A page whose tables are not padded."""
+    return re.sub(" +", " ", path.read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +40,9 @@ def printed(bench: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("length", "within"), [("0.05", 0.03), ("0.2", 0.03), ("1", 0.01)], ids=["50ms", "200ms", "1s"]
+    ("length", "within"),
+    [("0.05", 0.03), ("0.2", 0.03), ("1", 0.01), ("10", 0.01)],
+    ids=["50ms", "200ms", "1s", "10s"],
 )
 def test_bursts_add_up_to_the_counter_less_idle_as_printed(
     bench: Path, length: str, within: float
@@ -48,11 +57,13 @@ def test_bursts_add_up_to_the_counter_less_idle_as_printed(
     began, ended = said["began"], said["ended"]
     rest_s = (ended[0] - began[0] - float((end_ns - start_ns).sum())) / NS
     truth_j = ended[1] - began[1] - said["rest_w"] * rest_s
-    assert truth_j == pytest.approx(said["truth_j"], rel=1e-6)
-    assert each.joules.sum() == pytest.approx(said["ours_j"], rel=1e-6)
+    assert truth_j == pytest.approx(said["truth_j"], rel=1e-9)
+    assert each.joules.sum() == pytest.approx(said["ours_j"], rel=1e-9)
     assert each.joules.sum() == pytest.approx(truth_j, rel=within)
-    assert np.std(each.joules) / np.mean(each.joules) == pytest.approx(said["spread"], rel=1e-6)
+    assert np.std(each.joules) / np.mean(each.joules) == pytest.approx(said["spread"], rel=1e-9)
     assert not np.isnan(bursts["host_end_ns"]).any()  # timed by the device
+    printed_j = f"{said['truth_j']:.1f}", f"{each.joules.sum():.1f}"
+    assert " | ".join(printed_j) in squeezed(README)  # what the page says was printed
 
 
 def test_every_rung_of_the_ladder_is_as_printed_and_mfu_below_the_tensor_pipes(bench: Path) -> None:
@@ -62,7 +73,7 @@ def test_every_rung_of_the_ladder_is_as_printed_and_mfu_below_the_tensor_pipes(b
     for key, value in said.items():
         one = found[key]
         assert isinstance(one, Reading), (key, one)
-        assert one.value == pytest.approx(value, rel=1e-6), key
+        assert one.value == pytest.approx(value, rel=1e-9), key
     step = found["time.in_step_s"]
     assert isinstance(step, Reading)
     assert step.note.endswith("; by the device's clock")
@@ -75,6 +86,17 @@ def test_every_rung_of_the_ladder_is_as_printed_and_mfu_below_the_tensor_pipes(b
     ]  # fmt: skip
     assert rungs == sorted(rungs, reverse=True)
     assert said["utilization.mfu_frac"] / said["activity.tensor_frac"] > 0.8
+
+
+def test_measuring_adds_nothing_that_the_turns_can_tell(bench: Path) -> None:
+    """Of a step of 20 ms: the turns that were recorded, and the table made of them."""
+    said = printed(bench, "overhead")
+    added = {name: 100 * (np.median(one["ratios"]) - 1) for name, one in said.items()}
+    assert len(said["20 ms, ergmeter, all of it"]["ratios"]) == 18
+    for name, found in added.items():
+        assert f"| {name.partition(', ')[2]} | 24.9 | {found:+.3f} |" in squeezed(README), name
+    assert abs(added["20 ms, ergmeter, all of it"]) < 0.1
+    assert added["20 ms, Zeus, a window each step"] > 30
 
 
 def test_losses_were_the_same_to_the_last_bit(bench: Path) -> None:
