@@ -35,14 +35,14 @@ _INPUTS = ("cell.json", "status.json", "results.json", SMI_LOG, "run/run.json")
 _PREFIX = "exp_"
 
 
-def table(directory: Path) -> pa.Table:
+def table(directory: Path, *, keep: bool = True) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
     cells = _cells(directory)
     if not cells:
         raise FormatError(
             f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
         )
-    return as_table([collect(cell) for cell in cells])
+    return as_table([collect(cell, keep=keep) for cell in cells])
 
 
 def load(path: Path) -> pa.Table:
@@ -56,14 +56,14 @@ def load(path: Path) -> pa.Table:
     return from_csv(path) if is_ours(path) else references.read(path)
 
 
-def collect(cell: Path) -> dict[str, Any]:
-    """The row of one cell's directory, kept beside it for the next reader."""
+def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
+    """The row of one cell's directory, kept beside it for the next reader if that may write."""
     stamp = _stamp(cell)
     kept = _json(cell / ROW)
     if kept.get("stamp") == stamp:
         return dict(kept["row"])
     row = _row(cell)
-    if row["status"] in DONE:
+    if keep and row["status"] in DONE:
         _keep(cell / ROW, {"stamp": stamp, "row": row})
     return row
 
