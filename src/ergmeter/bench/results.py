@@ -38,9 +38,9 @@ _INPUTS = (
 _PREFIX = "exp_"
 
 
-def table(directory: Path) -> pa.Table:
+def table(directory: Path, *, keep: bool = True) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
-    return whole(_of_directory(directory))
+    return whole(_of_directory(directory, keep=keep))
 
 
 def load(path: Path) -> pa.Table:
@@ -51,7 +51,7 @@ def load(path: Path) -> pa.Table:
 def batches(path: Path) -> Iterator[pa.Table]:
     """The same, some hundred rows at a time."""
     if path.is_dir():
-        return _of_directory(path)
+        return _of_directory(path, keep=True)
     if not path.is_file():
         raise UsageError(f"{path} is not there: give a directory of results, a Parquet or CSV file")
     if path.suffix == ".parquet":
@@ -59,23 +59,23 @@ def batches(path: Path) -> Iterator[pa.Table]:
     return from_csv(path) if is_ours(path) else iter([references.read(path)])
 
 
-def _of_directory(directory: Path) -> Iterator[pa.Table]:
+def _of_directory(directory: Path, *, keep: bool) -> Iterator[pa.Table]:
     cells = _cells(directory)
     if not cells:
         raise FormatError(
             f"{directory} holds no cells ({_PREFIX}0, ...): `erg bench run` makes them"
         )
-    return batched(map(collect, cells))
+    return batched(collect(cell, keep=keep) for cell in cells)
 
 
-def collect(cell: Path) -> dict[str, Any]:
-    """The row of one cell's directory, kept beside it for the next reader."""
+def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
+    """The row of one cell's directory, kept beside it for the next reader if that may write."""
     stamp = _stamp(cell)
     kept = _json(cell / ROW)
     if kept.get("stamp") == stamp:
         return dict(kept["row"])
     row = _row(cell)
-    if row["status"] in DONE:
+    if keep and row["status"] in DONE:
         _keep(cell / ROW, {"stamp": stamp, "row": row})
     return row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 _COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
+_STATUS = "failed (2)"  # which a status is not cut below
 _TITLES = ("tokens/s", "step", "J/token", "lasted")
 
 
@@ -26,32 +27,38 @@ def command(directory: Path, as_json: bool) -> int:
 
     from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.collection import labels_of
     from ergmeter.runlog.directory import run_paths
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
     table.add_column(f"run in {directory.name or directory}/", no_wrap=True)
-    table.add_column("made")
-    table.add_column("status", min_width=len("failed (2)"))
+    table.add_column("made", no_wrap=True)
+    table.add_column("status", min_width=len(_STATUS))
     for title in _TITLES:
         table.add_column(title, justify="right", no_wrap=True)
-    listed = []
+    listed: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
     damaged = []
     for path in run_paths(directory):
         try:
             run = Run.open(path)
             summary = summarize(run)
+            labels = labels_of(path)
         except ErgmeterError as error:
             said = str(error)
             damaged.append(said if str(path) in said else f"{path}: {said}")
             continue
         readings = {key: summary.readings[key] for key in _COLUMNS}
-        table.add_row(
-            path.name,
-            _made(run),
-            terminal.brief(summary.status),
-            *(terminal.bare(r) for r in readings.values()),
+        rows.append(
+            (
+                path.name,
+                _made(run),
+                terminal.brief(summary.status),
+                *(terminal.bare(r) for r in readings.values()),
+                ", ".join(labels.tags),
+            )
         )
         listed.append(
             {
@@ -59,18 +66,43 @@ def command(directory: Path, as_json: bool) -> int:
                 "name": run.name,
                 "created": run.header.get("created"),
                 "status": summary.status,
+                "tags": list(labels.tags),
                 "readings": {key: documents.result(r) for key, r in readings.items()},
             }
         )
+    console = Console()
+    if any(row[-1] for row in rows):
+        titles = (str(table.columns[0].header), "made", _STATUS, *_TITLES)
+        in_a_column, rows = _with_tags(rows, titles, console.width)
+        if in_a_column:
+            table.add_column("tags", no_wrap=True)
+    for row in rows:
+        table.add_row(*row[: len(table.columns)])
     if as_json:
         click.echo(json.dumps(listed, indent=1, allow_nan=False))
     elif listed:
-        Console().print(table)
+        console.print(table)
     else:
         click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0
+
+
+def _with_tags(
+    rows: list[tuple[str, ...]], titles: tuple[str, ...], columns: int
+) -> tuple[bool, list[tuple[str, ...]]]:
+    """The rows with their tags, and whether those have a column of their own.
+
+    Where there is no room for one they stand below the name, cut to its width: no figure gives way.
+    """
+    widths = [max(len(title), *(len(row[i]) for row in rows)) for i, title in enumerate(titles)]
+    room = columns - sum(widths) - 2 * len(widths)
+    if room >= max(len(row[-1]) for row in rows):
+        return True, rows
+    cut = [row[-1] if len(row[-1]) <= widths[0] else row[-1][: widths[0] - 1] + "…" for row in rows]
+    below = [f"{row[0]}\n{tags}" if tags else row[0] for row, tags in zip(rows, cut, strict=True)]
+    return False, [(name, *row[1:-1]) for name, row in zip(below, rows, strict=True)]
 
 
 def _made(run: Run) -> str:

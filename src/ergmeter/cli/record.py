@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.alert_options import with_alerts
 from ergmeter.cli.options import with_settings, with_sinks
 from ergmeter.cli.work_options import with_model
 
@@ -46,6 +47,7 @@ _PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets
 )
 @click.option("--quiet", is_flag=True, help="Show no card at the end.")
 @with_sinks
+@with_alerts
 @with_model
 @with_settings
 @click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
@@ -62,6 +64,10 @@ def command(
     no_hook: bool,
     sinks: list[tuple[str, dict[str, Any]]],
     sinks_every_s: float,
+    alerts: tuple[str, ...],
+    stop_on: str,
+    alert_command: str | None,
+    alert_webhook: str | None,
     quiet: bool,
 ) -> int:
     """Measure any command: its output, its signals and its exit code pass through unchanged.
@@ -83,6 +89,7 @@ def command(
     probe_names(probes)  # or which there are
     if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
         unused = f"; --out {out} is not used" if out else ""
+        unused += "; alerts and budgets are not judged here" if alerts else ""
         around = os.environ[RUN_VARIABLE]
         click.echo(
             f"erg: the recorder around this command measures it, into {around}{unused}", err=True
@@ -103,6 +110,10 @@ def command(
             hook=not no_hook,
             sinks=sinks,
             sinks_every_s=sinks_every_s,
+            alerts=alerts,
+            stop_on=stop_on,
+            alert_command=alert_command,
+            alert_webhook=alert_webhook,
         )
     )
     if not quiet:

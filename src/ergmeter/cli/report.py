@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 )
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
 @click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
+)
 @with_model
 @with_settings
 def command(
@@ -46,6 +53,7 @@ def command(
     training: int | None,
     show_all: bool,
     memory: bool,
+    page: Path | None,
 ) -> int:
     """Show what a run came to. Without RUN: the newest under runs/.
 
@@ -65,6 +73,11 @@ def command(
     opened = opened.training(training) if training else opened
     if memory and (as_json or metrics):
         raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
+    if page is not None:
+        if as_json or metrics or memory or show_all:
+            raise click.UsageError("--html has everything on its page: give it alone")
+        _write_page(opened, page, settings, flops)
+        return _damage(opened)
     if memory:
         from ergmeter.views.memory import timeline
 
@@ -85,6 +98,22 @@ def command(
         for line in documents.metric_lines(summary, metrics):
             click.echo(line)
     return _damage(opened)
+
+
+def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
+    from ergmeter.metrics.summarize import evidence_of, summarize
+    from ergmeter.views.html.report import report
+
+    several = len(run.trainings)
+    if several > 1 and not run.beside:
+        raise click.UsageError(
+            f"{several} trainings in this run, each with a page of its own: --training 1 (to"
+            f" {several})"
+        )
+    summary = summarize(run, settings, flops=flops)
+    whole = report(evidence_of(run, settings, flops=flops), summary)
+    page.write_text(whole, encoding="utf-8")
+    click.echo(f"{page} ({len(whole.encode()) / 1e6:.2f} MB)")
 
 
 def _damage(opened: Run) -> int:

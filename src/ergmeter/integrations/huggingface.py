@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from ergmeter.errors import UsageError
+from ergmeter.integrations.stopping import Stopping
 from ergmeter.integrations.training import Training, failure
 from ergmeter.meter import Meter
 from ergmeter.runlog.parallel import told_layout
@@ -60,8 +61,10 @@ class ErgmeterCallback(TrainerCallback):
         """
         if meter is not None and (out is not None or options):
             raise UsageError("give meter= or what to make one of, not both")
+        self._asked = meter
         if meter is None:
-            Training(out=out, **options)  # a mistake is told now, and not once the model is loaded
+            # A mistake is told now, and not once the model is loaded.
+            self._asked = Training(out=out, **options).own
         self.looks_on = bool(options.get("looks_on"))
         self._out = out
         self._given = meter
@@ -69,6 +72,7 @@ class ErgmeterCallback(TrainerCallback):
         self._trainings = 0
         self._training: Training | None = None
         self._meter: Meter | None = None
+        self._stopping = Stopping()
         self._trainer: Any = None
         self._state: object = None
         self._replaced: dict[str, Any] = {}
@@ -91,6 +95,7 @@ class ErgmeterCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ANN401, ARG002
         """A training begins, or goes on from a checkpoint."""
+        self._stopping = Stopping(self._asked)
         try:
             self._begin(args, state, kwargs.get("model"))
         except Exception as error:  # noqa: BLE001  never break training
@@ -106,6 +111,8 @@ class ErgmeterCallback(TrainerCallback):
         if self._training is not None:
             self._training.step_end(micro_steps=self._micro_steps or None)
             self._micro_steps = 0
+        if self._stopping.is_due(self._meter, state.global_step):
+            control.should_training_stop = True
 
     def on_log(
         self,
@@ -138,6 +145,7 @@ class ErgmeterCallback(TrainerCallback):
         self._meter = self._training.meter
         self._training.products_in(next((n for n in _DTYPES if getattr(args, n, None)), None))
         self._micro_steps = 0
+        self._training.total_steps(getattr(state, "max_steps", 0))
         if args.logging_strategy != "steps" or state.logging_steps != 1:
             self._training.mark("loss_is_mean", "of the steps since the last one it was logged at")
         self._watch(self._training)

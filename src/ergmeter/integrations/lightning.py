@@ -12,6 +12,7 @@ none is it asked for what it logged, once a second.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.precision import of_lightning
+from ergmeter.integrations.stopping import Stopping
 from ergmeter.integrations.torch_around import Waits
 from ergmeter.integrations.training import Training, failure
 from ergmeter.units import NS_PER_S
@@ -66,6 +68,8 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._next = Training(meter, **options)  # at once: a wrong option is refused here
         self._training: Training | None = None
         self._meter: Meter | None = None
+        self._stopping = Stopping()
+        self._agreed = 0  # the step after which ranks have asked each other
         self._clear()
 
     def _clear(self) -> None:
@@ -112,6 +116,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
         """The ranks have met, and what a checkpoint held is restored, the number of steps too."""
         self._clear()
+        self._stopping = Stopping(self._given[0], self._next.own)
         first = next(one for one in trainer.callbacks if isinstance(one, ErgmeterCallback))
         if first is not self:
             return
@@ -122,6 +127,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         training.begin(trainer.strategy.model, first_step=trainer.global_step)
         training.products_in(of_lightning(trainer.precision))
         self._meter = training.meter
+        training.total_steps(_steps_planned(trainer))
         self._counts_tokens = _has_its_own_batches(trainer)
         if not self._counts_tokens:
             training.mark("tokens_not_counted", "ranks share their batches (tensor parallel, ...)")
@@ -168,7 +174,6 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if trainer.optimizers:  # now: its schedule goes on before the batch's end
             self._rate = trainer.optimizers[0].param_groups[0].get("lr")
 
-    @guarded
     def on_train_batch_end(
         self,
         trainer: Any,  # noqa: ANN401
@@ -178,6 +183,15 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         batch_idx: int,  # noqa: ARG002
     ) -> None:
         """A micro-batch is done, and a step with it if the optimizer has stepped."""
+        self._batch_end(trainer, outputs, batch)
+        # Not guarded, as ranks that train together must all come by here.
+        if trainer.global_step != self._agreed:
+            self._agreed = trainer.global_step
+            if self._stopping.is_due(self._meter, self._agreed):
+                trainer.should_stop = True
+
+    @guarded
+    def _batch_end(self, trainer: Any, outputs: Any, batch: Any) -> None:  # noqa: ANN401
         training = self._training
         if training is None:
             return
@@ -225,6 +239,20 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         """Evaluation is over."""
         if self._training is not None:
             self._training.phase_over("eval", self._eval_ns)
+
+
+def _steps_planned(trainer: Any) -> float:  # noqa: ANN401
+    """How many steps there will be; infinity where only time or somebody else ends it."""
+    if trainer.max_steps >= 0:
+        return float(trainer.max_steps)
+    if trainer.max_epochs is None or trainer.max_epochs < 0:
+        return float("inf")
+    batches = float(trainer.num_training_batches)
+    return (
+        math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs
+        if math.isfinite(batches)
+        else batches
+    )
 
 
 def _is_same(one: Any, other: Any) -> bool:  # noqa: ANN401

@@ -72,7 +72,7 @@ class Training:
         is_count = isinstance(profile_steps, int) and not isinstance(profile_steps, bool)
         if not is_count or profile_steps < 0:
             raise UsageError(f"profile_steps is a number, 0 or more; got {profile_steps!r}")
-        self._own = Meter(**options) if meter is None else None
+        self._own = self.own = Meter(**options) if meter is None else None
         # Unasked, from the hook of `erg record`: whoever else measures goes first.
         self._looks_on = self._own is not None and self._own.looks_on
         self._given = meter
@@ -283,6 +283,13 @@ class Training:
         """Name this instant in the run."""
         if self.meter is not None:
             self.meter.mark(name, detail)
+
+    @_guarded
+    def total_steps(self, number: float) -> None:
+        """How many steps the framework means to make, where it knows: for who asks when it ends."""
+        handover = self.meter._handover if self.meter is not None else None
+        if handover is not None and 0 < number < float("inf"):
+            handover.describe(total_steps=int(number))
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -113,6 +113,11 @@ class HandOver:
         """The run directory that this is a share of."""
         return self._writer.directory.parent
 
+    @property
+    def writer_id(self) -> str:
+        """Whose share this is."""
+        return self._writer.id
+
     def start(self) -> None:
         """Begin to read and to write."""
         self._ask_rank()

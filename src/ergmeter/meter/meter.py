@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter import measuring
+from ergmeter.meter.alarm import Alarm, planned_alerts
 from ergmeter.meter.clock import moment
 from ergmeter.meter.feed import EVERY_S, Feed, planned
 from ergmeter.meter.handover import STEP_GIVEN
@@ -67,6 +68,10 @@ class Meter:
         seq_len: int | None = None,
         sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink] = (),
         sinks_every_s: float = EVERY_S,
+        alerts: Iterable[str] = (),
+        stop_on: str | Iterable[str] = (),
+        alert_command: str | None = None,
+        alert_webhook: str | None = None,
         around: Around | None = None,
         looks_on: bool = False,
         **declared: Any,  # noqa: ANN401  the fields of Settings, checked there
@@ -80,6 +85,9 @@ class Meter:
         configuration, or the path of a config.json. What can't be counted is said in the run.
         `sinks` are where the figures go while it runs ("tensorboard", ("csv", {"path": ...}), ...),
         every `sinks_every_s`, from rank 0 for all ranks. None of them can slow or stop a training.
+        `alerts` are rules to be alarmed by ("tokens_per_s < -20%", "loss nan", ...): each is a mark
+        in the run when it sets in, a line on standard error, and goes to `alert_command` and
+        `alert_webhook`. For the kinds in `stop_on` ("budget,nan") `should_stop` becomes true.
         `around` measures another process from outside, as `erg record` does. One that `looks_on`
         does so unasked, as that command's hook: it ends when somebody else begins to measure.
         """
@@ -101,6 +109,13 @@ class Meter:
             flops=given,
             no_flops=no_flops,
             around=around,
+            alerts=planned_alerts(
+                (*_texts(alerts), *(budget.rules if budget else ())),
+                stop_on=stop_on,
+                command=alert_command,
+                webhook=alert_webhook,
+                settings=found,
+            ),
         )
         if not sinks_every_s > 0:
             raise UsageError(f"sinks_every_s must be seconds above 0; got {sinks_every_s!r}")
@@ -108,6 +123,8 @@ class Meter:
         self._sinks = planned(sinks)
         self._sinks_every_s = sinks_every_s
         self._feed: Feed | None = None
+        self._alarm: Alarm | None = None
+        self.on_stop: Callable[[], None] | None = None  # heard by who can end the program
         self._path: Path | None = None
         self._handover: HandOver | None = None
         self._pid: int | None = None  # the process that measures
@@ -146,7 +163,7 @@ class Meter:
         if handover is None or os.getpid() != self._pid:
             return
         self._append = self._closed
-        last = partial(self._feed.stop, ended or "finished") if self._feed is not None else None
+        last = partial(self._last, handover, ended or "finished")
         handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
         # Only now: where the line above was interrupted, a second close finishes what it began.
         self._handover = None
@@ -295,10 +312,18 @@ class Meter:
             raise UsageError("the Meter has not been started, so there is no run yet")
         return self._path
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether an alert has come up that the run was to stop for. It stays so.
+
+        It is this rank's own: where ranks train together, let them agree before one of them ends.
+        """
+        return self._alarm is not None and self._alarm.should_stop
+
     def progress(self) -> Progress:
         """How much of the budget this rank has done, and when the rest will be."""
         budget = self.plan.budget
-        if budget is None:
+        if budget is None or not budget.has_goal:
             raise UsageError("no budget was declared: Meter(budget=Budget(tokens=...))")
         handover = self._handover
         if handover is None:
@@ -333,6 +358,7 @@ class Meter:
         measuring.add(self)
         handover.start()
         self._start_feed(handover)
+        self._start_alarm(handover)
         self._started_ns = monotonic_ns()
         # Bound once: the training thread looks nothing up on its way to the queue.
         self._append = handover.steps.append
@@ -350,6 +376,33 @@ class Meter:
             )
             self._feed.start()
 
+    def _start_alarm(self, handover: HandOver) -> None:
+        plan = self.plan.alerts
+        if plan is not None and plan.rules:
+            self._alarm = Alarm(
+                plan,
+                handover.run,
+                settings=self.plan.settings,
+                mark=handover.marks.append,
+                guard=handover._guarded,
+                # Around a command its processes tell the steps, each in a share of its own.
+                only=None if self.plan.around else handover.writer_id,
+                is_first=lambda: handover.rank == 0,
+                on_stop=self._stop_asked,
+            )
+            self._alarm.start()
+
+    def _stop_asked(self) -> None:
+        if self.on_stop is not None:
+            self.on_stop()
+
+    def _last(self, handover: HandOver, ended: str) -> None:
+        """What is to be done before the files are closed."""
+        if self._alarm is not None:
+            self._alarm.stop(handover.flush)
+        if self._feed is not None:
+            self._feed.stop(ended)
+
     def _not_started(self, _row: tuple[Any, ...]) -> None:
         raise UsageError("the Meter has not been started; use `with Meter() as meter:`")
 
@@ -364,6 +417,8 @@ class Meter:
         self._handover = None
         self._feed = None  # the parent feeds the sinks
         self._sinks = ()
+        self._alarm = None  # and watches what it feeds them with
+        self.plan = replace(self.plan, alerts=None)
         self._in_fork = Lock()
         self._spans = {}
         self._ends_ns = {}
@@ -389,3 +444,9 @@ class Meter:
                     self._append = self._unheard
                 self._in_fork = None
         return self._handover
+
+
+def _texts(alerts: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(alerts, str):
+        raise UsageError(f"alerts is a list; got {alerts!r}: give alerts=[{alerts!r}]")
+    return tuple(alerts)

@@ -36,6 +36,7 @@ from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from ergmeter.meter.alarm import AlertPlan
     from ergmeter.meter.progress import Budget
     from ergmeter.runlog.settings import Settings
 
@@ -83,6 +84,7 @@ class Plan:
     flops: tuple[Flops, ...]  # of a step, under each convention, the chosen one first
     no_flops: str  # why there are none, where they were asked for
     around: Around | None
+    alerts: AlertPlan | None = None
 
     def begun(self, *, only_joins: bool = False) -> HandOver:
         """A share of the run that this process belongs to, or of a run of its own."""
@@ -216,7 +218,9 @@ class Plan:
         header["unavailable"] = opened.unavailable
         header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
         if self.budget is not None:
-            header["budget"] = {self.budget.unit: self.budget.total}
+            header["budget"] = self.budget.as_json()
+        if self.alerts is not None and self.alerts.rules:
+            header["alerts"] = self.alerts.as_json()
         cost_s = self.around.cost_s if self.around else None
         devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
         devices += [device for probe in opened.probes for device in probe.devices]

@@ -15,22 +15,43 @@ from ergmeter.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What this rank is meant to reach: exactly one of the three.
+    """What this rank is meant to reach, one of the first three; and what the run may use up.
 
-    Of several ranks with data of their own each has its share: `tokens=total // world_size`.
+    Of several ranks with data of their own each has its share: `tokens=total // world_size`. What
+    may be used up (`kwh`, `cost` in what the prices are in, `hours`) is of all that this process
+    watches, and an alert when it is: `Meter(stop_on="budget")` stops for it.
     """
 
     steps: int | None = None
     tokens: int | None = None
     flops: float | None = None
+    kwh: float | None = None
+    cost: float | None = None
+    hours: float | None = None
 
     def __post_init__(self) -> None:
-        given = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
-        if len(given) != 1 or given[0] <= 0:
+        goals = [value for value in (self.steps, self.tokens, self.flops) if value is not None]
+        limits = [value for value in (self.kwh, self.cost, self.hours) if value is not None]
+        if len(goals) > 1 or not goals + limits or not all(value > 0 for value in goals + limits):
             raise UsageError(
-                "a budget is one positive number of this rank's steps, tokens or FLOPs;"
-                f" got {self!r}"
+                "a budget is one positive number of this rank's steps, tokens or FLOPs, and what"
+                f" the run may use up: kwh, cost, hours; got {self!r}"
             )
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether there is something to be reached."""
+        return any(value is not None for value in (self.steps, self.tokens, self.flops))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """What may be used up, as alerts."""
+        limits = (("energy", self.kwh, " kWh"), ("cost", self.cost, ""), ("time", self.hours, " h"))
+        return tuple(f"{what} > {much:g}{unit}" for what, much, unit in limits if much is not None)
+
+    def as_json(self) -> dict[str, float]:
+        """For the head of a writer's share: the goal; limits stand among the alerts."""
+        return {self.unit: self.total} if self.has_goal else {}
 
     @property
     def unit(self) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
+from ergmeter.meter.alarm import planned_alerts
 from ergmeter.meter.feed import EVERY_S, planned
 from ergmeter.recorder import hook
 from ergmeter.recorder.cost import Cost
@@ -73,6 +74,10 @@ class Request:
     keep_buffering: bool = False
     sinks: Sequence[tuple[str, Mapping[str, Any]]] = ()
     sinks_every_s: float = EVERY_S
+    alerts: Sequence[str] = ()
+    stop_on: str = ""
+    alert_command: str | None = None
+    alert_webhook: str | None = None
     hook: bool = True  # look into the Python programs among it
 
 
@@ -82,6 +87,13 @@ def record(request: Request) -> Recording:
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
     planned(request.sinks)  # or what is wrong with one of them
+    planned_alerts(
+        request.alerts,
+        stop_on=request.stop_on,
+        command=request.alert_command,
+        webhook=request.alert_webhook,
+        settings=request.settings,
+    )
     name = request.name or _name(request.command)
     path = _of_this_task(request.out) or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
@@ -108,6 +120,10 @@ def record(request: Request) -> Recording:
         probe_options=_with_peak(request.probe_options, peak),
         sinks=request.sinks,
         sinks_every_s=request.sinks_every_s,
+        alerts=request.alerts,
+        stop_on=request.stop_on,
+        alert_command=request.alert_command,
+        alert_webhook=request.alert_webhook,
         around=Around(run, _alone(environment), Cost(relay_pid)),
     )
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
@@ -121,8 +137,13 @@ def record(request: Request) -> Recording:
         shutil.rmtree(run)
         raise UsageError(f"{program} can't be started: {error.strerror}") from error
     peak.started(pid)
+    stopping = _Stopping(pid)
+    meter.on_stop = stopping.ask
+    if meter.should_stop:  # before there was one to ask
+        stopping.ask()
     meter.watch(pid)
     status, usage = _wait(pid, channels, output)
+    stopping.is_over = True
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
@@ -139,6 +160,23 @@ def record(request: Request) -> Recording:
     with suppress(ChildProcessError):
         os.waitpid(relay_pid, os.WNOHANG)
     return Recording(code if code >= 0 else 128 - code, run)
+
+
+class _Stopping:
+    """Asks the command to end, as a scheduler would: SIGTERM, once, and then waits for it.
+
+    Whoever asks is another thread. Once the command was waited for its number may be another's, so
+    that nobody is asked any more.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.is_over = False
+
+    def ask(self) -> None:
+        if not self.is_over:
+            sys.stderr.write("erg: asking the command to stop (SIGTERM)\n")
+            _send(self._pid, signal.SIGTERM)
 
 
 def _of_this_task(out: Path | None) -> Path | None:

@@ -203,6 +203,17 @@ def _paths(directory: Path, table: str) -> list[tuple[Path, str]]:
     return [(directory / name, stream) for (stream, _), name in sorted(found.items())]
 
 
+def segment_names(directory: Path, tables: Collection[str]) -> dict[tuple[str, str], list[int]]:
+    """The numbers of the segments there are, by table and stream, in either form."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for name in os.listdir(directory):  # noqa: PTH208
+        match = _NAME.fullmatch(name)
+        if match and match["table"] in tables:
+            key = (match["table"], match["stream"] or "")
+            found.setdefault(key, set()).add(int(match["number"]))
+    return {key: sorted(numbers) for key, numbers in found.items()}
+
+
 def _parquet(path: Path, stream: str) -> Segment:
     key = str(path)
     if key not in _rows_of:

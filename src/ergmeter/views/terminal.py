@@ -148,7 +148,7 @@ def every_metric(summary: Summary) -> RenderableType:
         if isinstance(found, Reading):
             head = Text.assemble((key, "bold"), f"  {value(found)}  ")
             lines.append(head.append_text(_basis(found)))
-            said = "; ".join(part for part in (_interval(found), found.note) if part)
+            said = "; ".join(part for part in (interval(found), found.note) if part)
         else:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = told.setdefault(found.reason, key)
@@ -194,7 +194,7 @@ def _in_words(number: float, unit: str) -> str:
     return f"{number:,.0f} {unit}" if abs(number) >= 10_000 else f"{significant(number)} {unit}"
 
 
-def _interval(reading: Reading) -> str:
+def interval(reading: Reading) -> str:
     """Low to high, without the unit where it is the one the value has just been given in."""
     if reading.low is None or reading.high is None:
         return ""
@@ -316,12 +316,12 @@ def _absent(run: Run, summary: Summary) -> list[Text]:
         if isinstance(found, Missing):
             said.setdefault(found.reason, []).append(catalogue()[key].title)
     return [
-        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), _in_short(reason, run))
+        Text.assemble("\n", (f"no {', '.join(titles)}: ", "yellow"), in_short(reason, run))
         for reason, titles in said.items()
     ]
 
 
-def _in_short(reason: str, run: Run) -> str:
+def in_short(reason: str, run: Run) -> str:
     """A reason without what each probe said, which is long: `--all` and the doctor have it."""
     said = [f"{name}: {why}" for name, why in run.unavailable.items()]
     said = [one for one in said if one in reason]

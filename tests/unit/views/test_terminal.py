@@ -126,7 +126,7 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
     ],
 )
 def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str) -> None:
-    assert terminal._interval(reading) == said
+    assert terminal.interval(reading) == said
     out = io.StringIO()
     summary = Summary("run", "finished", {"time.step_s": reading}, {}, ())
     Console(file=out, width=WIDTH).print(terminal.every_metric(summary))

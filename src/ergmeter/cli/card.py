@@ -1,0 +1,122 @@
+"""`erg card`: a run as a section of a model card, and as a badge."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options import with_settings
+from ergmeter.cli.work_options import with_model
+from ergmeter.errors import UsageError
+
+if TYPE_CHECKING:
+    from ergmeter.records import Flops, Summary
+    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
+
+_SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("-o", "--out", type=click.Path(path_type=Path), help="A file instead of the screen.")
+@click.option(
+    "--badge", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw a badge there."
+)
+@click.option(
+    "--metric",
+    default="j_per_token",
+    show_default=True,
+    help="Of the badge: j_per_token, mfu, tokens_per_s, or any key or alias.",
+)
+@click.option("--location", help="Where it was trained, for the metadata: Quebec, Canada.")
+@click.option(
+    "--training-type",
+    type=click.Choice(["pre-training", "fine-tuning"]),
+    help="For the metadata. [default: fine-tuning where adapters were trained, else left out]",
+)
+@click.option(
+    "--training",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of several trainings that one command ran, just this one.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files that exist.")
+@with_model
+@with_settings
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    run: Path | None,
+    out: Path | None,
+    badge: Path | None,
+    metric: str,
+    location: str | None,
+    training_type: str | None,
+    training: int | None,
+    force: bool,
+) -> int:
+    """Write a section for a model card, in Markdown. Without RUN: the newest under runs/.
+
+    A paragraph to cite, a table of figures with their basis and window, what was not measured and
+    why; in front of it the metadata for emissions and hardware that the Hugging Face Hub reads.
+    Emissions are there only where energy was measured and a grid is stated: --grid FR.
+    """
+    from ergmeter.metrics.catalog import find
+    from ergmeter.metrics.summarize import settings_of, summarize
+    from ergmeter.runlog.directory import newest_run
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views import card as view
+    from ergmeter.views.badge import badge as drawn
+
+    key = find(_SHORT.get(metric.lower(), metric))[0].key
+    for target in (out, badge):
+        _check_free(target, force=force)
+    opened = Run.open(run or newest_run(Path("runs")))
+    opened = opened.training(training) if training else opened
+    _check_one(opened)
+    summary = summarize(opened, settings, flops=flops)
+    told = view.Told(location, training_type)
+    declared = settings_of(opened, settings)
+    whole = _whole(opened, settings, flops, summary)
+    text = view.page(view.Sources(opened, summary, whole, declared, told, flops))
+    if badge is not None:
+        badge.write_text(drawn(key, summary.readings[key]), "utf-8")
+    if out is None:
+        click.echo(text)
+    else:
+        out.write_text(text, "utf-8")
+    for path in (out, badge):
+        if path is not None:
+            click.echo(str(path), err=out is None)
+    for line in opened.damage:
+        click.echo(f"erg: damaged, left out: {line}", err=True)
+    return 1 if opened.damage else 0
+
+
+def _whole(run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary) -> Summary:
+    """The same with the warm-up counted: it was emitted too."""
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.records import Reading
+
+    left_out = summary.readings["time.warmup_steps"]
+    if not isinstance(left_out, Reading) or not left_out.value:
+        return summary
+    all_of_it = dataclasses.replace(settings, warmup=None, warmup_s=None, warmup_steps=0)
+    return summarize(run, all_of_it, flops=flops)
+
+
+def _check_one(run: Run) -> None:
+    several = len(run.trainings)
+    if several > 1:
+        raise UsageError(
+            f"{several} trainings in this run: a card is of one: --training 1 (to {several})"
+        )
+
+
+def _check_free(path: Path | None, *, force: bool) -> None:
+    if path is not None and path.exists() and not force:
+        raise UsageError(f"{path} is there already: pass --force to overwrite it, or another name")

@@ -1,0 +1,45 @@
+"""`erg serve`: a directory of runs in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Where to listen. Default: any port that is free.",
+)
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="On which address. Any other than this machine's own needs a token.",
+)
+@click.option(
+    "--token",
+    envvar="ERGMETER_TOKEN",
+    help="Who comes must show it, 16 characters or more. Default: made and printed where others"
+    " can reach the address, none on this machine's own.",
+)
+@click.option("--open", "is_to_open", is_flag=True, help="Also open it in the browser.")
+def command(directory: Path, port: int, host: str, token: str | None, is_to_open: bool) -> None:
+    """Show the runs in DIRECTORY (default: runs/) as web pages, live while they are written.
+
+    A list with search, sort and filters; a page for each run that follows it and becomes its
+    report; comparisons, bench matrices and energy ledgers. Nothing is written, and nothing outside
+    DIRECTORY is read. Listens on this machine alone unless --host says otherwise. Ctrl-C stops it.
+    """
+    from ergmeter.errors import PluginError
+
+    try:
+        from ergmeter.views.serve import running
+    except ImportError as error:
+        raise PluginError(f"erg serve needs {error.name}: pip install 'ergmeter[serve]'") from error
+    address = running.Address(host, port, token)
+    running.serve(directory, address, say=click.echo, is_to_open=is_to_open)

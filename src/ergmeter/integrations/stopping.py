@@ -1,0 +1,49 @@
+"""Ends a training when an alert asks for it, on all its ranks at the same step.
+
+The trap: a rank that ends alone leaves the others waiting for it for ever. So ranks that train
+together ask each other every few steps, and only where somebody asked for a stop. Whether a rank
+takes part depends on what the program says, which is the same on all of them, and never on how the
+measuring goes: one that could not write its run still answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.meter import measuring
+from ergmeter.runlog.meeting import world_size
+
+if TYPE_CHECKING:
+    from ergmeter.meter import Meter
+
+AGREE_EVERY = 10  # steps: one small collective, and a wait for the device
+
+
+class Stopping:
+    """Asks, step by step, whether a training is to end."""
+
+    def __init__(self, *meters: Meter | None) -> None:
+        """Made where the training begins, of those that may have been told what to stop for."""
+        known = [one for one in (*meters, *measuring.meters()) if one is not None]
+        self._stops = any(one.plan.alerts and one.plan.alerts.stop_on for one in known)
+
+    def is_due(self, meter: Meter | None, step: int) -> bool:
+        """Whether the training should end after this step. `meter`: who measures it, if anyone."""
+        if not self._stops:
+            return False
+        wanted = meter is not None and meter.should_stop
+        if world_size() == 1:
+            return wanted
+        return step % AGREE_EVERY == 0 and _any_rank(wanted)
+
+
+def _any_rank(wanted: bool) -> bool:
+    """Whether one of the ranks wants it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_initialized():
+        return False  # ranks that can't be asked: to end alone is worse than to go on
+    on_gpu = "nccl" in str(torch.distributed.get_backend())
+    said = torch.tensor([int(wanted)], device="cuda" if on_gpu else "cpu")
+    torch.distributed.all_reduce(said, op=torch.distributed.ReduceOp.MAX)
+    return bool(said.item())

@@ -1,0 +1,167 @@
+"""Watches the run that is being written, and raises alerts: a mark each, a notice, a stop.
+
+The trap: an alarm in the way of the training. It reads the run's own files as they grow, on a
+thread of its own (`runlog.follow`: what is new, and no more), so that the training thread and the
+thread that reads devices do nothing for it; and what it says is what `erg watch` says of the same
+run a week later, as both ask the same judge.
+
+Each rank judges its own share. What is the same for all of them, the pace and the clock, only the
+first tells of.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.meter.notices import Notices, Ways, ways
+from ergmeter.metrics.alert_rules import (
+    BUDGET,
+    SPEED,
+    STALLED,
+    Rule,
+    all_parsed,
+    check_prices,
+    classes_parsed,
+)
+from ergmeter.records import Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from ergmeter.metrics.alerts import Alert, Judge
+    from ergmeter.metrics.following import Following
+    from ergmeter.runlog.settings import Settings
+
+EVERY_S = 1.0
+_STOP_S = 5.0
+_OF_ALL_RANKS = (SPEED, STALLED, BUDGET)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertPlan:
+    """What to be alarmed by, whom to tell, and what to stop for."""
+
+    rules: tuple[Rule, ...] = ()
+    stop_on: tuple[str, ...] = ()
+    ways: Ways = field(default_factory=Ways)
+
+    def as_json(self) -> dict[str, Any]:
+        """For the head of a writer's share."""
+        return {"rules": [rule.text for rule in self.rules], "stop_on": list(self.stop_on)}
+
+
+def planned_alerts(
+    alerts: str | Iterable[str],
+    *,
+    stop_on: str | Iterable[str] = (),
+    command: str | None = None,
+    webhook: str | None = None,
+    settings: Settings,
+) -> AlertPlan:
+    """As a user gives them. UsageError for what is wrong with them, before anything starts."""
+    rules, stops = all_parsed(alerts), classes_parsed(stop_on)
+    check_prices(rules, settings)
+    for word in stops:
+        if not any(rule.kind == word for rule in rules):
+            raise UsageError(
+                f"nothing to stop on for {word!r}: no alert of that kind was asked for"
+            )
+    if (command is not None or webhook is not None) and not rules:
+        raise UsageError("a command or a webhook for alerts, and no alert to tell of; give one")
+    return AlertPlan(rules, stops, ways(command=command, webhook=webhook))
+
+
+class Alarm:
+    """Judges a run while it is written. `should_stop` says that it had better end."""
+
+    def __init__(
+        self,
+        plan: AlertPlan,
+        run: Path,
+        *,
+        settings: Settings,
+        mark: Callable[[Mark], None],
+        guard: Callable[[Callable[[], object]], None],
+        only: str | None = None,
+        is_first: Callable[[], bool] = lambda: True,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:
+        """`only`: the writer whose share is judged; left out, all of the run. `guard` runs what may
+        fail, `on_stop` hears once that the run should stop."""
+        self.should_stop = False
+        self._plan = plan
+        self._run = run
+        self._settings = settings
+        self._mark = mark
+        self._guard = guard
+        self._only = only
+        self._is_first = is_first
+        self._on_stop = on_stop
+        self._notices = Notices(plan.ways, mark=mark)
+        self._followed: tuple[Following, Judge] | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
+        self.cpu_s = 0.0
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self, flush: Callable[[], None]) -> None:
+        """Judge what came last, once it is handed over, and see the notices out."""
+        self._stopping.set()
+        self._thread.join(_STOP_S)
+        if not self._thread.is_alive():
+            flush()
+            self._guard(partial(self._look, is_last=True))
+        if self._followed is not None:
+            self._followed[0].close()
+        self._notices.end()
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(EVERY_S):
+            self._guard(self._look)
+            self.cpu_s = time.thread_time()
+
+    def _look(self, *, is_last: bool = False) -> None:
+        following, judge = self._followed or self._begun()
+        is_behind = True
+        while is_behind:
+            _, ready, is_behind = following.look(is_last=is_last)
+            for alert in judge.feed(ready):
+                self._raised(alert, may_stop=not is_last)
+
+    def _begun(self) -> tuple[Following, Judge]:
+        from ergmeter.metrics.alerts import Judge  # noqa: PLC0415  numpy and pyarrow
+        from ergmeter.metrics.following import Following  # noqa: PLC0415
+
+        following = Following(self._run, only=self._only)
+        following.learn()
+        judge = Judge(
+            self._plan.rules,
+            devices=following.devices,
+            settings=self._settings,
+            start_ns=following.start_ns,
+        )
+        self._followed = (following, judge)
+        return self._followed
+
+    def _raised(self, alert: Alert, *, may_stop: bool) -> None:
+        name = "alert_over" if alert.is_over else "alert"
+        self._mark(Mark(alert.t_ns, name, alert.text[:1000]))
+        if alert.is_over:
+            return
+        if self._is_first() or alert.rule.kind not in _OF_ALL_RANKS:
+            self._notices.tell({**alert.as_json(), "run": str(self._run), "pid": os.getpid()})
+        if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
+            self.should_stop = True
+            self._mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
+            if self._on_stop is not None:
+                self._on_stop()

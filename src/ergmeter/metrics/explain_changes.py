@@ -1,0 +1,142 @@
+"""Which two or three changes are most worth trying, and what could each win?
+
+The trap: promising the whole block. A block of 24 % of the time that goes away makes a run 1 / (1 -
+0.24) = 1.32 times as fast, and few go away: what is said is the most there is to win, and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.metrics.explain_blocks import IDLE, KERNELS, WAITS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.explain_blocks import Block
+    from ergmeter.metrics.explain_device import Rungs
+    from ergmeter.metrics.explain_flops import Achieved
+
+_MOST = 3
+_LEAST_FRAC = 0.01
+_WORTH_FRAC = 0.05
+_BOUND_BY_MEMORY = 0.6  # of the bandwidth: from there on fewer bytes are what helps
+
+_ADVICE = {
+    "checkpoint": "write checkpoints less often, or in the background",
+    "eval": "evaluate less often, or on fewer samples",
+    "data": "load data ahead: more workers, pinned memory, tokenise beforehand",
+    "stalls": "find what stops the steps: data, checkpoints, logging, garbage collection",
+    "gaps": "do less between steps: log and synchronise seldom, keep .item() out of the loop",
+    WAITS: "name the waits with meter.phase, then shorten the longest",
+    "empty_sms": "larger kernels: a larger batch, fused layers (torch.compile)",
+    "communication": "overlap communication with computation, or shard less",
+    "copies": "pin memory and copy ahead (non_blocking=True)",
+    "uncounted": "sizes that fill tiles (multiples of 128), attention that skips what is masked",
+    "recomputed": "checkpoint fewer layers, as far as memory allows",
+    "padding": "pack sequences, or batch those of a length",
+    "not_multiplying": "fuse element-wise work (torch.compile, fused norms, loss and optimizer)",
+    "clock": "cool the device or raise its power limit, if they are yours to set",
+}
+_LAUNCH = (
+    "give each launch more to do: a larger batch, CUDA graphs, torch.compile(mode="
+    "'reduce-overhead'), a fused optimizer"
+)
+_SYNCHRONISED = "keep the device fed: no .item() or print of tensors inside a step, copies ahead"
+# What can go away as a whole; of the rest a part is the nature of the work.
+_WHOLE = ("data", "stalls", "gaps", WAITS, "padding", "copies", IDLE)
+_TILES = ("recomputed", "padding", "uncounted", "ceiling")
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something to try. `gain_frac`: how much faster it could get at the most."""
+
+    block: str
+    advice: str
+    share_frac: float
+    gain_frac: float
+    is_bound: bool  # whether the block can't go away as a whole: there is less to win
+    why: str
+
+
+def changes(blocks: Sequence[Block], reached: Block, seen: Rungs) -> tuple[Change, ...]:
+    """The most promising, best first."""
+    found = []
+    for one in blocks:
+        advice = _advice(one, seen)
+        saved = _saved(one, blocks, reached, seen)
+        least = _WORTH_FRAC if one.key == "uncounted" else _LEAST_FRAC
+        if not advice or one.share_frac < least or not _LEAST_FRAC <= saved < 1:
+            continue
+        why = "; ".join(f"{fact.key}: {fact.said}" for fact in one.facts) or one.why
+        gain = 1 / (1 - saved) - 1
+        found.append(Change(one.key, advice, one.share_frac, gain, one.key not in _WHOLE, why))
+    return tuple(sorted(found, key=_rank)[:_MOST])
+
+
+def _rank(one: Change) -> tuple[bool, float]:
+    """First what can be had as a whole and is worth it, then what can be had in part."""
+    return one.is_bound or one.gain_frac < _WORTH_FRAC, -one.gain_frac
+
+
+def _advice(one: Block, seen: Rungs) -> str:
+    if one.key == IDLE:
+        return _LAUNCH if one.title.startswith("launch-bound") else _SYNCHRONISED
+    if one.key == "clock" and not (seen.capped_frac or seen.heat_frac):
+        return ""
+    if one.key == "not_multiplying" and (seen.dram_frac or 0.0) > _BOUND_BY_MEMORY:
+        return "move fewer bytes: fuse kernels, keep activations in fewer bits"
+    return _ADVICE.get(one.key, "")
+
+
+def _saved(one: Block, blocks: Sequence[Block], reached: Block, seen: Rungs) -> float:
+    """The share of the window's time that would go with the block, at the most."""
+    if one.share_frac <= 0:
+        return 0.0
+    if one.key not in _TILES:
+        inside = (KERNELS, "not_multiplying", "empty_sms", "communication", "copies")
+        return one.share_frac / (seen.clock_ratio or 1.0) if one.key in inside else one.share_frac
+    # What is computed for nothing takes its part of the kernels' time, with all that goes with it.
+    counted = reached.share_frac + sum(b.share_frac for b in blocks if b.key in _TILES)
+    working = seen.busy_frac if seen.busy_frac is not None else counted
+    return working * one.share_frac / counted
+
+
+def record_next(
+    evidence: Evidence, missing: dict[str, str], seen: Rungs, got: Achieved | None
+) -> tuple[str, ...]:
+    """What would tell apart what this run's record does not, as commands."""
+    said = []
+    if evidence.is_imported:
+        said.append(
+            "measure with `erg record -- COMMAND` or a Meter: a log has no readings of devices, and"
+            " no times between steps"
+        )
+    elif not len(evidence.all_steps):
+        said.append("steps: an integration, `with meter.step(...)`, or print step=.. tokens=..")
+    elif evidence.from_output:
+        said.append(
+            "when steps begin: an integration or a Meter; a printed line says when they end"
+        )
+    if got is None:
+        said.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
+    if seen.tensor_frac is None and evidence.devices("gpu"):
+        said.append(
+            "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
+        )
+    if evidence.devices("gpu") and not any(
+        "calibration" in device.facts for device in evidence.devices("gpu")
+    ):
+        said.append("`erg calibrate` once on this machine, for the matmul ceiling")
+    if "padding" in missing and evidence.trains:
+        said.append("padding: pass tokens_real= to meter.step, or use an integration")
+    if len(evidence.devices("gpu")) > 1 and not _is_profiled(evidence):
+        said.append("communication: profile_steps=3 of a callback, or a torch trace")
+    return tuple(said)
+
+
+def _is_profiled(evidence: Evidence) -> bool:
+    return any(mark.name == "profiled" for mark in evidence.run.marks)

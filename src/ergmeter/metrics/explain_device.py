@@ -1,0 +1,234 @@
+"""Of the time that was left for steps, what did the device do with it?
+
+The rungs, each a share of the peak: time with any kernel on it, the same at the clock it ran at,
+multiprocessors with a warp, tensor pipes at work. What is lost is what lies between two rungs.
+
+The trap: a clock that is held against the wrong one. A datasheet's peak is at the clock of its own
+small print (1830 MHz on an H200, whose clock goes up to 1980), and a tensor pipe's activity is per
+cycle. Where the clock of the peak is not known, nothing is put down to it: it then stays in
+the block that it can't be told from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.hardware import candidates
+from ergmeter.metrics.explain_time import held_until_s
+from ergmeter.metrics.gauges import inside, mean, mean_activity, readings, sampled
+from ergmeter.metrics.utilization import process_cores
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.explain_time import Spans, TimeSplit
+    from ergmeter.records import Basis, Device, FloatArray
+
+# Multiprocessors x dense 16-bit FLOPs that each has per cycle, as public tables have them (not
+# read in the maker's own papers). With the peaks of our table they give 1411, 1830 and 1620 MHz.
+_FLOPS_PER_CYCLE = {
+    "a100-sxm-40gb": 108 * 2048,
+    "a100-sxm-80gb": 108 * 2048,
+    "a100-pcie-40gb": 108 * 2048,
+    "a100-pcie-80gb": 108 * 2048,
+    "h100-sxm": 132 * 4096,
+    "h100-pcie": 114 * 4096,
+    "h200-sxm": 132 * 4096,
+}
+_POWER_CAP = 0x4  # NVML's clocks-event reasons, by bit
+_HEAT = 0x20 | 0x40 | 0x8 | 0x80
+_LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
+_LONG_S = 5.0  # the driver's own utilisation lags by up to a second
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """Shares of the window, mean over devices; None where nobody counted. `absent` says why."""
+
+    busy_frac: float | None = None
+    busy_key: str = ""
+    sm_frac: float | None = None
+    tensor_frac: float | None = None
+    dram_frac: float | None = None
+    clock_hz: float | None = None
+    clock_high_hz: float | None = None  # the highest that was seen
+    peak_clock_hz: float | None = None
+    capped_frac: float | None = None  # of the readings
+    heat_frac: float | None = None
+    cores: float | None = None  # that the program kept busy
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)  # by column, of each device
+    basis: Basis = "measured"
+    absent: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def clock_ratio(self) -> float | None:
+        """The clock over that of the peak."""
+        if self.clock_hz is None or self.peak_clock_hz is None:
+            return None
+        return self.clock_hz / self.peak_clock_hz
+
+
+def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
+    """What the devices' own readings say of the window, evaluation and checkpoints left out."""
+    absent: dict[str, str] = {}
+    try:
+        devices = sampled(evidence, "gpu")
+    except NotMeasurable as error:
+        return Rungs(absent={"device": str(error)})
+    aside = [split.spans[one] for one in ("eval", "checkpoint")] if split else []
+    if not any(len(starts) for starts, _ in aside):
+        aside = []
+
+    def over(column: str) -> float | None:
+        try:
+            return sum(_share(evidence, column, one, aside) for one in devices) / len(devices)
+        except NotMeasurable as error:
+            absent[column] = str(error)
+            return None
+
+    busy, key = over("graphics_frac"), "activity.graphics_frac"
+    if busy is None:
+        busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
+    clock, highest = _clock(evidence, devices, split, absent)
+    capped, heat = (_held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT))
+    return Rungs(
+        busy,
+        key,
+        over("sm_frac"),
+        over("tensor_frac"),
+        over("dram_frac"),
+        clock,
+        highest,
+        _peak_clock_hz(evidence, devices, absent),
+        capped,
+        heat,
+        _cores(evidence),
+        _links(evidence, devices),
+        "derived" if aside else "measured",
+        absent,
+    )
+
+
+def _share(evidence: Evidence, column: str, device: Device, aside: list[Spans]) -> float:
+    """Mean activity x the part of the window that is not set aside."""
+    whole, _, _ = mean_activity(evidence, column, device, most=1.0)
+    if not aside:
+        return whole
+    window, series = evidence.span, readings(evidence, column, device)
+    ends_ns = series.t_ns
+    begins_ns = np.append(ends_ns[:1], ends_ns[:-1])
+    lengths = evidence.series("activity_s").get(device.id)
+    if lengths is not None and len(lengths.t_ns) == len(ends_ns):
+        begins_ns = ends_ns - np.round(lengths.values * NS_PER_S).astype(np.int64)
+    begins_ns, ends_ns = (
+        np.clip(one, window.start_ns, window.end_ns) for one in (begins_ns, ends_ns)
+    )
+    held_s = held_until_s(aside, ends_ns) - held_until_s(aside, begins_ns)
+    own_s: FloatArray = np.maximum(0.0, (ends_ns - begins_ns) / NS_PER_S - held_s)
+    seen_s = float(((ends_ns - begins_ns) / NS_PER_S).sum())
+    if not seen_s:
+        raise NotMeasurable("no reading in the window")
+    return float((series.values * own_s).sum()) / seen_s
+
+
+def _by_the_driver(
+    evidence: Evidence, devices: list[Device], absent: dict[str, str], *, is_whole: bool
+) -> tuple[float | None, str]:
+    """NVML's utilisation, where there are no counters and the window is long enough for it."""
+    key = "utilization.busy_frac"
+    if evidence.span.duration_s < _LONG_S:
+        absent["busy_frac"] = (
+            f"the driver's utilisation lags, and the window is below {_LONG_S:g} s"
+        )
+        return None, key
+    if not is_whole:
+        absent["busy_frac"] = "the driver's utilisation does not tell evaluation from training"
+        return None, key
+    try:
+        return sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices), key
+    except NotMeasurable as error:
+        absent["busy_frac"] = str(error)
+        return None, key
+
+
+def _clock(
+    evidence: Evidence, devices: list[Device], split: TimeSplit | None, absent: dict[str, str]
+) -> tuple[float | None, float | None]:
+    """Mean clock of the readings that lie in a step, and the highest of all."""
+    means, highest = [], 0.0
+    try:
+        for device in devices:
+            series = readings(evidence, "clock_hz", device)
+            values = series.values[inside(evidence, series.t_ns)]
+            t_ns = series.t_ns[inside(evidence, series.t_ns)]
+            highest = max(highest, float(series.values.max()))
+            if split is not None and not evidence.from_output:
+                lane = evidence.counted.longest
+                place = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
+                working = (place >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(place, 0)])
+                values = values[working] if working.any() else values
+            means.append(float(values.mean()))
+    except NotMeasurable as error:
+        absent["clock_hz"] = str(error)
+        return None, None
+    return sum(means) / len(means), highest
+
+
+def _held(
+    evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
+) -> float | None:
+    """Share of the readings in which the clock was held down for one of these reasons."""
+    found = []
+    try:
+        for device in devices:
+            series = readings(evidence, "throttled", device)
+            bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+            found.append(float(((bits & mask) != 0).mean()))
+    except NotMeasurable as error:
+        absent["throttled"] = str(error)
+        return None
+    return sum(found) / len(found)
+
+
+def _cores(evidence: Evidence) -> float | None:
+    try:
+        return process_cores(evidence).value
+    except NotMeasurable:
+        return None
+
+
+def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
+    """What each device sent and got over its links, where counters say so."""
+    found = {}
+    for column in _LINKS:
+        try:
+            each = [mean_activity(evidence, column, one, most=math.inf)[0] for one in devices]
+        except NotMeasurable:
+            continue
+        found[column] = sum(each) / len(each)
+    return found
+
+
+def _peak_clock_hz(
+    evidence: Evidence, devices: list[Device], absent: dict[str, str]
+) -> float | None:
+    """The clock at which the datasheet's peak is reached."""
+    if evidence.settings.peak_flops_per_s is not None:
+        absent["peak_clock_hz"] = "the peak was declared, and its clock was not"
+        return None
+    names = {evidence.settings.device or device.name for device in devices}
+    try:
+        (spec,) = {spec.key: spec for name in names for spec in candidates(name)}.values()
+    except (NotMeasurable, ValueError):
+        absent["peak_clock_hz"] = "which clock the peak is at is not known"
+        return None
+    per_cycle, peak = _FLOPS_PER_CYCLE.get(spec.key), spec.peak_flops_per_s.get("bf16")
+    if per_cycle is None or peak is None:
+        absent["peak_clock_hz"] = f"the clock of the peak of {spec.name} is not known"
+        return None
+    return peak / per_cycle

@@ -1,0 +1,231 @@
+"""Where the time of a whole run went, and where its joules went.
+
+The trap: shares of different wholes, which add up to 93 % or to 112 %. Here each instant of the
+run's life belongs to exactly one part, so that the parts add up to it to the nanosecond; what no
+span accounts for has a part of its own, `unknown`, and is not spread over the others. Joules are
+those of the same instants, as far as readings reach; the rest is said.
+
+A step of more than twice the median is a stall by what it has beyond the median; which end of the
+step that is, its times do not say: it is taken from its end. The first step's is warm-up. The other
+way, to call the whole step a stall, would count work as waste. A gap between steps of that length,
+which no span accounts for, is a stall too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.kept import kept
+from ergmeter.metrics.power import merged
+from ergmeter.records import PHASES, weakest
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.power import EnergyCurve
+    from ergmeter.metrics.steps import Steps
+    from ergmeter.records import Basis, Device, FloatArray, TimeArray
+
+_Pieces: TypeAlias = "tuple[TimeArray, TimeArray]"
+
+STALL = 2.0  # times the median step, as `erg check` has it
+
+# In the order in which they are shown.
+PARTS = {
+    "startup": "start-up",
+    "warmup": "warm-up, compiling",
+    "data": "waiting for data",
+    "train": "training steps",
+    "prefill": "reading prompts",
+    "decode": "writing answers",
+    "eval": "evaluation",
+    "checkpoint": "checkpoints",
+    "stall": "stalls",
+    "idle": "idle spans",
+    "unknown": "not known",
+    "end": "after the last span",
+}
+# An instant in several spans belongs to the first of these, as `energy.train_j` and its like do.
+_ORDER = ("checkpoint", "eval", "data", "prefill", "decode", "train", "idle")
+_BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the run's life. `joules` is None where they are not known."""
+
+    name: str
+    title: str
+    seconds: float
+    time_frac: float
+    joules: float | None = None
+    joules_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """All parts, and the whole that they add up to."""
+
+    parts: tuple[Part, ...]
+    whole_s: float
+    whole_j: float | None
+    why_no_joules: str
+    joules_basis: Basis | None
+    unread_s: float  # of the run's life, in which no energy was read
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """The life of the run in pieces that touch, and the part each belongs to."""
+
+    edges_ns: TimeArray  # one more than pieces
+    owners: TimeArray  # of each piece, a place in PARTS
+
+    def ns_of(self, place: int) -> int:
+        return int(np.diff(self.edges_ns)[self.owners == place].sum())
+
+
+def spent(evidence: Evidence) -> Spent:
+    """The parts of a run. Raises NotMeasurable where no span was told."""
+    owned = _owned(evidence)
+    names = list(PARTS)
+    found_s = {name: owned.ns_of(names.index(name)) / NS_PER_S for name in names}
+    joules, basis, why, unread_s = _joules(evidence, owned)
+    whole_s = evidence.watched.duration_s
+    whole_j = None if joules is None else sum(joules.values())
+    parts = tuple(
+        Part(
+            name,
+            title,
+            found_s[name],
+            found_s[name] / whole_s,
+            None if joules is None else joules[name],
+            joules[name] / whole_j if joules and whole_j else None,
+        )
+        for name, title in PARTS.items()
+        if found_s[name] > 0
+    )
+    return Spent(parts, whole_s, whole_j, why, basis, unread_s, _note(evidence))
+
+
+def _note(evidence: Evidence) -> str:
+    ranks = len(evidence.all_steps.lanes)
+    whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
+    lines = "a step lasts from one printed line to the next; " if evidence.from_output else ""
+    return f"{whose}{lines}each instant of the run's life belongs to one part"
+
+
+@kept
+def _owned(evidence: Evidence) -> _Owned:
+    lane = evidence.all_steps.longest
+    evidence.work  # noqa: B018  or the reason why there are no steps
+    whole = evidence.watched
+    layers = _layers(evidence, lane)
+    edges_ns = np.unique(
+        np.concatenate(
+            [[whole.start_ns, whole.end_ns], *(edge for _, pair in layers for edge in pair)]
+        ).astype(np.int64)
+    )
+    edges_ns = edges_ns[(edges_ns >= whole.start_ns) & (edges_ns <= whole.end_ns)]
+    names = list(PARTS)
+    owners = np.full(len(edges_ns) - 1, names.index("unknown"))
+    for name, (starts, ends) in reversed(layers):  # the first of them has the last word
+        owners[_covered(edges_ns, starts, ends)] = names.index(name)
+    first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
+    # A gap that nothing accounts for and that is as long as a slow step is a stall as well.
+    is_long = np.diff(edges_ns) > STALL * _usual_ns(evidence, lane)
+    owners[is_long & (owners == names.index("unknown"))] = names.index("stall")
+    owners[edges_ns[1:] <= first_ns] = names.index("startup")
+    owners[edges_ns[:-1] >= last_ns] = names.index("end")
+    return _Owned(edges_ns, owners)
+
+
+def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
+    """What covers what: the spans of each phase, and within the training what is no plain step."""
+    by_device = not np.isnan(lane["host_end_ns"]).all()
+    layers: list[tuple[str, _Pieces]] = []
+    for phase in _BY_DEVICE if by_device else _ORDER:
+        own = lane.where(lane["phase"] == PHASES.index(phase))
+        starts, ends = own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)
+        if phase == "train" and len(own):
+            layers += _beyond_plain(evidence, own)
+        layers.append((phase, (starts, ends)))
+    return layers
+
+
+def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
+    """The warm-up, and the ends of steps that took more than twice the median."""
+    starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
+    early = ends <= _counted_ns(evidence, train)
+    found = [("warmup", (starts[early], ends[early]))]
+    usual_ns = _usual_ns(evidence, train)
+    slow = ~early & (ends - starts > STALL * usual_ns)
+    if not slow.any():
+        return found
+    from_ns = starts + round(usual_ns)
+    is_first = np.arange(len(starts)) == 0
+    for name, mask in (("warmup", slow & is_first), ("stall", slow & ~is_first)):
+        found.append((name, (from_ns[mask], ends[mask])))
+    return found
+
+
+def _usual_ns(evidence: Evidence, lane: Steps) -> float:
+    """The median training step that is counted; infinite where there is none to go by."""
+    train = lane.where(lane["phase"] == PHASES.index("train"))
+    if not len(train) or not evidence.trains:
+        return float("inf")
+    counted = train["end_ns"] > _counted_ns(evidence, train)
+    times = (train["end_ns"] - train["start_ns"])[counted]
+    return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
+
+
+def _counted_ns(evidence: Evidence, train: Steps) -> int:
+    try:
+        return evidence.window.start_ns
+    except NotMeasurable:  # no step is left after the warm-up
+        return train.highest("end_ns")
+
+
+def _covered(edges_ns: TimeArray, starts: TimeArray, ends: TimeArray) -> TimeArray:
+    """The places of the pieces that lie in one of these spans."""
+    starts, ends = merged(starts, ends)
+    begun = np.searchsorted(starts, edges_ns[:-1], side="right")
+    over = np.searchsorted(ends, edges_ns[:-1], side="right")
+    return np.flatnonzero(begun > over)
+
+
+def _joules(
+    evidence: Evidence, owned: _Owned
+) -> tuple[dict[str, float] | None, Basis | None, str, float]:
+    """By part; how it is known; or why it is not; and the time in which nothing was read."""
+    try:
+        if evidence.from_output:
+            raise NotMeasurable("printed lines do not say when a phase began")
+        each = [_of_device(evidence, device, owned) for device in boundary(evidence)]
+    except NotMeasurable as error:
+        return None, None, str(error), 0.0
+    by_piece = np.sum([one[0] for one in each], axis=0)
+    found = {name: float(by_piece[owned.owners == place].sum()) for place, name in enumerate(PARTS)}
+    return found, weakest(*(one[1] for one in each)), "", max(one[2] for one in each)
+
+
+def _of_device(
+    evidence: Evidence, device: Device, owned: _Owned
+) -> tuple[FloatArray, Basis, float]:
+    curve, basis = curve_of(evidence, device)
+    start_ns, end_ns = _reach(curve)
+    edges = np.clip(owned.edges_ns, start_ns, end_ns)
+    whole_s = float(owned.edges_ns[-1] - owned.edges_ns[0]) / NS_PER_S
+    read_s = float(edges[-1] - edges[0]) / NS_PER_S
+    return np.diff(curve.at(edges)), basis, whole_s - read_s
+
+
+def _reach(curve: EnergyCurve) -> tuple[int, int]:
+    """From when to when the device was read."""
+    return int(curve.t_ns[0]), max(int(curve.t_ns[-1]), curve.seen_until_ns)

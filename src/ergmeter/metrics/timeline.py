@@ -1,0 +1,230 @@
+"""What a device said over time, in no more points than a chart can show.
+
+The trap: a mean over each pixel. A spike of one reading in ten million, which is what one looks
+for, is gone. So a long column is cut into equal spans of time, and of each the lowest and the
+highest reading stay, at the times they were taken: every point that is drawn is a reading, and none
+beyond the drawn ones was left out. Where nothing was read for a while there is a break, not a line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.energy import curve_of
+from ergmeter.metrics.power import merged
+from ergmeter.records import PHASES
+from ergmeter.runlog.reader import Series
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.steps import Steps
+    from ergmeter.records import Device, FloatArray, TimeArray, Window
+
+POINTS = 1000
+# As `erg check` has it: not read for so long and for so many of its intervals is a gap.
+_GAP_S = 1.0
+_GAP_INTERVALS = 10
+
+
+@dataclass(frozen=True)
+class Line:
+    """Readings over time, bounded. A NaN is a break: nothing was read there."""
+
+    t_s: FloatArray  # since the run began
+    values: FloatArray
+    readings: int  # that there were; more than are kept, where it was bounded
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether some were left out, none of them beyond those that stayed."""
+        return self.readings > int(np.isfinite(self.values).sum())
+
+    @property
+    def lowest(self) -> tuple[float, float]:
+        """The lowest reading and when it was."""
+        place = int(np.nanargmin(self.values))
+        return float(self.values[place]), float(self.t_s[place])
+
+    @property
+    def highest(self) -> tuple[float, float]:
+        """The highest reading and when it was."""
+        place = int(np.nanargmax(self.values))
+        return float(self.values[place]), float(self.t_s[place])
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Where a phase was on. Spans closer than a point are one; `counts` has how many that are."""
+
+    phase: str
+    start_s: FloatArray
+    end_s: FloatArray
+    counts: TimeArray
+
+
+def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
+    """A column in at most `points` points: each span's lowest and highest reading, and breaks."""
+    t_ns, values = series.t_ns, series.values
+    finite = np.isfinite(values)
+    if not finite.all():
+        t_ns, values = t_ns[finite], values[finite]
+    total = len(t_ns)
+    gap_ns = _gap_ns(t_ns)
+    breaks = np.flatnonzero(np.diff(t_ns) > gap_ns) if total > 1 else np.array([], dtype=np.int64)
+    if total > points:
+        breaks = _thinned(breaks, points // 8)
+        kept = _extremes(t_ns, values, points - 3 * len(breaks))
+        # A break stands between the readings around it, and those stay too.
+        kept = np.union1d(kept, np.concatenate([breaks, breaks + 1]))
+    else:
+        kept = np.arange(total)
+    t_s, shown = (t_ns[kept] - zero_ns) / NS_PER_S, values[kept].astype(np.float64)
+    if len(breaks):
+        places = np.searchsorted(kept, breaks) + 1
+        middle_s = ((t_ns[breaks] + t_ns[breaks + 1]) / 2 - zero_ns) / NS_PER_S
+        t_s, shown = np.insert(t_s, places, middle_s), np.insert(shown, places, np.nan)
+    return Line(t_s, shown, total)
+
+
+def _gap_ns(t_ns: TimeArray) -> float:
+    if len(t_ns) < 3:
+        return float("inf")
+    return max(_GAP_S * NS_PER_S, _GAP_INTERVALS * float(np.median(np.diff(t_ns))))
+
+
+def _thinned(breaks: TimeArray, most: int) -> TimeArray:
+    """So many at most, evenly chosen: a device that is read once an hour is all breaks."""
+    if len(breaks) <= most:
+        return breaks
+    return breaks[np.linspace(0, len(breaks) - 1, most).astype(np.int64)]
+
+
+def _extremes(t_ns: TimeArray, values: FloatArray, points: int) -> TimeArray:
+    """The places of the first, the last, and each span's lowest and highest reading."""
+    edges_ns = np.linspace(int(t_ns[0]), int(t_ns[-1]) + 1, max(1, points // 2 - 1) + 1)
+    edges = np.searchsorted(t_ns, edges_ns)
+    edges[0], edges[-1] = 0, len(t_ns)
+    kept = [0, len(t_ns) - 1]
+    for start, end in pairwise(edges.tolist()):
+        if end > start:
+            part = values[start:end]
+            kept += [start + int(part.argmin()), start + int(part.argmax())]
+    return np.unique(np.array(kept, dtype=np.int64))
+
+
+def rate(counter: Series) -> Series:
+    """What a counter grew by, per second, at the end of each interval. A reset says nothing."""
+    between_s = np.diff(counter.t_ns) / NS_PER_S
+    grown = np.diff(counter.values)
+    told = (between_s > 0) & (grown >= 0)
+    return Series(counter.t_ns[1:][told], grown[told] / between_s[told])
+
+
+def line_of(
+    evidence: Evidence, device: Device, column: str, *, points: int = POINTS, is_counter: bool
+) -> Line | None:
+    """One device's column over the whole run; None if it never said it."""
+    said = evidence.series(column).get(device.id)
+    found = rate(said) if said is not None and is_counter else said
+    if said is None or found is None or not np.isfinite(found.values).any():
+        return None
+    line = bounded(found, zero_ns=zero_ns(evidence), points=points - is_counter)
+    if not is_counter:
+        return line
+    # A rate holds for the interval that ends with it: the first one begins where it was first read.
+    first_s = (int(said.t_ns[0]) - zero_ns(evidence)) / NS_PER_S
+    return Line(np.append(first_s, line.t_s), np.append(line.values[0], line.values), line.readings)
+
+
+def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> Line | None:
+    """What a device drew; where it has just a counter, by how that grew."""
+    found = line_of(evidence, device, "power_w", points=points, is_counter=False)
+    return found or line_of(evidence, device, "energy_j", points=points, is_counter=True)
+
+
+def energy_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> Line:
+    """Joules of a device since its first reading. Raises NotMeasurable where there are none."""
+    curve, _ = curve_of(evidence, device)
+    inside = curve.t_ns >= zero_ns(evidence)
+    series = Series(curve.t_ns[inside], curve.joules[inside] - curve.joules[inside][:1])
+    return bounded(series, zero_ns=zero_ns(evidence), points=points)
+
+
+def zero_ns(evidence: Evidence) -> int:
+    """Where the time axis begins: with the run."""
+    return watched(evidence).start_ns
+
+
+def watched(evidence: Evidence) -> Window:
+    """The life of the run, with its samples: what a time axis shows."""
+    return evidence.watched
+
+
+def seconds(evidence: Evidence, t_ns: int) -> float:
+    """An instant on the time axis."""
+    return (t_ns - zero_ns(evidence)) / NS_PER_S
+
+
+def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[Spans]:
+    """Where each phase was on, of the rank that told the most; empty if nothing was told."""
+    lane = evidence.all_steps.longest
+    if not len(lane):
+        return []
+    whole = watched(evidence)
+    width_ns = (whole.end_ns - whole.start_ns) // points
+    return [
+        _spans_of(lane, number, whole.start_ns, width_ns)
+        for number in range(len(PHASES))
+        if (lane["phase"] == number).any()
+    ]
+
+
+def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
+    own = lane["phase"] == number
+    starts, ends = lane["start_ns"][own].astype(np.int64), lane["end_ns"][own].astype(np.int64)
+    # Few enough are shown one by one, also where they touch.
+    if len(starts) <= POINTS // 4:
+        begin, end = starts, ends
+    else:
+        begin, end = merged(starts, ends + width_ns)
+        end = end - width_ns
+    counts = np.searchsorted(np.sort(starts), end, side="left") - np.searchsorted(
+        np.sort(starts), begin, side="left"
+    )
+    return Spans(
+        PHASES[number],
+        (begin - start_ns) / NS_PER_S,
+        (end - start_ns) / NS_PER_S,
+        np.maximum(counts, 1),
+    )
+
+
+def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
+    """The time of each step, at its start; of the rank that told the most. With the warm-up."""
+    lane = evidence.work.longest
+    if not evidence.trains:
+        raise NotMeasurable("an inference run has requests and no steps: see its latencies")
+    times_s = lane.line_period_s if evidence.from_output else lane.period_s
+    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
+    series = Series(lane["start_ns"].astype(np.int64), times_s / steps)
+    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
+    whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
+    return Line(line.t_s[whole], line.values[whole], line.readings)
+
+
+def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
+    """The loss of the steps, of the rank that told the most. Raises NotMeasurable if none did."""
+    lane = evidence.work.longest
+    told = np.isfinite(lane["loss"])
+    if not told.any():
+        raise NotMeasurable("no step told its loss (step.loss = ..., or print loss=..)")
+    series = Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told])
+    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
+    whole = np.isfinite(line.values)
+    return Line(line.t_s[whole], line.values[whole], line.readings)

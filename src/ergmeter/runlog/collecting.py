@@ -1,0 +1,175 @@
+"""Brings runs together from other directories and machines, each once.
+
+The trap: half a copy that looks like a finished run. A run is copied beside its place and renamed
+when it is whole and can be read; one that is still being written is left for the next time, since a
+writer may end between the copy of its records and that of its last mark. What a machine has sent
+before is known by the run's own id and not by its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ergmeter.errors import ErgmeterError, FormatError, UsageError
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.reader import CUT_OFF, RUNNING, Run
+
+# What was written this short a time before it was fetched may have been written in between, too:
+# twenty hand-overs, and some seconds that clocks differ by.
+_NEAR_S = 30.0
+_REMOTE = re.compile(r"(?:[\w.-]+@)?[\w.\[\]:-]+:.+")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one run: collected, known already, refused, and why."""
+
+    name: str
+    said: str
+    path: Path | None = None  # where it is now, if it came
+
+
+def is_remote(source: str) -> bool:
+    """Whether this names another machine: [USER@]HOST:PATH, and no directory here."""
+    return not Path(source).exists() and bool(_REMOTE.fullmatch(source))
+
+
+def collect(source: str, into: Path) -> list[Outcome]:
+    """Bring the runs of a directory, here or elsewhere, into another. What became of each."""
+    into.mkdir(parents=True, exist_ok=True)
+    if not is_remote(source):
+        if not Path(source).is_dir():
+            raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
+        return _all_of(Path(source), into)
+    staging = into / f".collecting-{secrets.token_hex(4)}"
+    staging.mkdir()
+    began_s = time.time()
+    try:
+        _fetched(source, staging)
+        return _all_of(staging, into, fetched_s=began_s)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list[Outcome]:
+    paths = [source] if (source / fmt.RUN_FILE).exists() else run_paths(source)
+    known = _known(into)
+    return [_one(path, into, known, fetched_s) for path in paths]
+
+
+def _known(into: Path) -> dict[str, Path]:
+    """By id the runs that are here already."""
+    found = {}
+    for path in run_paths(into):
+        header = _header(path)
+        if header.get("id"):
+            found[str(header["id"])] = path
+    return found
+
+
+def _header(run: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((run / fmt.RUN_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None) -> Outcome:
+    identity = str(_header(run).get("id") or "")
+    before = known.get(identity)
+    try:
+        status = Run.open(run).status
+        if status == RUNNING or (fetched_s is not None and _changed_s(run) > fetched_s - _NEAR_S):
+            return Outcome(run.name, "is being written; collect it when it has ended")
+        if before is not None and not _has_more(run, before):
+            return Outcome(run.name, f"is here already, as {before.name}")
+        path = _brought(run, into, before)
+    except (ErgmeterError, OSError, shutil.Error) as error:
+        return Outcome(run.name, f"left out: {error}")
+    if identity:
+        known[identity] = path
+    return Outcome(run.name, "collected" if before is None else "brought up to date", path)
+
+
+def _changed_s(run: Path) -> float:
+    """When one of its files was last written, by the clock of the machine it was written on."""
+    return max((path.stat().st_mtime for path in run.rglob("*") if path.is_file()), default=0.0)
+
+
+def _has_more(run: Path, before: Path) -> bool:
+    """Whether the copy is of a time when the run was cut off, and the run went on after that."""
+    return Run.open(before).status == CUT_OFF and _rows(run) > _rows(before)
+
+
+def _rows(run: Path) -> int:
+    opened = Run.open(run)
+    return opened.count("steps") + opened.count("samples")
+
+
+def _brought(run: Path, into: Path, before: Path | None) -> Path:
+    staging = into / f".{run.name}.{secrets.token_hex(4)}"
+    try:
+        # With the times of its files, by which a run that was cut off is known; without links,
+        # which may lead anywhere, and without what is unfinished.
+        shutil.copytree(run, staging, ignore=_unwanted, symlinks=True)
+        copied = Run.open(staging)
+        damage = copied.verified()
+        if damage and not Run.open(run).verified():
+            raise FormatError(f"the copy is not whole ({damage[0]})")
+        if before is not None:
+            return _replaced(before, staging)
+        target = _free(into / run.name)
+        staging.rename(target)
+        return target
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _replaced(before: Path, by: Path) -> Path:
+    aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
+    before.rename(aside)
+    by.rename(before)
+    shutil.rmtree(aside)
+    return before
+
+
+def _unwanted(folder: str, names: list[str]) -> list[str]:
+    return [n for n in names if n.startswith(".") or (Path(folder) / n).is_symlink()]
+
+
+def _free(path: Path) -> Path:
+    """This path, or one like it where another run has that name."""
+    number = 1
+    found = path
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found
+
+
+def _fetched(source: str, into: Path) -> None:
+    """The directory of another machine, by rsync where that is installed here, else by scp."""
+    if source.startswith("-"):
+        raise UsageError(f"{source!r} is no machine")
+    inside = source.rstrip("/") + "/"
+    ways = {
+        "rsync": ["rsync", "-a", "--no-links", "--exclude=.*", "--", inside, f"{into}/"],
+        "scp": ["scp", "-r", "-p", "-q", "--", f"{inside}.", str(into)],
+    }
+    tool = next((name for name in ways if shutil.which(name)), None)
+    if tool is None:
+        raise UsageError("neither rsync nor scp is installed here; mount the directory instead")
+    done = subprocess.run(ways[tool], stdin=None, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise FormatError(f"{tool} could not fetch {source}: {said}")

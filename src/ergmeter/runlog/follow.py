@@ -1,0 +1,213 @@
+"""Reads what was added to a run since the last time, and nothing twice.
+
+The trap: a run of a day that is read from its start at every look. A live segment is read on from
+where the last look ended, in one open file; a segment that has become Parquet in the meantime is
+read from the row that is next. What is behind is caught up segment by segment, so that no more than
+one of each stream is held at a time.
+
+A look costs as much as there are new rows, and a listing of each writer's directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.arrays import as_numpy
+from ergmeter.runlog.segments import segment_names
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from io import FileIO
+    from pathlib import Path
+
+# Steps are handed over every half second and samples every second; what is this far behind the
+# newest row is whole.
+LATE_NS = round(2.5 * NS_PER_S)
+
+
+@dataclass(frozen=True)
+class Part:
+    """New rows of one stream of one writer."""
+
+    writer: str
+    table: str
+    stream: str
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look brought. Nothing from before `until_ns` is still to come, on the run's clock.
+
+    `is_behind`: there is more already; look again.
+    """
+
+    parts: tuple[Part, ...]
+    until_ns: int
+    is_behind: bool
+
+
+class Follower:
+    """Follows the writers of one run; all of them, or just one."""
+
+    def __init__(
+        self, run: Path, *, only: str | None = None, columns: Collection[str] | None = None
+    ) -> None:
+        """`columns`: of the samples, beside time and device, just these."""
+        self._run = run
+        self._only = only
+        self._columns = columns
+        self._streams: dict[tuple[str, str, str], _Stream] = {}
+        self._newest_ns = 0
+        self.offsets_ns: dict[str, int] = {}  # by writer: what takes its clock to the run's
+
+    def look(self, *, is_last: bool = False) -> Look:
+        """The rows that have come. `is_last`: the run is over, so nothing is late.
+
+        Raises FileNotFoundError where the run is gone.
+        """
+        parts = []
+        for writer in self._writers():
+            self._find(writer)
+        for (writer, table, stream), one in self._streams.items():
+            rows = one.read()
+            if rows is not None and rows.num_rows:
+                offset_ns = self.offsets_ns.get(writer, 0)
+                when = as_numpy(rows["end_ns" if table == "steps" else "t_ns"])
+                one.last_ns = max(one.last_ns, int(np.max(when)) + offset_ns)
+                parts.append(Part(writer, table, stream, rows))
+        self._newest_ns = max([self._newest_ns, *(one.last_ns for one in self._streams.values())])
+        behind = [one.last_ns for one in self._streams.values() if one.is_behind]
+        until_ns = self._newest_ns - (0 if is_last else LATE_NS)
+        return Look(tuple(parts), min([until_ns, *behind]), bool(behind))
+
+    @property
+    def newest_ns(self) -> int:
+        """The time of the newest row, on the run's clock."""
+        return self._newest_ns
+
+    def close(self) -> None:
+        """Let go of the open files."""
+        for one in self._streams.values():
+            one.close()
+
+    def _writers(self) -> list[str]:
+        names = sorted(os.listdir(self._run))  # noqa: PTH208  a thousand ranks: no paths of all
+        return [n for n in names if not n.startswith(".") and self._only in (None, n)]
+
+    def _find(self, writer: str) -> None:
+        directory = self._run / writer
+        try:
+            found = segment_names(directory, ("steps", "samples"))
+        except (NotADirectoryError, FileNotFoundError):
+            return
+        for (table, stream), numbers in found.items():
+            key = (writer, table, stream)
+            if key not in self._streams:
+                columns = self._columns if table == "samples" else None
+                self._streams[key] = _Stream(directory, table, stream, columns)
+            self._streams[key].numbers = numbers
+
+
+class _Stream:
+    """The segments of one table, of which the first so many rows were read."""
+
+    def __init__(
+        self, directory: Path, table: str, stream: str, columns: Collection[str] | None
+    ) -> None:
+        self._directory = directory
+        self._table, self._name = table, stream
+        self._columns = columns
+        self.numbers: list[int] = []  # of the segments there are
+        self.last_ns = 0
+        self.is_behind = False
+        self._number: int | None = None
+        self._rows = 0  # of this segment, read already
+        self._file: FileIO | None = None
+        self._reader: Any = None
+
+    def read(self) -> pa.Table | None:
+        """What is new in the segment that is being read; the next one at the next look."""
+        later = [n for n in self.numbers if self._number is None or n > self._number]
+        if self._number is None:
+            if not later:
+                return None
+            self._number = later.pop(0)
+        rows = self._rest()
+        if later:  # it is written no more: a writer begins the next when it has ended one
+            self.close()
+            self._number, self._rows = later[0], 0
+        self.is_behind = bool(later)
+        return rows
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file = self._reader = None
+
+    def _rest(self) -> pa.Table | None:
+        name = fmt.segment_name(self._table, self._name, self._number or 0)
+        try:
+            rows = self._live(self._directory / (name + fmt.LIVE))
+        except FileNotFoundError:
+            rows = self._full(self._directory / (name + fmt.FULL))
+        except (pa.ArrowException, OSError):
+            # Half a message, as another host may see it: from the start at the next look.
+            self.close()
+            return None
+        if rows is not None:
+            self._rows += rows.num_rows
+        return rows
+
+    def _live(self, path: Path) -> pa.Table | None:
+        skip = 0
+        if self._reader is None:
+            if path.stat().st_size == 0:
+                return None
+            self._file = path.open("rb", buffering=0)
+            self._reader = pa.ipc.open_stream(self._file)
+            skip = self._rows
+        batches = list(self._batches())
+        if not batches:
+            return None
+        return self._chosen(pa.Table.from_batches(batches).slice(skip))
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            try:
+                yield self._reader.read_next_batch()
+            except StopIteration:  # for now: the file may grow
+                return
+
+    def _full(self, path: Path) -> pa.Table | None:
+        import pyarrow.parquet as pq  # noqa: PLC0415  a short run has none
+
+        try:
+            with pq.ParquetFile(path, pre_buffer=False) as file:
+                names = [n for n in file.schema_arrow.names if self._is_wanted(n)]
+                return file.read(columns=names).slice(self._rows)
+        except (pa.ArrowException, OSError):
+            return None  # damaged: `erg report` says so
+
+    def _chosen(self, rows: pa.Table) -> pa.Table:
+        return rows.select([name for name in rows.column_names if self._is_wanted(name)])
+
+    def _is_wanted(self, name: str) -> bool:
+        return self._columns is None or name in ("t_ns", "device") or name in self._columns
+
+
+def header_of(directory: Path) -> dict[str, Any] | None:
+    """A writer's header as it is now; None while there is none that can be read."""
+    try:
+        found = json.loads((directory / fmt.WRITER_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,330 @@
+"""Charts over the time of a run, all on one axis: seconds since it began.
+
+The trap: lines that can't be set against each other. Every chart has the same time axis, the same
+marks and the same shade over what is not counted, and what one zooms into the others show too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics import timeline
+from ergmeter.metrics.energy import boundary
+from ergmeter.metrics.gauges import sampled, why_absent
+from ergmeter.units import duration
+from ergmeter.views.html.charts import Chart, Scale, Table, drawn, framed, scale_for
+from ergmeter.views.html.phase_chart import phase_chart
+from ergmeter.views.html.time_axis import ground, line_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.timeline import Line
+    from ergmeter.records import Device
+
+_LINES = 8  # that can be told apart
+_POINTS = 1600  # of a chart, whatever the run's length
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the samples of one kind of device, and what its line is called."""
+
+    name: str
+    label: str
+    kind: str = "gpu"
+    is_counter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One chart of samples over time."""
+
+    id: str
+    title: str
+    unit: str
+    columns: tuple[_Column, ...]
+    has_zero: bool = True
+    is_stepped: bool = False  # a reading holds for the interval that ends with it
+
+
+_KINDS = (
+    _Kind(
+        "memory",
+        "memory",
+        "B",
+        (
+            _Column("memory_bytes", "in use by all"),
+            _Column("process_bytes", "the program's"),
+            _Column("reserved_bytes", "reserved by the allocator", "allocator"),
+            _Column("allocated_bytes", "in tensors", "allocator"),
+            _Column("memory_bytes", "on the host", "process"),
+        ),
+    ),
+    _Kind(
+        "activity",
+        "activity",
+        "frac",
+        (
+            _Column("busy_frac", "busy (GPU util)"),
+            _Column("sm_frac", "multiprocessors"),
+            _Column("tensor_frac", "tensor pipes"),
+            _Column("dram_frac", "memory bandwidth"),
+        ),
+        is_stepped=True,
+    ),
+    _Kind("clocks", "clock", "Hz", (_Column("clock_hz", "clock"),), has_zero=False),
+    _Kind(
+        "temperature",
+        "temperature",
+        "C",
+        (_Column("temperature_c", "temperature"),),
+        has_zero=False,
+    ),
+    _Kind(
+        "node",
+        "the node's CPU, beside accelerators",
+        "frac",
+        (
+            _Column("busy_frac", "CPU of the node", "node"),
+            _Column("iowait_frac", "waiting for storage", "node"),
+            _Column("busy_frac", "accelerator busy"),
+        ),
+        is_stepped=True,
+    ),
+    _Kind(
+        "disk",
+        "the node's disks",
+        "B/s",
+        (
+            _Column("disk_read_bytes", "read", "node", is_counter=True),
+            _Column("disk_written_bytes", "written", "node", is_counter=True),
+        ),
+        is_stepped=True,
+    ),
+    _Kind(
+        "network",
+        "the node's network",
+        "B/s",
+        (
+            _Column("net_received_bytes", "received", "node", is_counter=True),
+            _Column("net_sent_bytes", "sent", "node", is_counter=True),
+        ),
+        is_stepped=True,
+    ),
+)
+IDS = ("phases", "power", "energy", *(one.id for one in _KINDS), "steps", "loss")
+
+
+def time_charts(evidence: Evidence) -> list[Chart]:
+    """Every chart over time, in the order in which they stand below each other."""
+    by_id = {one.id: one for one in _KINDS}
+    found = [
+        drawn("phases", "steps, phases and marks", "", lambda: phase_chart(evidence), on_time=True),
+        drawn("power", "power", "W", lambda: _power(evidence), on_time=True),
+        drawn(
+            "energy", "energy since the first reading", "J", lambda: _energy(evidence), on_time=True
+        ),
+    ]
+    found += [
+        *(
+            _sampled(evidence, by_id[id_])
+            for id_ in ("memory", "activity", "clocks", "temperature")
+        ),
+        drawn("steps", "step time", "s", lambda: _steps(evidence), on_time=True),
+        drawn("loss", "loss", "", lambda: _loss(evidence), on_time=True),
+    ]
+    return [*found, *(_sampled(evidence, by_id[id_]) for id_ in ("node", "disk", "network"))]
+
+
+def _sampled(evidence: Evidence, kind: _Kind) -> Chart:
+    return drawn(kind.id, kind.title, kind.unit, lambda: _of_kind(evidence, kind), on_time=True)
+
+
+def _of_kind(evidence: Evidence, kind: _Kind) -> Chart:
+    lines, note = _lines_of(evidence, kind)
+    return _chart(
+        evidence,
+        kind.id,
+        kind.title,
+        kind.unit,
+        lines,
+        note=note,
+        has_zero=kind.has_zero,
+        is_stepped=kind.is_stepped,
+    )
+
+
+def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
+    """The lines by their label; raises NotMeasurable where there are none."""
+    wanted = [
+        (device, column)
+        for column in kind.columns
+        for device in evidence.devices(column.kind)
+        if device.id in evidence.series(column.name)
+    ]
+    first = kind.columns[0]
+    is_there = any(column.kind == first.kind for _, column in wanted)
+    # A machine without an accelerator has a memory of its own.
+    if not is_there and (kind.id != "memory" or not wanted):
+        raise NotMeasurable(_why_none(evidence, first))
+    note = ""
+    if len(wanted) > _LINES:
+        main = wanted[0][1]
+        wanted = [one for one in wanted if one[1] == main]
+        note = f"of each device, {main.label}; `erg export` has the rest"
+    if len(wanted) > _LINES:
+        note += f"; {_LINES} of {len(wanted)} devices are shown"
+        wanted = wanted[:_LINES]
+    points = _POINTS // max(1, len(wanted))
+    several = {
+        kind_
+        for kind_ in {c.kind for _, c in wanted}
+        if len({d.id for d, c in wanted if c.kind == kind_}) > 1
+    }
+    has_several_columns = len({column for _, column in wanted}) > 1
+    lines: dict[str, Line] = {}
+    for device, column in wanted:
+        line = timeline.line_of(
+            evidence, device, column.name, points=points, is_counter=column.is_counter
+        )
+        if line is not None:
+            label = column.label
+            if column.kind in several:
+                label = short_name(device) + (f": {label}" if has_several_columns else "")
+            lines[label] = line
+    return lines, note
+
+
+def _why_none(evidence: Evidence, column: _Column) -> str:
+    device = sampled(evidence, column.kind)[0]
+    return why_absent(device, column.name) or f"{device.name} did not say it in this run"
+
+
+def short_name(device: Device) -> str:
+    """A device among others of its kind: by its index where the driver gives one."""
+    index = device.facts.get("index")
+    word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
+        device.kind, device.kind
+    )
+    if index is not None:
+        return f"{word} {index}"
+    return f"{word} {device.id[:12]}"
+
+
+def _power(evidence: Evidence) -> Chart:
+    devices = boundary(evidence)
+    points = _POINTS // min(_LINES, len(devices))
+    found = [
+        (device, timeline.power_line(evidence, device, points=points))
+        for device in devices[:_LINES]
+    ]
+    lines = {_name(device, devices): line for device, line in found if line is not None}
+    if not lines:
+        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
+    # By a counter alone, a value holds for the interval that ends with it.
+    is_stepped = not any(device.id in evidence.series("power_w") for device in devices)
+    return _chart(
+        evidence, "power", "power", "W", lines, note=_rest(devices), is_stepped=is_stepped
+    )
+
+
+def _energy(evidence: Evidence) -> Chart:
+    devices = boundary(evidence)
+    points = _POINTS // min(_LINES, len(devices))
+    lines = {
+        _name(device, devices): timeline.energy_line(evidence, device, points=points)
+        for device in devices[:_LINES]
+    }
+    return _chart(
+        evidence, "energy", "energy since the first reading", "J", lines, note=_rest(devices)
+    )
+
+
+def _name(device: Device, devices: Sequence[Device]) -> str:
+    return device.name if len(devices) == 1 else short_name(device)
+
+
+def _rest(devices: Sequence[Device]) -> str:
+    return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+
+
+def _steps(evidence: Evidence) -> Chart:
+    line = timeline.step_line(evidence, points=_POINTS)
+    way = "from one printed line" if evidence.from_output else "from each step's start"
+    note = f"{way} to the next, the warm-up included"
+    return _chart(evidence, "steps", "step time", "s", {"step time": line}, note=note)
+
+
+def _loss(evidence: Evidence) -> Chart:
+    line = timeline.loss_line(evidence, points=_POINTS)
+    return _chart(evidence, "loss", "loss", "", {"loss": line}, has_zero=False)
+
+
+def _chart(
+    evidence: Evidence,
+    id_: str,
+    title: str,
+    unit: str,
+    lines: dict[str, Line],
+    *,
+    note: str = "",
+    has_zero: bool = True,
+    is_stepped: bool = False,
+) -> Chart:
+    if not lines:
+        raise NotMeasurable("nothing was read of it in this run")
+    scale = scale_for(unit, max(line.highest[0] for line in lines.values()))
+    rows = [row for label, line in lines.items() for row in _rows(label, line, scale)]
+    if any(line.is_bounded for line in lines.values()):
+        note = "; ".join(filter(None, (note, "lowest and highest of each moment are drawn")))
+    description = f"{title} over time: " + "; ".join(
+        f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
+        for label, line in lines.items()
+    )
+    layers = [
+        *ground(evidence),
+        *line_layers(evidence, rows, lines, scale, has_zero=has_zero, is_stepped=is_stepped),
+    ]
+    legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
+    return Chart(
+        id_,
+        title,
+        scale.unit,
+        framed(description, 170, layers),
+        _table(lines, scale),
+        note,
+        on_time=True,
+        legend=() if list(lines) == [title] else legend,
+    )
+
+
+def _rows(label: str, line: Line, scale: Scale) -> list[dict[str, Any]]:
+    return [
+        {
+            "t": round(t_s, 6),
+            "v": None if math.isnan(value) else float(f"{value / scale.factor:.6g}"),
+            "s": label,
+        }
+        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
+
+
+def _table(lines: dict[str, Line], scale: Scale) -> Table:
+    head = ("line", "readings", "lowest", "at", "highest", "at")
+    rows = tuple(
+        (
+            label,
+            f"{line.readings:,}",
+            scale.text(line.lowest[0]),
+            duration(line.lowest[1]),
+            scale.text(line.highest[0]),
+            duration(line.highest[1]),
+        )
+        for label, line in lines.items()
+    )
+    return Table(head, rows)

@@ -1,0 +1,85 @@
+"""A chart of a run as a file: SVG or PNG, without a browser.
+
+The trap: a file that looks different from the page. It is made from the same spec, by the same
+Vega, with the colours of a theme put in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable, PluginError, UsageError
+from ergmeter.views.html.figure_charts import IDS as FIGURES
+from ergmeter.views.html.figure_charts import figure_charts
+from ergmeter.views.html.palette import config, painted
+from ergmeter.views.html.time_charts import IDS as ON_TIME
+from ergmeter.views.html.time_charts import time_charts
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Summary
+    from ergmeter.views.html.charts import Chart
+
+KINDS = (*ON_TIME, *FIGURES)
+FORMATS = ("svg", "png")
+# 6.4 shows "undefined" for a word in the tooltip of the nearest point (vega-lite #9707).
+_LITES = ("6.1", "5.21", "5.20")
+_WIDTH = 720
+_PIXELS = 2.0  # of a PNG, for each of the SVG's
+
+
+def plot(
+    evidence: Evidence, summary: Summary, kind: str, *, form: str, theme: str = "light"
+) -> bytes:
+    """One chart as a file. NotMeasurable, with the reason, where it can't be drawn."""
+    if kind not in KINDS:
+        raise UsageError(f"no kind {kind!r} of plot; there are {', '.join(KINDS)}")
+    found = time_charts(evidence) if kind in ON_TIME else figure_charts(evidence, summary)
+    chart = next(one for one in found if one.id == kind)
+    if chart.spec is None:
+        raise NotMeasurable(f"no plot of {chart.title}: {chart.reason}")
+    spec = painted(_as_file(chart, evidence.run.name), theme)
+    vega = converter()
+    style = painted({**config(), "background": "var(--bg)"}, theme)
+    if form == "svg":
+        return str(vega.vegalite_to_svg(spec, vl_version=lite(), config=style)).encode()
+    return bytes(vega.vegalite_to_png(spec, vl_version=lite(), scale=_PIXELS, config=style))
+
+
+def _as_file(chart: Chart, run: str) -> dict[str, Any]:
+    """With a width and a title of its own: a file stands alone."""
+    assert chart.spec is not None
+    title = {
+        "text": f"{run}: {chart.title}",
+        "anchor": "start",
+        "color": "var(--ink)",
+        "subtitle": chart.note.partition(";")[0],
+        "subtitleColor": "var(--dim)",
+        "limit": _WIDTH,
+    }
+    return {
+        **chart.spec,
+        "width": _WIDTH,
+        "autosize": {"type": "pad"},
+        "title": title,
+        "padding": 12,
+    }
+
+
+def converter() -> ModuleType:
+    """Vega, which comes with its Python package. PluginError where it is not installed."""
+    try:
+        import vl_convert  # noqa: PLC0415  30 MB that only who draws needs
+    except ImportError as error:
+        raise PluginError(
+            "charts need vl-convert-python, which is not installed: pip install 'ergmeter[html]'"
+        ) from error
+    return vl_convert
+
+
+def lite() -> str | None:
+    """The Vega-Lite to draw with, for page and file; None for the package's own choice."""
+    there = converter().get_vegalite_versions()
+    return next((one for one in _LITES if one in there), None)

@@ -1,0 +1,112 @@
+"""What all requests share: the folder, the workers, what is kept, who watches.
+
+The trap: a page that waits for the longest run there is. A question about a long run goes into a
+lane of its own, and its page does not wait for the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import ErgmeterError
+from ergmeter.views.serve.kept import Kept
+from ergmeter.views.serve.listing import Listing
+from ergmeter.views.serve.pool import LIVE, Pool
+from ergmeter.views.serve.tail import Tails
+
+if TYPE_CHECKING:
+    from ergmeter.views.serve.folder import Folder, Place
+    from ergmeter.views.serve.pool import Lane
+
+
+_LONG_BYTES = 20 * 10**6  # a million samples or so: a second to read
+_KEPT_S = 0.05
+
+
+@dataclass
+class Desk:
+    """One per app."""
+
+    folder: Folder
+    pool: Pool = field(default_factory=Pool)
+    kept: Kept = field(default_factory=Kept)
+
+    def __post_init__(self) -> None:
+        self.listing = Listing(self.folder, self.read)
+        self.tails = Tails(self.folder)
+
+    async def read(
+        self, what: str, place: Place, *arguments: object, state: str = "", lane: Lane | None = None
+    ) -> bytes:
+        """What `work` says of a place, kept while its files stay as they are."""
+        stamp = await asyncio.to_thread(self.folder.stamp, place)
+        question = f"{what} {place.id} {state} {arguments}"
+        root = str(self.folder.root)
+        chosen = lane or self.lane(place)
+
+        async def make() -> bytes:
+            return await self.pool.ask(what, str(place.path), root, *arguments, lane=chosen)
+
+        return await self.kept.answer(question, stamp, make)
+
+    def lane(self, place: Place) -> Lane:
+        """Whether reading all of it takes long."""
+        return "long" if self.folder.size_bytes(place) > _LONG_BYTES else "short"
+
+    async def compared(self, places: list[Place], group_by: list[str], *, anyway: bool) -> bytes:
+        """What a comparison of runs says."""
+        stamps = [await asyncio.to_thread(self.folder.stamp, place) for place in places]
+        question = f"compared {[place.id for place in places]} {group_by} {anyway}"
+        lane: Lane = "long" if any(self.lane(place) == "long" for place in places) else "short"
+        paths, root = [str(place.path) for place in places], str(self.folder.root)
+        return await self.kept.answer(
+            question,
+            " ".join(stamps),
+            lambda: self.pool.ask("compared", paths, root, group_by, anyway, lane=lane),
+        )
+
+    async def report(self, place: Place) -> bytes:
+        """The report of a run in the state that it is in."""
+        return await self.read("report", place, state=await self.state(place))
+
+    async def report_soon(self, place: Place, *, within_s: float) -> bytes | None:
+        """The report, if the run has ended and it is there in so short a time. It is made on."""
+        if await self.state(place) == "running":
+            return None
+        await asyncio.to_thread(self.folder.stamp, place)
+        if self.lane(place) == "long":
+            within_s = _KEPT_S  # it is kept already, or it takes its time
+        try:
+            making = asyncio.ensure_future(self.report(place))
+            return await asyncio.wait_for(asyncio.shield(making), within_s)
+        except asyncio.TimeoutError:
+            return None
+
+    async def state(self, place: Place) -> str:
+        """How a run is doing."""
+        live = await asyncio.to_thread(importlib.import_module, LIVE)
+        return str(await asyncio.to_thread(live.status, str(place.path)))
+
+    async def library(self) -> bytes:
+        """The charting library, made once."""
+        return await self.kept.answer("library", "", lambda: self.pool.ask("library", lane="long"))
+
+    def start(self) -> None:
+        """Begin to read behind the pages, and to load what the first page of a run needs."""
+        self.listing.start()
+        self._preparing = asyncio.create_task(self._prepare())
+
+    async def _prepare(self) -> None:
+        await asyncio.to_thread(importlib.import_module, LIVE)
+        with suppress(ErgmeterError):  # who asks for it is told
+            await self.library()
+
+    def stop(self) -> None:
+        """End all that was begun."""
+        self.listing.stop()
+        self._preparing.cancel()
+        self.pool.close()

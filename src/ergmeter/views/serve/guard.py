@@ -1,0 +1,170 @@
+"""Who may ask, and what a browser may do with the answer.
+
+The traps: a page on the internet whose name is made to mean 127.0.0.1 reads what is served there
+(DNS rebinding), so the Host header must be one of ours; a token in an address stays in histories
+and logs, so it is taken once and a cookie given for it; and a run's name is whatever somebody
+wrote, so nothing is run that did not come from a file of ours (Content-Security-Policy).
+
+A redirect would be the shorter way from the token to the cookie. A browser that came by a link from
+elsewhere does not send a SameSite=Strict cookie after it, so a page of our own leads on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import html
+import json
+import re
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, Response
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_LONGEST_ADDRESS = 8192
+_HOST = re.compile(r"(?:\[(?P<number>[0-9a-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d*)?")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src-elem 'self';"
+    " style-src-attr 'unsafe-inline'; img-src 'self' data:;"  # charts set widths on elements
+    " connect-src 'self'; worker-src 'self'; font-src 'none'; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Under which names we are asked, and with which token; None where none is needed."""
+
+    hosts: frozenset[str] = frozenset(LOOPBACK)
+    token: str | None = None
+
+    @property
+    def cookie(self) -> str:
+        """The cookie's name: by the token, since cookies do not know ports."""
+        return f"erg_{self._digest('name')[:8]}"
+
+    @property
+    def ticket(self) -> str:
+        """What the cookie holds: not the token, which opens every door it is given to."""
+        return self._digest("ticket")
+
+    def is_token(self, said: str) -> bool:
+        """Whether this is the token, in a time that does not tell how much of it is."""
+        return self.token is not None and hmac.compare_digest(said.encode(), self.token.encode())
+
+    def is_ticket(self, said: str) -> bool:
+        """The same of the cookie."""
+        return hmac.compare_digest(said.encode(), self.ticket.encode())
+
+    def _digest(self, purpose: str) -> str:
+        key = (self.token or "").encode()
+        return hmac.new(key, f"erg serve {purpose}".encode(), hashlib.sha256).hexdigest()
+
+
+class Guard:
+    """Stands before the app: refuses, and puts on every answer what a browser must heed."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(scope)
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await (refusal or self._app)(scope, receive, sent)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
+        if len(scope["path"]) + len(scope["query_string"]) > _LONGEST_ADDRESS:
+            return refused(414, "the address is too long")
+        if _host(headers.get("host", "")) not in self._access.hosts:
+            return refused(421, "this is not the name it is served under")
+        if scope["method"] not in ("GET", "HEAD"):
+            return refused(405, "read only: GET and HEAD", {"allow": "GET, HEAD"})
+        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+            return refused(413, "a question has no body")
+        if _is_foreign(headers):
+            return refused(403, "asked by a page from elsewhere")
+        return self._unknown(scope, headers) if self._access.token is not None else None
+
+    def _unknown(self, scope: Scope, headers: Headers) -> Response | None:
+        """Whoever shows neither token nor cookie."""
+        said = headers.get("authorization", "")
+        if said.lower().startswith("bearer ") and self._access.is_token(said[7:].strip()):
+            return None
+        if self._access.is_ticket(_cookie(headers, self._access.cookie)):
+            return None
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if any(name == "token" and self._access.is_token(value) for name, value in query):
+            rest = urlencode([one for one in query if one[0] != "token"])
+            return self._admitted(scope["path"] + (f"?{rest}" if rest else ""))
+        how = "open the address that erg serve printed, with its token"
+        return refused(401, f"a token is needed: {how}", {"www-authenticate": "Bearer"})
+
+    def _admitted(self, address: str) -> Response:
+        # Just a path: "//elsewhere" would be another host.
+        inside = html.escape("/" + address.lstrip("/\\"), quote=True)
+        page = (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serve</title>'
+            f'<meta http-equiv="refresh" content="0;url={inside}">'
+            f'<p><a href="{inside}">on to the runs</a></p></html>'
+        )
+        response = HTMLResponse(page)
+        name, ticket = self._access.cookie, self._access.ticket
+        response.set_cookie(name, ticket, httponly=True, samesite="strict", path="/")
+        return response
+
+
+def refused(code: int, why: str, headers: dict[str, str] | None = None) -> Response:
+    """An answer that is none, with its reason."""
+    body = json.dumps({"error": why})
+    return Response(body, code, headers, media_type="application/json")
+
+
+def _host(header: str) -> str:
+    """The name in a Host header, without its port; nothing where it is none."""
+    found = _HOST.fullmatch(header.strip().lower())
+    return found["name"] or found["number"] if found else ""
+
+
+def _is_foreign(headers: Headers) -> bool:
+    """Whether another page asks for more than to be left for ours. Old browsers do not say."""
+    site = headers.get("sec-fetch-site", "none")
+    is_visit = headers.get("sec-fetch-mode") == "navigate"
+    return site not in ("none", "same-origin") and not is_visit
+
+
+def _cookie(headers: Headers, name: str) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""

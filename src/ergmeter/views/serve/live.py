@@ -1,0 +1,91 @@
+"""A look at a run that is being written: what came since the look before.
+
+The trap: reading all of it again. A look takes the newest part of the run only, so that it costs
+the same in the first minute and after a day.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
+from ergmeter.metrics.lately import lately
+from ergmeter.records import Reading
+from ergmeter.runlog.reader import RUNNING, Run
+from ergmeter.units import NS_PER_S
+from ergmeter.views import documents, terminal
+
+if TYPE_CHECKING:
+    from ergmeter.records import Result
+
+_FIRST_S = 10.0  # how far back the first look goes
+_MARKS = 5
+KEYS = (
+    "throughput.tokens_per_s",
+    "time.step_s",
+    "training.loss",
+    "energy.mean_w",
+    "energy.joules_per_token",
+    "utilization.mfu_frac",
+    "memory.device_peak_bytes",
+    "memory.process_peak_bytes",
+)
+# What every run has, and says nothing about its course.
+_PLAIN = ("opened", "closed", "device_used", "ended", "ticks_missed")
+
+
+def status(path: str) -> str:
+    """How a run is doing, which changes without its files when a writer dies."""
+    try:
+        return Run.open(path).status
+    except OSError as error:  # it went while it was read
+        raise FormatError(f"{path} can't be read ({error.strerror or error})") from error
+
+
+class Look:
+    """Looks at one run again and again."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._since_ns: int | None = None
+        self._last: dict[str, Any] = {"step": None, "readings": {}}
+
+    def now(self) -> dict[str, Any]:
+        """Its state, and what its newest steps came to. Never raises for what a run holds."""
+        try:
+            run = Run.open(self._path)
+            state = run.status
+            if state == RUNNING:
+                self._update(run)
+            marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
+        except (ErgmeterError, OSError) as error:
+            return {**self._last, "state": "gone", "why": str(error), "marks": []}
+        said = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
+        return {**self._last, "title": run.name, "state": state, "marks": said}
+
+    def _update(self, run: Run) -> None:
+        if self._since_ns is None:
+            now_ns = time.time_ns() - run.wall_zero_ns
+            self._since_ns = max(0, now_ns - round(_FIRST_S * NS_PER_S))
+        try:
+            found = lately(run, since_ns=self._since_ns)
+        except NotMeasurable:
+            return
+        self._since_ns = found.window.end_ns
+        shown = {key: _told(found.summary.readings[key]) for key in KEYS}
+        self._last = {
+            "step": found.step,
+            "lasted_s": (found.window.end_ns - run.start_ns) / NS_PER_S,
+            "window_s": found.window.duration_s,
+            "readings": shown,
+        }
+
+
+def _told(found: Result) -> dict[str, Any]:
+    whole = documents.result(found)
+    return (
+        {**whole, "text": terminal.value(found).removesuffix(" 1")}
+        if isinstance(found, Reading)
+        else whole
+    )

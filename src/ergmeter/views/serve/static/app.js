@@ -1,0 +1,534 @@
+// Fills the pages from the API. What comes from a run is set as text: nothing here makes HTML of it.
+const self = document.querySelector("script[data-worker]");
+const page = document.documentElement.dataset.page;
+const byId = (id) => document.getElementById(id);
+const pathId = () => location.pathname.split("/")[2];
+
+function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (key === "on") for (const [event, act] of Object.entries(value)) made.addEventListener(event, act);
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((one) => one !== null && one !== undefined));
+  return made;
+}
+
+async function ask(address, options = {}) {
+  const answer = await fetch(address, options);
+  if (answer.status === 304) return null;
+  let body;
+  try { body = await answer.json(); } catch { body = { error: "no answer that can be read" }; }
+  if (!answer.ok) throw new Error(body.error || `error ${answer.status}`);
+  return body;
+}
+
+function sayState(words, kind = "") {
+  const line = byId("state-line");
+  line.textContent = words;
+  line.dataset.kind = kind;
+}
+
+function table(heads, rows, label) {
+  const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col" }, one)));
+  const body = rows.map((row) => el("tr", {}, ...row.map((one) => el("td", {}, one))));
+  return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" },
+    el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
+}
+
+// -- states: a sign and a word, never a colour alone ----------------------------------------------
+const GOOD = ["finished", "imported", "exit code 0"];
+function kindOf(status) {
+  if (!status) return "pending";
+  if (status === "running") return "running";
+  if (GOOD.includes(status)) return "good";
+  return status === "cut off" ? "cut" : "bad";
+}
+const SIGNS = { pending: "…", running: "▶", good: "✓", cut: "✂", bad: "✕" };
+function stateOf(status) {
+  const kind = kindOf(status);
+  return el("span", { class: `status ${kind}` },
+    el("span", { "aria-hidden": "true" }, `${SIGNS[kind]} `), status || "being read");
+}
+
+// -- the list -------------------------------------------------------------------------------------
+const COLUMNS = [
+  { key: "name", title: "run", value: (run) => run.name.toLowerCase() },
+  { key: "status", title: "state", value: (run) => run.status || "" },
+  { key: "created", title: "made", value: (run) => Date.parse(run.created) || 0 },
+  { key: "model", title: "model", value: (run) => (run.model || "").toLowerCase(), side: true },
+  { key: "devices", title: "devices", value: (run) => (run.devices || []).join(), side: true },
+  { key: "throughput.tokens_per_s", title: "tokens/s", isFigure: true },
+  { key: "time.step_s", title: "step", isFigure: true },
+  { key: "utilization.mfu_frac", title: "MFU", isFigure: true },
+  { key: "energy.joules_per_token", title: "J/token", isFigure: true },
+  { key: "time.run_s", title: "lasted", isFigure: true },
+];
+const figureOf = (run, key) => (run.readings || {})[key] || {};
+for (const one of COLUMNS) if (one.isFigure) one.value = (run) => figureOf(run, one.key).value ?? null;
+
+function runsPage() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  const view = {
+    q: wanted.get("q") || "", state: wanted.get("state") || "", model: wanted.get("model") || "",
+    device: wanted.get("device") || "", tag: wanted.get("tag") || "", cells: wanted.get("cells") || "",
+    sort: wanted.get("sort") || "created", down: wanted.get("down") ?? "1",
+  };
+  let runs = [];
+  const chosen = new Set();
+  const rows = new Map(); // id: { element, said }
+
+  function keep() {
+    const said = new URLSearchParams(Object.entries(view).filter(([, value]) => value !== ""));
+    history.replaceState(null, "", "#" + said);
+  }
+
+  function isShown(run) {
+    if (view.state && kindOf(run.status) !== view.state) return false;
+    if (view.model && run.model !== view.model) return false;
+    if (view.device && !(run.devices || []).includes(view.device)) return false;
+    if (view.tag && !(run.tags || []).includes(view.tag)) return false;
+    if (run.bench && !view.cells) return false;
+    const text = [run.name, run.title, run.model, run.host, ...(run.tags || []), ...(run.notes_on_it || []), ...(run.command || []),
+      ...(run.devices || [])].join(" ").toLowerCase();
+    return view.q.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+  }
+
+  function compareRuns(a, b) {
+    const column = COLUMNS.find((one) => one.key === view.sort) || COLUMNS[0];
+    const [x, y] = [column.value(a), column.value(b)];
+    if (x === null || y === null) return (x === null) - (y === null); // what is absent stands last
+    const order = x < y ? -1 : x > y ? 1 : a.name < b.name ? -1 : 1;
+    return view.down ? -order : order;
+  }
+
+  function figure(found) {
+    if (found.text === undefined) return el("td", { class: "number dim" }, "");
+    const why = found.missing || [found.basis, found.note].filter(Boolean).join("; ");
+    const basis = found.basis && found.basis !== "measured" ? ` ${found.basis}` : "";
+    return el("td", { class: "number", title: why }, found.bare ?? found.text,
+      basis ? el("small", { class: "dim" }, basis) : null);
+  }
+
+  function rowOf(run) {
+    const said = JSON.stringify(run);
+    const known = rows.get(run.id);
+    if (known && known.said === said) return known.element;
+    const box = el("input", { type: "checkbox", "aria-label": `choose ${run.name}`, on: { change: () => {
+      if (box.checked) chosen.add(run.id); else chosen.delete(run.id);
+      showChoice();
+    } } });
+    box.checked = chosen.has(run.id);
+    const name = el("td", { class: "name" }, el("a", { href: `/run/${run.id}` }, run.name));
+    if (run.title && run.title !== run.name.split("/").pop()) name.append(" ", el("small", { class: "dim" }, run.title));
+    for (const tag of run.tags || []) name.append(" ", el("span", { class: "tag" }, tag));
+    for (const note of run.notes_on_it || []) name.append(el("div", { class: "dim why" }, note));
+    const made = Date.parse(run.created) ? new Date(run.created) : null;
+    const pad = (number) => String(number).padStart(2, "0");
+    const when = made ? `${made.getFullYear()}-${pad(made.getMonth() + 1)}-${pad(made.getDate())} ${pad(made.getHours())}:${pad(made.getMinutes())}` : "";
+    const state = el("td", { title: run.why || "" }, stateOf(run.status));
+    if (run.why) state.append(el("div", { class: "dim why" }, run.why));
+    const element = el("tr", { "data-id": run.id }, el("td", {}, box), name,
+      state, el("td", { class: "when" }, when),
+      el("td", { class: "side" }, run.model || ""), el("td", { class: "side" }, (run.devices || []).join(", ")),
+      ...COLUMNS.filter((one) => one.isFigure).map((one) => figure(figureOf(run, one.key))));
+    rows.set(run.id, { element, said });
+    return element;
+  }
+
+  function showChoice() {
+    const link = byId("compare");
+    const ids = [...chosen];
+    const enough = ids.length >= 2;
+    link.textContent = enough ? `compare ${ids.length} runs` : "compare: choose two runs";
+    if (enough) { link.href = `/compare?ids=${ids.join(",")}`; link.removeAttribute("aria-disabled"); }
+    else { link.removeAttribute("href"); link.setAttribute("aria-disabled", "true"); }
+  }
+
+  function showHead() {
+    const cells = COLUMNS.map((one) => {
+      const isSorted = view.sort === one.key;
+      const sign = isSorted ? (view.down ? " ▼" : " ▲") : "";
+      const button = el("button", { type: "button", "data-sort": one.key, on: { click: () => {
+        if (view.sort === one.key) view.down = view.down ? "" : "1";
+        else { view.sort = one.key; view.down = one.isFigure || one.key === "created" ? "1" : ""; }
+        show();
+        byId("runs").querySelector(`button[data-sort="${one.key}"]`).focus();
+      } } }, one.title, el("span", { "aria-hidden": "true" }, sign));
+      return el("th", { scope: "col", class: one.isFigure ? "number" : one.side ? "side" : null,
+        "aria-sort": isSorted ? (view.down ? "descending" : "ascending") : null }, button);
+    });
+    byId("runs").tHead.replaceChildren(el("tr", {}, el("td", {}), ...cells));
+  }
+
+  function fillChoice(id, values, words = (one) => one) {
+    const select = byId(id);
+    const known = [...select.options].map((one) => one.value).join("\n");
+    if (view[id] && !values.includes(view[id])) values.push(view[id]);
+    if (select.options.length && known === ["", ...values].join("\n")) return;
+    select.replaceChildren(el("option", { value: "" }, "all"), ...values.map((one) => el("option", { value: one }, words(one))));
+    select.value = view[id];
+  }
+
+  function show() {
+    keep();
+    showHead();
+    const distinct = (pick) => [...new Set(runs.flatMap(pick))].filter(Boolean).sort();
+    const names = { good: "finished", running: "running", cut: "cut off", bad: "failed", pending: "being read" };
+    fillChoice("state", Object.keys(names).filter((kind) => runs.some((run) => kindOf(run.status) === kind)), (one) => names[one]);
+    fillChoice("model", distinct((run) => [run.model]));
+    fillChoice("device", distinct((run) => run.devices || []));
+    fillChoice("tag", distinct((run) => run.tags || []));
+    byId("cells-label").hidden = !runs.some((run) => run.bench);
+    const shown = runs.filter(isShown).sort(compareRuns);
+    byId("runs").tBodies[0].replaceChildren(...shown.map(rowOf));
+    const pending = runs.filter((run) => run.is_pending).length;
+    const hidden = runs.filter((run) => run.bench && !view.cells).length;
+    const total = runs.length - hidden;
+    byId("count").textContent = (shown.length === total ? `${total} runs` : `${shown.length} of ${total} runs`)
+      + (pending ? `, ${pending} being read` : "") + (hidden ? `, ${hidden} cells of benches not shown` : "");
+  }
+
+  let tag = "";
+  async function refresh() {
+    let wait = 2000;
+    try {
+      const answer = await fetch("/api/runs", { headers: tag ? { "If-None-Match": tag } : {} });
+      if (answer.status === 200) {
+        tag = answer.headers.get("etag");
+        const found = await answer.json();
+        runs = found.runs;
+        byId("left-out").replaceChildren(...found.left_out.map((line) => el("li", {}, `left out: ${line}`)));
+        show();
+        if (found.pending) wait = 500;
+      } else if (answer.status !== 304) byId("count").textContent = (await answer.json()).error;
+    } catch { byId("count").textContent = "erg serve does not answer: has it been stopped?"; wait = 3000; }
+    setTimeout(refresh, document.hidden ? 5000 : wait);
+  }
+
+  byId("q").value = view.q;
+  byId("q").addEventListener("input", () => { view.q = byId("q").value; show(); });
+  for (const id of ["state", "model", "device", "tag"]) byId(id).addEventListener("change", () => { view[id] = byId(id).value; show(); });
+  byId("cells").checked = Boolean(view.cells);
+  byId("cells").addEventListener("change", () => { view.cells = byId("cells").checked ? "1" : ""; show(); });
+  byId("filters").addEventListener("submit", (event) => event.preventDefault());
+  refresh();
+}
+
+// -- a run while it is written --------------------------------------------------------------------
+const TILES = {
+  "throughput.tokens_per_s": "tokens/s", "time.step_s": "step", "training.loss": "loss",
+  "energy.mean_w": "power", "energy.joules_per_token": "energy per token", "utilization.mfu_frac": "MFU",
+  "memory.device_peak_bytes": "device memory", "memory.process_peak_bytes": "host memory",
+};
+const LISTED = { "throughput.tokens_per_s": "tokens/s", "time.step_s": "step time", "utilization.mfu_frac": "MFU",
+  "energy.joules_per_token": "energy per token", "time.run_s": "lasted" };
+const FIGURES = ["throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j",
+  "energy.joules_per_token", "energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes"];
+
+function loadCharts() {
+  return new Promise((done, failed) => {
+    const script = el("script", { src: self.dataset.charts });
+    script.onload = done;
+    script.onerror = () => failed(new Error("the charting library did not come"));
+    document.head.append(script);
+  });
+}
+
+function watchRun(id, hear) {
+  if (typeof SharedWorker === "undefined") {
+    const source = new EventSource(`/api/run/${id}/events`);
+    source.onmessage = (event) => hear(JSON.parse(event.data));
+    source.onerror = () => hear({ lost: true });
+    source.onopen = () => hear({ lost: false });
+    return () => source.close();
+  }
+  const worker = new SharedWorker(self.dataset.worker, "erg-serve");
+  worker.port.onmessage = ({ data }) => hear(data);
+  worker.port.start();
+  const speak = () => worker.port.postMessage({ id });
+  const timer = setInterval(speak, 20_000);
+  const leave = () => { clearInterval(timer); worker.port.postMessage({ bye: true }); };
+  addEventListener("pagehide", leave);
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
+  speak();
+  return leave;
+}
+
+function runPage() {
+  const id = pathId();
+  const views = {};
+  window.ergmeterViews = views;
+  let state = null;
+  let step = null;
+  let isDone = false;
+  let library = null;
+
+  function tile(title, text, note) {
+    return el("div", { class: "tile", title: note || "" }, el("dt", {}, title), el("dd", {}, text));
+  }
+
+  function showLive(seen) {
+    byId("live").hidden = false;
+    const tiles = [tile("steps", seen.step === null ? "none yet" : seen.step.toLocaleString("en"))];
+    tiles[0].lastChild.id = "step";
+    for (const [key, title] of Object.entries(TILES)) {
+      const found = (seen.readings || {})[key];
+      if (found && found.missing === undefined) tiles.push(tile(title, found.text, found.note));
+    }
+    byId("tiles").replaceChildren(...tiles);
+    byId("marks").textContent = (seen.marks || []).map((one) => [one.name.replaceAll("_", " "), one.detail].filter(Boolean).join(": ")).join(" · ");
+  }
+
+  async function draw(chart, config, place) {
+    library ??= loadCharts();
+    await library;
+    const result = await window.vegaEmbed(place, chart.spec, { mode: "vega-lite", renderer: "svg",
+      actions: false, ast: true, defaultStyle: false, config, tooltip: { disableDefaultStyle: true } });
+    if (views[chart.id]) views[chart.id].finalize();
+    views[chart.id] = result.view;
+  }
+
+  async function showCharts(only = "") {
+    const found = await ask(`/api/run/${id}/charts${only && "?only=" + only}`);
+    const section = byId("charts") || el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Over time"));
+    if (!section.isConnected) byId("report").append(section);
+    const absent = new Map();
+    for (const chart of found.charts) {
+      if (!chart.spec) {
+        absent.set(chart.reason, [...(absent.get(chart.reason) || []), chart.title]);
+        continue;
+      }
+      let figure = byId(`figure-${chart.id}`);
+      if (!figure) {
+        const unit = chart.unit && chart.unit !== "frac" ? ` (${chart.unit})` : "";
+        figure = el("figure", { id: `figure-${chart.id}` }, el("h3", {}, chart.title + unit), el("div", { class: "chart" }));
+        section.append(figure);
+      }
+      if (figure.matches(":hover, :focus-within") && views[chart.id]) continue; // somebody reads it
+      await draw(chart, found.config, figure.querySelector(".chart"));
+    }
+    const lines = [...absent].map(([reason, titles]) => el("p", { class: "absent" }, `No ${titles.join(", ")}: ${reason}`));
+    const old = byId("no-charts");
+    const made = el("div", { id: "no-charts" }, ...lines);
+    if (old) old.replaceWith(made); else section.append(made);
+  }
+
+  function showFigures(found) {
+    byId("title").textContent = found.title;
+    document.title = `${found.title} · erg serve`;
+    const cards = [];
+    for (const key of FIGURES) {
+      const one = found.shown[key];
+      if (!one || one.missing !== undefined) continue;
+      cards.push(el("article", { class: "card" }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
+        one.interval ? el("div", { class: "dim" }, one.interval) : null,
+        el("span", { class: `badge ${one.basis}` }, one.basis),
+        el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
+    }
+    const about = [found.devices.join(", "), found.host, found.model].filter(Boolean).join(" · ");
+    const findings = found.check.findings.map((one) => el("li", {}, el("span", { class: one.weight }), one.seen, el("div", { class: "dim" }, one.effect)));
+    const verdict = found.check.is_fit ? "Fit to be compared." : "Not fit to be compared.";
+    const ahead = found.ahead.missing === undefined ? found.ahead.text : `How far it is, nobody knows: ${found.ahead.missing}`;
+    const made = el("section", { id: "figures", "aria-label": "figures" }, el("p", { class: "dim" }, about),
+      el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards),
+      el("h2", {}, "Findings"), el("p", {}, el("strong", {}, verdict)),
+      el("ul", { class: "findings" }, ...findings));
+    const old = byId("figures");
+    if (old && old.contains(document.activeElement)) return;
+    if (old) old.replaceWith(made); else byId("report").prepend(made);
+    byId("report-note").hidden = true;
+  }
+
+  // Of a long run that has ended: what is known at once, until its report is made.
+  async function showSoon() {
+    showCharts("phases").catch(() => {});
+    const row = await ask(`/api/run/${id}/row`).catch(() => null);
+    if (!row || row.is_pending || byId("figures")) return;
+    const known = Object.entries(row.readings).filter(([key, one]) => LISTED[key] && one.missing === undefined);
+    byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
+      ...known.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
+        el("span", { class: `badge ${one.basis}` }, one.basis))))));
+  }
+
+  async function refresh() {
+    try {
+      await Promise.all([ask(`/api/run/${id}`).then(showFigures), showCharts()]);
+    } catch (error) {
+      if (state !== "gone") sayState(String(error.message), "bad");
+    }
+  }
+
+  async function becomeReport() {
+    if (isDone) return;
+    isDone = true;
+    const made = await fetch(`/run/${id}/report`, { method: "HEAD" });
+    if (!made.ok) { await refresh(); return; }
+    // Once: a page that comes back the same must not turn for ever.
+    const before = Number(sessionStorage.getItem(`erg-reload-${id}`));
+    if (Date.now() - before < 10_000) return;
+    sessionStorage.setItem(`erg-reload-${id}`, Date.now());
+    location.reload();
+  }
+
+  let busy = false;
+  let wanted = true;
+  async function keepUp() {
+    if (wanted && !busy && !document.hidden && state === "running") {
+      busy = true; wanted = false;
+      await refresh();
+      busy = false;
+    }
+    setTimeout(keepUp, 2000);
+  }
+
+  const stop = watchRun(id, (seen) => {
+    if (seen.lost !== undefined) {
+      if (seen.lost) sayState("erg serve does not answer: has it been stopped? What is shown is the last that was seen.", "bad");
+      else if (state) sayState(state === "running" ? "running" : state, kindOf(state));
+      return;
+    }
+    const before = state;
+    state = seen.state;
+    if (state === "gone") {
+      sayState(`the run's directory is gone; what is shown is the last that was seen of it (${seen.why || "not found"})`, "bad");
+      return;
+    }
+    sayState(state, kindOf(state));
+    if (seen.title) { byId("title").textContent = seen.title; document.title = `${seen.title} · erg serve`; }
+    if (state === "running" || before === "running") showLive(seen);
+    if (state === "running") { isDone = false; wanted = wanted || seen.step !== step; step = seen.step; if (before !== "running") keepUp(); }
+    else { becomeReport(); if (before === null) showSoon(); if (GOOD.includes(state)) stop(); }
+  });
+}
+
+// -- comparison -----------------------------------------------------------------------------------
+const VERDICTS = { better: "+ better", worse: "− worse", differs: "* differs", "not shown": "= no difference shown",
+  "no interval": "? one run each", absent: "absent" };
+
+async function comparePage() {
+  const place = byId("compared");
+  const query = new URLSearchParams(location.search);
+  try {
+    const found = await ask(`/api/compare?${query}`);
+    const { shown } = found;
+    const keys = found.metrics.map((one) => one.key);
+    const groups = found.groups.map((group, number) => [group.name, String(group.runs.length), ...keys.map((key) => shown.cells[number][key])]);
+    place.append(table([found.group_by.join(", "), "runs", ...keys.map((key) => shown.heads[key])], groups, "Figures by group"));
+    found.pairs.forEach((pair, number) => {
+      const verdicts = pair.verdicts.map((one) => el("li", { class: `verdict ${one.state.replace(" ", "-")}` },
+        el("span", { class: "badge" }, VERDICTS[one.state] || one.state), " ", one.words));
+      const around = shown.around[number].map((line) => el("li", { class: "dim" }, line));
+      place.append(el("h2", {}, shown.titles[number]), el("ul", { class: "findings" }, ...verdicts, ...around));
+    });
+    if (shown.front) place.append(el("p", {}, shown.front));
+    for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
+    for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
+    sayState(found.is_comparable ? "comparable" : "not comparable as they are: the reasons stand below", found.is_comparable ? "good" : "bad");
+    if (!found.is_comparable && !query.get("anyway")) {
+      query.set("anyway", "true");
+      place.append(el("p", {}, el("a", { href: `/compare?${query}` }, "compare anyway; the reasons stay")));
+    }
+  } catch (error) { sayState(String(error.message), "bad"); }
+}
+
+// -- benches and ledgers --------------------------------------------------------------------------
+const LEVELS = 5;
+
+async function benchPage() {
+  let found;
+  try { found = await ask(`/api/bench/${pathId()}`); }
+  catch (error) { sayState(String(error.message), "bad"); return; }
+  const all = await ask("/api/benches");
+  byId("title").textContent = (all.benches.find((one) => one.id === pathId()) || { name: "Bench" }).name;
+  const figures = Object.entries(found.figures);
+  const fill = (id, values, words, first) => {
+    byId(id).replaceChildren(...values.map((one) => el("option", { value: one }, words(one))));
+    byId(id).value = first;
+    byId(id).addEventListener("change", show);
+  };
+  fill("down", found.axes, (one) => one.replaceAll("_", " "), found.axes[0]);
+  fill("across", ["", ...found.axes], (one) => one ? one.replaceAll("_", " ") : "nothing", found.axes[1] || "");
+  fill("figure", figures.map(([name]) => name), (one) => found.figures[one].title, (figures[0] || [""])[0]);
+
+  function entry(group, name, scale, rest) {
+    const said = rest.map((axis) => `${axis.replaceAll("_", " ")} ${group.axes[axis] ?? "-"}`).join(", ");
+    const one = group.figures[name];
+    const many = group.repeats > 1 ? ` (${group.repeats} runs)` : "";
+    if (group.is_ok && one) {
+      const level = scale.most > scale.least ? Math.min(LEVELS - 1, Math.floor(LEVELS * (one.value - scale.least) / (scale.most - scale.least))) : 0;
+      return el("div", { class: `cell level${level}` }, el("span", {}, one.text + many), said ? el("small", {}, said) : null,
+        group.status === "ok" ? null : el("small", { class: "part" }, `✕ ${group.status}`));
+    }
+    const word = group.is_ok ? "- no figure" : `✕ ${group.status}`;
+    const kind = ["pending", "running", "skipped"].includes(group.status) ? "waiting" : group.is_ok ? "none" : "failed";
+    const sign = kind === "waiting" ? word.replace("✕", "…") : word;
+    return el("div", { class: `cell ${kind}` }, el("span", {}, sign), said ? el("small", {}, said) : null,
+      group.reason ? el("small", {}, group.reason.slice(0, 160)) : null);
+  }
+
+  function show() {
+    const [down, across, name] = [byId("down").value, byId("across").value, byId("figure").value];
+    const values = found.groups.map((one) => one.is_ok && one.figures[name] ? one.figures[name].value : null).filter((one) => one !== null);
+    const scale = { least: Math.min(...values), most: Math.max(...values) };
+    const order = (axis) => [...new Set(found.groups.map((one) => one.axes[axis]))].sort((a, b) => {
+      const [x, y] = [Number(a), Number(b)];
+      return Number.isNaN(x) || Number.isNaN(y) ? String(a).localeCompare(String(b)) : x - y;
+    });
+    const columns = across && across !== down ? order(across) : [null];
+    const rest = found.axes.filter((axis) => axis !== down && (columns[0] === null || axis !== across));
+    const heads = columns.map((one) => one === null ? found.figures[name]?.title || "" : String(one ?? "-"));
+    const body = order(down).map((value) => el("tr", {}, el("th", { scope: "row" }, String(value ?? "-")),
+      ...columns.map((column) => el("td", {}, ...found.groups
+        .filter((one) => one.axes[down] === value && (columns[0] === null || one.axes[across] === column))
+        .map((one) => entry(one, name, scale, rest))))));
+    const corner = columns[0] === null ? down.replaceAll("_", " ") : `${down.replaceAll("_", " ")} \\ ${across.replaceAll("_", " ")}`;
+    const head = el("tr", {}, el("td", {}, corner), ...heads.map((one) => el("th", { scope: "col" }, one)));
+    const failed = found.groups.filter((one) => !one.is_ok).length;
+    const better = found.figures[name]?.is_lower_better ? "lower is better" : "higher is better";
+    byId("matrix").replaceChildren(
+      el("div", { class: "scroll", role: "region", "aria-label": "Matrix", tabindex: "0" },
+        el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...body))),
+      el("p", { class: "dim" }, `Darker is more; ${better}. Hatched cells with ✕ have no figure.`),
+      ...found.notes.map((note) => el("p", { class: "dim" }, note)));
+    sayState(`${found.cells} cells in ${found.groups.length} configurations` + (failed ? `, ${failed} without a result` : ""));
+  }
+  show();
+}
+
+async function namesPage(word, kind) {
+  try {
+    const found = (await ask(`/api/${word}`))[word];
+    sayState(found.length ? `${found.length} in this directory` : `none in this directory`);
+    byId("table").append(el("ul", {}, ...found.map((one) => el("li", {}, el("a", { href: `/${kind}/${one.id}` }, one.name)))));
+  } catch (error) { sayState(String(error.message), "bad"); }
+}
+
+async function ledgerPage() {
+  try {
+    const found = await ask(`/api/ledger/${pathId()}`);
+    const all = await ask("/api/ledgers");
+    byId("title").textContent = (all.ledgers.find((one) => one.id === pathId()) || { name: "Ledger" }).name;
+    const has = (key) => found.rows.some((row) => row.readings[key] && row.readings[key].missing === undefined);
+    const keys = found.metrics.filter(has);
+    const rows = found.rows.map((row) => [...keys.map((key) => (row.readings[key] || {}).text || "-"), ...found.facts.map((name) => row.facts[name] ?? "-")]);
+    byId("table").append(table([...keys.map((key) => found.titles[key] || key), ...found.facts], rows, "Rows of the ledger"));
+    for (const remark of new Set(found.rows.flatMap((row) => row.remarks))) byId("table").append(el("p", { class: "dim" }, remark));
+    for (const line of found.left_out) byId("table").append(el("p", { class: "absent" }, `left out: ${line}`));
+    sayState(`${found.rows.length} rows` + (found.left_out.length ? `, ${found.left_out.length} left out` : ""));
+  } catch (error) { sayState(String(error.message), "bad"); }
+}
+
+// -- all pages ------------------------------------------------------------------------------------
+const root = document.documentElement;
+byId("theme").addEventListener("click", () => {
+  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = isDark ? "light" : "dark";
+});
+for (const link of document.querySelectorAll("header nav a")) {
+  if (link.getAttribute("href") === location.pathname) link.setAttribute("aria-current", "page");
+}
+const PAGES = { runs: runsPage, run: runPage, compare: comparePage, bench: benchPage, ledger: ledgerPage,
+  benches: () => namesPage("benches", "bench"), ledgers: () => namesPage("ledgers", "ledger") };
+if (PAGES[page]) PAGES[page]();

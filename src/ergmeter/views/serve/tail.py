@@ -1,0 +1,125 @@
+"""Runs that are being watched: one look at each, for all who watch it.
+
+The trap: a reader for each open page. Fifty pages of one run are fifty readers of its files, and
+the training pays for it. Here a run is looked at twice a second as long as anybody watches, and
+what was seen is handed to all; who is slow gets the newest and not the backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import UsageError
+from ergmeter.views.serve.pool import LIVE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from ergmeter.views.serve.folder import Folder, Place
+
+_LOOK_S = 0.5
+# A look takes longer as the writer's open file grows, until that is closed after 15 minutes.
+_PATIENCE = 9.0
+_LONGEST_S = 1.2  # so that a step is on the page within 2 s, the writer's half second included
+_SLOW_S = 3.0  # of a run that is not going: it may be taken up again
+MOST_LISTENERS = 256
+
+
+class Listener:
+    """Somebody who watches. Holds the newest that was seen of each run, and no more."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, bytes] = {}
+        self._is_there = asyncio.Event()
+
+    def hand(self, run: str, seen: bytes) -> None:
+        """Give it something new of a run."""
+        self._newest[run] = seen
+        self._is_there.set()
+
+    async def next(self, timeout_s: float) -> list[bytes]:
+        """What is new; nothing, where nothing was for so long."""
+        try:
+            await asyncio.wait_for(self._is_there.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return []
+        self._is_there.clear()
+        newest, self._newest = self._newest, {}
+        return list(newest.values())
+
+
+class Tail:
+    """The looks at one run."""
+
+    def __init__(self, place: Place, folder: Folder) -> None:
+        self._place = place
+        self._folder = folder
+        self._task: asyncio.Task[None] | None = None
+        self._seen: bytes | None = None
+        self.listeners: set[Listener] = set()
+        self.looks = 0
+
+    def add(self, listener: Listener) -> None:
+        """Begin to look, if nobody watched before."""
+        self.listeners.add(listener)
+        if self._seen is not None:
+            listener.hand(self._place.id, self._seen)
+        if self._task is None:
+            self._task = asyncio.create_task(self._follow())
+
+    def remove(self, listener: Listener) -> None:
+        """Stop looking when the last one goes."""
+        self.listeners.discard(listener)
+        if not self.listeners and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _follow(self) -> None:
+        live = await asyncio.to_thread(importlib.import_module, LIVE)
+        look = live.Look(str(self._place.path))
+        while True:
+            self.looks += 1
+            began_s = time.monotonic()
+            state: dict[str, Any] = await asyncio.to_thread(look.now)
+            took_s = time.monotonic() - began_s
+            seen = self._folder.shown(json.dumps({"id": self._place.id, **state})).encode()
+            if seen != self._seen:
+                self._seen = seen
+                for listener in self.listeners:
+                    listener.hand(self._place.id, seen)
+            pause_s = min(max(_LOOK_S, _PATIENCE * took_s), _LONGEST_S)
+            await asyncio.sleep(pause_s if state["state"] == "running" else _SLOW_S)
+
+
+class Tails:
+    """All runs that are watched now."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._tails: dict[str, Tail] = {}
+
+    @property
+    def watching(self) -> dict[str, int]:
+        """How many watch each run."""
+        return {id: len(tail.listeners) for id, tail in self._tails.items()}
+
+    @asynccontextmanager
+    async def watch(self, places: list[Place]) -> AsyncIterator[Listener]:
+        """Watch runs as long as this is open. UsageError where too many do already."""
+        if sum(self.watching.values()) >= MOST_LISTENERS:
+            raise UsageError(f"{MOST_LISTENERS} pages are watching already")
+        listener = Listener()
+        tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in places]
+        for tail in tails:
+            tail.add(listener)
+        try:
+            yield listener
+        finally:
+            for tail in tails:
+                tail.remove(listener)
+            self._tails = {id: tail for id, tail in self._tails.items() if tail.listeners}

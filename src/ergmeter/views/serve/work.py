@@ -1,0 +1,293 @@
+"""What is read of runs, benches and ledgers, as JSON. Called in a process of its own.
+
+The trap: a number that only this page has. All that is said here was computed below, by the same
+functions that `erg report`, `erg check`, `erg compare` and `erg bench report` show.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ergmeter.bench import results
+from ergmeter.errors import FormatError, NotMeasurable, UsageError
+from ergmeter.metrics import comparison, timeline
+from ergmeter.metrics.ahead import ahead
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.ledgers import read_ledger
+from ergmeter.metrics.sources import found_in
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.records import COLUMN_KINDS, Missing, Reading
+from ergmeter.runlog.collection import Labels, labels_of
+from ergmeter.runlog.reader import Run, Series
+from ergmeter.units import NS_PER_S, duration
+from ergmeter.views import bench_report, check, compare, compare_documents, documents, terminal
+from ergmeter.views.html import palette
+from ergmeter.views.html import report as html_report
+from ergmeter.views.html.charts import drawn
+from ergmeter.views.html.page import vega
+from ergmeter.views.html.phase_chart import phase_chart
+from ergmeter.views.html.time_charts import IDS, time_charts
+from ergmeter.views.serve.matrix import matrix
+from ergmeter.views.serve.pool import LIBRARY, PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.timeline import Line
+    from ergmeter.records import Device, Result
+
+# What the list shows of a run.
+LISTED = (
+    "throughput.tokens_per_s",
+    "time.step_s",
+    "utilization.mfu_frac",
+    "energy.joules_per_token",
+    "time.run_s",
+)
+_COUNTERS = (
+    *("energy_j", "cpu_s", "disk_read_bytes", "disk_written_bytes"),
+    *("net_received_bytes", "net_sent_bytes"),
+)
+_OF_STEPS = {"step_s": timeline.step_line, "loss": timeline.loss_line}
+SERIES = (
+    *(n for n, kind in COLUMN_KINDS["samples"].items() if kind in ("float", "count")),
+    *_OF_STEPS,
+)
+_FEWEST = 50  # points of a line
+_Span: TypeAlias = "tuple[float, float]"
+
+
+def row(path: str, root: str) -> bytes:
+    """A run in the list: what it is, and the figures of the columns."""
+    run = Run.open(path)
+    summary = summarize(run)
+    return _told(
+        {
+            **about(run),
+            "status": summary.status,
+            "readings": {key: _brief(summary.readings[key]) for key in LISTED},
+            "is_damaged": bool(run.damage),
+        },
+        root,
+    )
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a run says of itself."""
+    accelerators = [one.name for one in run.devices.values() if one.kind == "gpu"]
+    names = accelerators or [one.name for one in run.devices.values() if one.kind == "cpu"]
+    counts = [f"{names.count(n)} x {n}" for n in dict.fromkeys(names)]
+    labels = _labels(run)
+    return {
+        "title": run.name,
+        "created": run.header.get("created"),
+        "command": run.header.get("command"),
+        "model": _model(run),
+        "devices": counts,
+        "host": next((str(w.header.get("host")) for w in run.writers), ""),
+        "tags": list(labels.tags),
+        "notes_on_it": [text for _, text in labels.notes],
+    }
+
+
+def document(path: str, root: str) -> bytes:
+    """A run's summary and what `erg check` found."""
+    run = Run.open(path)
+    summary = summarize(run)
+    evidence = evidence_of(run)
+    found = fitness(evidence)
+    whole = {
+        **documents.report(run, summary),
+        **about(run),
+        "titles": _titles(summary.readings),
+        "shown": {key: _brief(found) for key, found in summary.readings.items()},
+        "check": check.document(run, found),
+        "ahead": _ahead(evidence),
+    }
+    return _told(whole, root)
+
+
+def charts(path: str, root: str, only: Sequence[str]) -> bytes:
+    """The charts of a run over time, as the report has them; all of them or just some."""
+    unknown = [name for name in only if name not in IDS]
+    if unknown:
+        raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
+    evidence = evidence_of(Run.open(path))
+    if list(only) == [PHASES]:  # of the steps alone, which are few: there at once, of any run
+        found = [drawn(PHASES, "steps, phases and marks", "", lambda: phase_chart(evidence))]
+    else:
+        found = [one for one in time_charts(evidence) if not only or one.id in only]
+    return _told({"config": palette.config(), "charts": [asdict(one) for one in found]}, root)
+
+
+def report(path: str, root: str) -> bytes:
+    """The page that `erg report --html` writes, less the charting library in it."""
+    run = Run.open(path)
+    page = html_report.report(evidence_of(run), summarize(run))
+    page = page.replace(f"<script>{vega()}</script>", LIBRARY)
+    return page.replace(f"{root}/", "").encode()
+
+
+def library() -> bytes:
+    """The charting library."""
+    return vega().encode()
+
+
+def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int) -> bytes:
+    """Columns over time, device by device, in no more points than asked for, all together."""
+    unknown = [name for name in columns if name not in SERIES]
+    if unknown:
+        raise UsageError(f"no column {unknown[0]!r}; there are {', '.join(SERIES)}")
+    evidence = evidence_of(Run.open(path))
+    wanted = [(name, one) for name in columns for one in _sources(evidence, name)]
+    shown = wanted[: max(1, most // _FEWEST)]
+    # Around a gap both neighbours and a break are kept besides: half as many again at the most.
+    points = max(4, most * 2 // (5 * max(1, len(shown))))
+    lines = [_line(evidence, device, name, span=span, points=points) for name, device in shown]
+    whole = {"columns": list(columns), "lines": lines, "left_out": len(wanted) - len(shown)}
+    return _told(whole, root)
+
+
+def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
+    """What `erg compare` says of these runs."""
+    options = comparison.Options(group_by=tuple(group_by), anyway=anyway)
+    found = comparison.compare(found_in([Path(one) for one in paths]), options)
+    heads = {one.key: compare.head(one) for one in found.measures}
+    cells = [
+        {one.key: " ".join(compare.cell(found, g, one)).strip() for one in found.measures}
+        for g in found.groups
+    ]
+    # The page has a link for what is an option on a command line.
+    words = [
+        [line for _, line in compare.around(pair) if not line.startswith("--")]
+        for pair in found.pairs
+    ]
+    titles = [compare.title(pair) for pair in found.pairs]
+    front = compare.front_in_words(found.front) if found.front else None
+    shown = {"heads": heads, "cells": cells, "titles": titles, "around": words, "front": front}
+    return _told({**compare_documents.document(found), "shown": shown}, root)
+
+
+def bench(path: str, root: str) -> bytes:
+    """The cells of a bench by configuration, its repeats averaged, as `erg bench report` has them.
+
+    What a program printed is left out: it may be megabytes.
+    """
+    found = results.table(Path(path), keep=False)
+    return _told({**matrix(found), "notes": bench_report.notes(found)}, root)
+
+
+def ledger(path: str, root: str) -> bytes:
+    """The rows of an energy ledger that can be read, and why the others can't."""
+    found = read_ledger(Path(path), given=path)
+    facts = list(dict.fromkeys(name for entry in found.entries for name in entry.facts))
+    keys = list(dict.fromkeys(key for entry in found.entries for key in entry.figures))
+    rows = [
+        {
+            "source": entry.source,
+            "facts": dict(entry.facts),
+            "readings": {key: _brief(said) for key, said in entry.figures.items()},
+            "remarks": list(entry.remarks),
+        }
+        for entry in found.entries
+    ]
+    whole = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
+    return _told({**whole, "left_out": list(found.left_out)}, root)
+
+
+def _ahead(evidence: Evidence) -> dict[str, Any]:
+    """How far a run is, and what is left; or why nobody knows."""
+    try:
+        found = ahead(evidence)
+    except NotMeasurable as error:
+        return {"missing": str(error)}
+    left = "not known yet" if found.left_s is None else duration(found.left_s)
+    done = f"{found.done:,.0f} of {found.total:,.0f} {found.unit} ({found.done_frac:.1%})"
+    return {**asdict(found), "text": f"{done}; left, at the counted rate: {left}"}
+
+
+def _model(run: Run) -> str | None:
+    said = run.workload.get("model") or run.workload.get("model_name_or_path")
+    if said:
+        return str(said)
+    trained = (w.header.get("training") for w in run.writers)
+    models = (one.get("model") for one in trained if isinstance(one, dict))
+    return next((str(one) for one in models if one), None)
+
+
+def _labels(run: Run) -> Labels:
+    try:
+        return labels_of(run.path)
+    except FormatError:  # broken labels must not cost the figures; `erg list` says what is wrong
+        return Labels()
+
+
+def _titles(keys: Iterable[str]) -> dict[str, str]:
+    known = catalogue()
+    return {key: known[key].title for key in keys if key in known}
+
+
+def _brief(found: Result) -> dict[str, Any]:
+    """A reading with the words a person reads; or why there is none."""
+    whole = documents.result(found)
+    if isinstance(found, Reading) and "value" in whole:
+        # A loss has no unit to show; a column names its unit in its head.
+        text, bare = (say(found).removesuffix(" 1") for say in (terminal.value, terminal.bare))
+        whole |= {"text": text, "bare": bare, "interval": terminal.interval(found)}
+    elif isinstance(found, Missing):
+        whole["text"] = "-"
+    return whole
+
+
+def _sources(evidence: Evidence, column: str) -> list[Device | None]:
+    if column in _OF_STEPS:
+        return [None]
+    said = evidence.series(column)
+    return [one for one in evidence.run.devices.values() if one.id in said]
+
+
+def _line(
+    evidence: Evidence, device: Device | None, column: str, *, span: _Span, points: int
+) -> dict[str, Any]:
+    """One line of a chart, or why there is none."""
+    try:
+        if device is None:
+            line = _OF_STEPS[column](evidence, points=points)
+        else:
+            line = _sampled(evidence, device, column, span=span, points=points)
+    except NotMeasurable as error:
+        return {"column": column, "device": None, "missing": str(error)}
+    inside = (line.t_s >= span[0]) & (line.t_s <= span[1])
+    return {
+        "column": column,
+        "device": device.id if device else None,
+        "is_rate": column in _COUNTERS,  # per second, of what only ever grows
+        "t_s": line.t_s[inside].tolist(),
+        "values": line.values[inside].tolist(),
+        "readings": line.readings,
+    }
+
+
+def _sampled(evidence: Evidence, device: Device, column: str, *, span: _Span, points: int) -> Line:
+    """A column in a span of time: bounded within it, so that a closer look shows more."""
+    found = evidence.series(column)[device.id]
+    found = timeline.rate(found) if column in _COUNTERS else found
+    zero_ns = timeline.zero_ns(evidence)
+    ends_ns = [zero_ns + one * NS_PER_S for one in span]
+    first, last = np.searchsorted(found.t_ns, ends_ns[0]), np.searchsorted(found.t_ns, ends_ns[1])
+    part = Series(found.t_ns[first:last], found.values[first:last])
+    return timeline.bounded(part, zero_ns=zero_ns, points=points)
+
+
+def _told(whole: dict[str, Any], root: str) -> bytes:
+    """As JSON, with paths as they are under the directory: where it lies is nobody's business."""
+    text = json.dumps(documents.finite(whole), allow_nan=False, default=str)
+    inside = json.dumps(root)[1:-1]
+    return text.replace(f"{inside}/", "").encode("utf-8", "replace")

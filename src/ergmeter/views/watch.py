@@ -1,0 +1,242 @@
+"""A run while it is going, on a terminal of 60 to 200 columns, or as lines where there is none.
+
+The trap: a page that breaks where it is narrow. What does not fit is left out whole, from the
+right: first the curves, then the bases, never half a number. What is not known keeps its place and
+says why.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.records import Missing, Reading
+from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
+from ergmeter.units import NS_PER_S, duration, scaled, significant
+from ergmeter.views.terminal import value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import RenderableType
+
+    from ergmeter.metrics.watching import Frame, Gauges
+    from ergmeter.records import Result
+
+_BARS = "▁▂▃▄▅▆▇█"
+_FOR_CURVES = 84  # columns, from which on there is room for them
+_FOR_BASES = 72
+_MOST_DEVICES = 16
+_MOST_RANKS = 8
+_MOST_ALERTS = 6
+_GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("power_w", "power", lambda x: f"{x:.0f} W"),
+    ("memory_bytes", "memory", lambda x: scaled(x, "B")),
+    ("temperature_c", "heat", lambda x: f"{x:.0f} °C"),
+    ("busy_frac", "busy", lambda x: f"{x * 100:.0f} %"),
+)
+# Of each row: its title, its figure lately, its curve, and its figure so far.
+_ROWS = (
+    ("tokens/s", "throughput.tokens_per_s", "tokens_per_s", "throughput.tokens_per_s"),
+    ("step time", "time.step_s", "step_s", "time.step_s"),
+    ("loss", "", "loss", ""),
+    ("power", "energy.mean_w", "power_w", ""),
+    ("energy", "", "", "energy.run_j"),
+    ("J/token", "", "", "energy.joules_per_token"),
+    ("MFU", "", "", "utilization.mfu_frac"),
+)
+_CALLED = {RUNNING: "going", CUT_OFF: "cut off: its writer is gone"}
+
+
+def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableType:
+    """Everything about a run, in so many columns. `lines`: the room there is for it."""
+    parts: list[RenderableType] = [*_head(frame), Text(), _figures(frame, columns)]
+    parts += _missing(frame, columns)
+    parts += _devices(frame, columns)
+    parts += _ranks(frame)
+    # What came last is what one looks for: of the rest as much as there is room for.
+    room = _MOST_ALERTS if lines is None else max(2, min(_MOST_ALERTS, lines - 24))
+    parts += _alerts(frame, room)
+    return Group(*parts)
+
+
+def line(frame: Frame) -> str:
+    """The same in one line, for a file or a pipe."""
+    parts = [_progress(frame)]
+    for title, key, _, _ in _ROWS:
+        found = frame.lately.get(key)
+        if isinstance(found, Reading):
+            parts.append(value(found) if title == "tokens/s" else f"{title} {value(found)}")
+        elif title == "loss" and frame.loss is not None:
+            parts.append(f"loss {significant(frame.loss)}")
+    for column, title, said in _GAUGES[1:3]:
+        most = [one.values[column] for one in _shown(frame) if column in one.values]
+        if most:
+            parts.append(f"{title} {said(max(most))}")
+    for key, title in (("energy.joules_per_token", "J/token"), ("utilization.mfu_frac", "MFU")):
+        found = frame.so_far.get(key)
+        if isinstance(found, Reading):
+            parts.append(f"{title} so far {value(found)} ({found.basis})")
+    parts.append(_eta(frame))
+    return f"{_clock(frame, frame.newest_ns)} " + " | ".join(parts)
+
+
+def alert_line(frame: Frame, number: int) -> str:
+    """One of its alerts, as a line of its own."""
+    alert = frame.alerts[number]
+    return f"{_clock(frame, alert.t_ns)} alert: {alert.text}"
+
+
+def _head(frame: Frame) -> list[Text]:
+    style = {RUNNING: "cyan", FINISHED: "green"}.get(frame.status, "red")
+    called = _CALLED.get(frame.status, frame.status)
+    title = Text.assemble((frame.run.name, "bold"), "  ", (called, style), no_wrap=True)
+    title.append(f"  {duration(frame.elapsed_s)}", "dim")
+    title.overflow = "ellipsis"
+    said = Text(f"{_progress(frame)}, {_eta(frame)}")
+    if frame.total and frame.done is not None:
+        share = min(1.0, frame.done / frame.total)
+        filled = round(share * 20)
+        bar = "█" * filled + "░" * (20 - filled)
+        said = Text.assemble((bar, "cyan"), f" {share * 100:.0f} %  ", said)
+    return [title, said]
+
+
+def _progress(frame: Frame) -> str:
+    if frame.step is None:
+        return "no step yet"
+    of = f" of {frame.total:,.0f}" if frame.total and frame.unit == "steps" else ""
+    tokens = ""
+    if frame.unit == "tokens" and frame.done is not None:
+        tokens = f", {frame.done:,.0f} of {frame.total:,.0f} tokens"
+    return f"step {frame.step:,}{of}{tokens}"
+
+
+def _eta(frame: Frame) -> str:
+    if not frame.is_going:
+        return "over"
+    return f"no ETA: {frame.no_eta}" if frame.eta_s is None else f"{duration(frame.eta_s)} to go"
+
+
+def _figures(frame: Frame, columns: int) -> Table:
+    with_curves, with_bases = columns >= _FOR_CURVES, columns >= _FOR_BASES
+    cells = max(8, min(80, columns - 66))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("lately", justify="right", no_wrap=True)
+    if with_curves:
+        table.add_column("from the start", no_wrap=True)
+    table.add_column("so far", justify="right", no_wrap=True)
+    if with_bases:
+        table.add_column("", no_wrap=True)
+    for title, now, curve, so_far in _ROWS:
+        found = frame.so_far.get(so_far)
+        row: list[str | Text] = [title, _now(frame, title, now)]
+        if with_curves:
+            row.append(sparkline(frame.curves.get(curve, ()), cells))
+        row.append(_value(found) if so_far else "")
+        if with_bases:
+            row.append(Text(found.basis if isinstance(found, Reading) else "", "dim"))
+        table.add_row(*row)
+    return table
+
+
+def _now(frame: Frame, title: str, key: str) -> str:
+    if title == "loss":
+        return "-" if frame.loss is None else significant(frame.loss)
+    return _value(frame.lately.get(key)) if key else ""
+
+
+def _value(found: Result | None) -> str:
+    return value(found) if isinstance(found, Reading) else "-"
+
+
+def sparkline(points: tuple[float, ...], cells: int) -> str:
+    """A curve in so many cells at most, each the mean of its points; "" of fewer than two."""
+    known = np.array([point for point in points if np.isfinite(point)])
+    if len(known) < 2:
+        return ""
+    edges = np.linspace(0, len(known), min(cells, len(known)) + 1).astype(int)
+    means = np.array([known[a:b].mean() for a, b in pairwise(edges)])
+    low, high = float(means.min()), float(means.max())
+    level = (means - low) / (high - low) if high > low else np.zeros(len(means))
+    return "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
+
+
+def _missing(frame: Frame, columns: int) -> list[Text]:
+    """Why a figure is not there, each reason once and in one line."""
+    said: dict[str, list[str]] = {}
+    for title, now, _, so_far in _ROWS:
+        for found in (frame.so_far.get(so_far), frame.lately.get(now)):
+            if isinstance(found, Missing) and title not in said.setdefault(found.reason, []):
+                said[found.reason].append(title)
+    return [
+        Text(_cut(f"no {', '.join(titles)}: {reason}", columns), "yellow", no_wrap=True)
+        for reason, titles in said.items()
+        if titles
+    ]
+
+
+def _cut(text: str, columns: int) -> str:
+    return text if len(text) <= columns else text[: columns - 1] + "…"
+
+
+def _shown(frame: Frame) -> list[Gauges]:
+    """The accelerators; where there is none the program and the CPUs."""
+    accelerators = [one for one in frame.gauges if one.device.kind == "gpu"]
+    return accelerators or [one for one in frame.gauges if one.device.kind in ("cpu", "process")]
+
+
+def _devices(frame: Frame, columns: int) -> list[RenderableType]:
+    shown = _shown(frame)
+    if not shown:
+        return []
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("device", no_wrap=True, overflow="ellipsis", max_width=max(12, columns - 44))
+    used = [g for g in _GAUGES if any(g[0] in one.values for one in shown)]
+    for _, title, _ in used:
+        table.add_column(title, justify="right", no_wrap=True)
+    for number, one in enumerate(shown[:_MOST_DEVICES]):
+        name = f"{number} {one.device.name}" if one.device.kind == "gpu" else one.device.name
+        cells = [said(one.values[c]) if c in one.values else "-" for c, _, said in used]
+        table.add_row(Text(name, overflow="ellipsis"), *cells)
+    more = len(shown) - _MOST_DEVICES
+    return [Text(), table, *([Text(f"and {more} more", "dim")] if more > 0 else [])]
+
+
+def _ranks(frame: Frame) -> list[Text]:
+    if len(frame.ranks) < 2:
+        return []
+    slowest = sorted(frame.ranks.items(), key=lambda one: one[1])
+    said = ", ".join(f"{rank}: {done:,}" for rank, done in slowest[:_MOST_RANKS])
+    more = f", and {len(slowest) - _MOST_RANKS} more" if len(slowest) > _MOST_RANKS else ""
+    return [Text(f"steps by rank, the slowest first: {said}{more}", "dim")]
+
+
+def _alerts(frame: Frame, room: int) -> list[RenderableType]:
+    parts: list[RenderableType] = [Text()]
+    if not frame.alerts:
+        parts.append(Text(f"no alert ({', '.join(frame.rules)})", "dim"))
+    left_out = len(frame.alerts) - room
+    if left_out > 0:
+        parts.append(Text(f"{left_out} earlier alerts", "dim"))
+    for alert in frame.alerts[-room:]:
+        when = _clock(frame, alert.t_ns)
+        seen = "" if alert.was_told else "  (seen now, not told during the run)"
+        parts.append(Text.assemble((f"{when} ! ", "red"), alert.text, (seen, "dim")))
+    unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
+    if unjudged:
+        parts.append(Text(f"not judged: {'; '.join(unjudged)}", "dim"))
+    return parts
+
+
+def _clock(frame: Frame, t_ns: int) -> str:
+    """The time of day, here."""
+    wall_s = (t_ns + frame.run.wall_zero_ns) / NS_PER_S
+    return datetime.fromtimestamp(wall_s).astimezone().strftime("%H:%M:%S")

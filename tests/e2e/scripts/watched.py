@@ -1,0 +1,16 @@
+"""A training to be watched. watched.py RUN STEPS [NAN_AT]; RUN is - inside `erg record`."""
+
+import math
+import sys
+import time
+
+from ergmeter import Budget, Meter
+
+steps = int(sys.argv[2])
+nan_at = int(sys.argv[3]) if len(sys.argv) > 3 else steps
+out = None if sys.argv[1] == "-" else sys.argv[1]
+with Meter(out, probes=("process",), budget=Budget(steps=steps)) as meter:
+    for number in range(steps):
+        with meter.step(tokens=256) as step:
+            time.sleep(0.02)
+            step.loss = math.nan if number >= nan_at else 3 - number / steps

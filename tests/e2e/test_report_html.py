@@ -1,0 +1,320 @@
+"""`erg report --html` in a real browser: drawn, moved, read aloud, attacked.
+
+The browser is the system's chromium; `./dev test` installs it. What a chart holds is read back from
+Vega itself.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.records import Device, Mark, Sample
+from tests.e2e.conftest import ERG, TIMEOUT_S, environment, eventually
+from tests.runs import add_writer, even_steps, make_run
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+DATA = Path(__file__).parents[1] / "data" / "h200_run"
+S = 10**9
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+ON_TIME = ["phases", "power", "energy", "memory", "activity", "clocks", "temperature", "steps"]
+
+
+def page_of(run: Path, out: Path) -> Path:
+    done = subprocess.run(
+        [ERG, "report", str(run), "--html", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The pages of two runs of an H200, of one that attacks, and of one without accelerator."""
+    folder = tmp_path_factory.mktemp("pages")
+    for name in ("demo", "bench"):
+        with tarfile.open(DATA / f"{name}.tar.gz") as packed:
+            packed.extractall(folder / name, filter="data")
+    runs = {"demo": folder / "demo" / "demo", "ladder": folder / "bench" / "ladder"}
+    runs["evil"] = make_run(folder / "evil", name=EVIL)
+    add_writer(
+        runs["evil"],
+        steps=even_steps(10),
+        samples=[Sample(i * S, "GPU-0", power_w=300.0) for i in range(12)],
+        devices=[Device("GPU-0", "gpu", f"GPU {EVIL}", "nvml", {"driver": EVIL})],
+        marks=[Mark(3 * S, EVIL, EVIL)],
+        settings={"note": EVIL},
+    )
+    runs["bare"] = make_run(folder / "bare", name="bare")
+    add_writer(runs["bare"], steps=even_steps(10), unavailable={"nvml": "no NVML library"})
+    return {name: page_of(run, folder / f"{name}.html") for name, run in runs.items()}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
+
+    def __init__(
+        self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light"
+    ) -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.complaints: list[str] = []
+        self.asked_for: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked_for.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn=true]")
+
+    def ask(self, expression: str) -> Any:
+        return self.page.evaluate(expression)
+
+    def wait(self, condition: str) -> None:
+        """Until it holds. Playwright's own way is `eval` in the page, which the policy refuses."""
+        eventually(lambda: self.ask(condition), condition)
+
+    def points(self) -> dict[str, int]:
+        found: dict[str, int] = self.ask(
+            "Object.fromEntries(Object.entries(ergmeterViews)"
+            ".map(([id, view]) => [id, view.data('points').length]))"
+        )
+        return found
+
+    def domains(self) -> dict[str, list[float]]:
+        """The time axis of each chart that is drawn over time."""
+        found: dict[str, list[float]] = self.ask(
+            "Object.fromEntries(Object.entries(ergmeterViews)"
+            ".filter(([id, view]) => 'zoom_t' in view.getState().signals)"
+            ".map(([id, view]) => [id, view.scale('x').domain()]))"
+        )
+        return found
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    made: list[Opened] = []
+
+    def open_page(name: str, **options: Any) -> Opened:
+        made.append(Opened(browser, pages[name], **options))
+        return made[-1]
+
+    yield open_page
+    for one in made:
+        one.page.close()
+
+
+@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
+    opened: Any, name: str, scheme: str
+) -> None:
+    one = opened(name, scheme=scheme)
+    assert one.complaints == []
+    assert [url for url in one.asked_for if not url.startswith("file:")] == []
+    assert len(one.asked_for) == 1
+
+
+def test_charts_have_the_points_that_the_run_has(opened: Any) -> None:
+    points = opened("demo").points()
+    # As many as the recording has readings: counted in its files (see its README).
+    assert points["power"] == 157
+    assert points["clocks"] == points["temperature"] == points["activity"] == 18
+    assert points["steps"] == points["loss"] == 243  # 240 counted and 3 of warm-up
+    assert "roofline" not in points
+    assert opened("ladder").points()["roofline"] == 1
+
+
+def test_the_highest_point_drawn_is_the_peak_power_of_the_card(opened: Any) -> None:
+    peak = opened("demo").ask("Math.max(...ergmeterViews.power.data('points').map((row) => row.v))")
+    assert peak == pytest.approx(641.7, abs=0.05)  # `erg report` of the same run: 641.7 W
+
+
+def test_a_chart_that_has_no_place_says_why(opened: Any) -> None:
+    text = opened("demo").page.inner_text("#roofline-section")
+    assert "no counter of the bytes that device memory moved" in text
+
+
+def test_zooming_moves_the_time_axis_of_all_charts_and_all_of_the_run_comes_back(
+    opened: Any,
+) -> None:
+    one = opened("demo")
+    before = one.domains()
+    assert set(ON_TIME) <= before.keys()
+    whole = before["power"]
+    one.page.click("button[data-zoom=nearer]")
+    one.wait("ergmeterViews.memory.scale('x').domain()[0] > 0")
+    after = one.domains()
+    quarter = (whole[1] - whole[0]) / 4
+    for domain in after.values():
+        assert domain == pytest.approx([whole[0] + quarter, whole[1] - quarter])
+    one.page.click("button[data-zoom=all]")
+    one.wait("ergmeterViews.memory.scale('x').domain()[0] === 0")
+    assert one.domains()["power"] == pytest.approx(whole)
+
+
+def test_shift_and_the_wheel_zoom_every_chart_and_the_bare_wheel_scrolls(opened: Any) -> None:
+    one = opened("demo")
+    chart = one.page.locator("#chart-power svg")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    one.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    scrolled = one.ask("scrollY")
+    one.page.mouse.wheel(0, 120)
+    one.wait(f"scrollY > {scrolled}")
+    assert one.domains()["power"][0] == 0
+    one.page.mouse.wheel(0, -120)
+    one.wait(f"scrollY <= {scrolled}")
+    one.page.keyboard.down("Shift")
+    one.page.mouse.wheel(0, -400)
+    one.page.keyboard.up("Shift")
+    one.wait("ergmeterViews.temperature.scale('x').domain()[0] > 0")
+    domains = one.domains()
+    for domain in domains.values():
+        assert domain == pytest.approx(domains["power"])
+    assert one.complaints == []
+
+
+def test_the_zoom_works_by_keyboard_alone(opened: Any) -> None:
+    one = opened("demo")
+    one.page.focus("button[data-zoom=counted]")
+    one.page.keyboard.press("Enter")
+    one.wait("ergmeterViews.power.scale('x').domain()[0] > 6")
+    low, high = one.domains()["power"]
+    assert high - low == pytest.approx(9.31, abs=0.01)  # the card: 240 steps in 9.31 s
+
+
+def test_pointing_at_a_line_shows_the_nearest_reading_with_its_unit(opened: Any) -> None:
+    one = opened("demo")
+    chart = one.page.locator("#chart-power svg")
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    one.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    one.page.wait_for_selector("#vg-tooltip-element.visible")
+    words = one.page.inner_text("#vg-tooltip-element")
+    assert "NVIDIA H200" in words
+    assert "undefined" not in words
+    value = float(words.split("W")[1].split()[0])
+    held = one.ask("ergmeterViews.power.data('points').map((row) => row.v)")
+    assert min(abs(value - reading) for reading in held) < 0.01
+
+
+def ground(one: Opened) -> str:
+    return str(one.ask("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_the_light_goes_on_and_off_and_follows_the_system_at_first(opened: Any) -> None:
+    light, dark = "rgb(255, 255, 255)", "rgb(20, 23, 27)"
+    one = opened("demo", scheme="dark")
+    assert ground(one) == dark
+    one.page.click("#theme")
+    assert ground(one) == light
+    one.page.click("#theme")
+    assert ground(one) == dark
+    assert ground(opened("demo", scheme="light")) == light
+
+
+def test_lines_change_their_colour_with_the_light(opened: Any) -> None:
+    one = opened("demo")
+    line = "getComputedStyle(document.querySelector('#chart-power .mark-line path')).stroke"
+    assert one.ask(line) == "rgb(0, 114, 178)"
+    one.page.click("#theme")
+    assert one.ask(line) == "rgb(86, 180, 233)"
+
+
+def test_on_paper_it_is_light_and_everything_is_open(opened: Any) -> None:
+    one = opened("demo", scheme="dark")
+    one.ask("dispatchEvent(new Event('beforeprint'))")
+    one.page.emulate_media(media="print")
+    assert ground(one) == "rgb(255, 255, 255)"
+    assert one.ask("document.querySelectorAll('details:not([open])').length") == 0
+    assert not one.page.is_visible(".zoom")
+
+
+@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_window(opened: Any, name: str, width: int) -> None:
+    one = opened(name, width=width)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert one.ask("document.documentElement.scrollWidth") <= one.ask("innerWidth")
+    for svg in one.page.query_selector_all(".chart svg"):
+        box = svg.bounding_box()
+        assert 200 < box["width"] <= width
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_no_label_of_an_axis_is_cut_off(opened: Any, width: int) -> None:
+    one = opened("ladder", width=width)
+    outside = one.ask(
+        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+             const frame = svg.getBoundingClientRect();
+             return [...svg.querySelectorAll('text')].filter((text) => {
+               const box = text.getBoundingClientRect();
+               const shown = getComputedStyle(text).opacity !== '0' && text.textContent;
+               return shown && (box.left < frame.left - 1 || box.right > frame.right + 1
+                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+             }).map((text) => text.textContent);
+           })"""
+    )
+    assert outside == []
+
+
+def test_what_a_run_is_called_and_marked_with_does_not_run(opened: Any) -> None:
+    one = opened("evil")
+    for chart in one.page.query_selector_all(".chart svg"):
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        for share in (0.25, 0.5, 0.75):
+            one.page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+    assert one.ask("window.hacked") is None
+    assert one.page.query_selector("img") is None
+    assert EVIL in one.page.inner_text("h1")
+    assert one.complaints == []
+
+
+def test_a_script_that_gets_in_is_refused_by_the_policy(opened: Any) -> None:
+    one = opened("demo")
+    one.ask(
+        """(() => { const added = document.createElement('script');
+             added.textContent = 'window.hacked = 1'; document.body.append(added); })()"""
+    )
+    assert one.ask("window.hacked") is None
+    assert any("Content Security Policy" in said for said in one.complaints)
+
+
+@pytest.mark.parametrize("name", ["demo", "ladder", "bare"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Any, name: str, scheme: str) -> None:
+    one = opened(name, scheme=scheme)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe_api.Axe().run(one.page)
+    grave = [
+        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+        for each in found.response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert grave == []

@@ -1,0 +1,420 @@
+"""`erg serve` in a real browser: listed, followed, compared, attacked.
+
+The browser is the system's chromium; the server and the program that writes a run are processes of
+their own.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.records import Device, Mark, Sample
+from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, eventually, script
+from tests.runs import add_writer, even_steps, make_run
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+DATA = Path(__file__).parents[1] / "data" / "h200_run"
+S = 10**9
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+WAIT_MS = TIMEOUT_S * 1000
+
+
+def simple_run(path: Path, name: str, *, seconds: float = 1.0, tag: str = "") -> Path:
+    """Twenty steps of 100 tokens, of so many seconds each."""
+    run = make_run(path, name)
+    if tag:
+        said = {"tags": [tag], "notes": [{"at": "2026-11-01", "text": f"a note: {tag}"}]}
+        (run / "labels.json").write_text(json.dumps(said))
+    gpu = Device("GPU-0", "gpu", f"GPU {EVIL}" if name == EVIL else "Test GPU", "nvml")
+    count = round(20 * seconds) + 1
+    samples = [Sample(i * S, "GPU-0", power_w=300.0, energy_j=300.0 * i) for i in range(count)]
+    add_writer(
+        run,
+        steps=even_steps(20, seconds=seconds, tokens_real=100),
+        samples=samples,
+        devices=[gpu],
+        marks=[Mark(3 * S, name, name)],
+        settings={"warmup_steps": 0},
+    )
+    return run
+
+
+def directory(root: Path) -> Path:
+    """Runs quick, slow and hostile, one cut short, one of an H200, a bench and a ledger."""
+    simple_run(root / "quick", "quick", seconds=0.5, tag="keep")
+    simple_run(root / "slow", "slow", seconds=2.0)
+    simple_run(root / "evil", EVIL, tag=EVIL)
+    cut = make_run(root / "cut", "cut")
+    add_writer(
+        cut, steps=even_steps(5), header={"pid": 2**22 + 1, "pid_started_s": 1.0}, closed=False
+    )
+    for file in cut.rglob("*"):
+        os.utime(file, (1, 1))
+    with tarfile.open(DATA / "demo.tar.gz") as packed:
+        packed.extractall(root / "h200", filter="data")
+    for number, (batch, length, status) in enumerate(
+        [(1, 512, "ok"), (2, 512, "ok"), (1, 1024, "ok"), (2, 1024, "oom")]
+    ):
+        cell = root / "matrix" / f"exp_{number}"
+        cell.mkdir(parents=True)
+        said = {"train_tokens_per_second": 100.0 * batch, "train_runtime": 10.0}
+        settings = {"per_device_train_batch_size": batch, "max_seq_length": length, "num_gpus": 1}
+        why = f"out of memory {EVIL}" if status == "oom" else ""
+        (cell / "status.json").write_text(json.dumps({"status": status, "reason": why}))
+        results = {**settings, **(said if status == "ok" else {})}
+        (cell / "results.json").write_text(json.dumps(results))
+    with (root / "energy_results.csv").open("w", newline="") as ledger:
+        rows = csv.writer(ledger)
+        rows.writerow(["backend", "tok_per_s", "tokens_processed", "wall_s", "window_s"])
+        rows.writerow([EVIL, "123.5", "1000", "8.1", "8.0"])
+    return root
+
+
+class Served:
+    """A server over a directory, as a process."""
+
+    def __init__(self, root: Path, *options: str) -> None:
+        self.process = subprocess.Popen(
+            [ERG, "serve", str(root), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(PYTHONUNBUFFERED="1"),
+            start_new_session=True,
+            text=True,
+        )
+        assert self.process.stdout
+        said = self.process.stdout.readline()
+        found = re.search(r"http://\S+", said)
+        assert found, said + self.stop()
+        self.address = found[0].partition("?")[0].rstrip("/")
+        self.whole = found[0]
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(self.address + path, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+
+    def id(self, name: str) -> str:
+        def known() -> dict[str, str]:
+            return {run["name"]: run["id"] for run in self.ask("/api/runs")["runs"]}
+
+        eventually(lambda: name in known(), f"{name} in the list")
+        return known()[name]
+
+    def stop(self, how: int = signal.SIGINT) -> str:
+        """End it. What it printed as an error."""
+        if self.process.poll() is None:
+            os.kill(self.process.pid, how)
+        _, said = self.process.communicate(timeout=TIMEOUT_S)
+        return said
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    server = Served(directory(tmp_path_factory.mktemp("served") / "runs"))
+    eventually(lambda: server.ask("/api/runs")["pending"] == 0, "all runs read")
+    yield server
+    assert server.stop() == ""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """`opened(address)`: a page; afterwards nothing was complained of and nothing ran."""
+    contexts: list[Any] = []
+    pages: list[Any] = []
+    complaints: list[str] = []
+
+    def heard(message: Any) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    def open_(address: str, *, width: int = 1280, dark: bool = False) -> Any:
+        scheme = "dark" if dark else "light"
+        size = {"width": width, "height": 900}
+        context = browser.new_context(viewport=size, color_scheme=scheme)
+        page = context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("console", heard)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(address)
+        contexts.append(context)
+        pages.append(page)
+        return page
+
+    yield open_
+    for page in pages:
+        assert page.evaluate("window.hacked") is None
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def names(page: Any) -> list[str]:
+    found: list[str] = page.locator("#runs tbody td.name a").all_inner_texts()
+    return found
+
+
+def steps(page: Any) -> int:
+    return int(page.inner_text("#step").replace(",", ""))
+
+
+def expect_names(page: Any, wanted: list[str]) -> None:
+    playwright_api.expect(page.locator("#runs tbody td.name a")).to_have_text(
+        wanted, timeout=WAIT_MS
+    )
+
+
+def test_the_list_sorts_filters_and_searches(served: Served, opened: Callable[..., Any]) -> None:
+    page = opened(served.address + "/")
+    playwright_api.expect(page.locator("#count")).to_have_text("5 runs", timeout=WAIT_MS)
+    page.click('button[data-sort="throughput.tokens_per_s"]')
+    expect_names(page, ["h200/demo", "quick", "evil", "slow", "cut"])
+    page.click('button[data-sort="throughput.tokens_per_s"]')
+    # What is absent stands last, whichever way.
+    expect_names(page, ["slow", "evil", "quick", "h200/demo", "cut"])
+    assert page.get_attribute('th[aria-sort="ascending"]', "class") == "number"
+    page.select_option("#state", "cut")
+    expect_names(page, ["cut"])
+    page.select_option("#state", "")
+    page.select_option("#tag", "keep")
+    expect_names(page, ["quick"])
+    page.select_option("#tag", "")
+    page.fill("#q", "test gpu slow")
+    expect_names(page, ["slow"])
+    page.reload()  # the address holds the view
+    expect_names(page, ["slow"])
+
+
+def test_the_chosen_runs_are_compared(served: Served, opened: Callable[..., Any]) -> None:
+    page = opened(served.address + "/#q=test+gpu&sort=name")
+    expect_names(page, ["slow", "quick"])
+    page.check('input[aria-label="choose slow"]')
+    assert page.get_attribute("#compare", "href") is None
+    page.check('input[aria-label="choose quick"]')
+    page.click("text=compare 2 runs")
+    page.wait_for_selector("h2")
+    cells = page.locator("table tbody tr").all_inner_texts()
+    assert [row.split()[:3] for row in cells] == [["slow", "1", "50"], ["quick", "1", "200"]]
+    assert page.inner_text("h2").startswith("quick against slow")
+
+
+def test_a_finished_run_shows_its_report(served: Served, opened: Callable[..., Any]) -> None:
+    page = opened(f"{served.address}/run/{served.id('h200/demo')}")
+    page.wait_for_selector("html[data-drawn=true]")
+    assert page.inner_text("h1") == "demo"
+    assert page.locator(".card").count() >= 5
+    points = page.evaluate("ergmeterViews.power.data('points').length")
+    assert 100 < points < 3000
+    assert page.locator("nav.app a").count() == 4
+
+
+def test_hostile_names_are_shown_and_do_nothing(served: Served, opened: Callable[..., Any]) -> None:
+    page = opened(served.address + "/#q=evil")
+    expect_names(page, ["evil"])
+    assert page.inner_text("#runs tbody .tag") == EVIL
+    assert f"a note: {EVIL}" in page.inner_text("#runs tbody")
+    page.click("text=evil")
+    page.wait_for_selector("html[data-drawn=true]")
+    assert EVIL in page.inner_text("h1")
+    both = f"{served.id('evil')},{served.id('quick')}"
+    compared = opened(f"{served.address}/compare?ids={both}")
+    compared.wait_for_selector("h2")
+    ledger = opened(served.address + "/ledgers")
+    ledger.click("text=energy_results.csv")
+    ledger.wait_for_selector("td")
+    assert EVIL in ledger.inner_text("table")
+    bench = opened(served.address + "/benches")
+    bench.click("text=matrix")
+    bench.wait_for_selector(".failed")
+    assert "✕ oom" in bench.inner_text(".failed")
+    assert "out of memory </script>" in bench.inner_text(".failed")
+
+
+def test_a_matrix_tells_failed_cells_apart_without_colour(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    page = opened(served.address + "/benches")
+    page.click("text=matrix")
+    page.wait_for_selector(".matrix")
+    assert page.inner_text("#state-line") == "4 cells in 4 configurations, 1 without a result"
+    rows = page.locator(".matrix tbody tr").count()
+    columns = page.locator(".matrix thead th").count()
+    assert (rows, columns) == (2, 2)
+    assert page.locator(".cell.failed").count() == 1
+    style = page.eval_on_selector(".cell.failed", "e => getComputedStyle(e).borderTopStyle")
+    assert style == "dashed"
+    page.select_option("#across", "")
+    playwright_api.expect(page.locator(".matrix thead th")).to_have_count(1)
+
+
+@pytest.fixture
+def serving(lab: Lab) -> Iterator[Served]:
+    """A server over an empty directory. Name it before `opened`, whose pages must go first."""
+    (lab.path / "runs").mkdir()
+    server = Served(lab.path / "runs")
+    yield server
+    assert server.stop() == ""
+
+
+def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
+    serving: Served, lab: Lab, opened: Callable[..., Any]
+) -> None:
+    writer = lab.start(*script("steady", "runs/one", EVIL), stdout=subprocess.PIPE)
+    page = opened(f"{serving.address}/run/{serving.id('one')}")
+    page.wait_for_selector("#step")
+    seen: list[int] = []
+
+    def step_came() -> bool:
+        if not seen or steps(page) != seen[-1]:
+            seen.append(steps(page))
+        return len(seen) >= 8
+
+    eventually(step_came, "eight updates")
+    assert seen == sorted(set(seen))
+    page.wait_for_selector("#figure-loss svg")
+    assert page.inner_text("#state-line") == "running"
+    (lab.path / "runs" / "one.stop").touch()
+    out, _ = writer.communicate(timeout=TIMEOUT_S)
+    page.wait_for_selector("text=How to cite")
+    assert page.inner_text("h1") == EVIL
+    assert "finished" in page.inner_text("header")
+    page.wait_for_selector("html[data-drawn=true]")
+    assert page.evaluate("ergmeterViews.loss.data('points').length") == int(out)
+
+
+def test_a_killed_writer_is_shown_as_cut_off(
+    serving: Served, lab: Lab, opened: Callable[..., Any]
+) -> None:
+    writer = lab.start(*script("steady", "runs/one"))
+    page = opened(f"{serving.address}/run/{serving.id('one')}")
+    page.wait_for_selector("#step")
+    writer.kill()
+    page.wait_for_selector("text=How to cite")
+    assert page.inner_text("header p").startswith("cut off")
+    listed = opened(serving.address + "/")
+    listed.wait_for_selector("text=✂ cut off")
+
+
+def test_a_directory_that_goes_is_told_and_what_was_seen_stays(
+    serving: Served, lab: Lab, browser: Any
+) -> None:
+    writer = lab.start(*script("steady", "runs/one"))
+    page = browser.new_page()  # which may complain here: what it asks for is gone
+    page.set_default_timeout(WAIT_MS)
+    page.goto(f"{serving.address}/run/{serving.id('one')}")
+    page.wait_for_selector("#step")
+    before = steps(page)
+    writer.kill()
+    writer.wait()
+    shutil.move(lab.path / "runs" / "one", lab.path / "away")
+    page.wait_for_selector("text=the run's directory is gone")
+    assert steps(page) >= before
+    assert page.inner_text("h1") == "steady"
+    page.close()
+
+
+def test_twenty_tabs_of_live_runs_all_move(serving: Served, lab: Lab, browser: Any) -> None:
+    """A browser opens six connections to a server: a stream for each tab would stop the seventh."""
+    for name in ("one", "two"):
+        lab.start(*script("steady", f"runs/{name}"))
+    ids = [serving.id("one"), serving.id("two")]
+    context = browser.new_context()
+    pages = [context.new_page() for _ in range(20)]
+    for number, page in enumerate(pages):
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"{serving.address}/run/{ids[number % 2]}", wait_until="domcontentloaded")
+    for page in pages:
+        page.wait_for_selector("#step")
+    before = [steps(page) for page in pages]
+    for page, count in zip(pages, before, strict=True):
+        eventually(partial(_is_past, page, count), "a step more")
+    context.close()
+
+
+def _is_past(page: Any, count: int) -> bool:
+    return steps(page) > count
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Served]:
+    simple_run(tmp_path / "runs" / "one", "one")
+    server = Served(tmp_path / "runs", "--token", "correct-horse-battery")
+    yield server
+    assert server.stop(signal.SIGTERM) == ""
+    assert server.process.returncode == 0
+
+
+def test_with_a_token_the_printed_address_opens_and_no_other(
+    locked: Served, opened: Callable[..., Any]
+) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        locked.ask("/api/runs")
+    page = opened(locked.whole)
+    page.wait_for_url(locked.address + "/")
+    expect_names(page, ["one"])
+    assert "token" not in page.url
+
+
+def test_misuse_is_one_line(lab: Lab) -> None:
+    done = lab.run(ERG, "serve", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr == b"erg: nowhere does not exist; erg serve takes a directory of runs\n"
+    (lab.path / "runs").mkdir()
+    done = lab.run(ERG, "serve", "runs", "--token", "short")
+    assert done.returncode == 2
+    assert done.stderr == b"erg: the token has 5 characters; 16 at least\n"
+    done = lab.run(ERG, "serve", "runs", "--host", "host.invalid")
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"erg: can't listen on host.invalid port 0: ")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_every_page_is_accessible_and_as_wide_as_the_window(
+    served: Served, opened: Callable[..., Any], width: int, dark: bool
+) -> None:
+    both = f"{served.id('slow')},{served.id('quick')}"
+    bench = served.ask("/api/benches")["benches"][0]["id"]
+    ledger = served.ask("/api/ledgers")["ledgers"][0]["id"]
+    places = {
+        "/": "#runs tbody tr",
+        f"/compare?ids={both}": "h2",
+        f"/bench/{bench}": ".matrix td",
+        f"/ledger/{ledger}": "td",
+        "/ledgers": "li",
+    }
+    for address, wanted in places.items():
+        page = opened(served.address + address, width=width, dark=dark)
+        page.wait_for_selector(wanted)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
+        found = axe_api.Axe().run(page).response["violations"]
+        serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
+        assert serious == [], (address, [node["html"] for v in found for node in v["nodes"]][:5])

@@ -1,0 +1,155 @@
+"""`erg watch` on a real terminal, of a training that goes on, ends, is killed or vanishes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ergmeter import Run
+from tests.e2e.conftest import ERG, TIMEOUT_S, eventually, script
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from tests.e2e.conftest import Lab, Terminal
+
+FOREVER = 1_000_000
+ON_SCREEN, OFF_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+def going(lab: Lab, steps: int = FOREVER) -> subprocess.Popen[bytes]:
+    """A training that has made some steps."""
+    training = lab.start(*script("watched", "runs/one", steps))
+    eventually(lambda: list(lab.path.glob("runs/one/*/steps-*")), "the first steps on disk")
+    return training
+
+
+def watched(lab: Lab, *options: object, columns: int = 100) -> Terminal:
+    arguments = (ERG, "watch", "--interval", "0.3", *options)
+    return lab.terminal(*arguments, rows=40, columns=columns)
+
+
+def test_a_training_is_shown_until_it_ends_and_then_its_card(lab: Lab) -> None:
+    training = going(lab, steps=250)
+    terminal = watched(lab)
+    terminal.read_until(b"going")
+    terminal.read_until(b" of 250")
+    shown = terminal.read_all()
+    assert terminal.process.wait(TIMEOUT_S) == 0
+    assert training.wait(TIMEOUT_S) == 0
+    assert shown.index(ON_SCREEN) < shown.index(b"going") < shown.index(OFF_SCREEN)
+    card = shown[shown.index(OFF_SCREEN) :]
+    assert b"finished" in card
+    assert b"tokens/s" in card
+
+
+@pytest.mark.parametrize("keys", [b"q", b"\x03"])
+def test_a_key_ends_it_and_leaves_training_and_terminal_as_they_were(lab: Lab, keys: bytes) -> None:
+    training = going(lab)
+    terminal = watched(lab, "runs/one")
+    terminal.read_until(b"going")
+    terminal.type(keys)
+    shown = terminal.read_all()
+    assert terminal.process.wait(TIMEOUT_S) == 0
+    assert OFF_SCREEN in shown
+    assert b"Traceback" not in shown
+    assert training.poll() is None
+
+
+def test_a_killed_writer_is_shown_as_cut_off(lab: Lab) -> None:
+    training = going(lab)
+    terminal = watched(lab, "runs")
+    terminal.read_until(b"going")
+    os.killpg(training.pid, signal.SIGKILL)
+    training.wait(TIMEOUT_S)
+    terminal.read_until(b"cut off")
+    shown = terminal.read_all()
+    assert terminal.process.wait(TIMEOUT_S) == 0
+    assert b"its writer is gone" in shown
+
+
+def test_a_run_that_vanishes_is_told_in_a_line(lab: Lab) -> None:
+    training = going(lab)
+    terminal = watched(lab, "runs/one")
+    terminal.read_until(b"going")
+    os.killpg(training.pid, signal.SIGKILL)
+    training.wait(TIMEOUT_S)
+    shutil.rmtree(lab.path / "runs" / "one")
+    shown = terminal.read_all()
+    after = shown[shown.rindex(OFF_SCREEN) :]
+    # Killed and removed: whichever was seen first.
+    assert b"is gone: its directory was moved or removed" in after
+    assert b"Traceback" not in shown
+    assert terminal.process.wait(TIMEOUT_S) == 1
+
+
+def test_a_signal_that_ends_it_leaves_the_terminal_as_it_was(lab: Lab) -> None:
+    going(lab)
+    terminal = watched(lab)
+    terminal.read_until(b"going")
+    terminal.process.terminate()
+    shown = terminal.read_all()
+    assert OFF_SCREEN in shown
+    assert terminal.process.wait(TIMEOUT_S) == 143
+
+
+def test_into_a_pipe_there_are_lines(lab: Lab) -> None:
+    going(lab, steps=200)
+    done = lab.run(ERG, "watch", "--interval", "0.5", "runs/one")
+    assert done.returncode == 0
+    assert b"\x1b" not in done.stdout
+    first = done.stdout.splitlines()[0].decode()
+    assert " of 200 | " in first
+    assert "to go" in first
+
+
+def test_alerts_of_a_recorded_command_come_from_the_steps_inside_it(lab: Lab) -> None:
+    command = script("watched", "-", 200, 60)
+    done = lab.record(
+        *command, options=("--probe", "process", "--quiet", "--alert", "loss nan")
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert done.stderr == b"ergmeter: alert: loss nan: loss nan at step 60\n"
+    told = [m.detail for m in Run.open(lab.path / "run").marks if m.name == "alert"]
+    assert told == ["loss nan: loss nan at step 60"]
+    again = lab.run(ERG, "watch", "--once", "run")
+    assert b"! loss nan: loss nan at step 60\n" in again.stdout  # and not: seen only now
+
+
+def test_a_recorded_command_is_stopped_by_its_budget(lab: Lab) -> None:
+    options = ("--probe", "process", "--quiet", "--budget", "2 s", "--stop-on", "budget")
+    done = lab.record(*script("watched", "-", FOREVER), options=options)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert b"erg: asking the command to stop (SIGTERM)" in done.stderr
+    run = Run.open(lab.path / "run")
+    assert run.status == "killed by SIGTERM"
+    assert [m.detail for m in run.marks if m.name == "stop_asked"] == ["time > 2 s: 2 s used"]
+
+
+def test_a_command_that_heeds_the_signal_ends_as_it_likes(lab: Lab) -> None:
+    shell = "trap 'echo saved; exit 7' TERM; while :; do sleep 0.1; done"
+    options = ("--probe", "process", "--quiet", "--budget", "1 s", "--stop-on", "budget")
+    done = lab.record("bash", "-c", shell, options=options)
+    assert done.returncode == 7
+    assert done.stdout == b"saved\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--alert", "tokens_per_sec < -20%"), b"did you mean 'tokens_per_s < -20%'"),
+        (("--stop-on", "budget"), b"nothing to stop on for 'budget'"),
+        (("--budget", "50 EUR"), b"needs a price: --price-per-gpu-hour or --price-per-kwh"),
+    ],
+)
+def test_a_wrong_rule_starts_nothing(lab: Lab, options: tuple[str, ...], said: bytes) -> None:
+    done = lab.record("touch", "started", options=(*options, "--quiet"))
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (lab.path / "started").exists()
+    assert lab.runs() == []

@@ -1,0 +1,148 @@
+"""A training ends at an alert that it was told to stop for, on all ranks or on none."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ergmeter import Meter, Run
+from ergmeter.integrations.stopping import Stopping
+
+
+def test_who_asked_for_no_stop_is_never_asked(tmp_path: Path) -> None:
+    meter = Meter(tmp_path / "run", alerts=["loss nan"])
+    assert not Stopping(meter)._stops
+    assert Stopping(Meter(tmp_path / "run", alerts=["loss nan"], stop_on="nan"))._stops
+
+
+RANKS = """
+import math, os, sys, time
+import torch.distributed as dist
+from ergmeter import Meter
+from ergmeter.integrations.stopping import Stopping
+
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+options = {"alerts": ["loss nan"], "stop_on": "nan"}
+meter = Meter(sys.argv[1], probes=(), **options)
+stopping = Stopping(meter)
+meter.start()
+for number in range(1, 3000):
+    with meter.step(tokens=1) as step:
+        time.sleep(0.005)
+        # Only one of them loses it.
+        step.loss = math.nan if rank == 1 and number > 50 else 1.0
+    dist.barrier()
+    measured = None if rank == 2 else meter  # one whose measuring failed still answers
+    if stopping.is_due(measured, number):
+        break
+print(rank, number, flush=True)
+meter.close()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_stop_at_the_same_step_also_where_one_is_not_measured(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(textwrap.dedent(RANKS))
+    world = 3
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": str(world)}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path / "run")],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [one.communicate(timeout=120)[0].split() for one in ranks]
+    finally:
+        for one in ranks:
+            one.kill()
+    steps = {int(step) for _, step in said}
+    assert len(steps) == 1
+    assert 50 < steps.pop() < 2999
+
+
+class Lost(torch.nn.Module):
+    """A model whose loss is lost after some steps, each of a few milliseconds."""
+
+    def __init__(self, nan_at: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.calls, self.nan_at = 0, nan_at
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.calls += 1
+        time.sleep(0.005)
+        factor = math.nan if self.calls > self.nan_at else 1.0
+        return {"loss": (self.weight * factor).sum() * input_ids.numel()}
+
+
+ROW = {"input_ids": torch.ones(4, dtype=torch.long), "labels": torch.ones(4)}
+ROWS: Any = [ROW] * 8
+STOPS: dict[str, Any] = {"probes": (), "alerts": ["loss nan"], "stop_on": "nan"}
+MOST = 5000
+
+
+def test_a_trainer_of_transformers_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from ergmeter.integrations.huggingface import ErgmeterCallback
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path / "out"), max_steps=MOST, per_device_train_batch_size=2,
+        logging_steps=1, logging_nan_inf_filter=False, save_strategy="no", report_to=[],
+        disable_tqdm=True, use_cpu=True,
+    )  # fmt: skip
+    callback = ErgmeterCallback(tmp_path / "run", **STOPS)
+    trainer = transformers.Trainer(Lost(30), arguments, train_dataset=ROWS, callbacks=[callback])
+    trainer.train()
+    assert 30 < trainer.state.global_step < MOST
+    told(tmp_path / "run", total_steps=MOST)
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, about small loaders
+def test_a_trainer_of_lightning_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from ergmeter.integrations.lightning import ErgmeterCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Lost(30)
+
+        def training_step(self, batch: Any, _index: int) -> Any:
+            return self.model(batch["input_ids"])["loss"]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = lightning.Trainer(
+        max_steps=MOST, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        callbacks=[ErgmeterCallback(tmp_path / "run", **STOPS)],
+    )  # fmt: skip
+    trainer.fit(Module(), torch.utils.data.DataLoader(ROWS, batch_size=2))
+    assert 30 < trainer.global_step < MOST
+    told(tmp_path / "run", total_steps=MOST)
+
+
+def told(path: Path, *, total_steps: int) -> None:
+    run = Run.open(path)
+    assert [m.detail for m in run.marks if m.name == "stop_asked"] == [
+        "loss nan: loss nan at step 30"
+    ]
+    assert run.status == "finished"
+    assert run.writers[0].header["total_steps"] == total_steps

@@ -1,0 +1,199 @@
+"""An alarm marks, tells and stops; what it tells by may fail, and nobody waits for it."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import math
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter import Budget, Meter, Run, UsageError
+from ergmeter.meter import notices
+from ergmeter.metrics.alert_rules import all_parsed
+from ergmeter.metrics.alerts import Judge
+from ergmeter.metrics.following import Following
+
+
+def trained(path: Path, *, steps: int = 250, nan_at: int = 60, **options: Any) -> tuple[Meter, int]:
+    """A loop of ten-millisecond steps whose loss is lost; the Meter, and where it stopped."""
+    with Meter(path, probes=(), alerts=["loss nan"], **options) as meter:
+        number = 0
+        for number in range(steps):
+            with meter.step(tokens=100) as step:
+                time.sleep(0.01)
+                step.loss = math.nan if number >= nan_at else 2.0
+            if meter.should_stop:
+                break
+    return meter, number
+
+
+def marks(path: Path, name: str) -> list[str]:
+    return [mark.detail for mark in Run.open(path).marks if mark.name == name]
+
+
+def test_an_alert_is_one_mark_with_what_was_seen_and_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trained(tmp_path / "run", steps=120)
+    assert marks(tmp_path / "run", "alert") == ["loss nan: loss nan at step 60"]
+    assert capfd.readouterr().err == "ergmeter: alert: loss nan: loss nan at step 60\n"
+    run = Run.open(tmp_path / "run")
+    assert run.writers[0].header["alerts"] == {"rules": ["loss nan"], "stop_on": []}
+
+
+def test_the_report_tells_of_it(tmp_path: Path) -> None:
+    meter, _ = trained(tmp_path / "run", steps=120)
+    assert "alert: loss nan: loss nan at step 60" in meter.summary().notes
+
+
+def test_what_was_told_live_is_what_the_judge_says_of_the_run_afterwards(tmp_path: Path) -> None:
+    trained(tmp_path / "run", steps=120)
+    following = Following(tmp_path / "run")
+    following.learn()
+    judge = Judge(all_parsed(["loss nan"]), devices=following.devices)
+    found = judge.feed(following.look(is_last=True)[1])
+    following.close()
+    told = [(m.t_ns, m.detail) for m in Run.open(tmp_path / "run").marks if m.name == "alert"]
+    assert [(one.t_ns, one.text) for one in found] == told
+
+
+def test_should_stop_becomes_true_for_the_kinds_it_was_asked_for(tmp_path: Path) -> None:
+    _, stopped = trained(tmp_path / "a", steps=3000, stop_on="nan")
+    assert 60 < stopped < 2999
+    assert marks(tmp_path / "a", "stop_asked") == ["loss nan: loss nan at step 60"]
+    meter, stopped = trained(tmp_path / "b", steps=120)
+    assert stopped == 119
+    assert not meter.should_stop
+
+
+def test_a_budget_is_an_alert_to_stop_for(tmp_path: Path) -> None:
+    budget = Budget(steps=10_000, hours=1 / 3600)
+    with Meter(tmp_path / "run", probes=["process"], budget=budget, stop_on=["budget"]) as meter:
+        deadline_s = time.monotonic() + 60
+        while not meter.should_stop and time.monotonic() < deadline_s:
+            with meter.step(tokens=1):
+                time.sleep(0.02)
+        assert meter.should_stop
+        assert meter.progress().total == 10_000
+    assert marks(tmp_path / "run", "alert") == ["time > 0.000277778 h: 1 s used"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"alerts": ["los nan"]}, "did you mean 'loss nan'"),
+        ({"alerts": "loss nan"}, r"give alerts=\['loss nan'\]"),
+        ({"alerts": ["loss nan"], "stop_on": "budget"}, "nothing to stop on for 'budget'"),
+        ({"alerts": ["cost > 5"]}, "needs a price"),
+        ({"alert_webhook": "http://x/"}, "no alert to tell of"),
+        ({"alerts": ["loss nan"], "alert_webhook": "file:///etc/passwd"}, "http:// or https://"),
+        ({"alerts": ["loss nan"], "alert_command": "no-such-tool {alert}"}, "not an executable"),
+        ({"alerts": ["loss nan"], "alert_command": "echo {loss}"}, "there are {alert}"),
+        ({"alerts": ["loss nan"], "alert_command": "echo {alert.text}"}, "there are {alert}"),
+        ({"alerts": ["loss nan"], "alert_command": "echo 'half"}, "can't be read"),
+        ({"budget": Budget(cost=5.0)}, "needs a price"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Meter(**options)
+
+
+def test_a_command_gets_the_alert_as_one_word_and_no_shell_sees_it(tmp_path: Path) -> None:
+    script = tmp_path / "tell.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "kept = {n: v for n, v in os.environ.items() if n.startswith('ERGMETER_')}\n"
+        "open(sys.argv[1], 'a').write(json.dumps([sys.argv[2:], kept]) + '\\n')\n"
+    )
+    out = tmp_path / "told; touch harm $(touch harm)"
+    command = f"{sys.executable} {script} '{out}' 'said: {{alert}}' {{value}} {{kind}}"
+    trained(tmp_path / "run", steps=120, alert_command=command)
+    (line,) = out.read_text().splitlines()
+    words, variables = json.loads(line)
+    assert words == ["said: loss nan: loss nan at step 60", "None", "nan"]
+    assert variables["ERGMETER_ALERT"] == "loss nan: loss nan at step 60"
+    assert variables["ERGMETER_RULE"] == "loss nan"
+    assert not list(tmp_path.glob("harm*"))
+    assert marks(tmp_path / "run", "alert_failed") == []
+
+
+def test_a_command_that_fails_is_a_mark(tmp_path: Path) -> None:
+    trained(tmp_path / "run", steps=120, alert_command="false {alert}")
+    assert marks(tmp_path / "run", "alert_failed") == ["command false: exit code 1"]
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Keeps what is posted to it, or lets one wait."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.posted: list[dict[str, Any]] = []
+        self.code = 204
+        self.hang = threading.Event()
+        self.hang.set()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/hook/s3cret"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.hang.wait(30)
+        self.server.posted.append(json.loads(body))
+        self.send_response(self.server.code)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: it is a test."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.hang.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_a_webhook_gets_the_alert_as_json(tmp_path: Path, server: Server) -> None:
+    trained(tmp_path / "run", steps=120, alert_webhook=server.address)
+    (posted,) = server.posted
+    assert posted["text"] == "loss nan: loss nan at step 60"
+    assert posted["rule"] == "loss nan"
+    assert posted["value"] is None
+    assert posted["run"] == str(tmp_path / "run")
+
+
+def test_a_webhook_that_refuses_is_a_mark_without_its_key(tmp_path: Path, server: Server) -> None:
+    server.code = 500
+    trained(tmp_path / "run", steps=120, alert_webhook=server.address)
+    (said,) = marks(tmp_path / "run", "alert_failed")
+    assert said == "webhook at 127.0.0.1: HTTPError: HTTP Error 500: Internal Server Error"
+    assert "s3cret" not in (tmp_path / "run").rglob("marks.jsonl").__next__().read_text()
+
+
+def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notices, "WEBHOOK_S", 60.0)
+    monkeypatch.setattr(notices, "END_S", 0.2)
+    server.hang.clear()
+    _, last = trained(tmp_path / "run", steps=120, alert_webhook=server.address)
+    assert last == 119
+    assert marks(tmp_path / "run", "alert_failed") == ["had not been told when the program ended"]
+    assert Run.open(tmp_path / "run").status == "finished"

@@ -1,0 +1,95 @@
+"""What can be said as a rule, what it comes to in base units, and how a mistake is answered."""
+
+from __future__ import annotations
+
+import pytest
+
+from ergmeter.errors import UsageError
+from ergmeter.metrics.alert_rules import (
+    DEFAULT,
+    EXAMPLES,
+    Rule,
+    all_parsed,
+    check_prices,
+    classes_parsed,
+    parsed,
+)
+from ergmeter.runlog.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("tokens_per_s < -20%", ("tokens_per_s", "throughput", -0.2, True)),
+        ("tokens_per_s<1e5", ("tokens_per_s", "throughput", 100_000.0, False)),
+        ("step_s > +50%", ("step_s", "throughput", 0.5, True)),
+        ("step_s > 2 s", ("step_s", "throughput", 2.0, False)),
+        ("energy > 2 kWh", ("energy", "budget", 7.2e6, False)),
+        ("energy > 500 Wh", ("energy", "budget", 1.8e6, False)),
+        ("time > 8 h", ("time", "budget", 28_800.0, False)),
+        ("cost > 50 EUR", ("cost", "budget", 50.0, False)),
+        ("stalled > 5 min", ("stalled", "stalled", 300.0, False)),
+        ("memory +10%", ("memory", "memory", 0.1, True)),
+    ],
+)
+def test_a_rule_comes_to_base_units(text: str, rule: tuple[str, str, float, bool]) -> None:
+    found = parsed(text)
+    assert (found.subject, found.kind) == rule[:2]
+    assert found.limit == pytest.approx(rule[2])
+    assert found.is_relative is rule[3]
+
+
+def test_memory_grows_over_as_many_steps_as_are_given() -> None:
+    assert parsed("memory +10%").over_steps == 100
+    assert parsed("memory +10% over 40 steps").over_steps == 40
+
+
+def test_every_example_that_a_message_names_can_be_read() -> None:
+    assert [rule.text for rule in all_parsed(EXAMPLES)] == list(EXAMPLES)
+    assert len(all_parsed(DEFAULT)) == len(DEFAULT)
+
+
+def test_a_rule_that_is_given_twice_is_one() -> None:
+    assert all_parsed(["loss nan", "loss   nan"]) == (Rule("loss nan", "loss", "nan"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("token_per_s < -20%", "did you mean 'tokens_per_s < -20%'?"),
+        ("los nan", "did you mean 'loss nan'?"),
+        ("throtled", "did you mean 'throttled'?"),
+        ("tokens_per_s > -20%", "no alert 'tokens_per_s > -20%'"),
+        ("tokens_per_s < +20%", "relative to the run's median it is tokens_per_s < -20%"),
+        ("energy > 2", "a limit of energy is in J, kJ, MJ, GJ, Wh, kWh, MWh"),
+        ("energy > 0 kWh", "a limit must be above 0; got 0"),
+        ("energy < 2 kWh", "did you mean 'energy > 2 kWh'?"),
+        ("memory +0%", "a share is given as -20% or +50%; got +0%"),
+        ("tokens_per_s < -100%", "a share is given as"),
+        ("tokens_per_s < 1.2.3", "no alert"),
+        ("", "no alert ''"),
+    ],
+)
+def test_what_is_no_rule_is_refused_in_one_line(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parsed(text)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_text_in_place_of_a_list_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"give alerts=\['loss nan'\]"):
+        all_parsed("loss nan")
+
+
+def test_what_to_stop_on_is_a_list_of_kinds() -> None:
+    assert classes_parsed("budget, nan") == ("budget", "nan")
+    with pytest.raises(UsageError, match="did you mean 'budget'"):
+        classes_parsed("budgets")
+
+
+def test_a_budget_of_money_needs_a_price() -> None:
+    rules = all_parsed(["cost > 5"])
+    with pytest.raises(UsageError, match="--price-per-gpu-hour or --price-per-kwh"):
+        check_prices(rules, Settings())
+    check_prices(rules, Settings(price_per_kwh=0.3))

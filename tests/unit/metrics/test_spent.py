@@ -1,0 +1,148 @@
+"""Where time and joules went: parts that add up, checked by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.spent import Spent, spent
+from ergmeter.metrics.summarize import evidence_of
+from ergmeter.records import Mark, Sample, Step
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from tests.runs import GPU, run_of
+
+S = 10**9
+# A run of 40 s that draws 100 W before its first step, 300 W until 30 s and 100 W afterwards.
+STEPS = [
+    Step(5 * S, 9 * S, index=0),  # compiles: 4 s instead of 1
+    *(Step((9 + i) * S, (10 + i) * S, index=1 + i) for i in range(8)),  # to 17 s
+    Step(17 * S, 18 * S, phase="data"),
+    Step(18 * S, 19 * S, index=9),
+    Step(19 * S, 21 * S, phase="eval"),
+    Step(20 * S, 21 * S, phase="checkpoint"),  # inside of the evaluation
+    Step(21 * S, 26 * S, index=10),  # 4 s too long
+    Step(26 * S + S // 2, 27 * S + S // 2, index=11),  # half a second after the one before
+    Step(30 * S + S // 2, 31 * S + S // 2, index=12),  # 3 s after it
+]
+SAMPLES = [
+    Sample(i * S // 10, "GPU-0", power_w=300.0 if 50 <= i < 300 else 100.0) for i in range(401)
+]
+
+
+def lived(path: Path, end_ns: int, **contents: Any) -> Run:
+    """A run from now on: its writer marks its opening by the clock."""
+    zero_ns = time.monotonic_ns()
+    moved: dict[str, Any] = {
+        "steps": [
+            replace(one, start_ns=one.start_ns + zero_ns, end_ns=one.end_ns + zero_ns)
+            for one in contents.pop("steps")
+        ],
+        "samples": [replace(one, t_ns=one.t_ns + zero_ns) for one in contents.pop("samples", ())],
+    }
+    return run_of(
+        path / "run",
+        marks=[Mark(zero_ns + end_ns, "ended", "finished")],
+        header={"clock": {"monotonic_ns": zero_ns, "wall_ns": time.time_ns()}},
+        closed=False,
+        **moved,
+        **contents,
+    )
+
+
+def of(path: Path, *, samples: bool = True, **overrides: object) -> Spent:
+    sampled = {"samples": SAMPLES, "devices": [GPU]} if samples else {}
+    run = lived(path, 40 * S, steps=STEPS, **sampled)
+    return spent(evidence_of(run, Settings(**overrides)))  # type: ignore[arg-type]
+
+
+def seconds(found: Spent) -> dict[str, float]:
+    return {part.name: part.seconds for part in found.parts}
+
+
+def test_each_part_is_as_long_as_one_counts_by_hand(tmp_path: Path) -> None:
+    assert seconds(of(tmp_path)) == pytest.approx(
+        {
+            "startup": 5.0,
+            "warmup": 3.0,  # the first step, beyond the median of 1 s
+            "data": 1.0,
+            "train": 1 + 8 + 1 + 1 + 1 + 1,
+            "eval": 1.0,  # the other second is the checkpoint's
+            "checkpoint": 1.0,
+            "stall": 4.0 + 3.0,  # the long step, and the long gap
+            "unknown": 0.5,
+            "end": 8.5,
+        }
+    )
+
+
+def test_a_declared_warm_up_is_all_warm_up(tmp_path: Path) -> None:
+    found = seconds(of(tmp_path, warmup_steps=3))
+    assert found["warmup"] == pytest.approx(4 + 1 + 1)
+    assert found["train"] == pytest.approx(13 - 3)
+
+
+def test_joules_are_those_of_the_same_instants(tmp_path: Path) -> None:
+    found = of(tmp_path)
+    joules = {part.name: part.joules for part in found.parts}
+    assert joules["startup"] == pytest.approx(500, rel=0.03)  # 5 s of 100 W
+    assert joules["data"] == pytest.approx(300, rel=1e-6)
+    assert joules["eval"] == pytest.approx(300, rel=1e-6)
+    assert joules["end"] == pytest.approx(850, rel=1e-6)  # 8.5 s of 100 W
+    whole_j = 15 * 100 + 25 * 300
+    assert found.whole_j == pytest.approx(whole_j, rel=1e-3)
+    assert sum(j for j in joules.values() if j is not None) == pytest.approx(found.whole_j)
+    assert found.joules_basis == "derived"
+    assert found.unread_s == pytest.approx(0.0, abs=1e-9)
+
+
+def test_shares_are_of_the_whole_run(tmp_path: Path) -> None:
+    found = of(tmp_path)
+    assert found.whole_s == 40.0
+    assert sum(part.time_frac for part in found.parts) == pytest.approx(1.0)
+    assert sum(part.joules_frac or 0 for part in found.parts) == pytest.approx(1.0)
+    startup = found.parts[0]
+    assert (startup.name, startup.time_frac) == ("startup", 0.125)
+
+
+def test_without_a_sensor_time_is_told_and_joules_have_their_reason(tmp_path: Path) -> None:
+    found = of(tmp_path, samples=False)
+    assert found.whole_j is None
+    assert found.why_no_joules.startswith("no energy sensor")
+    assert {part.joules for part in found.parts} == {None}
+    assert sum(part.seconds for part in found.parts) == pytest.approx(40.0)
+
+
+def test_a_run_without_steps_has_no_parts(tmp_path: Path) -> None:
+    with pytest.raises(NotMeasurable, match="no steps were recorded"):
+        spent(evidence_of(run_of(tmp_path / "run", marks=[Mark(S, "ended", "finished")])))
+
+
+@st.composite
+def any_steps(draw: st.DrawFn) -> list[Step]:
+    steps, at = [], 0
+    for index in range(draw(st.integers(1, 25))):
+        at += draw(st.integers(0, 3 * S))
+        length = draw(st.integers(1, 3 * S))
+        phase = draw(st.sampled_from(["train", "train", "eval", "data", "checkpoint", "idle"]))
+        steps.append(Step(at, at + length, index=index, phase=phase if index else "train"))
+        at += draw(st.integers(0, length))  # spans may overlap
+    return steps
+
+
+@given(any_steps())
+@settings(max_examples=40, deadline=None)
+def test_parts_add_up_to_the_life_of_the_run_whatever_was_told(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
+) -> None:
+    end_ns = max(step.end_ns for step in steps) + S
+    found = spent(evidence_of(lived(tmp_path_factory.mktemp("any"), end_ns, steps=steps)))
+    assert sum(part.seconds for part in found.parts) == pytest.approx(end_ns / S, rel=1e-12)
+    assert all(part.seconds > 0 for part in found.parts)

@@ -1,0 +1,198 @@
+"""What a live view is told: the catalogue's figures, the pace, the time to go, the alerts."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.errors import FormatError
+from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.watching import SO_FAR, Watching
+from ergmeter.records import Mark, Reading, Sample, Step
+from ergmeter.runlog.identity import writer_header
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.writer import Writer
+from tests.runs import GPU, add_writer, even_steps, make_run
+
+S = 10**9
+CLOCK = {"monotonic_ns": 0, "wall_ns": 1_700_000_000 * S}
+
+
+def samples(seconds: int, watts: float = 250.0) -> list[Sample]:
+    return [
+        Sample(k * S // 10, GPU.id, power_w=watts, memory_bytes=10**9, temperature_c=60.0)
+        for k in range(seconds * 10 + 20)
+    ]
+
+
+def run_of(path: Path, **contents: Any) -> Path:
+    run = make_run(path)
+    header = {"clock": CLOCK, **contents.pop("header", {})}
+    add_writer(run, devices=[GPU], header=header, **contents)
+    return run
+
+
+@contextmanager
+def watched(run: Path, **options: Any) -> Iterator[Watching]:
+    with closing(Watching(run, **options)) as watching:
+        yield watching
+
+
+def value(found: object) -> float:
+    assert isinstance(found, Reading), found
+    return found.value
+
+
+def test_the_figures_so_far_are_those_of_the_report(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(100, tokens_computed=100), samples=samples(100))
+    with watched(run) as watching:
+        frame = watching.look(totals=True)
+    report = summarize(Run.open(run)).readings
+    assert {key: frame.so_far[key] for key in SO_FAR} == {key: report[key] for key in SO_FAR}
+    assert value(frame.so_far["energy.joules_per_token"]) == pytest.approx(2.5)
+    assert frame.status == "finished"
+    assert frame.step == 100
+
+
+def test_lately_is_of_the_last_half_minute(tmp_path: Path) -> None:
+    quick = [Step(i * S, (i + 1) * S, index=i, tokens_computed=100) for i in range(100)]
+    slow = [
+        Step((100 + 2 * i) * S, (102 + 2 * i) * S, index=100 + i, tokens_computed=100)
+        for i in range(20)
+    ]
+    run = run_of(tmp_path / "run", steps=[*quick, *slow], samples=samples(140))
+    with watched(run) as watching:
+        frame = watching.look(totals=True)
+    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(50.0)
+    assert value(frame.so_far["throughput.tokens_per_s"]) == pytest.approx(12_000 / 140)
+
+
+def test_a_run_of_a_few_seconds_has_no_empty_time_before_it(tmp_path: Path) -> None:
+    """On a machine that has been up for a while before it."""
+    up_ns = 1000 * S
+    steps = [
+        Step(up_ns + i * S, up_ns + (i + 1) * S, index=i, tokens_computed=100) for i in range(5)
+    ]
+    clock = {"monotonic_ns": up_ns, "wall_ns": CLOCK["wall_ns"]}
+    run = run_of(tmp_path / "run", steps=steps, header={"clock": clock})
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(100.0)
+
+
+def test_the_time_to_go_is_what_is_left_at_the_pace_of_lately(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run", steps=even_steps(40, seconds=0.5), header={"total_steps": 100},
+        closed=False,
+    )  # fmt: skip
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert (frame.total, frame.unit, frame.done) == (100.0, "steps", 40)
+    assert frame.eta_s == pytest.approx(30.0)
+    with watched(run, total_steps=60) as watching:
+        assert watching.look(totals=False).eta_s == pytest.approx(10.0)
+
+
+def test_where_nobody_says_how_many_steps_there_will_be_that_is_said(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(10))
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert frame.eta_s is None
+    assert frame.no_eta == "nobody said how many steps there will be (--steps)"
+
+
+def test_a_budget_of_tokens_is_a_goal_too(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run", steps=even_steps(50, tokens_computed=100), samples=samples(50),
+        header={"budget": {"tokens": 10_000}}, closed=False,
+    )  # fmt: skip
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert (frame.total, frame.unit, frame.done) == (10_000.0, "tokens", 5000.0)
+    assert frame.eta_s == pytest.approx(50.0, rel=0.05)
+
+
+def test_alerts_are_those_that_were_told_and_those_that_would_have_been(tmp_path: Path) -> None:
+    steps = [Step(i * S, (i + 1) * S, index=i, loss=math.nan if i > 5 else 1.0) for i in range(20)]
+    told = [Mark(7 * S, "alert", "loss nan: loss nan at step 6")]
+    alarmed = run_of(
+        tmp_path / "a", steps=steps, marks=told,
+        header={"alerts": {"rules": ["loss nan", "time > 10 s"], "stop_on": []}},
+    )  # fmt: skip
+    with watched(alarmed) as watching:
+        frame = watching.look(totals=False)
+    assert [(a.text, a.was_told) for a in frame.alerts] == [
+        ("loss nan: loss nan at step 6", True),
+        ("time > 10 s: 10 s used", False),
+    ]
+    bare = run_of(tmp_path / "b", steps=steps)
+    with watched(bare) as watching:
+        frame = watching.look(totals=False)
+    assert [(a.text, a.was_told) for a in frame.alerts] == [("loss nan: loss nan at step 6", False)]
+    with watched(bare, rules=["time > 10 s"]) as watching:
+        assert [a.t_ns for a in watching.look(totals=False).alerts] == [10 * S]
+
+
+def test_one_rank_of_several_can_be_watched(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for rank, count in ((0, 30), (1, 20)):
+        steps = even_steps(count, tokens_computed=100, rank=rank)
+        add_writer(run, steps=steps, header={"clock": CLOCK, "world": 2})
+    with watched(run) as watching:
+        assert watching.look(totals=False).ranks == {0: 30, 1: 20}
+    with watched(run, rank=1) as watching:
+        frame = watching.look(totals=False)
+    assert frame.ranks == {1: 20}
+    assert frame.step == 20
+
+
+def test_what_is_added_is_taken_in_and_a_run_that_is_gone_is_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    header = {**writer_header("meter"), "settings": {}, "unavailable": {}}
+    writer = Writer(run, header=header)
+    start_ns = header["clock"]["monotonic_ns"]
+    for first in (0, 10):
+        rows = [
+            Step(start_ns + i * S, start_ns + (i + 1) * S, index=i, loss=3.0 - i / 10)
+            for i in range(first, first + 10)
+        ]
+        writer.write("steps", rows)
+        if not first:
+            watching = Watching(run)
+        frame = watching.look(totals=False)
+        assert frame.is_going
+        assert frame.step == first + 10
+        assert frame.loss == pytest.approx(3.0 - (first + 9) / 10)
+        assert len(frame.curves["loss"]) == first + 10
+    writer.close()
+    shutil.rmtree(run)
+    with pytest.raises(FormatError, match="does not exist"):
+        watching.look(totals=False)
+    watching.close()
+
+
+def test_a_look_opens_no_more_of_a_long_run_than_of_a_short_one(tmp_path: Path) -> None:
+    """By the rows that are followed: of old segments none is read twice."""
+    run = run_of(tmp_path / "run", steps=even_steps(50), closed=False)
+    with watched(run) as watching:
+        watching.look(totals=False)
+        new, _, _ = watching._following.look()
+        assert new.steps == {}
+        assert new.samples == {}
+
+
+def test_the_header_of_a_run_may_be_from_another_time(tmp_path: Path) -> None:
+    """Rules that this version can't read are no reason to show nothing."""
+    run = run_of(tmp_path / "run", steps=even_steps(5))
+    (path,) = run.glob("*/writer.json")
+    header = json.loads(path.read_text())
+    path.write_text(json.dumps({**header, "alerts": {"rules": ["from the future"]}}))
+    with watched(run) as watching:
+        assert "loss nan" in watching.look(totals=False).rules

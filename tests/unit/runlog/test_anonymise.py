@@ -1,0 +1,167 @@
+"""Nothing of who and where is left in any file, and every figure is as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Mark, Missing, Result, Sample, Step
+from ergmeter.runlog import anonymise as module
+from ergmeter.runlog import collection
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.anonymise import anonymise
+from ergmeter.runlog.reader import CUT_OFF, Run
+from tests.runs import add_writer, even_steps, make_run
+
+S = 10**9
+UUID = "5b1c7a52-93d1-4d2e-8f3a-0c9d1e2f3a4b"
+BOOT = "75b0f286-6915-47c1-b4d3-fcc928f4ead6"
+HOST = "atlas17.hpc.example.org"
+GPU = Device(
+    f"GPU-{UUID}", "gpu", "NVIDIA H200", "nvml",
+    {"power_field": "instant", "serial": "1654923001234", "pci_bus_id": "00000000:3B:00.0"},
+)  # fmt: skip
+NODE = Device(f"node:{HOST}", "node", HOST, "node", {"host": HOST, "disk_path": "/home/mallory/x"})
+SECRETS = (
+    *(UUID, BOOT, HOST, "atlas17", "hpc.example.org", "mallory", "/home/", "secret-project"),
+    *("1654923001234", "3B:00.0", "10.1.2.3", "mallory@example.org", "424242", "hush"),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run with names everywhere a name can be, one of its tables as Parquet."""
+    monkeypatch.setattr(fmt, "SMALL_SEGMENT_BYTES", 3000)
+    path = make_run(tmp_path / "run", "train")
+    header = json.loads((path / "run.json").read_text())
+    header |= {
+        "command": ["python", "/home/mallory/secret-project/train.py", "--data=secret-project"],
+        "directory": "/home/mallory/secret-project",
+        "job": {"SLURM_JOB_ID": "424242"},
+    }
+    (path / "run.json").write_text(json.dumps(header))
+    samples = [
+        *(Sample(k * S // 10, GPU.id, power_w=250.0, memory_bytes=10**9) for k in range(600)),
+        *(Sample(k * S, NODE.id, busy_frac=0.5) for k in range(60)),
+    ]
+    marks = [
+        Mark(
+            S, "sink_failed", "csv: /home/mallory/figures.csv: no space; mail mallory@example.org"
+        ),
+        Mark(2 * S, "note", f"GPU-{UUID} on {HOST} (10.1.2.3) by mallory"),
+    ]
+    add_writer(
+        path,
+        steps=even_steps(50, tokens_computed=100, loss=2.0),
+        samples=samples,
+        devices=[GPU, NODE],
+        marks=marks,
+        settings={"note": "hush", "warmup_steps": 2},
+        unavailable={"rapl": "/sys/class/powercap does not exist", "x": "no /home/mallory/lib.so"},
+        header={"writer": f"{HOST}-415-56bc", "host": HOST, "boot_id": BOOT},
+    )
+    collection.annotate(path, "hush")
+    (path / "figures.csv").write_text("mallory")
+    assert list(path.rglob("*.parquet"))
+    return path
+
+
+def numbers(found: Result) -> object:
+    if isinstance(found, Missing):
+        return "missing"
+    return found.value, found.low, found.high, found.unit, found.basis
+
+
+def test_every_figure_is_as_it_was(run: Path, tmp_path: Path) -> None:
+    copy = anonymise(run, tmp_path / "copy")
+    before, after = summarize(Run.open(run)), summarize(Run.open(copy))
+    assert {k: numbers(r) for k, r in after.readings.items()} == {
+        k: numbers(r) for k, r in before.readings.items()
+    }
+    assert numbers(after.readings["energy.joules_per_token"])[0] == pytest.approx(2.5)  # type: ignore[index]
+    assert [{k: numbers(r) for k, r in one.items()} for one in after.devices.values()] == [
+        {k: numbers(r) for k, r in one.items()} for one in before.devices.values()
+    ]
+    assert after.status == before.status == "finished"
+
+
+def everything_in(run: Path) -> str:
+    """All bytes of all files and their names; of tables also what is compressed in them."""
+    said = []
+    for path in sorted(run.rglob("*")):
+        said.append(str(path.relative_to(run)))
+        if path.is_file():
+            said.append(path.read_bytes().decode("latin-1"))
+        if path.suffix == ".parquet":
+            file = pq.ParquetFile(path)
+            said += [str(file.metadata), str(file.schema_arrow), str(file.read().to_pylist())]
+        elif path.suffix == ".arrows":
+            table = pa.ipc.open_stream(path.read_bytes()).read_all()
+            said += [str(table.schema), str(table.to_pylist())]
+    return "\n".join(said)
+
+
+def test_no_name_is_left_in_any_file(run: Path, tmp_path: Path) -> None:
+    before = everything_in(run)
+    assert [one for one in SECRETS if one not in before] == []  # the test can fail
+    after = everything_in(anonymise(run, tmp_path / "copy"))
+    assert [one for one in SECRETS if one in after] == []
+
+
+def test_what_was_one_thing_is_still_one(run: Path, tmp_path: Path) -> None:
+    copy = Run.open(anonymise(run, tmp_path / "copy", name="example"))
+    (gpu,) = [d for d in copy.devices.values() if d.kind == "gpu"]
+    assert gpu.name == "NVIDIA H200"
+    assert set(copy.series("power_w")) == {gpu.id}
+    assert copy.name == "example"
+    assert copy.unavailable["rapl"] == "/sys/class/powercap does not exist"
+    (mark,) = [m for m in copy.marks if m.name == "note"]
+    assert gpu.id in mark.detail
+
+
+def test_a_host_whose_name_is_in_other_words_leaves_those_alone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    gpu = Device("GPU-0", "gpu", "Test", "nvml", {"driver": "nvml 1"})
+    add_writer(
+        run,
+        devices=[gpu],
+        header={"host": "vm", "writer": "vm-1-ab"},
+        samples=[Sample(S, "GPU-0", power_w=1.0)],
+        marks=[Mark(S, "x", "nvml on vm: failed")],
+    )
+    copy = Run.open(anonymise(run, tmp_path / "copy"))
+    assert copy.devices["GPU-0"].probe == "nvml"
+    assert [m.detail for m in copy.marks if m.name == "x"] == ["nvml on host-1: failed"]
+
+
+def test_a_run_that_was_cut_off_is_so_in_its_copy(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    directory = add_writer(run, steps=even_steps(9), closed=False, header={"pid": 2**22 + 1})
+    (part,) = directory.glob("steps*")
+    os.truncate(part, part.stat().st_size - 7)
+    for path in [*directory.iterdir(), run / "run.json"]:
+        os.utime(path, (1.7e9, 1.7e9))
+    assert Run.open(anonymise(run, tmp_path / "copy")).status == CUT_OFF
+
+
+def test_what_could_not_be_made_anonymous_does_not_appear(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_renamed", lambda chunk, _words: chunk)
+    with pytest.raises(FormatError, match="still holds"):
+        anonymise(run, tmp_path / "copy")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_run_that_is_written_is_not_copied(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=[Step(0, S)], closed=False)
+    with pytest.raises(UsageError, match="is being written"):
+        anonymise(run, tmp_path / "copy")

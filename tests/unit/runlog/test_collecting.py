@@ -1,0 +1,168 @@
+"""Runs come together once each, and no half of one is ever taken for a run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.summarize import summarize
+from ergmeter.runlog import collecting
+from ergmeter.runlog.collecting import collect, is_remote
+from ergmeter.runlog.reader import Run
+from tests.runs import add_writer, even_steps, make_run
+
+LONG_AGO_S = 1.7e9
+
+
+def aged(run: Path) -> Path:
+    for path in run.rglob("*"):
+        os.utime(path, (LONG_AGO_S, LONG_AGO_S))
+    return run
+
+
+def run_in(parent: Path, name: str, steps: int = 10) -> Path:
+    run = make_run(parent / name)
+    add_writer(run, steps=even_steps(steps, tokens_computed=100))
+    return aged(run)
+
+
+def copied(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-rp", source, target], check=True)
+
+
+def said(outcomes: list[collecting.Outcome]) -> dict[str, str]:
+    return {one.name: one.said for one in outcomes}
+
+
+def test_runs_are_brought_once_by_their_id_whatever_they_are_called(tmp_path: Path) -> None:
+    run_in(tmp_path / "a", "one")
+    run_in(tmp_path / "a", "two")
+    into = tmp_path / "all"
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "collected", "two": "collected"}
+    shutil.copytree(tmp_path / "a" / "one", tmp_path / "b" / "renamed")
+    assert said(collect(str(tmp_path / "b"), into)) == {"renamed": "is here already, as one"}
+    assert summarize(Run.open(into / "one")) == summarize(Run.open(tmp_path / "a" / "one"))
+
+
+def test_two_runs_of_one_name_are_two(tmp_path: Path) -> None:
+    run_in(tmp_path / "a", "one", steps=5)
+    run_in(tmp_path / "b", "one", steps=7)
+    into = tmp_path / "all"
+    for source in ("a", "b"):
+        collect(str(tmp_path / source), into)
+    counts = {path.name: Run.open(path).count("steps") for path in into.iterdir()}
+    assert counts == {"one": 5, "one-2": 7}
+
+
+def test_a_run_that_is_written_is_left_for_the_next_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "going")
+    add_writer(run, steps=even_steps(5), closed=False)
+    (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
+    assert "is being written" in outcome.said
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+def test_a_copy_of_a_run_that_went_on_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "collected"}
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "is here already, as one"}
+    add_writer(run, steps=even_steps(3))
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "brought up to date"}
+    assert Run.open(into / "one").count("steps") == 8
+    assert [p.name for p in into.iterdir()] == ["one"]
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_in(tmp_path / "a", "one")
+
+    def half(source: Path, target: Path, **_options: object) -> None:
+        copied(source, target)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copytree", half)
+    (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
+    assert "No space left" in outcome.said
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+def test_a_copy_that_is_damaged_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_in(tmp_path / "a", "one")
+
+    def damaged(source: Path, target: Path, **_options: object) -> None:
+        copied(source, target)
+        (part,) = target.rglob("steps*")
+        part.write_bytes(part.read_bytes()[:-40])
+
+    monkeypatch.setattr(shutil, "copytree", damaged)
+    (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
+    assert "the copy is not whole" in outcome.said
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+@pytest.fixture
+def other_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that stands for user@far: an `scp` which copies from it, and no rsync."""
+    far, tools = tmp_path / "far", tmp_path / "tools"
+    far.mkdir()
+    tools.mkdir()
+    tool = tools / "scp"
+    tool.write_text(
+        "#!/bin/sh\n"
+        "for word; do from=$to; to=$word; done\n"
+        f'case $from in user@far:/runs/*) exec /bin/cp -rp "{far}/." "$to";; esac\n'
+        "echo 'ssh: Could not resolve hostname' >&2; exit 1\n"
+    )
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tools))
+    return far
+
+
+def test_runs_of_another_machine_are_fetched(other_machine: Path, tmp_path: Path) -> None:
+    run_in(other_machine, "one")
+    into = tmp_path / "all"
+    assert said(collect("user@far:/runs", into)) == {"one": "collected"}
+    assert said(collect("user@far:/runs/", into)) == {"one": "is here already, as one"}
+    assert [p.name for p in into.iterdir()] == ["one"]
+
+
+def test_what_was_written_while_it_was_fetched_is_not_taken_for_finished(
+    other_machine: Path, tmp_path: Path
+) -> None:
+    run = run_in(other_machine, "one")
+    (marks,) = run.rglob("marks.jsonl")
+    os.utime(marks)  # its last mark came just now: its records may have been copied before
+    (outcome,) = collect("user@far:/runs", tmp_path / "all")
+    assert "is being written" in outcome.said
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+@pytest.mark.usefixtures("other_machine")
+def test_a_machine_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="scp could not fetch user@near:/x: ssh: Could not"):
+        collect("user@near:/x", tmp_path / "all")
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no directory here"):
+        collect(str(tmp_path / "nowhere"), tmp_path / "all")
+
+
+@pytest.mark.parametrize(
+    ("source", "remote"),
+    [("user@host:/runs", True), ("host:runs", True), ("-oProxyCommand=x:/y", False), ("/a", False)],
+)
+def test_another_machine_is_known_by_its_colon(source: str, remote: bool) -> None:
+    assert is_remote(source) is remote

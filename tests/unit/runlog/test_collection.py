@@ -1,0 +1,145 @@
+"""Tags and notes, and what a tidy-up may take."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.runlog import collection
+from ergmeter.runlog.collection import Wish
+from ergmeter.runlog.directory import run_paths
+from tests.runs import add_writer, even_steps, make_run
+
+
+def run_made(parent: Path, name: str, *, days_ago: float = 0.0, closed: bool = True) -> Path:
+    path = make_run(parent / name)
+    header = json.loads((path / "run.json").read_text())
+    made = datetime.now(timezone.utc) - timedelta(days=days_ago)
+    (path / "run.json").write_text(json.dumps({**header, "created": made.isoformat()}))
+    add_writer(path, steps=even_steps(3, tokens_computed=10), closed=closed)
+    return path
+
+
+def test_tags_are_added_once_and_taken_away(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a")
+    assert collection.labels_of(run) == collection.Labels()
+    collection.tag(run, add=["base", "h200", "base"])
+    assert collection.tag(run, add=["good"], remove=["h200"]).tags == ("base", "good")
+    assert collection.labels_of(run).tags == ("base", "good")
+
+
+def test_a_note_has_its_time_and_the_run_stays_as_it_was(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a")
+    before = (run / "run.json").read_bytes()
+    collection.annotate(run, "the cooler was off")
+    ((at, said),) = collection.annotate(run, "  and on ").notes[1:]
+    assert said == "and on"
+    assert abs(datetime.fromisoformat(at).timestamp() - time.time()) < 60
+    assert (run / "run.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("bad", ["", "a b", "x" * 41, "<b>", "../up"])
+def test_what_is_no_tag_is_refused(tmp_path: Path, bad: str) -> None:
+    with pytest.raises(UsageError, match="is no tag"):
+        collection.tag(run_made(tmp_path, "a"), add=[bad])
+
+
+def test_labels_that_are_none_are_named(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a")
+    (run / "labels.json").write_text("[]")
+    with pytest.raises(FormatError, match=r"labels\.json: not the labels"):
+        collection.labels_of(run)
+
+
+def test_of_a_wish_all_that_is_given_must_hold(tmp_path: Path) -> None:
+    old, tagged, new = (
+        run_made(tmp_path, name, days_ago=days) for name, days in (("o", 40), ("t", 40), ("n", 1))
+    )
+    for run in (tagged, new):
+        collection.tag(run, add=["try"])
+    names = [one.path.name for one in collection.chosen(tmp_path, Wish(older_s=30 * 86400.0))]
+    assert sorted(names) == ["o", "t"]
+    found = collection.chosen(tmp_path, Wish(older_s=30 * 86400.0, tags=("try",)))
+    assert [one.path for one in found] == [tagged]
+    assert found[0].age_s == pytest.approx(40 * 86400.0, rel=0.01)
+    size = collection.size_bytes(old)
+    assert size == sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
+    assert collection.chosen(tmp_path, Wish(larger_bytes=10.0 * size)) == []
+
+
+def test_a_wish_for_nothing_is_refused(tmp_path: Path) -> None:
+    run_made(tmp_path, "a")
+    with pytest.raises(UsageError, match="which runs"):
+        collection.chosen(tmp_path, Wish(newest=1))
+
+
+def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    going = run_made(runs, "going", days_ago=9, closed=False)
+    kept = run_made(runs, "kept", days_ago=9)
+    collection.tag(kept, add=["keep"])
+    broken = run_made(runs, "broken", days_ago=9)
+    (broken / "run.json").write_text("{")
+    (runs / "link").symlink_to(run_made(tmp_path, "elsewhere", days_ago=9))
+    wish = Wish(older_s=0.0)
+    why = {one.path.name: one.kept for one in collection.chosen(runs, wish)}
+    assert why["going"] == "it is being written"
+    assert why["kept"] == "it is tagged keep"
+    assert why["broken"].startswith("it can't be read")
+    assert why["link"] == "it is a link"
+    with pytest.raises(UsageError, match="being written"):
+        collection.remove(going)
+    assert going.exists()
+
+
+def test_what_is_tagged_keep_goes_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
+    collection.tag(run_made(tmp_path, "kept"), add=["keep"])
+    (found,) = collection.chosen(tmp_path, Wish(tags=("keep",)))
+    assert found.kept == ""
+
+
+def test_the_newest_stay_where_so_many_are_to(tmp_path: Path) -> None:
+    for number, name in enumerate(("a", "b", "c")):
+        run = run_made(tmp_path, name, days_ago=9)
+        os.utime(run / "run.json", (1000.0 + number, 1000.0 + number))
+    found = collection.chosen(tmp_path, Wish(older_s=0.0, newest=1))
+    assert [one.path.name for one in found] == ["a", "b"]
+
+
+def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_made(tmp_path, "a", days_ago=9)
+
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(PermissionError):
+        collection.remove(run)
+    assert run_paths(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "s"), [("30d", 2_592_000.0), ("12 h", 43_200.0), ("2w", 1209600.0)]
+)
+def test_an_age_is_read(text: str, s: float) -> None:
+    assert collection.age_parsed(text) == s
+
+
+@pytest.mark.parametrize(("text", "size"), [("500MB", 5e8), ("1GiB", 2.0**30), ("2 gb", 2e9)])
+def test_a_size_is_read(text: str, size: float) -> None:
+    assert collection.size_parsed(text) == size
+
+
+@pytest.mark.parametrize("bad", ["30", "d", "-3d", "3 months"])
+def test_what_is_no_age_is_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match="an age is like"):
+        collection.age_parsed(bad)

@@ -1,0 +1,134 @@
+"""A run in one file is the same run again; what is none, or means harm, makes nothing."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.summarize import summarize
+from ergmeter.runlog.packing import pack, unpack
+from ergmeter.runlog.reader import CUT_OFF, Run
+from tests.runs import add_writer, even_steps, make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    path = make_run(tmp_path / "runs" / "one")
+    add_writer(path, steps=even_steps(20, tokens_computed=100))
+    return path
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".tgz", ".zip"])
+def test_packed_and_unpacked_it_is_the_same_run(run: Path, tmp_path: Path, ending: str) -> None:
+    packed = pack(run, tmp_path / f"one{ending}")
+    again = unpack(packed, tmp_path)
+    assert again == tmp_path / "one"
+    assert contents(again) == contents(run)
+    assert summarize(Run.open(again)) == summarize(Run.open(run))
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_who_packed_it_is_not_in_it_nor_what_is_unfinished(run: Path, tmp_path: Path) -> None:
+    (run / ".half").write_text("x")
+    (run / "link").symlink_to("/etc/hostname")
+    with tarfile.open(pack(run, tmp_path / "one.tar.gz")) as packed:
+        members = packed.getmembers()
+    assert {(m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0, "", "")}
+    assert members[0].name == "one/run.json"
+    assert not [m.name for m in members if "half" in m.name or "link" in m.name]
+
+
+def test_a_run_that_was_cut_off_is_so_in_its_copy(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "cut")
+    directory = add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    assert Run.open(run).status == CUT_OFF
+    import os
+
+    for path in [*directory.iterdir(), run / "run.json"]:
+        os.utime(path, (1.8e9 - 1e6, 1.8e9 - 1e6))
+    for ending in (".tar.gz", ".zip"):
+        again = unpack(pack(run, tmp_path / f"cut{ending}"), tmp_path / ending[1:])
+        assert Run.open(again).status == CUT_OFF
+
+
+def test_a_run_that_is_written_is_not_packed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "going")
+    add_writer(run, steps=even_steps(5), closed=False)
+    with pytest.raises(UsageError, match="is being written"):
+        pack(run, tmp_path / "going.zip")
+
+
+def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
+    packed = pack(run, tmp_path / "one.zip")
+    with pytest.raises(UsageError, match="exists"):
+        pack(run, packed)
+    with pytest.raises(UsageError, match="exists"):
+        unpack(packed, run.parent)
+
+
+def tarred(path: Path, *entries: tarfile.TarInfo) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for entry in entries:
+            archive.addfile(entry, io.BytesIO(b"x" * entry.size))
+    return path
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, size: int = 1) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.size = kind, size if kind == tarfile.REGTYPE else 0
+    found.linkname = "/etc/passwd"
+    return found
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        entry("../evil"),
+        entry("one/../../evil"),
+        entry("/tmp/evil-absolute"),
+        entry("run.json"),
+        entry("one/.hidden"),
+        entry("one/link", tarfile.SYMTYPE),
+        entry("one/hard", tarfile.LNKTYPE),
+        entry("one/pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda one: one.name,
+)
+def test_an_archive_writes_only_plain_files_under_its_own_name(
+    tmp_path: Path, bad: tarfile.TarInfo
+) -> None:
+    into = tmp_path / "deep" / "into"
+    into.mkdir(parents=True)
+    with pytest.raises(FormatError):
+        unpack(tarred(tmp_path / "bad.tar.gz", entry("one/run.json"), bad), into)
+    assert list(into.iterdir()) == []
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["into"]
+
+
+def test_a_zip_is_held_to_the_same(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("one/run.json", "{}")
+        archive.writestr("../evil", "x")
+    with pytest.raises(FormatError, match="no file of a run"):
+        unpack(tmp_path / "bad.zip", tmp_path / "into")
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize("keep", [10, 200])
+def test_half_an_archive_makes_no_run(run: Path, tmp_path: Path, keep: int) -> None:
+    packed = pack(run, tmp_path / "one.tar.gz")
+    packed.write_bytes(packed.read_bytes()[:keep])
+    into = tmp_path / "into"
+    into.mkdir()
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, into)
+    assert list(into.iterdir()) == []

@@ -1,0 +1,120 @@
+"""`erg runs`, and the tags in `erg list`: what is printed, what is done, how misuse is answered."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ergmeter.runlog.directory import run_paths
+from tests.runs import add_writer, even_steps, make_run
+
+Erg = Callable[..., tuple[int, str, str]]
+LONG_AGO_S = 1.7e9
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for number, name in enumerate(("2026-11-16-a-long-train-7f3a", "2026-11-16-other-01ab")):
+        run = make_run(tmp_path / "runs" / name)
+        add_writer(run, steps=even_steps(20, tokens_computed=12_345))
+        os.utime(run / "run.json", (LONG_AGO_S + number, LONG_AGO_S + number))
+    return tmp_path / "runs"
+
+
+def first(runs: Path) -> Path:
+    return run_paths(runs)[0]
+
+
+def test_a_tag_is_shown_by_list_in_80_columns_and_no_figure_gives_way(
+    erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert erg("runs", "tag", first(runs), "baseline", "h200") == (0, "baseline h200\n", "")
+    _, out, _ = erg("list", runs)
+    lines = [line.rstrip() for line in out.splitlines()]
+    assert max(map(len, lines)) <= 80
+    assert lines[2] == "baseline, h200"
+    assert all("12,345" in line for line in (lines[1], lines[3]))
+    _, out, _ = erg("list", runs, "--json")
+    assert [one["tags"] for one in json.loads(out)] == [["baseline", "h200"], []]
+
+
+def test_where_there_is_room_tags_have_a_column(erg: Erg, runs: Path) -> None:
+    erg("runs", "tag", first(runs), "baseline")
+    _, out, _ = erg("list", runs)
+    head, row, other = (line.rstrip() for line in out.splitlines())
+    assert head.endswith("tags")
+    assert row.endswith("baseline")
+    assert "baseline" not in other
+
+
+def test_tags_and_notes_can_be_read_and_taken_away(erg: Erg, runs: Path) -> None:
+    run = first(runs)
+    assert erg("runs", "tag", run)[1] == "no tag\n"
+    assert erg("runs", "note", run)[1] == "no note\n"
+    erg("runs", "tag", run, "a", "b")
+    assert erg("runs", "tag", run, "--remove", "a")[1] == "b\n"
+    assert erg("runs", "note", run, "the", "cooler", "was", "off")[1].endswith(
+        "  the cooler was off\n"
+    )
+
+
+def test_prune_shows_and_only_with_yes_removes(erg: Erg, runs: Path) -> None:
+    erg("runs", "tag", first(runs), "try")
+    code, out, _ = erg("runs", "prune", runs, "--tag", "try")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("1 run, ")
+    assert out.endswith("would go; --yes removes them\n")
+    assert len(run_paths(runs)) == 2
+    code, out, _ = erg("runs", "prune", runs, "--tag", "try", "--yes")
+    assert code == 0
+    assert [path.name for path in run_paths(runs)] == ["2026-11-16-other-01ab"]
+    assert [p.name for p in runs.iterdir()] == ["2026-11-16-other-01ab"]
+
+
+def test_packed_anonymised_and_collected_runs_can_be_reported(
+    erg: Erg, runs: Path, tmp_path: Path
+) -> None:
+    run = first(runs)
+    assert erg("runs", "pack", run, tmp_path / "one.zip")[0] == 0
+    assert erg("runs", "unpack", tmp_path / "one.zip", tmp_path / "u")[1] == (
+        f"{tmp_path / 'u' / run.name}\n"
+    )
+    assert erg("runs", "anonymise", run, tmp_path / "anon", "--name", "example")[0] == 0
+    code, out, _ = erg("runs", "collect", runs, tmp_path / "u", tmp_path / "all")
+    assert code == 0
+    assert f"{run.name}: is here already, as {run.name}" in out
+    for path in (tmp_path / "u" / run.name, tmp_path / "anon", tmp_path / "all" / run.name):
+        code, out, _ = erg("report", path, "--metric", "throughput.tokens_per_s")
+        assert code == 0
+        assert "12345" in out.replace(",", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("tag", "{run}", "a b"), 2, "'a b' is no tag"),
+        (("tag", "/nowhere", "a"), 1, "/nowhere does not exist"),
+        (("note", "{run}", " "), 2, "a note has some words"),
+        (("prune", "{runs}"), 2, "which runs? give --older-than"),
+        (("prune", "{runs}", "--older-than", "30"), 2, "an age is like 30d"),
+        (("prune", "{runs}", "--larger-than", "big"), 2, "a size is like 500MB"),
+        (("pack", "{run}", "x.rar"), 2, "x.rar ends in none of .tar.gz"),
+        (("unpack", "/nowhere.zip", "{runs}"), 2, "no file /nowhere.zip"),
+        (("anonymise", "{run}", "{run}"), 2, "exists; choose another"),
+        (("collect", "/nowhere", "{runs}"), 2, "is no directory here"),
+        (("tga",), 2, "No such command 'tga'"),
+    ],
+)
+def test_misuse_is_one_line(
+    erg: Erg, runs: Path, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    given = [word.format(run=first(runs), runs=runs) for word in arguments]
+    found, _, err = erg("runs", *given)
+    assert found == code
+    assert said in err
+    assert len(err.splitlines()) == 1

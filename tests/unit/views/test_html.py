@@ -1,0 +1,265 @@
+"""The page and the plots: what is escaped, what is allowed, what is never drawn."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.cli import plot as command
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.records import Device, Mark, Sample, Step
+from ergmeter.runlog.reader import Run
+from ergmeter.views import plots
+from ergmeter.views.html.charts import Chart, scale_for
+from ergmeter.views.html.figure_charts import figure_charts
+from ergmeter.views.html.palette import DARK, LIGHT, SERIES, painted
+from ergmeter.views.html.report import report
+from ergmeter.views.html.time_charts import time_charts
+from tests.runs import add_writer, even_steps, make_run, run_of
+
+pytest.importorskip("vl_convert")
+
+Erg = Callable[..., tuple[int, str, str]]
+DATA = Path(__file__).parents[2] / "data" / "h200_run"
+S = 10**9
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+
+
+@pytest.fixture(scope="module")
+def ladder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("h200")
+    with tarfile.open(DATA / "bench.tar.gz") as packed:
+        packed.extractall(path, filter="data")
+    return path / "ladder"
+
+
+def page_of(run: Run) -> str:
+    return report(evidence_of(run), summarize(run))
+
+
+def charts_of(run: Run) -> dict[str, Chart]:
+    evidence = evidence_of(run)
+    return {
+        one.id: one for one in (*time_charts(evidence), *figure_charts(evidence, summarize(run)))
+    }
+
+
+def parts(spec: object) -> Iterator[dict[str, Any]]:
+    """Every object in a spec."""
+    if isinstance(spec, dict):
+        yield spec
+        for inner in spec.values():
+            yield from parts(inner)
+    elif isinstance(spec, list):
+        for inner in spec:
+            yield from parts(inner)
+
+
+def shown(page: str) -> str:
+    """The page without its scripts and its style."""
+    return re.sub(r"<(script|style).*?</\1>", "", page, flags=re.DOTALL)
+
+
+def test_nothing_that_a_run_says_is_markup(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", name=EVIL)
+    gpu = Device("GPU-<b>", "gpu", f"GPU {EVIL}", "nvml", {"driver": EVIL})
+    add_writer(
+        path,
+        steps=even_steps(10),
+        samples=[Sample(i * S, "GPU-<b>", power_w=300.0) for i in range(12)],
+        devices=[gpu],
+        marks=[Mark(3 * S, EVIL, EVIL)],
+        unavailable={"rapl": EVIL},
+        settings={"note": EVIL},
+    )
+    page = page_of(Run.open(path))
+    assert "hacked" in page
+    assert "window.hacked=1</script>" not in page
+    assert "<img" not in shown(page)
+    assert page.count("<script") == 3  # the data, Vega, and ours
+    (held,) = re.findall(r'<script type="application/json" id="charts">(.*?)</script>', page)
+    assert "<" not in held
+    assert EVIL in json.dumps(json.loads(held)["charts"]).replace("\\u003c", "<")
+
+
+def test_the_policy_names_the_hash_of_each_script_and_of_the_style_and_allows_no_other(
+    ladder: Path,
+) -> None:
+    page = page_of(Run.open(ladder))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    inline = re.findall(r"<(?:script|style)>(.*?)</(?:script|style)>", page, flags=re.DOTALL)
+    hashes = {
+        f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'"
+        for one in inline
+    }
+    assert hashes == set(re.findall(r"'sha256-[^']*'", policy))
+    assert len(inline) == 3
+
+
+def test_the_page_loads_nothing_and_is_of_one_or_two_megabytes(ladder: Path) -> None:
+    page = page_of(Run.open(ladder))
+    assert len(page) < 2_000_000
+    assert not re.findall(r'(?:src|href)="(?!#)', shown(page))
+
+
+def test_no_chart_has_an_area_or_a_curve_between_readings(ladder: Path) -> None:
+    for chart in charts_of(Run.open(ladder)).values():
+        for part in parts(chart.spec):
+            mark = part.get("mark")
+            if isinstance(mark, dict):
+                assert mark["type"] in ("line", "rect", "rule", "point", "bar", "text")
+                assert mark.get("interpolate", "linear") in ("linear", "step-before")
+
+
+def test_bars_of_amounts_begin_at_zero(ladder: Path) -> None:
+    charts = charts_of(Run.open(ladder))
+    for id_ in ("ladder", "time_spent", "energy_spent"):
+        spec = charts[id_].spec
+        assert spec is not None
+        assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"][0] == 0
+
+
+def test_every_drawn_chart_has_words_a_table_and_a_unit_on_its_axis(ladder: Path) -> None:
+    for chart in charts_of(Run.open(ladder)).values():
+        if chart.spec is None:
+            assert chart.reason
+            continue
+        assert chart.spec["description"]
+        assert chart.table is not None
+        assert chart.table.rows
+        titles = {part["title"] for part in parts(chart.spec) if isinstance(part.get("title"), str)}
+        assert titles
+
+
+def test_points_of_a_chart_are_bounded_and_the_spike_is_among_them(tmp_path: Path) -> None:
+    gpu = Device("GPU-0", "gpu", "Test GPU", "nvml", {"power_field": "instant"})
+    samples = [
+        Sample(i * 10**7, "GPU-0", power_w=700.5 if i == 33_333 else 300.0) for i in range(60_000)
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(500), samples=samples, devices=[gpu])
+    spec = charts_of(run)["power"].spec
+    assert spec is not None
+    (points,) = [p["values"] for p in parts(spec) if p.get("name") == "points" and "values" in p]
+    assert len(points) <= 1600
+    assert max(row["v"] for row in points) == 700.5
+
+
+def test_a_machine_without_an_accelerator_says_why_in_one_place(tmp_path: Path) -> None:
+    why = "no NVML library here, so no NVIDIA driver"
+    run = run_of(tmp_path / "run", steps=even_steps(20), unavailable={"nvml": why})
+    page = shown(page_of(run))
+    assert page.count(f"<td>{why}</td>") == 1
+    assert "activity, clock, temperature. Why: no accelerator" in page
+    above = page.partition('id="all"')[0]
+    assert why not in above  # the figures and charts point to where it stands
+
+
+def test_a_run_that_is_being_written_tells_how_far_it_is(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    zero_ns = time.monotonic_ns() - 20 * S
+    steps = [Step(zero_ns + i * S, zero_ns + (i + 1) * S, index=i) for i in range(20)]
+    clock = {"clock": {"monotonic_ns": zero_ns, "wall_ns": time.time_ns() - 20 * S}}
+    add_writer(path, steps=steps, closed=False, header={**clock, "budget": {"steps": 80}})
+    page = shown(page_of(Run.open(path)))
+    assert "20 of 80 steps (25.0%); left, at the counted rate: 60 s" in page
+    assert 'value="0.2500"' in page
+
+
+def test_a_run_being_written_without_a_budget_says_that_it_is_unknown(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    add_writer(path, steps=even_steps(20), closed=False)
+    assert "Unknown: the run does not say how much there is to do" in page_of(Run.open(path))
+
+
+def test_each_headline_opens_to_its_formula_and_its_note(ladder: Path) -> None:
+    page = shown(page_of(Run.open(ladder)))
+    assert "<dd>FLOPs of a token x tokens/s / (devices x dense peak of the type" in page
+    assert "of 989.5 TFLOP/s dense bf16 (NVIDIA H200 datasheet, checked 2026-11-15)" in page
+    assert '<span class="badge reported">reported</span>' in page
+
+
+def luminance(colour: str) -> float:
+    parts_ = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts_]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_stands_out_from_its_ground_as_wcag_asks(theme: dict[str, str]) -> None:
+    for text in ("ink", "dim"):
+        for ground in ("bg", "card", "shade"):
+            high, low = sorted((luminance(theme[text]), luminance(theme[ground])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5
+
+
+def test_a_file_has_the_colours_of_its_theme_and_no_variables(ladder: Path) -> None:
+    for chart in charts_of(Run.open(ladder)).values():
+        assert "var(--" not in json.dumps(painted(chart.spec, "dark"))
+    assert painted(list(SERIES[:1]), "light") == ["#0072b2"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "most", "said"),
+    [
+        ("B", 53.58e9, "GB"),
+        ("s", 0.04, "ms"),
+        ("W", 700, "W"),
+        ("J", 12_310, "kJ"),
+        ("C", 60, "°C"),
+    ],
+)
+def test_an_axis_is_in_the_unit_a_person_would_say(unit: str, most: float, said: str) -> None:
+    assert scale_for(unit, most).unit == said
+
+
+def test_the_command_offers_every_plot_there_is() -> None:
+    assert set(command.KINDS) == set(plots.KINDS)
+
+
+def test_a_plot_is_a_file_of_the_kind_its_name_says(erg: Erg, ladder: Path, tmp_path: Path) -> None:
+    svg, png = tmp_path / "power.svg", tmp_path / "ladder.PNG"
+    assert erg("plot", ladder, "-o", svg)[0] == 0
+    assert erg("plot", ladder, "--kind", "ladder", "--dark", "-o", png)[0] == 0
+    text = svg.read_text()
+    assert text.startswith("<svg")
+    assert "device: power" in text
+    assert "s since the run began" in text
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_plot_that_can_not_be_drawn_is_not_written_and_says_why(
+    erg: Erg, ladder: Path, tmp_path: Path
+) -> None:
+    code, _, err = erg("plot", ladder, "--kind", "loss", "-o", tmp_path / "x.svg")
+    assert (code, list(tmp_path.glob("x.*"))) == (1, [])
+    assert err.startswith("erg: no plot of loss: no step told its loss")
+
+
+def test_a_name_of_no_picture_is_misuse(erg: Erg, ladder: Path, tmp_path: Path) -> None:
+    code, _, err = erg("plot", ladder, "-o", tmp_path / "x.pdf")
+    assert code == 2
+    assert "neither .svg nor .png" in err
+
+
+def test_a_page_is_written_where_one_says(erg: Erg, ladder: Path, tmp_path: Path) -> None:
+    code, out, _ = erg("report", ladder, "--html", tmp_path / "page.html")
+    assert code == 0
+    assert re.fullmatch(rf"{re.escape(str(tmp_path))}/page.html \(\d\.\d\d MB\)\n", out)
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_page_and_json_at_once_is_misuse(erg: Erg, ladder: Path, tmp_path: Path) -> None:
+    code, _, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
+    assert (code, "give it alone" in err) == (2, True)
+    assert not (tmp_path / "page.html").exists()
