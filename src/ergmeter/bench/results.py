@@ -73,7 +73,7 @@ def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     stamp = _stamp(cell)
     kept = _json(cell / ROW)
     if kept.get("stamp") == stamp:
-        return dict(kept["row"])
+        return {**kept["row"], "path": str(cell)}  # it may have been moved
     row = _row(cell)
     if keep and row["status"] in DONE:
         _keep(cell / ROW, {"stamp": stamp, "row": row})

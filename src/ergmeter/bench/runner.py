@@ -18,12 +18,12 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench import claims, judging, launching, smi, state
+from ergmeter.bench import claims, judging, launching, results, smi, state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.judging import plain
 from ergmeter.bench.meeting import Meeting, call_off
@@ -228,6 +228,8 @@ def main(arguments: list[str]) -> int:
     given = asked.parse_args(arguments)
     cancel_on_signals()
     Runner(given.directory, token=given.meeting).run()
+    with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
+        results.collect(given.directory)
     return 0
 
 
