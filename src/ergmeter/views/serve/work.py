@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ergmeter.bench import results
+from ergmeter.bench.overview import overview
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics import comparison, timeline
 from ergmeter.metrics.ahead import ahead
@@ -181,7 +182,7 @@ def bench(path: str, root: str) -> bytes:
     What a program printed is left out: it may be megabytes.
     """
     found = results.table(Path(path), keep=False)
-    return _told({**matrix(found), "notes": bench_report.notes(found)}, root)
+    return _told({**matrix(found), "notes": bench_report.notes(overview(found))}, root)
 
 
 def ledger(path: str, root: str) -> bytes:
