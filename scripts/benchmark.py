@@ -58,6 +58,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--command", help="of all scenarios, whatever they name")
     made.add_argument("--repeats", type=int)
+    made.add_argument(
+        "--move_aside", action="store_true", help="keep earlier results under another name"
+    )
     made.add_argument("--cool_down", type=float, default=15.0, help="seconds between two cells")
     return made
 
@@ -108,7 +111,12 @@ def run(given: argparse.Namespace, made: Plan) -> int:
     launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=given.cool_down))
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
-    made = state.opened(out, made, state.Opening(resume=True, script=script))
+    aside = given.move_aside
+    opening = state.Opening(resume=not aside, move_aside=aside, script=script)
+    before = {*out.parent.glob(f"{out.name}-*")}
+    made = state.opened(out, made, opening)
+    for moved in {*out.parent.glob(f"{out.name}-*")} - before if aside else ():
+        sys.stdout.write(f"the earlier results are now in {moved}\n")
     state.claim_driver(out)
     smi.ask(out, query)
     progress = monitor.prepare(out, made)

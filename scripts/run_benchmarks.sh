@@ -77,10 +77,8 @@ if [ -d "$results" ] && [ -n "$(ls -A "$results")" ]; then
         [ ! -e "$one" ] || is_ours=true
     done
     [ "$is_ours" = true ] || fail "$results is not empty and holds no results; name another RESULT_DIR"
-    "$python" "$here/benchmark.py" "${flags[@]}" --dry_run >/dev/null || exit $?
-    aside="${results%/}.$(date -u +%Y%m%dT%H%M%SZ)"
-    mv "$results" "$aside"
-    echo "the earlier results are now in $aside"
+    # Not `mv`: a cell that still runs would write into the results that take their place.
+    flags+=(--move_aside)
 fi
 
 status=0

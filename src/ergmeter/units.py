@@ -37,6 +37,11 @@ def significant(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def printable(text: str) -> str:
+    """A text of somebody's on one line, without characters that a terminal would obey."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
 def scaled(value: float, unit: str) -> str:
     """Print a value with an SI prefix: 1.5e9 and "B" give "1.5 GB"."""
     for factor, prefix in _SI:

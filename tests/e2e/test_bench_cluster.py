@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,21 @@ def test_a_job_that_is_requeued_runs_its_cell_again(bench: Bench, how: tuple[str
     assert sorted(began(bench.lab).values()) == [1, 1, 2]
 
 
+def test_a_cell_that_outlasts_its_job_is_not_run_again_and_says_so(bench: Bench) -> None:
+    """The signal is what SLURM sends then; in a job as short as that, submitit takes it for it."""
+    driver = bench.start("--launcher-option", "timeout_min=5")
+    n = bench.first()
+    bench.asked("scancel", "--signal=USR2", bench.jobs()[n])
+    eventually(lambda: "time was up" in status(bench.lab, n).get("reason", ""), "its end is told")
+    (bench.lab.path / "go").touch()
+    bench.until(lambda: driver.poll() is not None, "the driver's end")
+    assert driver.returncode == 1
+    assert statuses(bench.lab) == {**dict.fromkeys((1, 2, 3), "ok"), n: "cancelled"}
+    assert status(bench.lab, n)["reason"].startswith("its job's time was up; give")
+    assert began(bench.lab) == {1: 1, 2: 1, 3: 1}
+    assert all((folder_of(bench.lab, n) / "runner.log").exists() for n in (1, 2, 3))
+
+
 def test_a_requeued_job_on_two_nodes_runs_its_cell_again_on_both(bench: Bench) -> None:
     scenarios = waiting(bench.lab, axes={"n": [1], "nodes": [2]}, launch="torchrun")
     command = (*BENCH, "run", scenarios, "--out", "results", *SLURM)
@@ -350,8 +366,8 @@ class RayCluster:
             self.port = one.getsockname()[1]
         self.options = ("--launcher", "ray", "--launcher-option", f"address=127.0.0.1:{self.port}")
 
-    def begin(self, folder: str) -> list[subprocess.Popen[bytes]]:
-        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1")
+    def begin(self, folder: str, *options: str) -> list[subprocess.Popen[bytes]]:
+        begin = (PYTHON, "-m", "ray.scripts.scripts", "start", "--block", *options)
         head = ("--head", f"--port={self.port}", "--include-dashboard=false",
                 f"--temp-dir={folder}")  # fmt: skip
         with (self._lab.path / "ray.log").open("wb") as said:
@@ -376,15 +392,16 @@ class RayCluster:
         return int(self._lab.run(PYTHON, "-c", code, env=self.variables).stdout or 0)
 
 
-@pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+@contextmanager
+def ray_cluster(path: Path, *options: str) -> Iterator[RayCluster]:
     if not RAY.is_dir():
         pytest.skip("no Ray here: ./dev test puts it into .older/ray")
-    lab = Lab(tmp_path_factory.mktemp("ray"))
+    path.mkdir(exist_ok=True)
+    lab = Lab(path)
     made = RayCluster(lab)
     # Unix sockets are in its folder, and their names may be of 107 characters at most.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        nodes = made.begin(folder)
+        nodes = made.begin(folder, *options)
         try:
             yield made
         finally:
@@ -392,6 +409,12 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
                 node.terminate()
                 node.wait(TIMEOUT_S)
             lab.close()
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    with ray_cluster(tmp_path_factory.mktemp("ray"), "--num-cpus=1") as made:
+        yield made
 
 
 def at_work_on_ray(lab: Lab, times: int) -> int:
@@ -424,6 +447,39 @@ def test_ray_gives_what_this_machine_gives_whatever_ends_a_cell(lab: Lab, ray: R
     assert attempts == ["cancelled", "cancelled", "ok"]
     assert began(lab) == {**dict.fromkeys((1, 2, 3), 1), n: 3}
     check_it_is_as_on_this_machine(lab)
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_driver_on_ray_leaves_no_training_that_nobody_owns(
+    lab: Lab, ray: RayCluster
+) -> None:
+    """Ray kills the runner with its worker, and takes the node for free."""
+    driver = lab.start(*run(lab, *ray.options), env=ray.variables)
+    n = at_work_on_ray(lab, 1)
+    child = status(lab, n)["child"]["pid"]
+    assert (folder_of(lab, n) / "runner.log").exists()
+    driver.kill()
+    driver.wait(TIMEOUT_S)
+    eventually(lambda: not psutil.pid_exists(child), "its cell is ended")
+    (lab.path / "go").touch()
+    second = lab.start(*run(lab, *ray.options, "--resume"), env=ray.variables)
+    assert second.wait(TIMEOUT_S) == 0
+    assert statuses(lab) == dict.fromkeys((1, 2, 3), "ok")
+    assert began(lab) == {**dict.fromkeys((1, 2, 3), 1), n: 2}
+
+
+@pytest.mark.timeout(600)
+def test_ray_gives_cells_on_two_nodes_their_gpus(lab: Lab, tmp_path: Path) -> None:
+    """Of a cluster that says it has some: who gets which is all that Ray knows of them."""
+    scenarios = waiting(lab, axes={"n": [1], "nodes": [2]}, launch="torchrun")
+    (lab.path / "go").touch()
+    with ray_cluster(tmp_path / "gpus", "--num-cpus=1", "--num-gpus=1") as made:
+        command = (*BENCH, "run", scenarios, "--out", "results", *made.options)
+        done = lab.run(*command, env=made.variables)
+    assert done.returncode == 0, done.stderr.decode()
+    assert began(lab)[1] == 2
+    script = (folder_of(lab, 1) / "command.node1.sh").read_text()
+    assert "export CUDA_VISIBLE_DEVICES=0\n" in script
 
 
 @pytest.mark.timeout(600)

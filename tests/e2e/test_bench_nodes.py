@@ -41,6 +41,11 @@ print("rank", rank, "of", os.environ["WORLD_SIZE"], "node", os.environ["GROUP_RA
 todo = dict(part.split("=") for part in sys.argv[1].split(",")).get(rank, "end")
 if todo == "raise":
     raise ValueError(f"batch {rank} is bad")
+if todo == "lose":
+    time.sleep(2)
+    raise ConnectionResetError("by peer")
+if todo == "oom":
+    raise MemoryError("no room")
 if todo == "sleep":
     time.sleep(600)
 """
@@ -59,9 +64,12 @@ def cell(todo: str, **more: Any) -> Cell:
 class Launch:
     """A cell whose nodes are all here: a runner, and a member for each other node."""
 
-    def __init__(self, folder: Path, one: Cell, *, token: str = "t1") -> None:
+    def __init__(self, folder: Path, one: Cell, *, token: str = "t1", spoilt: str = "") -> None:
+        """`spoilt`: a file that can't be written."""
         self.folder = folder
         folder.mkdir(exist_ok=True)
+        if spoilt:
+            (folder / spoilt).mkdir()
         state.write_json(folder / state.CELL, one.to_json())
         self.processes = [
             subprocess.Popen(
@@ -162,6 +170,47 @@ def test_an_error_on_another_node_is_the_cells_and_ends_it_everywhere(launched: 
     assert said["reason"] == "ValueError: batch 1 is bad"
     assert "batch 1 is bad" in launch.said(1, "stderr")
     assert launch.left() == []
+
+
+@pytest.mark.parametrize("todo", ["0=oom,1=lose", "0=lose,1=oom"])
+def test_the_cause_is_told_whichever_node_has_it(launched: Begin, todo: str) -> None:
+    launch = launched(cell(todo))
+    launch.wait()
+    said = launch.status()
+    assert (said["status"], said["reason"]) == ("oom", "MemoryError: no room")
+
+
+def test_what_another_node_can_not_do_is_told_once_the_cell_has_begun(launched: Begin) -> None:
+    """It can't write its output: the cell had begun, and what it said is judged and kept."""
+    launch = launched(cell("0=sleep"), spoilt="command.node1.sh")
+    launch.wait()
+    said = launch.status()
+    assert said["status"] == "error"
+    assert said["reason"].startswith(
+        f"it was cut short: node 1 ({socket.gethostname()}): [Errno 21]"
+    )
+    assert json.loads((launch.folder / state.RESULTS).read_text())["status"] == "error"
+    assert launch.left() == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_an_attempt_left_is_ended_whatever_number_the_node_had(
+    launched: Begin, tmp_path: Path, number: int
+) -> None:
+    left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (tmp_path / "exp_0").mkdir()
+    known = dataclasses.asdict(state.Process.of(left.pid))
+    state.write_json(tmp_path / "exp_0" / "started.node7.json", known)
+    words = launching.runner_words(str(tmp_path / "exp_0"), number=number, nodes=2, token="t1")
+    state.write_json(tmp_path / "exp_0" / state.CELL, cell("0=end").to_json())
+    alone = subprocess.Popen(words)
+    try:
+        assert left.wait(WAIT_S) == -signal.SIGTERM
+    finally:
+        left.kill()
+        alone.terminate()
+        alone.wait(WAIT_S)
+    launched(cell("0=end"), token="t2").wait()
 
 
 def test_a_timeout_ends_all_nodes(launched: Begin) -> None:

@@ -21,7 +21,8 @@ def runs(tmp_path: Path) -> Path:
     for number, name in enumerate(("2026-11-16-a-long-train-7f3a", "2026-11-16-other-01ab")):
         run = make_run(tmp_path / "runs" / name)
         add_writer(run, steps=even_steps(20, tokens_computed=12_345))
-        os.utime(run / "run.json", (LONG_AGO_S + number, LONG_AGO_S + number))
+        for path in run.rglob("*"):
+            os.utime(path, (LONG_AGO_S + number, LONG_AGO_S + number))
     return tmp_path / "runs"
 
 
@@ -74,6 +75,29 @@ def test_prune_shows_and_only_with_yes_removes(erg: Erg, runs: Path) -> None:
     assert code == 0
     assert [path.name for path in run_paths(runs)] == ["2026-11-16-other-01ab"]
     assert [p.name for p in runs.iterdir()] == ["2026-11-16-other-01ab"]
+
+
+def test_the_directory_one_is_in_can_be_packed(
+    erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(first(runs))
+    code, out, err = erg("runs", "pack", ".")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{first(runs)}.tar.gz  ")
+
+
+def test_what_a_run_says_does_not_steer_the_terminal(erg: Erg, runs: Path) -> None:
+    labels = {"tags": ["a\x1b[2J"], "notes": [{"at": "\x1b]0;x\x07", "text": "b\x1b[31m\nc"}]}
+    (first(runs) / "labels.json").write_text(json.dumps(labels))
+    assert erg("runs", "tag", first(runs))[1] == "a [2J\n"
+    assert erg("runs", "note", first(runs))[1] == "]0;x  b [31m c\n"
+    first(runs).rename(runs / "x\x1b[2J")
+    for said in (
+        erg("runs", "prune", runs, "--older-than", "1h"),
+        erg("runs", "collect", runs, runs),
+    ):
+        assert "x [2J" in said[1]
+        assert "\x1b" not in said[1] + said[2]
 
 
 def test_packed_anonymised_and_collected_runs_can_be_reported(

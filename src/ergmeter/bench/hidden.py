@@ -4,6 +4,9 @@ The trap: a key in a scenario's `environment` that is copied into plan.json and 
 leaves the house with the results. A plan says "(hidden)" in its place. The driver, which has read
 the file of scenarios, hands the value to its children in a variable of its own, from which it is
 put under its name when the cell starts, and only in cells of that scenario.
+
+The other trap: a setting that is taken for a key. MAX_TOKENS hidden is two cells with one id, so a
+number, a truth and the name of a setting are none, but where the name says that it is a password.
 """
 
 from __future__ import annotations
@@ -11,25 +14,58 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ergmeter.bench.cells import Cell
 
 SAID = "(hidden)"
 PREFIX = "ERGMETER_HIDDEN_"
-# TOKENIZERS_PARALLELISM is none.
-_KEY = re.compile(r"key|token(?!i[sz])|secret|passw|passphrase|cred|cookie", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"://[^/@\s]+@")  # who signs in, and how
+# TOKENIZERS_PARALLELISM is none, nor is GIT_AUTHOR_NAME.
+_KEY = re.compile(r"key|token(?!i[sz])|auth(?!or(?!i[sz]))|session", re.IGNORECASE)
+_PASSWORD = re.compile(r"secret|passw|passphrase|cred|cookie", re.IGNORECASE)
+_PLAIN = re.compile(r"[\d.eE+-]{1,12}|true|false|yes|no|none|\{\w+\}", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # who signs in, and how
+# Among arguments `pad_token` and `label_key` are none: just names that are of keys alone.
+_ARGUMENT = re.compile(
+    r"(?:^|[._-])(?:hub|hf|access|auth|api|bearer|private|secret)[_-]?(?:token|key)$|(?:^|\.)token$"
+    r"|secret|passw|passphrase|credential",
+    re.IGNORECASE,
+)
 
 
 def is_key(name: str, value: str = "") -> bool:
     """Whether a variable is not to be written down: by its name, or an address with a password."""
-    return bool(_KEY.search(name) or _IN_ADDRESS.search(value))
+    return _is_named(name, value) or bool(_IN_ADDRESS.search(value))
+
+
+def _is_named(name: str, value: str) -> bool:
+    return bool(_PASSWORD.search(name) or (_KEY.search(name) and not _PLAIN.fullmatch(value)))
+
+
+def written(name: str, value: str) -> str:
+    """A variable's value as it may be written down."""
+    return "***" if _is_named(name, value) else _IN_ADDRESS.sub("***@", value)
+
+
+def complaints(given: Mapping[str, Any], *, within: str = "") -> Iterator[str]:
+    """What there is against settings: keys, which stand in the plan and in every table."""
+    for one, value in given.items():
+        name = f"{within}{one}"
+        parts = value if isinstance(value, list | tuple) else [value]
+        for part in parts:
+            if isinstance(part, dict):
+                yield from complaints(part, within=f"{name}.")
+        texts = [part for part in parts if isinstance(part, str) and part]
+        if _ARGUMENT.search(name) and any(not _PLAIN.fullmatch(text) for text in texts):
+            yield (
+                f"{name} is a key, and settings are written down in the plan and in every table:"
+                " give it as a variable under `environment`"
+            )
 
 
 def keys(environment: Mapping[str, str], *, scenario: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ when a rank fails, which would be a second attempt that nobody wrote down.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import socket
 import sys
@@ -216,16 +215,11 @@ _TELLING = (
     *("LOCAL_RANK", "MASTER_", "HF_HOME", "HF_HUB_OFFLINE", "PYTHONPATH", "PYTHONHASHSEED"),
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
 )
-_KEY = re.compile(r"token|key|secret|passw|passphrase|cred|auth|cookie|session", re.IGNORECASE)
-_IN_ADDRESS = re.compile(r"(?<=://)[^/@\s]+@")  # who signs in, and how
 
 
 def noted(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables as they may be written down: without the values that look like keys."""
-    return {
-        name: "***" if _KEY.search(name) else _IN_ADDRESS.sub("***@", value)
-        for name, value in sorted(variables.items())
-    }
+    return {name: hidden.written(name, value) for name, value in sorted(variables.items())}
 
 
 def told(how: Start) -> dict[str, str]:
@@ -242,11 +236,16 @@ _PLACED = (
 
 
 def script(how: Start, *, where: Path) -> str:
-    """The command as a shell script, to run the cell again by hand."""
+    """The command as a shell script, to run the cell again by hand.
+
+    A key is not exported: what stands for it would take the place of the one that is set.
+    """
     placed = {name: how.environment[name] for name in _PLACED if name in how.environment}
     exports = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in sorted(noted({**placed, **how.own}).items())
+        f"# set {name} yourself: it is a key, which is not written down"
+        if hidden.is_key(name, value)
+        else f"export {name}={shlex.quote(value)}"
+        for name, value in sorted({**placed, **how.own}.items())
     ]
     kept = [f"cd {shlex.quote(str(where))}", *exports, f"exec {shlex.join(redacted(how.words))}"]
     remarks = [f"# {how.remark}"] if how.remark else []

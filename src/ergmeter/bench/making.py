@@ -60,6 +60,9 @@ class Making:
         template = self._asked.template or scenario.template or self._asked.otherwise
         axes = self._axes(scenario, template)
         wrong = list(sound.complaints(self._found, scenario, template, axes))
+        data = {"data_processing": dict(scenario.data or {})}
+        for given in (scenario.arguments, axes, *scenario.include, data):
+            wrong += hidden.complaints(given)
         for text in wrong:
             self._problems.add(text, scenario=scenario.name)
         if wrong:

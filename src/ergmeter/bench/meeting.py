@@ -156,7 +156,7 @@ class Meeting:
             one.wire.send({"address": at.address, "port": at.port})
 
     def codes(self) -> list[int | None]:
-        """How the others have ended, None for those at work. Raises what one of them met with."""
+        """How the others ended, by number; None for those at work. Raises what one met with."""
         for number, one in sorted(self._others.items()):
             if one.said is None:
                 one.said = one.wire.heard(0.0)
@@ -166,7 +166,8 @@ class Meeting:
                 raise Cancelled(f"{one.said['cancelled']} on node {number} ({one.host})")
             if one.said is not None and one.said.get("error"):
                 raise OSError(f"node {number} ({one.host}): {one.said['error']}")
-        return [one.said["exit_code"] if one.said else None for one in self._others.values()]
+        others = [one for _, one in sorted(self._others.items())]
+        return [one.said["exit_code"] if one.said else None for one in others]
 
     def kills(self) -> list[int | None]:
         """How many processes the kernels of the others killed, None where one did not say."""

@@ -21,9 +21,10 @@ from ergmeter.bench.meeting import Wire, joined
 from ergmeter.bench.process import (
     SETTLE_S,
     Cancelled,
+    adopt_orphans,
     begun,
     cancel_on_signals,
-    end_leftover,
+    end_leftovers,
     kernel_kills,
     kills_since,
 )
@@ -40,12 +41,11 @@ class Member:
         self._directory = directory.resolve()
         self._cell = Cell.from_json(json.loads((directory / CELL).read_text(encoding="utf-8")))
         self._token, self._number = token, number
-        # A process here that an earlier attempt left: its own node's, wherever that was.
         self._started = self._directory / f"started.node{number}.json"
 
     def run(self) -> None:
         """Wait for the first node, do this one's part, and say how it ended."""
-        end_leftover(_process(self._started))
+        end_leftovers(self._directory)
         try:
             met = joined(
                 self._directory, token=self._token, number=self._number, nodes=self._cell.nodes
@@ -93,13 +93,6 @@ def _until_heard(wire: Wire) -> None:
         wire.heard(1.0)
 
 
-def _process(path: Path) -> Process | None:
-    try:
-        return Process(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def main(arguments: list[str]) -> int:
     """Do one node's part of the cell of a directory."""
     asked = argparse.ArgumentParser()
@@ -108,6 +101,7 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--node", type=int, required=True, help="its number, from 1")
     given = asked.parse_args(arguments)
     cancel_on_signals()
+    adopt_orphans()
     Member(given.directory, token=given.meeting, number=given.node).run()
     return 0
 

@@ -77,9 +77,16 @@ def of_smi(cell: Path, row: Mapping[str, Any], missing: dict[str, str]) -> dict[
         problem = smi.problem(cell)
         if problem:
             raise NotMeasurable(problem)
+        logs = smi.logs(cell)
+        nodes = row.get("nodes") or 1
+        if logs and len(logs) != nodes:
+            raise NotMeasurable(
+                f"{len(logs)} of {nodes} nodes left a log of {smi.PROGRAM}, and the peak may be"
+                " another's"
+            )
         devices = {
             f"{node}{one.device}": (one.first_bytes, one.peak_bytes)
-            for node, path in smi.logs(cell).items()
+            for node, path in logs.items()
             for one in smi_log(path).devices
         }
         if devices:

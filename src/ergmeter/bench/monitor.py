@@ -168,9 +168,12 @@ def _looked_at(out: Path, progress: Progress, cell: Cell, *, is_held: bool) -> b
 
 def _write_off(directory: Path) -> bool:
     """Give a cell that nobody works on an end. False if somebody does after all."""
+    # SLURM's launcher leaves the job's id there, and what submitit says in a folder of its own.
+    job, logs = directory / "job", directory.parent / "slurm"
+    why = f" (see the job's log in {logs})" if job.exists() and logs.is_dir() else ""
     lost = {
         "running": "its runner is gone (see runner.log); --resume runs it again",
-        "pending": "it was not started; --resume runs it",
+        "pending": f"it was not started{why}; --resume runs it",
     }
     with state.claimed(directory) as is_ours:
         known = state.read(directory)  # once more: it may have ended after it was last looked at

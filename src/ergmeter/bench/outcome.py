@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import signal as signals
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -23,7 +23,7 @@ Status: TypeAlias = Literal[
 # What is not run again when a bench is resumed.
 FINAL: frozenset[Status] = frozenset({"ok", "oom", "error", "timeout", "diverged", "skipped"})
 
-_KILLED = 128 + signals.SIGKILL  # what a shell, a container and `erg record` make of a SIGKILL
+KILLED = 128 + signals.SIGKILL  # what a shell, a container and `erg record` make of a SIGKILL
 _MEMORY = re.compile(
     r"\bOutOfMemoryError\b"
     r"|(?:CUDA|HIP|XPU|MPS|NCCL)\b[^\n]{0,60}\bout of memory"
@@ -46,7 +46,9 @@ _CLOSES = re.compile(r"[A-Za-z_][\w.]*(?::| \(|$)")
 _CONSEQUENCES = re.compile(
     r"ChildFailedError|CalledProcessError|DistBackendError|DistNetworkError|SignalException"
     r"|Connection (?:closed|reset) by peer|ProcessRaisedException"
+    r"|DistStoreError|Broken ?[Pp]ipe|Connection refused|ConnectionResetError|connectFullMesh"
 )
+_LAUNCHERS = re.compile(r"ChildFailedError|CalledProcessError|SignalException")
 _LONGEST = 300
 
 
@@ -71,6 +73,40 @@ class Raised:
         return self.line if self.rank is None else f"rank {self.rank}: {self.line}"
 
 
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What the processes of one node said last, and their exit code."""
+
+    stdout: str
+    stderr: str
+    exit_code: int | None = None
+
+    @property
+    def signal(self) -> int | None:
+        """What ended it, if a signal did."""
+        return -self.exit_code if self.exit_code is not None and self.exit_code < 0 else None
+
+    def tells_cause(self) -> bool:
+        """Whether its end is explained by it, and is no consequence of another's."""
+        if _memory(self.exit_code, self.signal, self.stdout, self.stderr, None):
+            return True
+        return bool(_causes(_raised(self.stdout, self.stderr)))
+
+
+def telling(nodes: Sequence[Said]) -> Said:
+    """Of several nodes, given in the order in which they failed, the first that tells a cause.
+
+    All of them together where none does. Put in a row by number they would read as if what the
+    last node says came last.
+    """
+    for one in nodes if len(nodes) > 1 else ():
+        if one.tells_cause():
+            return one
+    texts = [(one.stdout, one.stderr) for one in nodes]
+    stdout, stderr = ("\n".join(one) for one in zip(*texts, strict=True))
+    return Said(stdout, stderr, nodes[0].exit_code)
+
+
 def outcome(
     exit_code: int | None,
     *,
@@ -80,12 +116,14 @@ def outcome(
     loss: float | None = None,
     timed_out_s: float | None = None,
     cancelled: str = "",
+    broken: str = "",
     kernel_kills: int | None = None,
 ) -> Outcome:
     """What the end of a command was. `stdout` and `stderr` are their last parts.
 
     `loss` is the last one that is known; `kernel_kills` by how much the kernel's own count of
-    processes it killed for memory rose meanwhile, where it can be read.
+    processes it killed for memory rose meanwhile, where it can be read; `broken` what kept us from
+    seeing it to its end.
     """
     if cancelled:
         return Outcome("cancelled", cancelled)
@@ -100,6 +138,8 @@ def outcome(
             return Outcome("oom", lacking)
     if loss is not None and not math.isfinite(loss):
         return Outcome("diverged", f"the loss became {loss}")
+    if broken and not _causes(_raised(stdout, stderr)):
+        return Outcome("error", _short(f"it was cut short: {broken}"))
     return Outcome("error", _error(exit_code, signal, stdout, stderr))
 
 
@@ -110,7 +150,7 @@ def _memory(
     said = _said_of_memory(stdout, stderr)
     if said:
         return said
-    if signal == signals.SIGKILL or exit_code in (_KILLED, -signals.SIGKILL):
+    if signal == signals.SIGKILL or exit_code in (KILLED, -signals.SIGKILL):
         what = "it was killed (SIGKILL, exit code 137)"
     elif _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
         what = "one of its ranks was killed (SIGKILL)"
@@ -166,13 +206,22 @@ def _of_other_causes(raised: Iterable[Raised]) -> list[Raised]:
 
 
 def _error(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
-    raised = [*tracebacks(stdout.splitlines()), *tracebacks(stderr.splitlines())]
-    causes = [one for one in raised if not _CONSEQUENCES.search(one.line)]
-    if causes or raised:
-        return _short(str((causes or raised)[-1]))
+    raised = _raised(stdout, stderr)
+    # Where a connection is all that is told of, it is the cause; what a launcher says never is.
+    ranks = [one for one in raised if not _LAUNCHERS.search(one.line)]
+    if raised:
+        return _short(str((_causes(raised) or ranks or raised)[-1]))
     how = _how_it_ended(exit_code, signal)
     lines = [line.strip() for line in (stderr or stdout).splitlines() if line.strip()]
     return _short(f"{how}: {lines[-1]}" if lines else f"{how}, and it said nothing")
+
+
+def _raised(stdout: str, stderr: str) -> list[Raised]:
+    return [*tracebacks(stdout.splitlines()), *tracebacks(stderr.splitlines())]
+
+
+def _causes(raised: Iterable[Raised]) -> list[Raised]:
+    return [one for one in raised if not _CONSEQUENCES.search(one.line)]
 
 
 def _how_it_ended(exit_code: int | None, signal: int | None) -> str:

@@ -11,13 +11,19 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
 
 NAMES = (
-    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "peft_method"),
-    *("torch_dtype", "per_device_train_batch_size", "gradient_accumulation_steps", "packing"),
+    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "nodes"),
+    *(
+        "peft_method",
+        "torch_dtype",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "packing",
+    ),
     *("max_seq_length", "learning_rate", "effective_batch_size"),
 )
 MEMORY = {
@@ -108,6 +114,14 @@ def overview(found: pa.Table) -> Overview:
     made = Overview()
     made.add(found)
     return made
+
+
+def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
+    """A figure of a configuration: the mean of its repeats, of memory the highest; None if none."""
+    found: list[float] = [row[column] for row in rows if row[column] is not None]
+    if not found:
+        return None
+    return max(found) if column.startswith("memory_") else sum(found) / len(found)
 
 
 def _troubles(row: Mapping[str, Any]) -> list[str]:

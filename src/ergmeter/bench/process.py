@@ -1,14 +1,18 @@
 """A cell's process on one machine: begun with its output kept, ended with all that it started.
 
 The trap: ending a process and not its family. torchrun gives each rank a group of its own, and a
-rank that nobody ended holds its GPU while the next cell is measured.
+rank that nobody ended holds its GPU while the next cell is measured. If torchrun itself is killed,
+its ranks are nobody's: so a runner has the kernel give it all orphans below it.
 """
 
 from __future__ import annotations
 
+import ctypes
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +24,7 @@ from ergmeter.bench import launching, smi
 from ergmeter.bench.state import Process, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 STDOUT, STDERR = "stdout", "stderr"
@@ -30,6 +34,10 @@ GRACE_S = 20.0
 SETTLE_S = 0.5
 # SIGUSR2 is what submitit has SLURM send before a job's time is up or it is preempted.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+# Set where whoever runs runners kills them with itself, as Ray does: the cell is then nobody's.
+ENDS_WITH_RUNNER = "ERGMETER_CELL_ENDS_WITH_RUNNER"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
 
 
 class Cancelled(BaseException):
@@ -44,6 +52,17 @@ def cancel_on_signals() -> None:
 
     for number in SIGNALS:
         signal.signal(number, cancel)
+
+
+def adopt_orphans() -> None:
+    """From here on a process whose parent is gone is ours, if we started that; Linux only."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def runner_log(directory: Path, number: int = 0) -> Path:
+    """Where a launcher keeps what the runner of a node itself says."""
+    return directory / (f"runner.node{number}.log" if number else "runner.log")
 
 
 def hold_signals() -> None:
@@ -70,9 +89,10 @@ def begun(
         out_path.open("wb") as out,
         err_path.open("wb") as err,
     ):
+        others = psutil.Process().children()  # nvidia-smi, which ends by itself
         child = subprocess.Popen(
             how.words, env=how.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_bound_to_runner(),
         )  # fmt: skip
         try:
             yield child
@@ -80,12 +100,38 @@ def begun(
             hold_signals()
             end(child.pid)
             child.wait()
+            if _adopts():
+                _end_orphans(others)
+
+
+def _bound_to_runner() -> Callable[[], None] | None:
+    """Have the kernel tell the cell to end when its runner is gone, if that was asked for."""
+    if not os.environ.get(ENDS_WITH_RUNNER) or not sys.platform.startswith("linux"):
+        return None
+    prctl, runner = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != runner:  # it went between the fork and the call
+            os._exit(1)
+
+    return ask_kernel
 
 
 def end_leftover(left: Process | None) -> None:
     """End what an attempt left running whose runner is gone."""
     if left is not None and left.found() is not None:
         end(left.pid)
+
+
+def end_leftovers(directory: Path) -> None:
+    """The same of all nodes but the first: this machine may have been another number then.
+
+    Only before the nodes have met, for afterwards they are those of this attempt.
+    """
+    for path in sorted(directory.glob("started.node*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            end_leftover(Process(**json.loads(path.read_text(encoding="utf-8"))))
 
 
 def end(pid: int) -> None:
@@ -101,6 +147,30 @@ def end(pid: int) -> None:
             pid, [*alive, *(more for one in alive for more in _family(one.pid))], signal.SIGKILL
         )
         _still_there(alive, GRACE_S)
+
+
+def _adopts() -> bool:
+    """Whether orphans come to this process; in another, children need not be of the cell."""
+    if not sys.platform.startswith("linux"):
+        return False
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def _end_orphans(others: list[psutil.Process]) -> None:
+    """End what was started below us, but for these and what they started."""
+    kept = set(others)
+    for one in others:
+        with suppress(psutil.Error):
+            kept |= set(one.children(recursive=True))
+    left = [one for one in psutil.Process().children(recursive=True) if one not in kept]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = [one for one in left if _is_alive(one)]
+        for one in left:
+            with suppress(psutil.Error):
+                one.send_signal(number)
+        left = _still_there(left, GRACE_S)
 
 
 def _still_there(processes: list[psutil.Process], wait_s: float) -> list[psutil.Process]:

@@ -90,13 +90,13 @@ def _cells(directory: Path) -> list[Path]:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 3
+_MAKING = 4
 
 
 def _stamp(cell: Path) -> list[int]:
     """When what a row is made of was last written; the run's own files are written under run/."""
     found = [VERSION, _MAKING]
-    for name in _INPUTS:
+    for name in (*_INPUTS, *smi.of_nodes(cell)):
         try:
             found.append((cell / name).stat().st_mtime_ns)
         except OSError:

@@ -27,15 +27,17 @@ from ergmeter.bench import claims, judging, launching, results, smi, state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.judging import plain
 from ergmeter.bench.meeting import Meeting, call_off
-from ergmeter.bench.outcome import Outcome, outcome
+from ergmeter.bench.outcome import KILLED, Outcome, Said, outcome, telling
 from ergmeter.bench.process import (
     SETTLE_S,
     STDERR,
     STDOUT,
     Cancelled,
+    adopt_orphans,
     begun,
     cancel_on_signals,
     end_leftover,
+    end_leftovers,
     kernel_kills,
     kills_since,
 )
@@ -61,6 +63,7 @@ class Runner:
         self._state = state.read(directory)
         self._token = token
         self._beaten_s = -math.inf
+        self._failed: dict[int, int] = {}  # exit codes by node, in the order in which they came
 
     def run(self) -> State:
         """Run the cell to its end, unless it has had one or another is at it. What it came to."""
@@ -76,6 +79,7 @@ class Runner:
 
     def _attempt(self) -> State:
         end_leftover(self._state.child)
+        end_leftovers(self._directory)
         self._put_aside()
         self._keep(self._state.begun(Process.of(os.getpid())))
         kills = kernel_kills()
@@ -92,7 +96,9 @@ class Runner:
         except Cancelled as asked:
             ways["cancelled"] = f"it was ended by {asked}"
         except (OSError, ErgmeterError) as error:
-            return self._end(Outcome("error", f"it could not be started: {error}"), None)
+            if self._state.child is None:
+                return self._end(Outcome("error", f"it could not be started: {error}"), None)
+            ways["broken"] = str(error)
         killed = [kills_since(kills), *(meeting.kills() if meeting else ())]
         known = [one for one in killed if one is not None]
         ways["kernel_kills"] = sum(known) if len(known) == len(killed) else None
@@ -123,19 +129,23 @@ class Runner:
             return self._wait(child, meeting)
 
     def _wait(self, child: subprocess.Popen[bytes], meeting: Meeting | None) -> int:
-        """Until all nodes have ended, or time is up. The exit code, of whichever failed first."""
+        """Until all nodes have ended, or time is up. The exit code, of whichever failed first.
+
+        Between two looks nobody knows who was first; one that was killed did not say anything.
+        """
         limit_s = math.inf if self._cell.timeout_s is None else self._cell.timeout_s
         began_s = time.monotonic()
-        failed: tuple[int, float] | None = None
+        failed_s = math.inf
         while True:
             self._beat()
             left_s = limit_s - (time.monotonic() - began_s)
             own = _ended(child, min(left_s, _LOOK_S if meeting else state.BEAT_S))
             codes = [own, *(meeting.codes() if meeting else ())]
-            failed = failed or next(((one, time.monotonic()) for one in codes if one), None)
-            if failed and (None not in codes or time.monotonic() - failed[1] > _FOLLOW_S):
+            self._failed |= {node: code for node, code in enumerate(codes) if code}
+            failed_s = min(failed_s, time.monotonic()) if self._failed else math.inf
+            if self._failed and (None not in codes or time.monotonic() - failed_s > _FOLLOW_S):
                 time.sleep(SETTLE_S)
-                return failed[0]
+                return self._failed[self._by_failure()[0]]
             if None not in codes:
                 return 0
             if left_s <= 0:
@@ -143,26 +153,34 @@ class Runner:
             if own is not None:
                 time.sleep(_LOOK_S)
 
+    def _by_failure(self) -> list[int]:
+        """The nodes: those that were killed, those that failed as they did so, the others."""
+        killed = [node for node, code in self._failed.items() if code < 0 or code == KILLED]
+        return list(dict.fromkeys([*killed, *self._failed, *range(self._cell.nodes)]))
+
     def _beat(self) -> None:
         if time.monotonic() - self._beaten_s > state.BEAT_S / 2:
             state.beat(self._directory)
             self._beaten_s = time.monotonic()
 
     def _judged(self, exit_code: int | None, **how: Any) -> Outcome:  # noqa: ANN401  `outcome`'s
-        nodes = range(self._cell.nodes)
-        suffixes = [launching.Node(n, self._cell.nodes).suffix for n in nodes]
+        suffixes = [launching.Node(n, self._cell.nodes).suffix for n in range(self._cell.nodes)]
         outputs = [
             self._directory / f"{name}{one}" for name in (STDOUT, STDERR) for one in suffixes
         ]
         tails = [judging.tail(path) for path in outputs]
-        stdout, stderr = ("\n".join(part) for part in (tails[: len(nodes)], tails[len(nodes) :]))
-        trainer = judging.trainer_figures(stdout, stderr)
+        trainer = judging.trainer_figures(*tails)
+        texts = list(zip(tails[: len(suffixes)], tails[len(suffixes) :], strict=True))
+        # Of a node that has not ended, nothing is known but that it did not fail by itself.
+        others = 1 if self._failed else exit_code
+        nodes = [Said(*texts[node], self._failed.get(node, others)) for node in self._by_failure()]
+        said = telling(nodes)
         run = judging.opened(self._directory / "run")
         found = outcome(
-            exit_code,
-            signal=-exit_code if exit_code is not None and exit_code < 0 else None,
-            stdout=stdout,
-            stderr=stderr,
+            said.exit_code,
+            signal=said.signal,
+            stdout=said.stdout,
+            stderr=said.stderr,
             loss=judging.last_loss(run, trainer),
             **how,
         )
@@ -227,6 +245,7 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--meeting", default="", help="the token of a launch on several nodes")
     given = asked.parse_args(arguments)
     cancel_on_signals()
+    adopt_orphans()
     Runner(given.directory, token=given.meeting).run()
     with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
         results.collect(given.directory)

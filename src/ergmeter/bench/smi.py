@@ -108,6 +108,11 @@ def logs(cell: Path) -> dict[str, Path]:
     return ({"": cell / LOG} if (cell / LOG).is_file() else {}) | of_nodes
 
 
+def of_nodes(cell: Path) -> list[str]:
+    """The names of what each of several nodes left: logs and notes."""
+    return sorted(path.name for one in (LOG, NOTE) for path in cell.glob(_nodes(one)))
+
+
 def problem(cell: Path) -> str:
     """Why the log of a cell is not to be read; nothing where it is, or where none was asked for."""
     for path in (cell / NOTE, *sorted(cell.glob(_nodes(NOTE)))):
@@ -196,7 +201,8 @@ class _Log:
             self._say(lack(environment.get("PATH")))
             return
         try:
-            gpus = devices(environment, _all_gpus())
+            there = _all_gpus()
+            gpus = devices(environment, there)
         except NotMeasurable as error:
             self._say(str(error))
             return
@@ -211,7 +217,8 @@ class _Log:
             except OSError as error:
                 self._say(f"{PROGRAM} could not be started: {error}")
                 return
-        self._await_first(1 + len([one for one in gpus.split(",") if one]))
+        shown = [one for one in gpus.split(",") if one] or there
+        self._await_first(1 + len(shown))
         self._keep()
 
     def end(self) -> None:

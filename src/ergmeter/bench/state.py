@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +31,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog.liveness import boot_id, started_s
 
 ALIVE, CLAIM = "alive", "claim"
+JOB = "job"  # of a scheduler, kept beside its cell
 BEAT_S = 5.0
 # Twelve missed beats: file systems of clusters show a change late, and clocks differ by seconds.
 SILENT_S = 60.0
@@ -242,6 +244,7 @@ def opened(out: Path, plan: Plan, opening: Opening) -> Plan:
         raise UsageError(f"{out} is a file; --out names a directory")
     if out.is_dir() and any(out.iterdir()):
         if opening.move_aside:
+            _check_undriven(out)
             _check_at_rest(out)
             _move_aside(out)
         elif not opening.resume:
@@ -270,9 +273,10 @@ def _taken_up(out: Path, plan: Plan) -> Plan:
     """The cells of this plan as they are there. New ones (more repeats) are added to what is kept,
     if their numbers are free."""
     kept = Plan.read(out / PLAN)
-    there = {cell.id: cell for cell in kept.cells}
+    # Scenarios that differ in a key alone have cells with one id.
+    there = {(cell.scenario, cell.id): cell for cell in kept.cells}
     used = {cell.index for cell in kept.cells}
-    added = tuple(cell for cell in plan.cells if cell.id not in there)
+    added = tuple(cell for cell in plan.cells if (cell.scenario, cell.id) not in there)
     clash = next((cell for cell in added if cell.index in used), None)
     if clash is not None:
         raise UsageError(
@@ -283,20 +287,45 @@ def _taken_up(out: Path, plan: Plan) -> Plan:
     if added:
         whole = Plan(source=kept.source, cells=(*kept.cells, *added), settings=kept.settings)
         write_json(out / PLAN, whole.to_json(), indent=None)
-    cells = tuple(there.get(cell.id, cell) for cell in plan.cells)
+    cells = tuple(there.get((cell.scenario, cell.id), cell) for cell in plan.cells)
     return Plan(source=kept.source, cells=cells, settings=plan.settings)
 
 
 def _check_at_rest(out: Path) -> None:
-    """A cell that runs holds its paths: it would go on writing into what takes their place."""
+    """A cell that runs holds its paths: it would go on writing into what takes their place.
+
+    So would one that waits in a scheduler's queue, which is known by the job beside it.
+    """
     if not (out / PLAN).exists():
         return
-    plan = Plan.read(out / PLAN)
-    for cell, state in states(out, plan):
-        if is_worked_on(out / f"exp_{cell.index}", state):
+    jobs: dict[Path, str] = {}
+    for cell, state in states(out, Plan.read(out / PLAN)):
+        directory = directory_of(out, cell)
+        if is_worked_on(directory, state):
             raise UsageError(
-                f"exp_{cell.index} of {out} is running; wait for it or end it, then move it aside"
+                f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
             )
+        if not state.is_final and (directory / JOB).exists():
+            jobs[directory] = (directory / JOB).read_text(encoding="utf-8").strip()
+    queued = _queued() if jobs else ""
+    for directory, job in jobs.items():
+        # An id, or where none is known yet the name of its array and a place in it.
+        if queued is None or not {*job.split()[:1]} - {*queued.split()}:
+            raise UsageError(
+                f"{directory.name}'s job {job} may be queued: --resume goes on with it; or scancel"
+                " it, then move it aside"
+                + (f" (squeue can't be asked: remove {directory / JOB})" if queued is None else "")
+            )
+
+
+def _queued() -> str | None:
+    """Our jobs in SLURM's queue, by id and name; None where it can't be asked."""
+    words = ("squeue", "--me", "--noheader", "--array", "--format=%i %j")
+    try:
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout
 
 
 def _move_aside(out: Path) -> Path:
@@ -315,12 +344,15 @@ def _installed() -> str:
 
 def claim_driver(out: Path) -> None:
     """Be the one driver of this directory. Two would run every cell twice."""
-    path = out / DRIVER
+    _check_undriven(out)
+    write_json(out / DRIVER, asdict(Process.of(os.getpid())))
+
+
+def _check_undriven(out: Path) -> None:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = json.loads((out / DRIVER).read_text(encoding="utf-8"))
         other = Process(**said)
     except (OSError, ValueError, TypeError):
         other = None
     if other is not None and other.pid != os.getpid() and other.found() is not None:
         raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")
-    write_json(path, asdict(Process.of(os.getpid())))

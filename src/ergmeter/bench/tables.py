@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 ROWS = 250  # in a batch
 _ENDINGS = (".parquet", ".csv")
+_NEEDED = {"id", "status"}
+_LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
 
 
 def as_table(rows: list[dict[str, Any]]) -> pa.Table:
@@ -116,6 +118,7 @@ def _cell(value: object) -> object:
 
 def is_ours(path: Path) -> bool:
     """Whether a CSV file begins as `write` begins one."""
+    csv.field_size_limit(_LONGEST)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         header = next(csv.reader(file), [])
     return {"id", "status", *RATES} <= set(header)
@@ -125,26 +128,36 @@ def from_parquet(path: Path) -> Iterator[pa.Table]:
     """What `write` wrote; columns of a later version are left out."""
     try:
         file = pq.ParquetFile(path)
+        if _NEEDED - {*file.schema_arrow.names}:
+            raise FormatError(f"{path} is no table of results: it has no columns id and status")
         for batch in file.iter_batches(batch_size=ROWS):
             yield as_table(batch.to_pylist())
-    except (pa.ArrowInvalid, OSError) as error:
-        raise FormatError(f"{path} is no Parquet file: {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        raise FormatError(f"{path} is no Parquet file of results: {error}") from error
 
 
 def from_csv(path: Path) -> Iterator[pa.Table]:
     """The same, of text."""
+    csv.field_size_limit(_LONGEST)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from batched(
-            {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
-            for row in csv.DictReader(file)
-        )
+        rows = csv.DictReader(file)
+        try:
+            yield from batched(
+                {name: _typed(name, cell) for name, cell in row.items() if name in COLUMNS}
+                for row in rows
+            )
+        except (ValueError, csv.Error, pa.ArrowException) as error:
+            raise FormatError(f"{path}: line {rows.line_num}: {error}") from error
 
 
 def _typed(name: str, cell: str | None) -> Any:  # noqa: ANN401  whatever the column holds
     if not cell:
         return None
     kind = COLUMNS[name]
-    if pa.types.is_list(kind):
-        return [float(part) for part in cell.split()]
     read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
-    return read.get(kind, str)(cell)
+    try:
+        if pa.types.is_list(kind):
+            return [float(part) for part in cell.split()]
+        return read.get(kind, str)(cell)
+    except ValueError as error:
+        raise ValueError(f"{name} can't be {cell[:40]!r}") from error

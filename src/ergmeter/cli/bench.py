@@ -15,6 +15,7 @@ from ergmeter.cli.bench_options import (
     AGAIN,
     again,
     ask_for_log,
+    check_launcher,
     plan_options,
     planned,
     smi_query,
@@ -120,7 +121,7 @@ def plan_command(
     type=click.FloatRange(min=0),
     default=15.0,
     show_default=True,
-    help="Seconds that a GPU rests between two cells.",
+    help="Seconds that a GPU rests between two cells; with the launcher local.",
 )
 @click.option(
     "--launcher-option",
@@ -143,7 +144,9 @@ def plan_command(
     help="With --memory nvidia-smi or all: seconds between two readings.  [default: 1]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the cells.")
-@click.option("--allow-busy", is_flag=True, help="Start although others compute on the GPUs.")
+@click.option(
+    "--allow-busy", is_flag=True, help="With local: start although others compute on the GPUs."
+)
 def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
     """Run the cells of SCENARIOS, in random order with their repeats interleaved.
 
@@ -156,6 +159,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
 
     if given["resume"] and given["move_aside"]:
         raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
+    check_launcher(given)
     rerun = again(given["rerun"], is_resumed=given["resume"])
     query = smi_query(given)  # what is wrong with it is said before anything is made
     plan = planned(given)

@@ -128,6 +128,22 @@ def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:
     return asked
 
 
+_SCHEDULERS = ("slurm", "ray")  # which choose the GPUs, and when a cell starts
+
+
+def check_launcher(given: dict[str, Any]) -> None:
+    """Refuse what was asked for and would have no effect with a scheduler."""
+    source = click.get_current_context().get_parameter_source
+    names = {"cool_down_s": "--cool-down", "allow_busy": "--allow-busy"}
+    for name, option in names.items():
+        is_given = source(name) is not click.core.ParameterSource.DEFAULT and given[name]
+        if is_given and given["launcher_name"] in _SCHEDULERS:
+            raise click.UsageError(
+                f"{option} is of the launcher local: with {given['launcher_name']} the scheduler"
+                " places the cells; leave it out"
+            )
+
+
 def smi_query(given: dict[str, Any]) -> smi.Query | None:
     """What `nvidia-smi` is to log beside the cells; None if it is not asked for."""
     from ergmeter.bench import smi

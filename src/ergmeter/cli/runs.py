@@ -23,12 +23,13 @@ def tag(run: Path, tags: tuple[str, ...], remove: tuple[str, ...]) -> None:
     """Tag a run; without TAGS, show its tags. One that is tagged `keep` is never pruned."""
     from ergmeter.runlog import collection
     from ergmeter.runlog.reader import Run
+    from ergmeter.units import printable
 
     Run.open(run)
     labels = collection.labels_of(run)
     if tags or remove:
         labels = collection.tag(run, add=tags, remove=remove)
-    click.echo(" ".join(labels.tags) or "no tag")
+    click.echo(" ".join(printable(one) for one in labels.tags) or "no tag")
 
 
 @command.command()
@@ -38,11 +39,12 @@ def note(run: Path, text: tuple[str, ...]) -> None:
     """Add a note to a run; without TEXT, show its notes."""
     from ergmeter.runlog import collection
     from ergmeter.runlog.reader import Run
+    from ergmeter.units import printable
 
     Run.open(run)
     labels = collection.annotate(run, " ".join(text)) if text else collection.labels_of(run)
     for at, said in labels.notes:
-        click.echo(f"{at}  {said}")
+        click.echo(f"{printable(at)}  {printable(said)}")
     if not labels.notes:
         click.echo("no note")
 
@@ -66,12 +68,12 @@ def prune(
 ) -> int:
     """Remove the runs of DIRECTORY (default: runs/) of which all that is given holds.
 
-    Shows what would go; --yes removes it. A run that is being written, that is tagged `keep`, that
-    is a link or can't be read stays.
+    Shows what would go; --yes removes it. A run stays that was written to within the last hour,
+    that is tagged `keep`, is a link, can't be read, or holds files that are no part of a run.
     """
     from ergmeter.errors import ErgmeterError
     from ergmeter.runlog import collection
-    from ergmeter.units import duration, scaled
+    from ergmeter.units import duration, printable, scaled
 
     wish = collection.Wish(
         None if older_than is None else collection.age_parsed(older_than),
@@ -81,15 +83,16 @@ def prune(
     )
     freed, gone, failed = 0, 0, 0
     for one in collection.chosen(directory, wish):
-        what = f"{one.path.name}  {scaled(one.size_bytes, 'B')}, made {duration(one.age_s)} ago"
+        name = printable(one.path.name)
+        what = f"{name}  {scaled(one.size_bytes, 'B')}, written {duration(max(0.0, one.age_s))} ago"
         if one.kept:
-            click.echo(f"stays   {what}: {one.kept}")
+            click.echo(f"stays   {what}: {printable(one.kept)}")
             continue
         try:
             if yes:
                 collection.remove(one.path)
         except (ErgmeterError, OSError) as error:
-            click.echo(f"erg: {one.path.name} stays: {error}", err=True)
+            click.echo(f"erg: {name} stays: {printable(str(error))}", err=True)
             failed += 1
             continue
         click.echo(f"{'removed' if yes else 'goes   '} {what}")
@@ -105,10 +108,12 @@ def prune(
 def pack(run: Path, file: Path | None) -> None:
     """Pack a run into one FILE (.tar.gz or .zip; default: RUN.tar.gz)."""
     from ergmeter.runlog import packing
-    from ergmeter.units import scaled
+    from ergmeter.units import printable, scaled
 
-    into = packing.pack(run, file or run.with_name(f"{run.resolve().name}.tar.gz"))
-    click.echo(f"{into}  {scaled(into.stat().st_size, 'B')}; `erg runs unpack` makes a run of it")
+    beside = run if run.name not in ("", "..") else run.resolve()
+    into = packing.pack(run, file or beside.parent / f"{run.resolve().name}.tar.gz")
+    size = scaled(into.stat().st_size, "B")
+    click.echo(f"{printable(str(into))}  {size}; `erg runs unpack` makes a run of it")
 
 
 @command.command()
@@ -117,9 +122,10 @@ def pack(run: Path, file: Path | None) -> None:
 def unpack(file: Path, directory: Path) -> None:
     """Make a run of a packed one, in DIRECTORY (default: runs/)."""
     from ergmeter.runlog import packing
+    from ergmeter.units import printable
 
     directory.mkdir(parents=True, exist_ok=True)
-    click.echo(str(packing.unpack(file, directory)))
+    click.echo(printable(str(packing.unpack(file, directory))))
 
 
 @command.command()
@@ -146,10 +152,11 @@ def collect(sources: tuple[str, ...], directory: Path) -> int:
     What is still being written is left for the next time.
     """
     from ergmeter.runlog.collecting import collect as collected
+    from ergmeter.units import printable
 
     outcomes = [one for source in sources for one in collected(source, directory)]
     for one in outcomes:
-        click.echo(f"{one.name}: {one.said}")
+        click.echo(f"{printable(one.name)}: {printable(one.said)}")
     if not outcomes:
         click.echo("no run found")
     return 1 if any(one.said.startswith("left out") for one in outcomes) else 0

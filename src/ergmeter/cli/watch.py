@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.metrics.watching import Frame, Watching
+    from ergmeter.metrics.watching import Frame, Noted, Watching
 
 _LINES_EVERY_S = 10.0
 _FRAMES_EVERY_S = 2.0
@@ -142,19 +142,31 @@ def _on_terminal(console: Console, looks: _Looks, every_s: float) -> Frame | Non
 def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
     from ergmeter.views import watch
 
-    told = 0
+    printed: list[Noted] = []
     try:
         while True:
             frame = looks.frame()
-            for number in range(told, len(frame.alerts)):
+            for number in new_alerts(frame, printed):
                 click.echo(watch.alert_line(frame, number))
-            told = len(frame.alerts)
+                printed.append(frame.alerts[number])
             click.echo(watch.line(frame))
             if not frame.is_going:
                 return frame
             time.sleep(every_s)
     except KeyboardInterrupt:
         return None
+
+
+def new_alerts(frame: Frame, printed: list[Noted]) -> list[int]:
+    """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
+    and one that was seen here first is told by the run a little later."""
+    from ergmeter.metrics.watching import is_same
+
+    def has_line(alert: Noted) -> bool:
+        seen = (p for p in printed if not p.was_told or not alert.was_told)
+        return alert in printed or any(is_same(alert, p) for p in seen)
+
+    return [at for at, alert in enumerate(frame.alerts) if not has_line(alert)]
 
 
 @contextmanager

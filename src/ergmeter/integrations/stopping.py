@@ -2,8 +2,9 @@
 
 The trap: a rank that ends alone leaves the others waiting for it for ever. So ranks that train
 together ask each other every few steps, and only where somebody asked for a stop. Whether a rank
-takes part depends on what the program says, which is the same on all of them, and never on how the
-measuring goes: one that could not write its run still answers.
+takes part depends on what its callback was told, which is the same on all of them, and never on how
+the measuring goes or who else measures: one that could not write its run still answers. A failed
+question never breaks a training: nobody asks again, and a mark says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.meter import measuring
 from ergmeter.runlog.meeting import world_size
 
 if TYPE_CHECKING:
@@ -24,18 +24,25 @@ class Stopping:
     """Asks, step by step, whether a training is to end."""
 
     def __init__(self, *meters: Meter | None) -> None:
-        """Made where the training begins, of those that may have been told what to stop for."""
-        known = [one for one in (*meters, *measuring.meters()) if one is not None]
-        self._stops = any(one.plan.alerts and one.plan.alerts.stop_on for one in known)
+        """Made where the training begins, of those that its callback was given."""
+        known = [one for one in meters if one is not None]
+        self._asks = any(one.plan.alerts and one.plan.alerts.stop_on for one in known)
 
     def is_due(self, meter: Meter | None, step: int) -> bool:
         """Whether the training should end after this step. `meter`: who measures it, if anyone."""
-        if not self._stops:
-            return False
         wanted = meter is not None and meter.should_stop
         if world_size() == 1:
             return wanted
-        return step % AGREE_EVERY == 0 and _any_rank(wanted)
+        if not self._asks or step % AGREE_EVERY:
+            return False
+        try:
+            return _any_rank(wanted)
+        except Exception as error:  # noqa: BLE001  never break training
+            self._asks = False
+            if meter is not None:
+                why = f"ranks can't be asked ({type(error).__name__}: {error})"
+                meter.mark("stop_failed", f"{why}: no alert ends this training")
+            return False
 
 
 def _any_rank(wanted: bool) -> bool:

@@ -6,7 +6,8 @@ thread that reads devices do nothing for it; and what it says is what `erg watch
 run a week later, as both ask the same judge.
 
 Each rank judges its own share. What is the same for all of them, the pace and the clock, only the
-first tells of.
+first tells of. Energy and cost are not: the devices of a node are read by whichever of its ranks
+came first, and no other rank knows of them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,6 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.meter.notices import Notices, Ways, ways
 from ergmeter.metrics.alert_rules import (
-    BUDGET,
-    SPEED,
-    STALLED,
     Rule,
     all_parsed,
     check_prices,
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 _STOP_S = 5.0
-_OF_ALL_RANKS = (SPEED, STALLED, BUDGET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +155,7 @@ class Alarm:
         self._mark(Mark(alert.t_ns, name, alert.text[:1000]))
         if alert.is_over:
             return
-        if self._is_first() or alert.rule.kind not in _OF_ALL_RANKS:
+        if self._is_first() or not alert.rule.is_of_all_ranks:
             self._notices.tell({**alert.as_json(), "run": str(self._run), "pid": os.getpid()})
         if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
             self.should_stop = True

@@ -17,6 +17,7 @@ import string
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import deque
 from dataclasses import dataclass
@@ -135,7 +136,7 @@ class Notices:
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Of an address its host alone: the rest of it is often the key.
             host = urlsplit(address).hostname
-            self._failed(f"webhook at {host}: {type(error).__name__}: {error}")
+            self._failed(f"webhook at {host}: {_said(error)}")
 
     def _call(self, command: tuple[str, ...], alert: dict[str, Any]) -> None:
         said = {"alert": alert["text"], **{n: str(alert.get(n, "")) for n in _FIELDS[1:]}}
@@ -146,7 +147,7 @@ class Notices:
         variables["ERGMETER_ALERT_RUN"] = variables.pop("ERGMETER_RUN")  # that one has a meaning
         try:
             code = _ran(words, {**os.environ, **variables})
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a text that is no text for the system
             self._failed(f"command {words[0]}: {error}")
         else:
             if code != 0:
@@ -154,6 +155,15 @@ class Notices:
 
     def _failed(self, why: str) -> None:
         self._mark(Mark(time.monotonic_ns(), "alert_failed", why[:1000]))
+
+
+def _said(error: Exception) -> str:
+    """What failed. An error about the address itself has the address in it."""
+    name = type(error).__name__
+    if isinstance(error, urllib.error.HTTPError):  # its own text may name where it was sent on to
+        phrase = http.client.responses.get(error.code, "")
+        return f"{name}: HTTP Error {error.code}: {phrase}".rstrip(": ")
+    return f"{name}: {error}" if isinstance(error, OSError) else name
 
 
 def _ran(words: list[str], environment: dict[str, str]) -> int | str:

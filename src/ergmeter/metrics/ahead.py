@@ -3,12 +3,15 @@
 The trap: an arrival time from the mean since the start, in which a compilation of two minutes makes
 each hour ahead longer. The rate is that of the counted steps. And a run that never said how much
 there is to do has no share and no arrival time: that is said, and not guessed from its name.
+
+What is to be reached and what counts as done are asked here by every view, so that two of them do
+not differ by the padding.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,8 +20,11 @@ from ergmeter.metrics.compute import flops_per_token
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.steps import Steps
+    from ergmeter.records import FloatArray
 
 _NO_BUDGET = (
     "the run does not say how much there is to do: Meter(budget=Budget(steps=...)) or tokens=..."
@@ -44,7 +50,7 @@ def ahead(evidence: Evidence) -> Ahead:
     """Where a run stands. Raises NotMeasurable where it never said what it is meant to reach."""
     unit, total = _budget(evidence)
     lane = evidence.work.longest
-    done = _amount(evidence, lane, unit)
+    done = float(steps_done(lane)) if unit == "steps" else _amount(evidence, lane, unit)
     try:
         counted = evidence.counted.longest
         span_s = float(counted["end_ns"].max() - counted["start_ns"].min()) / NS_PER_S
@@ -55,23 +61,47 @@ def ahead(evidence: Evidence) -> Ahead:
     return Ahead(unit, done, total, left_s)
 
 
+def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:
+    """What a run is to reach, by the heads of its writers: the unit and how much of it."""
+    for header in headers:
+        said = header.get("budget")
+        said = said if isinstance(said, dict) else {}
+        for unit in ("steps", "tokens", "FLOPs"):
+            total = said.get(unit)
+            if isinstance(total, int | float) and total > 0:
+                return unit, float(total)
+        total = header.get("total_steps")
+        if isinstance(total, int | float) and total > 0:
+            return "steps", float(total)
+    return None
+
+
+def real_tokens(steps: Mapping[str, Any] | Steps) -> FloatArray:
+    """Tokens of each step without the padding, where that is told."""
+    real = steps["tokens_real"]
+    return np.where(np.isnan(real), steps["tokens_computed"], real)
+
+
+def steps_done(steps: Mapping[str, Any] | Steps, *, before: int = 0) -> int:
+    """The number of the last step and one more, also where a training was resumed; where steps
+    have no numbers, how many there are after those `before`."""
+    last = float(steps["index"][-1])
+    many = float(np.nan_to_num(steps["steps"], nan=1.0).sum())
+    return before + round(many) if np.isnan(last) else int(last) + 1
+
+
 def _budget(evidence: Evidence) -> tuple[str, float]:
-    for writer in evidence.run.writers:
-        said = writer.header.get("budget")
-        if isinstance(said, dict):
-            for unit in ("steps", "tokens", "FLOPs"):
-                total = said.get(unit)
-                if isinstance(total, int | float) and total > 0:
-                    return unit, float(total)
-    raise NotMeasurable(_NO_BUDGET)
+    found = goal(writer.header for writer in evidence.run.writers)
+    if found is None:
+        raise NotMeasurable(_NO_BUDGET)
+    return found
 
 
 def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
     if unit == "steps":
         return float(np.nan_to_num(lane["steps"], nan=1.0).sum())
-    tokens = float(np.nansum(lane["tokens_computed"]))
     if unit == "tokens":
-        return tokens
+        return float(np.nansum(real_tokens(lane)))
     if not evidence.flops:
         raise NotMeasurable("the budget is in FLOPs, and those of a step are not known")
-    return tokens * flops_per_token(evidence.flops[0])
+    return float(np.nansum(lane["tokens_computed"])) * flops_per_token(evidence.flops[0])

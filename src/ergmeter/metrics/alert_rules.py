@@ -52,7 +52,10 @@ EXAMPLES = (
     *("energy > 2 kWh", "cost > 50", "time > 8 h", "stalled > 5 min"),
 )
 # Of a run whose user asked for none.
-DEFAULT = ("loss nan", "grad_norm nan", "throttled", "tokens_per_s < -20%", "memory +10%")
+DEFAULT = (
+    *("loss nan", "grad_norm nan", "throttled", "tokens_per_s < -20%", "memory +10%"),
+    "stalled > 10 min",
+)
 
 _WORDS = re.compile(r"(loss|grad_norm)\s+(?:nan|inf)")
 _GROWTH = re.compile(r"memory\s*\+\s*([\d.]+)\s*%(?:\s+over\s+(\d+)\s+steps)?")
@@ -75,6 +78,11 @@ class Rule:
         """What its values are in."""
         units = {"energy": "J", "time": "s", "stalled": "s", "memory": "B"}
         return units.get(self.subject, _SPEEDS.get(self.subject, ""))
+
+    @property
+    def is_of_all_ranks(self) -> bool:
+        """Whether every rank sees the same: their pace, their silence, the clock."""
+        return self.kind in (SPEED, STALLED) or self.subject == "time"
 
     def limit_said(self, limit: float) -> str:
         """A limit of this rule in words."""

@@ -41,6 +41,7 @@ HELD_NS = 2 * NS_PER_S
 FREE_NS = 10 * NS_PER_S
 
 RISES = 5
+_GONE_NS = 60 * NS_PER_S  # after which another writer's steps are counted instead of a silent one's
 _EDGES = 1000  # that wait for a device which has nothing to say
 
 
@@ -65,7 +66,10 @@ class _Lane:
 
     def away_ns(self, start_ns: int, end_ns: int) -> int:
         """How much of a stretch was evaluation or a checkpoint."""
-        inside = sum(max(0, min(b, end_ns) - max(a, start_ns)) for a, b in self.away)
+        inside, reached_ns = 0, start_ns
+        for a, b in sorted(self.away):  # a checkpoint within an evaluation counts once
+            inside += max(0, min(b, end_ns) - max(a, reached_ns))
+            reached_ns = max(reached_ns, b)
         self.away = [one for one in self.away if one[1] > end_ns]
         return inside
 
@@ -232,7 +236,7 @@ class Held:
     def __init__(self, rule: Rule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
         self._devices = devices
-        self._since: dict[str, tuple[bool, int]] = {}
+        self._since: dict[str, tuple[bool, int, int]] = {}  # held, since when, for which reasons
         self._raised: set[str] = set()
 
     def feed(self, rows: Rows) -> Iterator[Told]:
@@ -241,14 +245,17 @@ class Held:
             self.lacks = ""
             bits = values.astype(np.int64)
             held = (bits & (HEAT | BRAKE)) != 0
-            was, since_ns = self._since.get(device, (bool(held[0]), int(t_ns[0])))
+            was, since_ns, why = self._since.get(device, (bool(held[0]), int(t_ns[0]), 0))
             # Up to each change, and up to the last reading.
             changes = np.flatnonzero(np.concatenate([[was], held[:-1]]) != held).tolist()
+            first = 0
             for at in changes:
-                yield from self._lasted(device, was, since_ns, int(t_ns[at]), bits[max(at - 1, 0)])
-                was, since_ns = bool(held[at]), int(t_ns[at])
-            yield from self._lasted(device, was, since_ns, int(t_ns[-1]), bits[-1])
-            self._since[device] = (was, since_ns)
+                why |= _reasons(bits[first:at], t_ns[first:at], since_ns + HELD_NS)
+                yield from self._lasted(device, was, since_ns, int(t_ns[at]), why)
+                was, since_ns, why, first = bool(held[at]), int(t_ns[at]), 0, at
+            why |= _reasons(bits[first:], t_ns[first:], since_ns + HELD_NS)
+            yield from self._lasted(device, was, since_ns, int(t_ns[-1]), why)
+            self._since[device] = (was, since_ns, why)
 
     def _lasted(
         self, device: str, held: bool, since_ns: int, until_ns: int, bits: int
@@ -262,6 +269,11 @@ class Held:
             self._raised.discard(device)
             said = f"{_name(self._devices, device)} runs free again"
             yield since_ns + FREE_NS, 0.0, 0.0, said, device, True
+
+
+def _reasons(bits: Any, t_ns: Any, until_ns: int) -> int:  # noqa: ANN401  arrays
+    """Those of all readings up to an instant: of the last one of a batch, batches would matter."""
+    return int(np.bitwise_or.reduce(bits[t_ns <= until_ns], initial=0))
 
 
 # Of each kind of device the column that is its memory, the first that it tells.
@@ -286,6 +298,7 @@ class Growth:
         self._devices = devices
         self._steps_each = max(1, rule.over_steps // RISES)
         self._lane = ""  # whose steps are counted
+        self._lane_ns = 0  # the end of its last one
         self._steps = 0.0
         self._edges: list[int] = []
         self._column: dict[str, str] = {}
@@ -309,11 +322,16 @@ class Growth:
         self._edges = [edge for edge in self._edges if edge > oldest_ns][-_EDGES:]
 
     def _count(self, rows: Rows) -> None:
-        for writer, steps in rows.steps.items():
-            self._lane = self._lane or writer
+        trained = [(s["end_ns"][s["phase"] == _TRAIN], w) for w, s in rows.steps.items()]
+        for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
+            steps = rows.steps[writer]
             train = steps["phase"] == _TRAIN
-            if writer != self._lane or not train.any():
+            if writer != self._lane and self._lane:
+                train &= steps["end_ns"] > self._lane_ns + _GONE_NS
+            if not train.any():
                 continue
+            self._lane = writer
+            self._lane_ns = int(steps["end_ns"][train][-1])
             before, counted = self._steps, np.nan_to_num(steps["steps"][train], nan=1.0)
             totals = before + np.cumsum(counted)
             self._steps = float(totals[-1])

@@ -33,7 +33,8 @@ class Drawn:
         self._last: dict[str, tuple[int, float]] = {}  # of the counter, or of the power
         self._counted_ns: dict[str, int] = {}  # since when there is a counter
         self.joules = 0.0
-        self.is_known = False
+        self.is_known = False  # once there was an interval to add up, not with the first reading
+        self._apart_ns = 0  # of readings of power too far from each other, the nearest
         self.new = (
             np.empty(0, np.int64),
             np.empty(0),
@@ -57,7 +58,6 @@ class Drawn:
         if not times:
             self.new = (np.empty(0, np.int64), np.empty(0))
             return
-        self.is_known = True
         when, drawn = np.concatenate(times), np.concatenate(joules)
         order = np.argsort(when, kind="stable")
         curve = self.joules + np.cumsum(drawn[order])
@@ -66,7 +66,17 @@ class Drawn:
 
     def limit(self, rule: Rule) -> Limit:
         """A rule about the joules."""
-        return Limit(rule, self, "no device tells its energy")
+        return Limit(rule, self)
+
+    @property
+    def lacks(self) -> str:
+        """Why nothing is known."""
+        if self.is_known:
+            return ""
+        if self._apart_ns:
+            apart, limit = (significant(ns / NS_PER_S) for ns in (self._apart_ns, _MAX_GAP_NS))
+            return f"power is read {apart} s apart (limit {limit} s)"
+        return "no device tells its energy"
 
     def _boundary(self) -> set[str]:
         kinds = {one.kind for one in self._devices.values()}
@@ -88,9 +98,14 @@ class Drawn:
         self._last[key] = (int(t_ns[-1]), float(values[-1]))
         all_ns = np.concatenate([[before_ns], t_ns])
         readings = np.concatenate([[before], values])
-        if column == "energy_j":
-            return t_ns, np.maximum(0.0, np.diff(readings))
         gaps_ns = np.diff(all_ns)
+        if column == "energy_j":
+            self.is_known |= bool((gaps_ns > 0).any())
+            return t_ns, np.maximum(0.0, np.diff(readings))
+        self.is_known |= bool(((gaps_ns > 0) & (gaps_ns <= _MAX_GAP_NS)).any())
+        apart = gaps_ns[gaps_ns > _MAX_GAP_NS]
+        if len(apart):
+            self._apart_ns = min(int(apart.min()), self._apart_ns or int(apart.min()))
         drawn = (readings[1:] + readings[:-1]) / 2 * gaps_ns / NS_PER_S
         return t_ns, np.where(gaps_ns > _MAX_GAP_NS, 0.0, drawn)
 
@@ -98,7 +113,7 @@ class Drawn:
 class Elapsed:
     """Seconds since the run began."""
 
-    is_known = True
+    lacks = ""
 
     def __init__(self, start_ns: int | None) -> None:
         self.start_ns = start_ns
@@ -116,22 +131,21 @@ class Elapsed:
 
     def limit(self, rule: Rule) -> Limit:
         """A rule about the time."""
-        return Limit(rule, self, "nothing was seen")
+        return Limit(rule, self)
 
 
 class Limit:
     """So much and no more. It is told once, and is never over."""
 
-    def __init__(self, rule: Rule, total: Drawn | Elapsed, lacks: str) -> None:
+    def __init__(self, rule: Rule, total: Drawn | Elapsed) -> None:
         self.rule = rule
         self._total = total
-        self._lacks = lacks
         self._is_raised = False
 
     @property
     def lacks(self) -> str:
         """What is needed to judge it."""
-        return "" if self._total.is_known else self._lacks
+        return self._total.lacks
 
     def feed(self, _rows: Rows) -> Iterator[Told]:
         """The instant at which it was used up."""
@@ -169,7 +183,7 @@ class Cost:
         if self._per_hour is None and self._per_j is None:
             return "no price was given: --price-per-gpu-hour or --price-per-kwh"
         if self._per_hour is None and not self._drawn.is_known:
-            return "no device tells its energy"
+            return self._drawn.lacks
         return "" if self._per_hour is None or self._held else "no device is known to be rented"
 
     @property

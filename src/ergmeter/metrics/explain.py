@@ -24,7 +24,7 @@ from ergmeter.metrics.explain_energy import joules_of
 from ergmeter.metrics.explain_flops import achieved, frozen, peak_said
 from ergmeter.metrics.explain_kernels import kernel_blocks
 from ergmeter.metrics.explain_remarks import remarks
-from ergmeter.metrics.explain_time import TimeSplit, time_split
+from ergmeter.metrics.explain_time import WAITS, TimeSplit, time_split
 from ergmeter.metrics.explain_waits import wait_blocks
 from ergmeter.metrics.profile import profiles
 from ergmeter.metrics.stragglers import pace_of_ranks
@@ -154,9 +154,19 @@ def _with_joules(
     }
     merged = [one for one in whole if one.key == blocks.WAITS]
     if merged:  # several parts of the time in one
-        own = sum(v for key, v in found.parts_j.items() if key not in measured)
-        measured |= {blocks.WAITS: own} if own else {}
+        measured |= _of_merged(found, split, merged[0])
     return found.whole, *_shared(found, measured, whole, reached)
+
+
+def _of_merged(found: Joules, split: TimeSplit | None, block: Block) -> dict[str, float]:
+    """What several waits in one block drew, as far as they cost; nothing where one is not known.
+
+    Gaps are never among them: they give way first."""
+    names = [name for name in WAITS if name != "gaps" and split and name in split.parts_s]
+    if split is None or not all(name in found.parts_j for name in names):
+        return {}
+    drawn_j = sum(found.parts_j[name] for name in names)
+    return {block.key: drawn_j * block.share_frac / sum(map(split.frac, names))}
 
 
 def _shared(

@@ -85,7 +85,7 @@ def _rank(one: Change) -> tuple[bool, float]:
 def _advice(one: Block, seen: Rungs) -> str:
     if one.key == IDLE:
         return _LAUNCH if one.title.startswith("launch-bound") else _SYNCHRONISED
-    if one.key == "clock" and not (seen.capped_frac or seen.heat_frac):
+    if one.key == "clock" and not (seen.capped_frac or seen.heat_frac or seen.brake_frac):
         return ""
     if one.key == "not_multiplying" and (seen.dram_frac or 0.0) > _BOUND_BY_MEMORY:
         return "move fewer bytes: fuse kernels, keep activations in fewer bits"

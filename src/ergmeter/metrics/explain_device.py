@@ -41,7 +41,8 @@ _FLOPS_PER_CYCLE = {
     "h200-sxm": 132 * 4096,
 }
 _POWER_CAP = 0x4  # NVML's clocks-event reasons, by bit
-_HEAT = 0x20 | 0x40 | 0x8 | 0x80
+_HEAT = 0x20 | 0x40
+_BRAKE = 0x8 | 0x80  # a hardware slowdown, the power brake: the supply's doing, not the heat's
 _LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
 _LONG_S = 5.0  # the driver's own utilisation lags by up to a second
 
@@ -60,6 +61,7 @@ class Rungs:
     peak_clock_hz: float | None = None
     capped_frac: float | None = None  # of the readings
     heat_frac: float | None = None
+    brake_frac: float | None = None
     cores: float | None = None  # that the program kept busy
     link_bytes_per_s: dict[str, float] = field(default_factory=dict)  # by column, of each device
     basis: Basis = "measured"
@@ -95,7 +97,9 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
     if busy is None:
         busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
     clock, highest = _clock(evidence, devices, split, absent)
-    capped, heat = (_held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT))
+    capped, heat, brake = (
+        _held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
+    )
     return Rungs(
         busy,
         key,
@@ -107,6 +111,7 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
         _peak_clock_hz(evidence, devices, absent),
         capped,
         heat,
+        brake,
         _cores(evidence),
         _links(evidence, devices),
         "derived" if aside else "measured",

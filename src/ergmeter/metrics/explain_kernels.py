@@ -173,7 +173,18 @@ def _clock_facts(seen: Rungs) -> tuple[Fact, ...]:
     if seen.heat_frac:
         said = f"held down by heat in {seen.heat_frac:.0%} of readings"
         facts.append(Fact("utilization.throttled_frac", said))
+    if seen.brake_frac:
+        said = f"slowed down or braked by the hardware in {seen.brake_frac:.0%} of readings"
+        facts.append(Fact("utilization.throttled_frac", said))
     return tuple(facts)
+
+
+def _holder(seen: Rungs) -> str:
+    """What held the clock down. Heat and brakes before the limit, at which any GPU at work is."""
+    heat, brake = seen.heat_frac or 0.0, seen.brake_frac or 0.0
+    if heat or brake:
+        return "by heat" if heat >= brake else "by a hardware slowdown or power brake"
+    return "by the power limit" if seen.capped_frac else "nothing says what held it down"
 
 
 def _clock(lost: float, basis: Basis, seen: Rungs) -> Block:
@@ -182,8 +193,7 @@ def _clock(lost: float, basis: Basis, seen: Rungs) -> Block:
         why = "the peak is given for a clock that the device exceeded"
     else:
         title = "clock below the peak's"
-        why = "by the power limit" if seen.capped_frac else "nothing says what held it down"
-        why = "by heat" if seen.heat_frac else why
+        why = _holder(seen)
     return Block("clock", title, lost, basis, _clock_facts(seen), why)
 
 

@@ -5,8 +5,9 @@ run's life belongs to exactly one part, so that the parts add up to it to the na
 span accounts for has a part of its own, `unknown`, and is not spread over the others. Joules are
 those of the same instants, as far as readings reach; the rest is said.
 
-A step of more than twice the median is a stall by what it has beyond the median; which end of the
-step that is, its times do not say: it is taken from its end. The first step's is warm-up. The other
+A step of more than twice the median is a stall by what it has beyond the median, both without the
+spans in it that somebody named; which end of the step that is, its times do not say: it is taken
+from its end. The first step's is warm-up. The other
 way, to call the whole step a stall, would count work as waste. A gap between steps of that length,
 which no span accounts for, is a stall too.
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.explain_time import held_until_s
 from ergmeter.metrics.kept import kept
 from ergmeter.metrics.power import merged
 from ergmeter.records import PHASES, weakest
@@ -148,9 +150,8 @@ def _owned(evidence: Evidence) -> _Owned:
 
 def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
     """What covers what: the spans of each phase, and within the training what is no plain step."""
-    by_device = not np.isnan(lane["host_end_ns"]).all()
     layers: list[tuple[str, _Pieces]] = []
-    for phase in _BY_DEVICE if by_device else _ORDER:
+    for phase in _order(lane):
         own = lane.where(lane["phase"] == PHASES.index(phase))
         starts, ends = own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)
         if phase == "train" and len(own):
@@ -165,10 +166,11 @@ def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]
     early = ends <= _counted_ns(evidence, train)
     found = [("warmup", (starts[early], ends[early]))]
     usual_ns = _usual_ns(evidence, train)
-    slow = ~early & (ends - starts > STALL * usual_ns)
+    spans = _named(evidence)
+    slow = ~early & (_own_ns(train, spans) > STALL * usual_ns)
     if not slow.any():
         return found
-    from_ns = starts + round(usual_ns)
+    from_ns = _after_ns(starts, usual_ns, spans)
     is_first = np.arange(len(starts)) == 0
     for name, mask in (("warmup", slow & is_first), ("stall", slow & ~is_first)):
         found.append((name, (from_ns[mask], ends[mask])))
@@ -181,8 +183,44 @@ def _usual_ns(evidence: Evidence, lane: Steps) -> float:
     if not len(train) or not evidence.trains:
         return float("inf")
     counted = train["end_ns"] > _counted_ns(evidence, train)
-    times = (train["end_ns"] - train["start_ns"])[counted]
+    times = _own_ns(train, _named(evidence))[counted]
     return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
+
+
+def _named(evidence: Evidence) -> list[_Pieces]:
+    """The spans that come before a training step where they lie in it."""
+    lane = evidence.all_steps.longest
+    order = _order(lane)
+    found = []
+    for phase in order[: order.index("train")]:
+        own = lane.where(lane["phase"] == PHASES.index(phase))
+        found.append((own["start_ns"].astype(np.int64), own["end_ns"].astype(np.int64)))
+    return found
+
+
+def _own_ns(train: Steps, spans: list[_Pieces]) -> FloatArray:
+    """How long each step took without what was named in it."""
+    starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
+    named_s = held_until_s(spans, ends) - held_until_s(spans, starts)
+    return np.asarray(ends - starts - np.rint(named_s * NS_PER_S), dtype=np.float64)
+
+
+def _after_ns(starts: TimeArray, usual_ns: float, spans: list[_Pieces]) -> TimeArray:
+    """When each step had worked for as long as is usual, what was named in it left out."""
+    begins, ends = merged(*(np.concatenate([one[edge] for one in spans]) for edge in (0, 1)))
+    if not len(begins):
+        return starts + round(usual_ns)
+    held_ns = np.append(0, np.cumsum(ends - begins))
+    before = np.searchsorted(begins, starts, side="right")
+    open_ns = np.where(before > 0, np.maximum(0, ends[np.maximum(before - 1, 0)] - starts), 0)
+    # By a clock that stands still in what is named.
+    until = starts - held_ns[before] + open_ns + round(usual_ns)
+    passed = np.searchsorted(begins - held_ns[:-1], until, side="left")
+    return np.asarray(until + held_ns[passed], dtype=np.int64)
+
+
+def _order(lane: Steps) -> tuple[str, ...]:
+    return _ORDER if np.isnan(lane["host_end_ns"]).all() else _BY_DEVICE
 
 
 def _counted_ns(evidence: Evidence, train: Steps) -> int:

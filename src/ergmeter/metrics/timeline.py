@@ -8,7 +8,7 @@ beyond the drawn ones was left out. Where nothing was read for a while there is 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Line:
     t_s: FloatArray  # since the run began
     values: FloatArray
     readings: int  # that there were; more than are kept, where it was bounded
+    unbroken: int = 0  # gaps in which nothing was read that have no break, as there are too many
 
     @property
     def is_bounded(self) -> bool:
@@ -77,6 +78,7 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
     total = len(t_ns)
     gap_ns = _gap_ns(t_ns)
     breaks = np.flatnonzero(np.diff(t_ns) > gap_ns) if total > 1 else np.array([], dtype=np.int64)
+    gaps = len(breaks)
     if total > points:
         breaks = _thinned(breaks, points // 8)
         kept = _extremes(t_ns, values, points - 3 * len(breaks))
@@ -89,7 +91,7 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
         places = np.searchsorted(kept, breaks) + 1
         middle_s = ((t_ns[breaks] + t_ns[breaks + 1]) / 2 - zero_ns) / NS_PER_S
         t_s, shown = np.insert(t_s, places, middle_s), np.insert(shown, places, np.nan)
-    return Line(t_s, shown, total)
+    return Line(t_s, shown, total, gaps - len(breaks))
 
 
 def _gap_ns(t_ns: TimeArray) -> float:
@@ -139,7 +141,8 @@ def line_of(
         return line
     # A rate holds for the interval that ends with it: the first one begins where it was first read.
     first_s = (int(said.t_ns[0]) - zero_ns(evidence)) / NS_PER_S
-    return Line(np.append(first_s, line.t_s), np.append(line.values[0], line.values), line.readings)
+    t_s, values = np.append(first_s, line.t_s), np.append(line.values[0], line.values)
+    return replace(line, t_s=t_s, values=values)
 
 
 def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> Line | None:
@@ -215,7 +218,7 @@ def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
     series = Series(lane["start_ns"].astype(np.int64), times_s / steps)
     line = bounded(series, zero_ns=zero_ns(evidence), points=points)
     whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
-    return Line(line.t_s[whole], line.values[whole], line.readings)
+    return replace(line, t_s=line.t_s[whole], values=line.values[whole])
 
 
 def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
@@ -227,4 +230,4 @@ def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
     series = Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told])
     line = bounded(series, zero_ns=zero_ns(evidence), points=points)
     whole = np.isfinite(line.values)
-    return Line(line.t_s[whole], line.values[whole], line.readings)
+    return replace(line, t_s=line.t_s[whole], values=line.values[whole])

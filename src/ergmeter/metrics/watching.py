@@ -9,6 +9,7 @@ need the whole run, so whoever calls says how often that is worth it.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.alert_rules import DEFAULT, all_parsed, parsed
+from ergmeter.metrics.ahead import goal, real_tokens, steps_done
+from ergmeter.metrics.alert_rules import DEFAULT, MEMORY, THROTTLED, all_parsed, parsed
 from ergmeter.metrics.alerts import Judge
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.curves import Curve
@@ -25,10 +27,10 @@ from ergmeter.metrics.lately import evidence_since
 from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import PHASES, Missing
 from ergmeter.runlog.reader import RUNNING, Run
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ergmeter.metrics.alerts import Rows
@@ -37,9 +39,12 @@ if TYPE_CHECKING:
 
 LATELY_NS = 30 * NS_PER_S
 _FEW_STEPS = 3  # that lately is at least of
+_QUIET_STEPS = 5  # without one for as long there is no pace to speak of
+_PACE_ROWS = 4096  # that are held to tell a pace from
 _SAME_NS = 30 * NS_PER_S  # within which a mark and a judgement are one alert
 _ALERTS = 200  # that are held; a page shows a few
 _TRAIN = PHASES.index("train")
+_FLOPS = "FLOPs"
 
 NOW = ("throughput.tokens_per_s", "time.step_s", "energy.mean_w")
 SO_FAR = (
@@ -90,6 +95,7 @@ class Frame:
     rules: tuple[str, ...]
     unjudged: dict[str, str]
     newest_ns: int
+    quiet_s: float | None = None  # since the last step, where that is too long ago
 
     @property
     def is_going(self) -> bool:
@@ -107,8 +113,11 @@ class Watching:
         rules: Iterable[str] = (),
         rank: int | None = None,
         total_steps: int | None = None,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`rules`: in place of those that the run was made with; `rank`: just this one."""
+        """`rules`: in place of those that the run was made with; `rank`: just this one; `now_ns`:
+        the clock by which a run has been quiet."""
+        self._now_ns = now_ns
         self._path = path
         self._rank = rank
         self._total_steps = total_steps
@@ -122,12 +131,10 @@ class Watching:
             settings=settings_of(run),
             start_ns=self._following.start_ns,
         )
-        self._curves = {name: Curve() for name in ("step_s", "loss", "power_w", "tokens_per_s")}
+        self._curves = {"power_w": Curve()}
         self._steps: dict[int, int] = {}
-        self._tokens = 0.0
-        self._ends: deque[int] = deque(maxlen=64)
-        self._first_ns: int | None = None  # when the first step began
-        self._loss: float | None = None
+        self._others: deque[int] = deque(maxlen=_PACE_ROWS)  # when steps of other ranks ended
+        self._start_anew()
         self._gauges: dict[str, Gauges] = {}
         self._seen: deque[Noted] = deque(maxlen=_ALERTS)
         self._so_far: dict[str, Result] = {}
@@ -155,13 +162,27 @@ class Watching:
 
     # -- inside -----------------------------------------------------------------------------------
 
+    def _start_anew(self) -> None:
+        """What is told of one rank."""
+        self._curves |= {name: Curve() for name in ("step_s", "loss", "tokens_per_s")}
+        self._tokens = 0.0
+        self._pace = _Pace()
+        self._loss: float | None = None
+
     def _take(self, new: Rows) -> None:
+        by_rank: list[tuple[int, dict[str, Any]]] = []
         for steps in new.steps.values():
             chosen = steps["phase"] == _TRAIN
             if self._rank is not None:
                 chosen &= steps["rank"] == self._rank
             if chosen.any():
-                self._take_steps({name: column[chosen] for name, column in steps.items()})
+                taken = {name: column[chosen] for name, column in steps.items()}
+                by_rank.append((int(np.nan_to_num(taken["rank"][-1])), taken))
+        first = min((rank for rank, _ in by_rank), default=0)
+        if by_rank and self._steps and first < min(self._steps):
+            self._start_anew()
+        for rank, steps in sorted(by_rank, key=lambda one: one[0]):
+            self._take_steps(rank, steps)
         for column, devices in new.samples.items():
             for device, (_, values) in devices.items():
                 known = self._following.devices.get(device)
@@ -170,18 +191,13 @@ class Watching:
                     gauges.values[column] = float(values[-1])
         self._take_power(new)
 
-    def _take_steps(self, steps: dict[str, Any]) -> None:
-        rank = int(np.nan_to_num(steps["rank"][-1]))
-        first = min(self._steps, default=rank)
-        counted = int(np.nansum(steps["steps"]))
-        last = steps["index"][-1]
-        before = self._steps.get(rank, 0)
-        self._steps[rank] = before + counted if np.isnan(last) else int(last) + 1
-        real = steps["tokens_real"]
-        tokens = np.where(np.isnan(real), steps["tokens_computed"], real)
-        each_s = (steps["end_ns"] - steps["start_ns"]) / NS_PER_S
-        if rank > first:  # curves are of the first rank: those of several would be one in zigzag
+    def _take_steps(self, rank: int, steps: dict[str, Any]) -> None:
+        self._steps[rank] = steps_done(steps, before=self._steps.get(rank, 0))
+        if rank > min(self._steps):  # curves of several ranks would be one in zigzag
+            self._others.extend(steps["end_ns"].tolist())
             return
+        tokens = real_tokens(steps)
+        each_s = (steps["end_ns"] - steps["start_ns"]) / NS_PER_S
         self._tokens += float(np.nansum(tokens))
         many = np.where(np.nan_to_num(steps["steps"]) > 0, steps["steps"], 1.0)
         self._curves["step_s"].add(each_s / many)
@@ -190,9 +206,7 @@ class Watching:
         if len(told):
             self._loss = float(told[-1])
             self._curves["loss"].add(told[np.isfinite(told)])
-        if self._first_ns is None:
-            self._first_ns = int(steps["start_ns"].min())
-        self._ends.extend(steps["end_ns"][-64:].tolist())
+        self._pace.add(int(steps["start_ns"].min()), steps["end_ns"], many, np.nan_to_num(tokens))
 
     def _take_power(self, new: Rows) -> None:
         """Of the boards, else of the CPUs: one of them alone stands for the shape of the curve."""
@@ -205,17 +219,23 @@ class Watching:
 
     def _frame(self, run: Run, status: str) -> Frame:
         newest_ns = self._following.newest_ns
-        since_ns = newest_ns - LATELY_NS
-        if self._ends:
-            few_ns = self._ends[max(0, len(self._ends) - 1 - _FEW_STEPS)]
-            since_ns = min(self._ends[-1] - LATELY_NS, few_ns - 1)
-            # A window that begins before the first step would be as if nothing was done in it.
-            since_ns = max(0, since_ns, self._first_ns or 0)
-        lately = _figures(NOW, evidence_since(run, since_ns))
+        now_ns = max(newest_ns, self._now_ns() - run.wall_zero_ns)
+        quiet_s = self._pace.quiet_s(now_ns) if status == RUNNING else None
+        since_ns = self._pace.since_ns(self._others)
+        if since_ns is None:
+            since_ns = max(0, newest_ns - LATELY_NS)
+        if quiet_s is None:
+            lately = _figures(NOW, evidence_since(run, since_ns))
+        else:  # what it was before is no figure of lately
+            lately = dict.fromkeys(NOW, Missing(f"the last step ended {duration(quiet_s)} ago"))
         start_ns = self._following.start_ns or newest_ns
         step = max(self._steps.values(), default=None)
         total, unit, done = self._goal(step)
-        eta_s, no_eta = _eta(total, unit, done, lately, self._first_rank_per_s(lately))
+        eta_s, no_eta = _eta(total, done, self._pace.per_s(since_ns, unit))
+        if quiet_s is not None and total is not None:
+            eta_s, no_eta = None, f"last step {duration(quiet_s)} ago"
+        elif unit == _FLOPS:
+            no_eta = "its budget is in FLOPs, which are not counted here"
         return Frame(
             run, status, max(0.0, (newest_ns - start_ns) / NS_PER_S), step,
             dict(sorted(self._steps.items())), total, unit, done, eta_s, no_eta, lately,
@@ -223,37 +243,96 @@ class Watching:
             {name: curve.points for name, curve in self._curves.items()},
             tuple(self._gauges.values()), self._judge.energy_j, self._alerts(run),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
+            quiet_s,
         )  # fmt: skip
 
     def _goal(self, step: int | None) -> tuple[float | None, str, float | None]:
         """What the run is to reach, in steps or tokens, and how much of it is done."""
         if self._total_steps:
             return self._total_steps, "steps", step
-        for header in self._following.headers.values():
-            budget = header.get("budget") or {}
-            if "tokens" in budget:
-                return float(budget["tokens"]), "tokens", self._tokens
-            total = budget.get("steps") or header.get("total_steps")
-            if total:
-                return float(total), "steps", step
-        return None, "", None
-
-    def _first_rank_per_s(self, lately: dict[str, Result]) -> float | None:
-        """Steps a second, by the time of a step lately."""
-        if len(self._ends) > 1 and self._ends[-1] > self._ends[0]:
-            return (len(self._ends) - 1) * NS_PER_S / (self._ends[-1] - self._ends[0])
-        step_s = lately.get("time.step_s")
-        return None if step_s is None or isinstance(step_s, Missing) else 1 / step_s.value
+        unit, total = goal(self._following.headers.values()) or ("", None)
+        if unit == _FLOPS:
+            return None, unit, None
+        return total, unit, self._tokens if unit == "tokens" else step
 
     def _alerts(self, run: Run) -> tuple[Noted, ...]:
-        told = [Noted(m.t_ns, m.detail, was_told=True) for m in run.marks if m.name == "alert"]
-        only = [one for one in self._seen if not any(_is_same(one, other) for other in told)]
+        told: list[Noted] = []
+        for mark in run.marks:
+            one = Noted(mark.t_ns, mark.detail, was_told=True)
+            if mark.name == "alert" and not (_is_of_all(one) and _is_among(one, told)):
+                told.append(one)
+        only = [one for one in self._seen if not _is_among(one, told)]
         return tuple(sorted([*told, *only], key=lambda one: one.t_ns))
 
 
-def _is_same(one: Noted, other: Noted) -> bool:
+class _Pace:
+    """When the newest steps of one rank ended, and what they came to."""
+
+    def __init__(self) -> None:
+        self._first_ns: int | None = None  # when the first step began
+        self._ends = np.empty(0, np.int64)
+        self._many = np.empty(0)  # a printed line may be of several steps
+        self._tokens = np.empty(0)
+
+    def add(self, start_ns: int, ends: Any, many: Any, tokens: Any) -> None:  # noqa: ANN401  arrays
+        self._first_ns = start_ns if self._first_ns is None else min(start_ns, self._first_ns)
+        both = np.concatenate([self._ends, ends])
+        newest = np.argsort(both, kind="stable")[-_PACE_ROWS:]
+        self._ends = both[newest]
+        self._many = np.concatenate([self._many, many])[newest]
+        self._tokens = np.concatenate([self._tokens, tokens])[newest]
+
+    def since_ns(self, others: Iterable[int]) -> int | None:
+        """Where lately begins: at the end of a step. A window from within one would have its work
+        and half of its time. Other ranks end that step a little later, and it is none of theirs."""
+        if self._first_ns is None:
+            return None
+        last_ns = int(self._ends[-1])
+        before = self._ends[self._ends <= last_ns - LATELY_NS]
+        few = self._ends[: max(0, len(self._ends) - _FEW_STEPS)]
+        if not len(before) or not len(few):
+            # All there is; or of steps so short that it does not matter where one begins.
+            all_held = len(self._ends) == _PACE_ROWS
+            return max(self._first_ns, last_ns - LATELY_NS) if all_held else self._first_ns
+        since_ns = min(int(before[-1]), int(few[-1]))
+        half_ns = (int(self._ends[self._ends > since_ns][0]) - since_ns) // 2
+        return max((t for t in others if since_ns < t < since_ns + half_ns), default=since_ns)
+
+    def per_s(self, since_ns: int, unit: str) -> float | None:
+        """Steps or tokens a second since then."""
+        later = self._ends > since_ns
+        if not later.any():
+            return None
+        amount = (self._tokens if unit == "tokens" else self._many)[later].sum()
+        return float(amount) * NS_PER_S / (int(self._ends[-1]) - since_ns)
+
+    def quiet_s(self, now_ns: int) -> float | None:
+        """For how long there has been no step, where that is long: of what steps usually take."""
+        if self._first_ns is None:
+            return None
+        gaps_ns = np.diff(self._ends[-64:], prepend=self._first_ns if len(self._ends) == 1 else ())
+        usual_ns = float(np.median(gaps_ns)) if len(gaps_ns) else 0.0
+        quiet_ns = now_ns - int(self._ends[-1])
+        return quiet_ns / NS_PER_S if quiet_ns > max(LATELY_NS, _QUIET_STEPS * usual_ns) else None
+
+
+def is_same(one: Noted, other: Noted) -> bool:
+    """Whether two are one alert, of the run's alarm and of who looks now. What is about a device
+    names it: two devices at a time are two alerts."""
     rules = [noted.text.partition(": ")[0] for noted in (one, other)]
-    return rules[0] == rules[1] and abs(one.t_ns - other.t_ns) < _SAME_NS
+    if rules[0] != rules[1] or abs(one.t_ns - other.t_ns) >= _SAME_NS:
+        return False
+    of_devices = _is_rule(rules[0]) and parsed(rules[0]).kind in (MEMORY, THROTTLED)
+    return one.text == other.text or not of_devices
+
+
+def _is_among(one: Noted, others: Iterable[Noted]) -> bool:
+    return any(is_same(one, other) for other in others)
+
+
+def _is_of_all(one: Noted) -> bool:
+    rule = one.text.partition(": ")[0]
+    return _is_rule(rule) and parsed(rule).is_of_all_ranks
 
 
 def _rules_of(following: Following) -> list[str]:
@@ -283,20 +362,10 @@ def _figures(keys: Iterable[str], evidence: Evidence) -> dict[str, Result]:
     return found
 
 
-def _eta(
-    total: float | None,
-    unit: str,
-    done: float | None,
-    lately: dict[str, Result],
-    steps_per_s: float | None,
-) -> tuple[float | None, str]:
+def _eta(total: float | None, done: float | None, rate: float | None) -> tuple[float | None, str]:
     """How long it will take at the pace of lately, or why nobody knows."""
     if total is None:
         return None, "nobody said how many steps there will be (--steps)"
-    rate = steps_per_s
-    if unit == "tokens":
-        found = lately.get("throughput.tokens_per_s")
-        rate = None if found is None or isinstance(found, Missing) else found.value
     if done is None or not rate:
         return None, "no pace yet"
     return max(0.0, total - done) / rate, ""

@@ -5,6 +5,8 @@ it, a device's id is a serial number, an error message has a path. So what is se
 first, from all headers, and then replaced wherever a text is, each by the same word every time.
 And a file may keep what it no longer shows: tables are written anew, never patched, and the copy is
 read back and searched before anybody sees it.
+A third: a host may be called `gpu` and a user `train`, and those are words of ours, too. Phases,
+kinds, probes, our keys and the names of chips are never touched, and rows are counted by phase.
 
 Only what ergmeter wrote as a run is copied: no command line, no labels, no report or log beside it.
 """
@@ -24,7 +26,8 @@ import pyarrow as pa
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.reader import RUNNING, Run
+from ergmeter.runlog.collection import may_be_written
+from ergmeter.runlog.reader import Run
 
 # What of a header is not passed on, as it holds free words or is of no use to another.
 _DROPPED = {
@@ -34,14 +37,40 @@ _DROPPED = {
     "facts": ("pci_bus_id", "serial", "disk_path", "disks", "network_interfaces", "kernel", "host"),
 }
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
+_H = "[0-9a-f]{1,4}"
+_LABEL = "[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
+_ADDRESS = re.compile(
+    "|".join(
+        (
+            r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>]+",  # a URL, s3:// as well
+            r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+            r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",
+            r"(?<![\w:-])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:-])",  # of a network card
+            # IPv6, which has 8 groups or a double colon: 12:34:56 is a time.
+            rf"(?<![\w:.])(?:{_H}:){{7}}{_H}(?![\w:])",
+            rf"(?<![\w:.])(?:{_H}(?::{_H})*)?::{_H}(?::{_H})*(?![\w:])",
+            rf"(?<![\w:.])(?:{_H}:)+:(?![\w:])",
+            # Hosts; of two parts only under the domains that are no other word.
+            rf"(?<![\w.-])(?:{_LABEL}\.)+(?:com|org|edu|gov|local|internal|lan|intra|corp)(?![\w-])",
+            rf"(?<![\w.-])(?:{_LABEL}\.){{2,}}(?:net|io|ai|dev|de|uk|fr|ch|eu|cn|jp|it|es|ca|in)"
+            r"(?![\w-])",
+        )
+    ),
+    re.IGNORECASE,
+)
 # Of the system's own directories everybody has the same, and a reason names them.
 _PATH = re.compile(
     r"(?<![\w/])(?:~|[A-Za-z]:\\|/(?!(?:sys|proc|dev)/)|\.{1,2}/)[\w.@+~\\-][^\s'\"`,;:()<>]*"
 )
-_HOME = re.compile(r"(?:/home/|/Users/|/scratch/|\\Users\\)([\w.-]+)")
+_HOME = re.compile(r"(?:/home/|/Users/|\\Users\\)([\w.-]+)")
+# The next word may be a user or just a directory: no name where it is a word of the run's own.
+_SCRATCH = re.compile(r"/scratch/([\w.-]+)")
+_KEY = re.compile(r"[a-z_]+")
+_OUR_MARKS = ("opened", "closed", "ended")
+# A shorter word stands by chance among the numbers of a table; its texts are searched for it.
+_LEAST_IN_BYTES = 6
 _EVERYBODY = {"root", "user", "localhost", "local", "none", ""}
-_TEXTS = ("device", "name", "unit", "phase")
+_TEXTS = ("device", "name", "unit")
 
 
 @dataclass
@@ -51,7 +80,7 @@ class _Words:
     known: dict[str, str] = field(default_factory=dict)
 
     def add(self, secret: str, kind: str) -> None:
-        if secret.lower() not in _EVERYBODY and secret not in self.known:
+        if secret.lower() not in _EVERYBODY | {one.lower() for one in self.known}:
             number = sum(word.startswith(f"{kind}-") for word in self.known.values()) + 1
             self.known[secret] = f"{kind}-{number}"
 
@@ -63,13 +92,15 @@ class _Words:
         longest = sorted(self.known, key=len, reverse=True)
         either = "|".join(re.escape(one) for one in longest)
         # Whole words: a host may be called `vm`, and a probe is `nvml`.
-        return re.compile(rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])") if longest else None
+        whole = rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])"
+        return re.compile(whole, re.IGNORECASE) if longest else None
 
     def clean(self, text: str) -> str:
         """A text without them, nor other paths, addresses or ids."""
         text = _UUID.sub(lambda found: self.uuid(found[0]), text)
         pattern = self.pattern()
-        text = pattern.sub(lambda found: self.known[found[0]], text) if pattern else text
+        words = {secret.lower(): word for secret, word in self.known.items()}
+        text = pattern.sub(lambda found: words[found[0].lower()], text) if pattern else text
         text = _ADDRESS.sub("address", text)
         return _PATH.sub("path", text)
 
@@ -77,8 +108,8 @@ class _Words:
 def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
     """Write the copy. UsageError while the run is written; FormatError where something is left."""
     opened = Run.open(run)
-    if opened.status == RUNNING:
-        raise UsageError(f"{run} is being written; anonymise it when it has ended")
+    if may_be_written(opened):
+        raise UsageError(f"{run} is being written, or may be; anonymise it when it has ended")
     if into.exists():
         raise UsageError(f"{into} exists; choose another directory")
     into.parent.mkdir(parents=True, exist_ok=True)
@@ -91,30 +122,77 @@ def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
             target = staging / words.clean(writer.directory.name)
             target.mkdir()
             _write_writer(writer.directory, target, words)
-        left = leaks(staging, words.known)
+        left = leaks(staging, words.known, ours=_vocabulary(opened))
         if left:
             raise FormatError(f"{run} can't be made anonymous: {left[0]}")
+        if _rows(opened) != _rows(Run.open(staging)):
+            raise FormatError(f"{run} can't be made anonymous: its copy has other rows")
         staging.rename(into)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return into
 
 
-def leaks(run: Path, known: dict[str, str]) -> list[str]:
-    """Where one of these words still stands: in the bytes of a file or the texts of a table."""
-    words = _Words(dict.fromkeys(known, ""))
-    pattern = words.pattern()
+def leaks(run: Path, known: dict[str, str], *, ours: frozenset[str] = frozenset()) -> list[str]:
+    """Where one of these words still stands: in the bytes of a file or the texts of a table.
+
+    One that is a word of `ours`, too, may stand there as that.
+    """
+    said = "\n".join(ours)
+    told = {n for n in known if not _is_in(said, [n])}
     found = []
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
-        texts = [str(path.relative_to(run)), path.read_bytes().decode("latin-1")]
+        words, texts = sorted(told), [str(path.relative_to(run))]
+        whole = path.read_bytes().decode("latin-1")
         if path.suffix in (fmt.LIVE, fmt.FULL):
             texts += _texts_in(_table(path))
-        for text in texts:
-            match = pattern.search(text) if pattern else None
-            if match:
-                found.append(f"{path.name} still holds {match[0]!r}")
-                break
+            match = _is_in(whole, [n for n in words if len(n) >= _LEAST_IN_BYTES])
+        else:
+            match = _is_in(whole, words)
+        match = match or _is_in("\n".join(texts), words)
+        if match:
+            found.append(f"{path.name} still holds {match!r}")
     return found
+
+
+def _is_in(text: str, words: list[str]) -> str:
+    pattern = _Words(dict.fromkeys(words, "")).pattern()
+    match = pattern.search(text) if pattern else None
+    return match[0] if match else ""
+
+
+def _vocabulary(run: Run) -> frozenset[str]:
+    """The words of ours in a run, which stay as they are."""
+    found = {*_OUR_MARKS, *_keys(run.header), *_rows(run)}
+    for writer in run.writers:
+        found |= {*_keys(writer.header), str(writer.header.get("source"))}
+        found |= {path.name for path in writer.directory.iterdir()}  # have a probe's name in them
+        for device in writer.devices:
+            found |= {device.kind, device.probe, *([device.name] if _is_chip(device.kind) else [])}
+    return frozenset(found)
+
+
+def _keys(value: Any) -> set[str]:  # noqa: ANN401  whatever JSON holds
+    if isinstance(value, dict):
+        own = {str(n) for n in value if _KEY.fullmatch(str(n))}
+        return own.union(*(_keys(one) for one in value.values()))
+    return set().union(*(_keys(one) for one in value)) if isinstance(value, list) else set()
+
+
+def _is_chip(kind: str) -> bool:
+    """Whether such a device's name is its maker's, by which its peak is known."""
+    return kind in ("gpu", "cpu")
+
+
+def _rows(run: Run) -> dict[str, int]:
+    """How many rows of each phase there are, and how many of samples."""
+    counts = {"samples": run.count("samples")}
+    for path in (p for w in run.writers for p in sorted(w.directory.glob("steps*"))):
+        table = _table(path)
+        if "phase" in table.column_names:
+            for one in table["phase"].value_counts().to_pylist():
+                counts[str(one["values"])] = counts.get(str(one["values"]), 0) + one["counts"]
+    return counts
 
 
 def _gathered(run: Run) -> _Words:
@@ -133,6 +211,10 @@ def _gathered(run: Run) -> _Words:
         for one in _UUID.findall(text):
             words.uuid(one)
         for one in _HOME.findall(text):
+            words.add(one, "user")
+    ours = {one.lower() for one in _vocabulary(run)}
+    for one in (one for text in texts for one in _SCRATCH.findall(text)):
+        if one.lower() not in ours:
             words.add(one, "user")
     for key in ("id", "group"):
         words.add(str(run.header.get(key) or ""), "run")
@@ -180,6 +262,10 @@ def _writer(header: dict[str, Any], words: _Words) -> dict[str, Any]:
     clean: dict[str, Any] = _clean(kept, words)
     for device, before in zip(clean.get("devices") or (), kept.get("devices") or (), strict=True):
         device.update(kind=before["kind"], probe=before["probe"])  # words of ours
+        if _is_chip(before["kind"]):
+            device["name"] = _UUID.sub(lambda found: words.uuid(found[0]), before["name"])
+    if "source" in kept:
+        clean["source"] = kept["source"]
     return clean
 
 
@@ -189,14 +275,18 @@ def _clean(value: Any, words: _Words) -> Any:  # noqa: ANN401  whatever JSON hol
     if isinstance(value, list):
         return [_clean(one, words) for one in value]
     if isinstance(value, dict):
-        return {words.clean(str(n)): _clean(v, words) for n, v in value.items()}
+        return {
+            n if _KEY.fullmatch(str(n)) else words.clean(str(n)): _clean(v, words)
+            for n, v in value.items()
+        }
     return value
 
 
 def _mark(line: str, words: _Words) -> str:
     try:
         mark = json.loads(line)
-        return json.dumps({**mark, "detail": words.clean(str(mark["detail"]))})
+        name = mark["name"] if mark["name"] in _OUR_MARKS else words.clean(str(mark["name"]))
+        return json.dumps({**mark, "name": name, "detail": words.clean(str(mark["detail"]))})
     except (ValueError, KeyError, TypeError):
         return ""  # half a line of a killed writer: nobody knows what is in it
 

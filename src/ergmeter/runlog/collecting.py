@@ -20,8 +20,9 @@ from typing import Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog.collection import add_labels, changed_s, labels_of, may_be_written
 from ergmeter.runlog.directory import run_paths
-from ergmeter.runlog.reader import CUT_OFF, RUNNING, Run
+from ergmeter.runlog.reader import CUT_OFF, Run
 
 # What was written this short a time before it was fetched may have been written in between, too:
 # twenty hand-overs, and some seconds that clocks differ by.
@@ -88,8 +89,8 @@ def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None)
     identity = str(_header(run).get("id") or "")
     before = known.get(identity)
     try:
-        status = Run.open(run).status
-        if status == RUNNING or (fetched_s is not None and _changed_s(run) > fetched_s - _NEAR_S):
+        is_near = fetched_s is not None and changed_s(run) > fetched_s - _NEAR_S
+        if may_be_written(Run.open(run)) or is_near:
             return Outcome(run.name, "is being written; collect it when it has ended")
         if before is not None and not _has_more(run, before):
             return Outcome(run.name, f"is here already, as {before.name}")
@@ -99,11 +100,6 @@ def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None)
     if identity:
         known[identity] = path
     return Outcome(run.name, "collected" if before is None else "brought up to date", path)
-
-
-def _changed_s(run: Path) -> float:
-    """When one of its files was last written, by the clock of the machine it was written on."""
-    return max((path.stat().st_mtime for path in run.rglob("*") if path.is_file()), default=0.0)
 
 
 def _has_more(run: Path, before: Path) -> bool:
@@ -136,6 +132,7 @@ def _brought(run: Path, into: Path, before: Path | None) -> Path:
 
 
 def _replaced(before: Path, by: Path) -> Path:
+    add_labels(by, labels_of(before))  # what people said of the copy is nowhere else
     aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
     before.rename(aside)
     by.rename(before)

@@ -1,8 +1,12 @@
 """The runs of a directory as a collection: tags and notes on them, and which may go.
 
-The trap: a tidy-up that takes a run while it is written, or one that somebody needs. A run that is
-going is never removed, nor one that is tagged `keep`, nor one that can't be read and so not be
-judged; a run goes by a rename first, so that no half of it is ever taken for a run.
+The trap: a tidy-up that takes a run while it is written, or one that somebody needs. A run that may
+be going is never removed, nor one that is tagged `keep`, nor one that can't be read and so not be
+judged, nor what is not ours: a program may keep its checkpoints there. A run goes by a rename
+first, so that no half of it is ever taken for a run.
+
+`Run.status` says what a run looks like. Here it is asked whether anybody may still write: one rank
+has failed and said so while another goes on, and a file system may hide what was written.
 
 Labels stand in `labels.json` beside `run.json`, which is written once and stays as it was.
 """
@@ -21,14 +25,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
+from ergmeter.runlog import format as fmt
 from ergmeter.runlog.directory import run_paths
-from ergmeter.runlog.reader import RUNNING, Run
+from ergmeter.runlog.liveness import boot_id, is_alive, started_s
+from ergmeter.runlog.reader import Run, WriterLog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 LABELS_FILE = "labels.json"
 KEEP = "keep"
+# NFS hides what was appended for up to 60 s, and clocks differ by minutes; nobody misses an hour.
+_QUIET_S = 3600.0
+# Beside the writers' directories: what ergmeter itself may have written into a run.
+_BESIDE = (fmt.RUN_FILE, LABELS_FILE, "figures.csv", "figures.jsonl", "requests.jsonl")
+_OF_A_WRITER = re.compile(r"\.?(?:writer\.json|marks\.jsonl|.+-\d{5}\.(?:arrows|parquet))")
+_OF_A_PROFILE = re.compile(r"\.?rank\d+\.json(?:\.gz)?")
 _TAG = re.compile(r"[\w.:+=@-]{1,40}")
 _AGES_S = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SIZES_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
@@ -80,6 +92,15 @@ def annotate(run: Path, text: str) -> Labels:
     return _written(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
 
 
+def add_labels(run: Path, more: Labels) -> Labels:
+    """Give a run the tags and notes of another copy of it, each once."""
+    own = labels_of(run)
+    if not (more.tags or more.notes):
+        return own
+    tags = dict.fromkeys((*more.tags, *own.tags))
+    return _written(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
+
+
 def _written(run: Path, labels: Labels) -> Labels:
     whole = {"tags": labels.tags, "notes": [{"at": at, "text": said} for at, said in labels.notes]}
     staging = run / f".{LABELS_FILE}.{secrets.token_hex(4)}"
@@ -125,54 +146,109 @@ def chosen(parent: Path, wish: Wish) -> list[Listed]:
     if wish.older_s is None and wish.larger_bytes is None and not wish.tags:
         raise UsageError("which runs? give --older-than, --larger-than or --tag")
     paths = run_paths(parent)
-    newest = set(paths[len(paths) - wish.newest :]) if wish.newest else set()
-    listed = (_listed(path, wish) for path in paths if path not in newest)
+    may_go = paths[: max(0, len(paths) - wish.newest)]
+    listed = (_listed(path) for path in may_go)
     return [one for one in listed if wish.is_meant(one)]
 
 
-def _listed(path: Path, wish: Wish) -> Listed:
-    kept = ""
+def _listed(path: Path) -> Listed:
     tags: tuple[str, ...] = ()
-    age_s = time.time() - path.stat().st_mtime
     try:
         tags = labels_of(path).tags
-        run = Run.open(path)
-        age_s = _age_s(run, age_s)
-        kept = "it is being written" if run.status == RUNNING else ""
+        kept = _why_kept(path)
     except ErgmeterError as error:
         kept = f"it can't be read ({error})"
-    if path.is_symlink():
-        kept = "it is a link"
-    elif KEEP in tags and KEEP not in wish.tags:
+    if KEEP in tags:
         kept = kept or f"it is tagged {KEEP}"
-    return Listed(path, size_bytes(path), age_s, tags, kept)
+    return Listed(path, size_bytes(path), time.time() - changed_s(path), tags, kept)
 
 
-def _age_s(run: Run, otherwise_s: float) -> float:
+def _why_kept(path: Path) -> str:
+    """Why a run must stay whatever is wished; "" where it need not."""
+    if path.is_symlink():
+        return "it is a link"
+    if may_be_written(Run.open(path)) or time.time() - changed_s(path) < _QUIET_S:
+        return "it may be being written: wait until an hour after its last record"
+    other = foreign(path)
+    return f"it holds files that are no part of a run ({other})" if other else ""
+
+
+def may_be_written(run: Run) -> bool:
+    """Whether somebody who never said that he was done may still be at it."""
+    return any(not writer.closed and _may_live(writer) for writer in run.writers)
+
+
+def _may_live(writer: WriterLog) -> bool:
+    header = writer.header
+    quiet_s = time.time() - changed_s(writer.directory)
+    if is_alive(writer.directory, header):
+        return True
+    if header.get("boot_id") != boot_id() or boot_id() is None:
+        return quiet_s < _QUIET_S  # of another host: the files are all we can see
     try:
-        made = datetime.fromisoformat(str(run.header.get("created")))
-    except ValueError:
-        return otherwise_s
-    made = made if made.tzinfo else made.replace(tzinfo=timezone.utc)
-    return (datetime.now(timezone.utc) - made).total_seconds()
+        began_s = started_s(int(header["pid"]))
+        return began_s is not None and abs(began_s - float(header["pid_started_s"])) < 1.0
+    except (KeyError, TypeError, ValueError):
+        return quiet_s < _QUIET_S
+
+
+def changed_s(run: Path) -> float:
+    """When one of its files was last written, by its own host's clock. Labels are no record."""
+    newest_s = 0.0
+    for path in _inside(run):
+        if path.name != LABELS_FILE:
+            try:
+                newest_s = max(newest_s, path.lstat().st_mtime)
+            except FileNotFoundError:  # renamed just now
+                newest_s = time.time()
+    return newest_s
+
+
+def foreign(run: Path) -> str:
+    """What lies in a run's directory and was not put there by ergmeter; "" where all was."""
+    for path in _inside(run):
+        parts = path.relative_to(run).parts
+        if path.is_symlink() or not _is_ours(run, parts):
+            return str(Path(*parts))
+    return ""
+
+
+def _is_ours(run: Path, parts: tuple[str, ...]) -> bool:
+    name = parts[-1]
+    if len(parts) == 1:
+        return name in _BESIDE or name.startswith(f".{LABELS_FILE}.")
+    if len(parts) > 2:
+        return False
+    if (run / parts[0] / fmt.WRITER_FILE).exists():
+        return bool(_OF_A_WRITER.fullmatch(name))
+    # What a recorder that was killed left, and the files of `profile=`.
+    return parts[0] == ".hook" or (parts[0] == "profile" and bool(_OF_A_PROFILE.fullmatch(name)))
+
+
+def _inside(run: Path) -> Iterator[Path]:
+    """All files and links under a directory; links are not followed."""
+    for folder, folders, names in os.walk(run):
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in (*sorted(names), *links):
+            yield Path(folder) / name
 
 
 def size_bytes(run: Path) -> int:
     """What a run takes on disk; links are not followed."""
     total = 0
-    for folder, _, names in os.walk(run):
-        for name in names:
-            try:
-                total += os.lstat(Path(folder) / name).st_size
-            except FileNotFoundError:  # turned into Parquet since we looked
-                continue
+    for path in _inside(run):
+        try:
+            total += path.lstat().st_size
+        except FileNotFoundError:  # turned into Parquet since we looked
+            continue
     return total
 
 
 def remove(run: Path) -> None:
-    """Take a run away. Asked once more whether somebody writes it: it may have been resumed."""
-    if run.is_symlink() or Run.open(run).status == RUNNING:
-        raise UsageError(f"{run} is being written, or a link; it stays")
+    """Take a run away. Asked once more whether it may go: it may have been resumed."""
+    kept = _why_kept(run)
+    if kept:
+        raise UsageError(kept)
     doomed = run.with_name(f".{run.name}.removed-{secrets.token_hex(4)}")
     run.rename(doomed)
     shutil.rmtree(doomed)

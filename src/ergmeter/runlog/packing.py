@@ -7,6 +7,8 @@ not at all, so that half an archive is never taken for half a run.
 
 from __future__ import annotations
 
+import gzip
+import lzma
 import os
 import secrets
 import shutil
@@ -19,7 +21,8 @@ from typing import IO, TYPE_CHECKING, TypeAlias
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.reader import RUNNING, Run
+from ergmeter.runlog.collection import may_be_written
+from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +33,12 @@ MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
 _CHUNK_BYTES = 1 << 20
 
+# What the libraries raise for an archive that is damaged, encrypted, or not what it says.
+_NO_ARCHIVE = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error),
+    *(EOFError, RuntimeError, OverflowError, ValueError),
+)
+
 _Member: TypeAlias = "tuple[str, int, float, Callable[[], IO[bytes] | None]]"
 
 
@@ -39,8 +48,13 @@ def pack(run: Path, into: Path) -> Path:
         raise UsageError(f"{into.name} ends in none of {', '.join(ENDINGS)}")
     if into.exists():
         raise UsageError(f"{into} exists; choose another name or remove it")
-    if Run.open(run).status == RUNNING:
-        raise UsageError(f"{run} is being written; pack it when it has ended")
+    if may_be_written(Run.open(run)):
+        raise UsageError(f"{run} is being written, or may be; pack it when it has ended")
+    run = run.resolve()  # `.` has no name
+    for path in _files(run):
+        name = (Path(run.name) / path.relative_to(run)).as_posix()
+        if not _is_safe(name):
+            raise UsageError(f"{name!r} could not be unpacked elsewhere; rename it first")
     staging = into.with_name(f".{into.name}.{secrets.token_hex(4)}")
     try:
         (_zipped if into.suffix == ".zip" else _tarred)(run, staging)
@@ -62,7 +76,7 @@ def unpack(archive: Path, into: Path) -> Path:
             raise UsageError(f"{target} exists; unpack into another directory")
         Run.open(staging / name)  # or what is wrong with it
         (staging / name).rename(target)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except _NO_ARCHIVE as error:
         raise FormatError(f"{archive}: not a packed run, or cut off ({error})") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -94,14 +108,20 @@ def _zipped(run: Path, into: Path) -> None:
             archive.write(path, str(Path(run.name) / path.relative_to(run)))
 
 
+def _is_safe(name: str) -> bool:
+    """Whether a file of this name is one under a run's own directory, on every system."""
+    parts = PurePosixPath(name).parts
+    is_inside = len(parts) > 1 and not any(p in ("..", "/") or p.startswith(".") for p in parts)
+    return is_inside and "\\" not in name and ":" not in parts[0]
+
+
 def _extracted(archive: Path, into: Path) -> str:
     """All files of an archive, under `into`. The one name that they share."""
     names: set[str] = set()
     total = 0
     for number, (name, size, changed_s, opened) in enumerate(_members(archive)):
         parts = PurePosixPath(name).parts
-        is_safe = len(parts) > 1 and not any(p in ("..", "/") or p.startswith(".") for p in parts)
-        if not is_safe or "\\" in name or ":" in parts[0]:
+        if not _is_safe(name):
             raise FormatError(f"{archive}: holds {name!r}, which is no file of a run")
         total += size
         if total > MAX_BYTES or number > _MAX_FILES:

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.overview import MEMORY
+from ergmeter.bench.overview import MEMORY, of_repeats
 from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
@@ -120,23 +120,19 @@ def name(row: Mapping[str, Any], shown: Sequence[str]) -> str:
     return ", ".join(parts) or f"cell {row['index']}"
 
 
-def _values(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
-    return [row[column] for row in rows if row[column] is not None]
-
-
 def _mean(rows: Sequence[Mapping[str, Any]], column: str, mark: str = "") -> str:
-    found = _values(rows, column)
-    return significant(sum(found) / len(found)) + mark if found else "-"
+    found = of_repeats(rows, column)
+    return "-" if found is None else significant(found) + mark
 
 
 def _peak(rows: Sequence[Mapping[str, Any]]) -> str:
     for column, source in MEMORY.items():
-        found = _values(rows, column)
-        if found:
-            return f"{scaled(max(found), 'B')} {source}"
+        found = of_repeats(rows, column)
+        if found is not None:
+            return f"{scaled(found, 'B')} {source}"
     return "-"
 
 
 def _time(rows: Sequence[Mapping[str, Any]]) -> str:
-    found = _values(rows, "runtime_s")
-    return duration(sum(found) / len(found)) if found else "-"
+    found = of_repeats(rows, "runtime_s")
+    return "-" if found is None else duration(found)

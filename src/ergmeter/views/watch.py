@@ -18,7 +18,7 @@ from rich.text import Text
 
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import CUT_OFF, FINISHED, RUNNING
-from ergmeter.units import NS_PER_S, duration, scaled, significant
+from ergmeter.units import NS_PER_S, duration, printable, scaled, significant
 from ergmeter.views.terminal import value
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ _FOR_BASES = 72
 _MOST_DEVICES = 16
 _MOST_RANKS = 8
 _MOST_ALERTS = 6
+_OLD_S = 30.0  # from which on figures so far say how old they are
 _GAUGES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("power_w", "power", lambda x: f"{x:.0f} W"),
     ("memory_bytes", "memory", lambda x: scaled(x, "B")),
@@ -57,7 +58,7 @@ _CALLED = {RUNNING: "going", CUT_OFF: "cut off: its writer is gone"}
 def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableType:
     """Everything about a run, in so many columns. `lines`: the room there is for it."""
     parts: list[RenderableType] = [*_head(frame), Text(), _figures(frame, columns)]
-    parts += _missing(frame, columns)
+    parts += [*_age(frame), *_missing(frame, columns)]
     parts += _devices(frame, columns)
     parts += _ranks(frame)
     # What came last is what one looks for: of the rest as much as there is room for.
@@ -90,13 +91,13 @@ def line(frame: Frame) -> str:
 def alert_line(frame: Frame, number: int) -> str:
     """One of its alerts, as a line of its own."""
     alert = frame.alerts[number]
-    return f"{_clock(frame, alert.t_ns)} alert: {alert.text}"
+    return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.text)}"
 
 
 def _head(frame: Frame) -> list[Text]:
     style = {RUNNING: "cyan", FINISHED: "green"}.get(frame.status, "red")
-    called = _CALLED.get(frame.status, frame.status)
-    title = Text.assemble((frame.run.name, "bold"), "  ", (called, style), no_wrap=True)
+    called = printable(_CALLED.get(frame.status, frame.status))
+    title = Text.assemble((printable(frame.run.name), "bold"), "  ", (called, style), no_wrap=True)
     title.append(f"  {duration(frame.elapsed_s)}", "dim")
     title.overflow = "ellipsis"
     said = Text(f"{_progress(frame)}, {_eta(frame)}")
@@ -121,7 +122,13 @@ def _progress(frame: Frame) -> str:
 def _eta(frame: Frame) -> str:
     if not frame.is_going:
         return "over"
-    return f"no ETA: {frame.no_eta}" if frame.eta_s is None else f"{duration(frame.eta_s)} to go"
+    if frame.quiet_s is not None:
+        return f"no ETA: last step {duration(frame.quiet_s)} ago"
+    return (
+        f"no ETA: {printable(frame.no_eta)}"
+        if frame.eta_s is None
+        else f"{duration(frame.eta_s)} to go"
+    )
 
 
 def _figures(frame: Frame, columns: int) -> Table:
@@ -145,6 +152,13 @@ def _figures(frame: Frame, columns: int) -> Table:
             row.append(Text(found.basis if isinstance(found, Reading) else "", "dim"))
         table.add_row(*row)
     return table
+
+
+def _age(frame: Frame) -> list[Text]:
+    old_s = (frame.newest_ns - frame.so_far_ns) / NS_PER_S
+    if not frame.so_far or old_s < _OLD_S:
+        return []
+    return [Text(f"so far: as of {duration(old_s)} ago", "dim")]
 
 
 def _now(frame: Frame, title: str, key: str) -> str:
@@ -177,7 +191,7 @@ def _missing(frame: Frame, columns: int) -> list[Text]:
             if isinstance(found, Missing) and title not in said.setdefault(found.reason, []):
                 said[found.reason].append(title)
     return [
-        Text(_cut(f"no {', '.join(titles)}: {reason}", columns), "yellow", no_wrap=True)
+        Text(_cut(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow", no_wrap=True)
         for reason, titles in said.items()
         if titles
     ]
@@ -203,7 +217,8 @@ def _devices(frame: Frame, columns: int) -> list[RenderableType]:
     for _, title, _ in used:
         table.add_column(title, justify="right", no_wrap=True)
     for number, one in enumerate(shown[:_MOST_DEVICES]):
-        name = f"{number} {one.device.name}" if one.device.kind == "gpu" else one.device.name
+        called = printable(one.device.name)
+        name = f"{number} {called}" if one.device.kind == "gpu" else called
         cells = [said(one.values[c]) if c in one.values else "-" for c, _, said in used]
         table.add_row(Text(name, overflow="ellipsis"), *cells)
     more = len(shown) - _MOST_DEVICES
@@ -222,17 +237,17 @@ def _ranks(frame: Frame) -> list[Text]:
 def _alerts(frame: Frame, room: int) -> list[RenderableType]:
     parts: list[RenderableType] = [Text()]
     if not frame.alerts:
-        parts.append(Text(f"no alert ({', '.join(frame.rules)})", "dim"))
+        parts.append(Text(f"no alert ({printable(', '.join(frame.rules))})", "dim"))
     left_out = len(frame.alerts) - room
     if left_out > 0:
         parts.append(Text(f"{left_out} earlier alerts", "dim"))
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
         seen = "" if alert.was_told else "  (seen now, not told during the run)"
-        parts.append(Text.assemble((f"{when} ! ", "red"), alert.text, (seen, "dim")))
+        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.text), (seen, "dim")))
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:
-        parts.append(Text(f"not judged: {'; '.join(unjudged)}", "dim"))
+        parts.append(Text(f"not judged: {printable('; '.join(unjudged))}", "dim"))
     return parts
 
 

@@ -141,6 +141,14 @@ def test_a_key_that_nobody_hands_over_is_named(tmp_path: Path) -> None:
         ("apikey", "x", True),
         ("AWS_SECRET_ACCESS_KEY", "x", True),
         ("PGPASSWORD", "x", True),
+        ("WANDB_AUTH", "x", True),
+        ("HTTP_AUTHORIZATION", "Basic x", True),
+        ("AWS_SESSION", "x", True),
+        ("DB_PASSWORD", "4711", True),
+        ("GIT_AUTHOR_NAME", "me", False),
+        ("MAX_TOKENS", "4096", False),
+        ("BATCH_TOKENS", "{b}", False),
+        ("NUM_KEY_VALUE_HEADS", "8", False),
         ("TOKENIZERS_PARALLELISM", "false", False),
         ("CUDA_VISIBLE_DEVICES", "0", False),
         ("HTTPS_PROXY", "http://me:pw@proxy", True),
@@ -149,3 +157,72 @@ def test_a_key_that_nobody_hands_over_is_named(tmp_path: Path) -> None:
 )
 def test_what_is_a_key(name: str, value: str, *, is_key: bool) -> None:
     assert hidden.is_key(name, value) == is_key
+
+
+def test_a_number_with_the_name_of_a_key_is_a_setting(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    both = [
+        {
+            "name": name, "command": "true {b} {run}", "arguments": {"b": 7},
+            "environment": {"MAX_TOKENS": tokens, "BATCH_TOKENS": "{b}"},
+        }
+        for name, tokens in {"short": "128", "long": "256"}.items()
+    ]  # fmt: skip
+    path.write_text(yaml.safe_dump({"scenarios": both}))
+    made = plan(path)
+    assert [cell.environment for cell in made.cells] == [
+        {"MAX_TOKENS": "128", "BATCH_TOKENS": "7"},
+        {"MAX_TOKENS": "256", "BATCH_TOKENS": "7"},
+    ]
+    assert len({cell.id for cell in made.cells}) == 2
+    assert made.keys == {}
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"arguments": {"hub_token": "hf_Zq7x"}}, "hub_token"),
+        ({"arguments": {}, "axes": {"api_key": ["k-4711"]}}, "api_key"),
+        ({"arguments": {}, "include": [{"hub_token": "hf_Zq7x"}]}, "hub_token"),
+        (
+            {
+                "arguments": {},
+                "data_processing": {
+                    "dataset_name": "d",
+                    "additional_dataset_kwargs": {"token": "hf_Zq7x"},
+                },
+            },
+            "data_processing.additional_dataset_kwargs.token",
+        ),
+    ],
+)
+def test_a_key_among_settings_is_refused_and_not_repeated(
+    tmp_path: Path, keys: dict[str, object], named: str
+) -> None:
+    command = "true {arguments} {training_data_path} {run}"
+    with pytest.raises(UsageError) as refused:
+        plan(scenarios(tmp_path, command=command, **keys))
+    assert f"{named} is a key, and settings are written down" in str(refused.value)
+    assert "hf_Zq7x" not in str(refused.value)
+    assert "k-4711" not in str(refused.value)
+
+
+def test_arguments_that_only_sound_like_keys_are_taken(tmp_path: Path) -> None:
+    arguments = {
+        "pad_token": "<pad>", "max_tokens": 128, "include_num_input_tokens_seen": "all",
+        "label_key": "answer", "hub_token": None, "use_auth_token": True,
+    }  # fmt: skip
+    (cell,) = plan(scenarios(tmp_path, command="true {arguments} {run}", arguments=arguments)).cells
+    assert cell.settings["pad_token"] == "<pad>"
+
+
+def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
+    made = plan(scenarios(tmp_path))
+    hidden.hand_over(made.keys)
+    how = launching.start(made.cells[0], tmp_path, has_gpus=False)
+    lines = launching.script(how, where=tmp_path).splitlines()
+    assert "export TOKENIZERS_PARALLELISM=false" in lines
+    assert "# set HF_TOKEN yourself: it is a key, which is not written down" in lines
+    assert "# set HTTPS_PROXY yourself: it is a key, which is not written down" in lines
+    assert not [line for line in lines if "***" in line]
+    assert launching.told(how)["HTTPS_PROXY"] == "http://***@proxy:3128"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.outcome import outcome, tracebacks
+from ergmeter.bench.outcome import Said, outcome, telling, tracebacks
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -189,3 +189,49 @@ def test_what_comes_of_a_lack_of_memory_is_one() -> None:
     assert outcome(1, stderr=of_another_rank).status == "oom"
     again = TRACEBACK + LATER + first  # the error was got over, the lack of memory not
     assert outcome(1, stderr=again).status == "oom"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//1",
+        "RuntimeError: [1] is setting up NCCL communicator and retrieving id: Broken pipe",
+        "RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144]",
+        "ConnectionResetError: [Errno 104] Connection reset",
+    ],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_of_several_nodes_the_one_that_tells_the_cause_is_judged(line: str, is_last: bool) -> None:
+    """Whichever number it has, and also if another ended before it."""
+    cause = Said("", TRACEBACK + OUT_OF_MEMORY[0] + "\n", 1)
+    other = Said("", TRACEBACK + line + "\n", 1)
+    for nodes in ([cause, other], [other, cause])[:: -1 if is_last else 1]:
+        said = telling(nodes)
+        found = outcome(said.exit_code, stdout=said.stdout, stderr=said.stderr)
+        assert (found.status, found.reason[:22]) == ("oom", "torch.OutOfMemoryError")
+
+
+def test_the_node_that_failed_first_is_believed() -> None:
+    first = Said("", TRACEBACK + "ValueError: a bad batch\n", 1)
+    then = Said("", TRACEBACK + "RuntimeError: where did everybody go\n", 1)
+    assert telling([first, then]) == first
+    assert telling([then, first]) == then
+    killed = Said("", "", -9)
+    assert telling([killed, then]).exit_code == -9
+    silent = [Said("a", "b", 3), Said("c", "d", 1)]
+    assert telling(silent) == Said("a\nc", "b\nd", 3)
+
+
+def test_a_connection_that_is_all_that_is_told_of_is_the_cause() -> None:
+    refused = "ConnectionRefusedError: [Errno 111] Connection refused\n"
+    launcher = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    found = outcome(1, stderr=prefixed(TRACEBACK + refused, 0) + TRACEBACK + launcher)
+    assert found.reason == "rank 0: ConnectionRefusedError: [Errno 111] Connection refused"
+
+
+def test_what_was_cut_short_is_judged_by_what_it_said() -> None:
+    broken = "node 1 (far): [Errno 28] No space left on device"
+    assert outcome(None, broken=broken).reason == f"it was cut short: {broken}"
+    said = TRACEBACK + OUT_OF_MEMORY[0] + "\n"
+    assert outcome(None, stderr=said, broken=broken).status == "oom"
+    assert outcome(None, stderr=TRACEBACK + LATER, broken=broken).reason == LATER.strip()

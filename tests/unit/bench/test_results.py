@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -177,6 +179,55 @@ def test_a_table_of_ours_keeps_its_constants(tmp_path: Path) -> None:
     assert results.load(tmp_path / "t.csv").equals(found)
     with pytest.raises(UsageError, match=r"\.parquet nor \.csv"):
         results.write(found, tmp_path / "t.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("num_gpus", b"2.5", r"t\.csv: line 2: num_gpus can't be '2\.5'"),
+        ("loss", b"low", r"t\.csv: line 2: loss can't be 'low'"),
+        ("scenario", b"sm\xe9ll", r"t\.csv: line \d: .*can't decode"),
+    ],
+)
+def test_a_table_that_was_spoilt_is_refused_with_its_line(
+    tmp_path: Path, column: str, cell: bytes, said: str
+) -> None:
+    add_cell(tmp_path, 0, results_=TRAINED)
+    path = tmp_path / "t.csv"
+    results.write(results.table(tmp_path).drop_columns(["raw", "settings", "missing"]), path)
+    header, row = path.read_bytes().splitlines()
+    cells = row.split(b",")
+    cells[header.decode().split(",").index(column)] = cell
+    path.write_bytes(header + b"\n" + b",".join(cells) + b"\n")
+    with pytest.raises(FormatError, match=said):
+        results.load(path)
+
+
+def test_a_cell_of_a_table_may_be_long(tmp_path: Path) -> None:
+    add_cell(tmp_path, 0, results_={**TRAINED, "error_messages": ["x" * 200_000]})
+    found = results.table(tmp_path)
+    results.write(found, tmp_path / "t.csv")
+    assert results.load(tmp_path / "t.csv").equals(found)
+
+
+def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.parquet"
+    pq.write_table(pa.table({"a": [1, 2]}), path)
+    with pytest.raises(FormatError, match="no table of results: it has no columns id and status"):
+        results.load(path)
+    pq.write_table(pa.table({"id": ["x"], "status": ["ok"], "num_gpus": ["two"]}), path)
+    with pytest.raises(FormatError, match="no Parquet file of results"):
+        results.load(path)
+
+
+def test_a_report_tells_cells_on_one_node_from_those_on_two(tmp_path: Path) -> None:
+    for index, nodes in enumerate((1, 2)):
+        path = add_cell(tmp_path, index, results_=TRAINED)
+        said = json.loads((path / "cell.json").read_text())
+        (path / "cell.json").write_text(json.dumps({**said, "nodes": nodes}))
+    text = bench_report.markdown(overview(results.table(tmp_path)))
+    assert "| nodes 1 | ok | 4096* |" in text
+    assert "| nodes 2 | ok | 8192* |" in text
 
 
 def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:

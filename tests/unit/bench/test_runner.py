@@ -23,6 +23,7 @@ from ergmeter.bench import launching, monitor, state
 from ergmeter.bench.cells import Cell, Claim, Plan
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Options
+from ergmeter.bench.outcome import Outcome
 from ergmeter.cli.bench import command
 from ergmeter.errors import UsageError
 
@@ -295,6 +296,35 @@ def test_no_process_of_a_cell_outlives_it(tmp_path: Path, how: signal.Signals) -
     eventually(lambda: not any(_is_alive(pid) for pid in started))
 
 
+def test_what_a_killed_launcher_leaves_is_ended_with_the_cell(tmp_path: Path) -> None:
+    """As when the kernel kills torchrun: its ranks are in sessions of their own, and nobody's."""
+    out = tmp_path / "out"
+    opened(out, Plan("s", (cell(0, FAMILY),)))
+    folder = out / "exp_0"
+    first = runner(folder)
+    eventually(lambda: (folder / "stdout").exists() and (folder / "stdout").read_text().split()[1:])
+    launcher, rank = (int(word) for word in (folder / "stdout").read_text().split())
+    os.kill(launcher, signal.SIGKILL)
+    first.wait(WAIT_S)
+    try:
+        assert not _is_alive(rank)
+    finally:
+        if _is_alive(rank):
+            os.kill(rank, signal.SIGKILL)
+    assert read(out, 0, "status.json")["exit_code"] == -signal.SIGKILL
+
+
+def test_what_slurm_never_started_is_said_where_to_look_for(tmp_path: Path) -> None:
+    opened(tmp_path / "out", Plan("s", (cell(0, ""),)))
+    (tmp_path / "out" / "slurm").mkdir()
+    (tmp_path / "out" / "exp_0" / "job").write_text("12_0")
+    assert monitor._write_off(tmp_path / "out" / "exp_0")
+    said = read(tmp_path / "out", 0, "status.json")["reason"]
+    assert said == (
+        f"it was not started (see the job's log in {tmp_path / 'out' / 'slurm'}); --resume runs it"
+    )
+
+
 def _is_alive(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -347,6 +377,62 @@ def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) 
     (aside,) = [path for path in tmp_path.iterdir() if path != out]
     assert {path.name for path in aside.glob("exp_*")} == {"exp_0", "exp_1"}
     assert list(out.glob("exp_*")) == []
+
+
+def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = Plan("s", (cell(0, "print()"),))
+    opened(out, plan)
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    try:
+        claimed = dataclasses.asdict(state.Process.of(other.pid))
+        state.write_json(out / state.DRIVER, claimed)
+        with pytest.raises(UsageError, match=f"process {other.pid} is running"):
+            state.opened(out, plan, state.Opening(move_aside=True))
+    finally:
+        other.kill()
+        other.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    state.opened(out, plan, state.Opening(move_aside=True))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("job", ["123_3", "erg-bench-ab12 3"])
+def test_a_directory_is_not_moved_from_under_jobs_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    out, programs = tmp_path / "out", tmp_path / "bin"
+    programs.mkdir()
+    plan = Plan("s", (cell(0, "print()"), cell(1, "print(1)")))
+    opened(out, plan)
+    ended = state.State().begun(state.Process.of(os.getpid())).ended(Outcome("ok"))
+    state.write(out / "exp_0", ended)
+    for index, name in enumerate(("122_0", job)):
+        (out / f"exp_{index}" / "job").write_text(name)
+    monkeypatch.setenv("PATH", str(programs))
+    with pytest.raises(UsageError, match=f"exp_1's job {job} .*squeue can't be asked"):
+        state.opened(out, plan, state.Opening(move_aside=True))
+    squeue = programs / "squeue"
+    squeue.write_text("#!/bin/sh\necho '122_0 erg-bench-cd34'\necho '123_3 erg-bench-ab12'\n")
+    squeue.chmod(0o755)
+    with pytest.raises(UsageError, match=f"exp_1's job {job} may be queued: --resume"):
+        state.opened(out, plan, state.Opening(move_aside=True))
+    squeue.write_text("#!/bin/sh\necho '122_0 erg-bench-cd34'\n")
+    state.opened(out, plan, state.Opening(move_aside=True))
+    assert not (out / "exp_1").exists()
+
+
+def test_cells_that_differ_in_a_key_alone_are_both_resumed(tmp_path: Path) -> None:
+    one = cell(0, "print()")
+    other = dataclasses.replace(one, index=1, scenario="other")
+    plan = Plan("s", (one, other))
+    assert one.id == other.id
+    opened(tmp_path / "out", plan)
+    taken = state.opened(tmp_path / "out", plan, state.Opening(resume=True))
+    assert [(made.index, made.scenario) for made in taken.cells] == [
+        (0, one.scenario),
+        (1, "other"),
+    ]
 
 
 def test_two_drivers_do_not_run_one_directory(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ergmeter.bench import state
 from ergmeter.errors import UsageError
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -60,9 +61,26 @@ def test_results_are_moved_aside_for_a_plan_that_is_sound(tmp_path: Path) -> Non
     (results / "exp_0" / "old").touch()
     told = benchmarks(results, scenarios(tmp_path))
     assert told.returncode == 0, told.stderr
-    (aside,) = tmp_path.glob("results.*")
+    (aside,) = tmp_path.glob("results-*")
+    assert f"the earlier results are now in {aside}" in told.stdout
     assert (aside / "exp_0" / "old").exists()
     assert (results / "plan.json").exists()
+
+
+def test_results_are_not_moved_from_under_a_cell_that_still_runs(tmp_path: Path) -> None:
+    """Its runner outlived the driver, and would write its end into the new results."""
+    results = tmp_path / "results"
+    assert benchmarks(results, scenarios(tmp_path)).returncode == 0
+    (results / "exp_0" / "old").touch()
+    runner = state.Process.of(os.getpid())
+    state.write(results / "exp_0", state.State().begun(runner))
+    told = benchmarks(results, scenarios(tmp_path))
+    assert told.returncode == 2
+    assert "exp_0 of" in told.stderr
+    assert "is running" in told.stderr
+    assert (results / "exp_0" / "old").exists()
+    assert state.read(results / "exp_0").worker == runner
+    assert list(tmp_path.glob("results?*")) == []
 
 
 @pytest.fixture

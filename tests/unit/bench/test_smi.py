@@ -305,7 +305,7 @@ def test_a_log_goes_before_what_a_probe_in_the_cell_read(tmp_path: Path) -> None
 
 
 def test_logs_of_several_nodes_are_told_apart(tmp_path: Path) -> None:
-    directory = made(tmp_path, "print()", None)
+    directory = made(tmp_path, "print()", None, nodes=2)
     (directory / state.STATUS).write_text(json.dumps({"status": "ok", "attempts": [{}]}))
     for node, most in enumerate((3, 6)):
         text = f"index, memory.used [MiB]\n0, 1 MiB\n0, {most} MiB\n"
@@ -314,8 +314,33 @@ def test_logs_of_several_nodes_are_told_apart(tmp_path: Path) -> None:
     assert row["memory_nvidia_ids"] == "node0/0 node1/0"
     assert row["memory_nvidia_devices_bytes"] == [2 * BYTES_PER_MIB, 5 * BYTES_PER_MIB]
     (directory / "gpu_memory_logs.node1.json").write_text(json.dumps({"problem": "it is gone"}))
-    (directory / results.ROW).unlink()
     assert json.loads(results.collect(directory)["missing"])["memory_nvidia_ids"] == "it is gone"
+
+
+def test_a_node_without_a_log_leaves_no_peak_of_the_others(tmp_path: Path) -> None:
+    directory = made(tmp_path, "print()", None, nodes=2)
+    (directory / state.STATUS).write_text(json.dumps({"status": "ok", "attempts": [{}]}))
+    text = "index, memory.used [MiB]\n0, 1 MiB\n0, 3 MiB\n"
+    (directory / "gpu_memory_logs.node0.csv").write_text(text)
+    row = results.collect(directory)
+    assert row.get("memory_nvidia_peak_bytes") is None
+    why = json.loads(row["missing"])["memory_nvidia_peak_bytes"]
+    assert why == "1 of 2 nodes left a log of nvidia-smi, and the peak may be another's"
+    # The log of the other comes late: the row that was kept is made anew.
+    (directory / "gpu_memory_logs.node1.csv").write_text(text)
+    assert results.collect(directory)["memory_nvidia_peak_bytes"] == 2 * BYTES_PER_MIB
+
+
+def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
+    tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scripted / "slow").touch()  # 0.7 s between the lines of the first reading
+    monkeypatch.setattr(smi, "_all_gpus", lambda: [("GPU-0", "A100"), ("GPU-1", "A100")])
+    directory = made(tmp_path, "print()", OFTEN)
+    around = {name: one for name, one in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    with smi.logged(directory, environment=around):
+        said = (directory / smi.LOG).read_text()
+    assert said.count("MiB\n") == 2, said
 
 
 @pytest.mark.parametrize(

@@ -50,18 +50,28 @@ def is_wanted(step: dict[str, Any], *, event: str, folder: Path) -> bool:
         f"github.event_name == '{event}'": True,
         "hashFiles('reference.parquet') != ''": there != "",
         "hashFiles('reference.parquet') == ''": there == "",
+        f"steps.run.outputs.code {'==' if _code(folder) == '0' else '!='} '0'": True,
         "always()": True,
     }
     asked = [one.strip() for one in str(step.get("if", "always()")).split("&&")]
     known = [*facts, "github.event_name == 'push'", "github.event_name == 'pull_request'"]
+    known += ["steps.run.outputs.code != '0'"]
     assert set(asked) <= set(known)
     return all(facts.get(one, False) for one in asked)
+
+
+def _code(folder: Path) -> str:
+    """What the step `run` put out."""
+    said = (folder / "output").read_text() if (folder / "output").exists() else ""
+    return dict(line.split("=", 1) for line in said.splitlines()).get("code", "")
 
 
 def run(folder: Path, event: str) -> tuple[list[str], int, str]:
     """The names of the shell steps that ran, the last one's exit code, and the step summary."""
     summary = folder / "summary.md"
     summary.write_text("")
+    (folder / "output").write_text("")
+    around = {"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(folder / "output")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     ran = []
     for step in steps():
@@ -73,7 +83,7 @@ def run(folder: Path, event: str) -> tuple[list[str], int, str]:
         text = step["run"].replace("erg bench run", "erg bench run --cool-down 0")
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", text],
-            cwd=folder, env={**os.environ, "PATH": path, "GITHUB_STEP_SUMMARY": str(summary)},
+            cwd=folder, env={**os.environ, "PATH": path, **around},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
@@ -107,6 +117,12 @@ def test_the_steps_are_what_they_say(clone: Path) -> None:
     ran, code, summary = run(clone, "pull_request")
     assert (ran, code) == (["run", "gate"], 1), summary
     assert "failed in NEW" in summary
+    before = (clone / "reference.parquet").read_bytes()
+    checked_out(clone, 0)  # nor does a main branch that fails become the reference
+    ran, code, summary = run(clone, "push")
+    assert (ran, code) == (["run", "keep the reference of before"], 1), summary
+    assert "the reference stays as it was" in summary
+    assert (clone / "reference.parquet").read_bytes() == before
     (clone / "results").rename(clone / "gone")
     (clone / "scenarios.yaml").write_text("scenarios: []")
     assert run(clone, "pull_request")[:2] == (["run"], 1)

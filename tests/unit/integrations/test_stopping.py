@@ -20,8 +20,36 @@ from ergmeter.integrations.stopping import Stopping
 
 def test_who_asked_for_no_stop_is_never_asked(tmp_path: Path) -> None:
     meter = Meter(tmp_path / "run", alerts=["loss nan"])
-    assert not Stopping(meter)._stops
-    assert Stopping(Meter(tmp_path / "run", alerts=["loss nan"], stop_on="nan"))._stops
+    assert not Stopping(meter)._asks
+    assert Stopping(Meter(tmp_path / "run", alerts=["loss nan"], stop_on="nan"))._asks
+
+
+def test_who_else_measures_decides_nothing(tmp_path: Path) -> None:
+    # On rank 0 alone it would ask, and wait for the others for ever.
+    with Meter(tmp_path / "run", probes=(), alerts=["loss nan"], stop_on="nan"):
+        assert not Stopping()._asks
+
+
+def test_ranks_that_cant_be_asked_train_on_and_a_mark_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def refusing(*_tensors: Any, **_more: Any) -> None:
+        asked.append(1)
+        raise RuntimeError("No backend type associated with device type cpu")
+
+    with Meter(tmp_path / "run", **STOPS) as meter:
+        stopping = Stopping(meter)
+        monkeypatch.setattr("ergmeter.integrations.stopping.world_size", lambda: 2)
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_backend", lambda: "odd")
+        monkeypatch.setattr(torch.distributed, "all_reduce", refusing)
+        assert [stopping.is_due(meter, step) for step in (10, 20, 30)] == [False] * 3
+        monkeypatch.undo()
+    assert len(asked) == 1
+    (said,) = [mark.detail for mark in Run.open(tmp_path / "run").marks if "stop" in mark.name]
+    assert said.startswith("ranks can't be asked (RuntimeError: No backend type")
 
 
 RANKS = """

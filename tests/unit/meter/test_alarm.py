@@ -16,9 +16,12 @@ import pytest
 
 from ergmeter import Budget, Meter, Run, UsageError
 from ergmeter.meter import notices
+from ergmeter.meter.alarm import Alarm, AlertPlan
 from ergmeter.metrics.alert_rules import all_parsed
-from ergmeter.metrics.alerts import Judge
+from ergmeter.metrics.alerts import Alert, Judge
 from ergmeter.metrics.following import Following
+from ergmeter.records import Mark
+from ergmeter.runlog.settings import Settings
 
 
 def trained(path: Path, *, steps: int = 250, nan_at: int = 60, **options: Any) -> tuple[Meter, int]:
@@ -137,6 +140,7 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.posted: list[dict[str, Any]] = []
         self.code = 204
+        self.location: str | None = None
         self.hang = threading.Event()
         self.hang.set()
 
@@ -153,6 +157,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.server.hang.wait(30)
         self.server.posted.append(json.loads(body))
         self.send_response(self.server.code)
+        if self.server.location is not None:
+            self.send_header("Location", self.server.location)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -187,6 +193,38 @@ def test_a_webhook_that_refuses_is_a_mark_without_its_key(tmp_path: Path, server
     assert "s3cret" not in (tmp_path / "run").rglob("marks.jsonl").__next__().read_text()
 
 
+def told_by(ways: notices.Ways, *texts: str) -> list[str]:
+    """What is marked when these alerts are told of."""
+    kept: list[str] = []
+    telling = notices.Notices(ways, mark=lambda mark: kept.append(mark.detail))
+    for text in texts:
+        telling.tell({"text": text})
+    telling.end()
+    return kept
+
+
+def test_of_an_address_that_is_none_the_mark_has_no_key() -> None:
+    ways = notices.Ways(console=False, webhook="http://127.0.0.1:9/hook/s3cret key")
+    assert told_by(ways, "x") == ["webhook at 127.0.0.1: InvalidURL"]
+
+
+def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Server) -> None:
+    server.code, server.location = 302, "file:///s3cret"
+    ways = notices.Ways(console=False, webhook=server.address)
+    assert told_by(ways, "x") == ["webhook at 127.0.0.1: HTTPError: HTTP Error 302: Found"]
+
+
+def test_a_text_the_system_takes_for_none_is_a_mark_and_the_next_one_is_told(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "told"
+    script = f"import sys; open({str(out)!r}, 'a').write(sys.argv[1])"
+    ways = notices.Ways(console=False, command=(sys.executable, "-c", script, "{alert}"))
+    (said,) = told_by(ways, "no text: \ud800", "fine")
+    assert said.startswith(f"command {sys.executable}: ")
+    assert out.read_text() == "fine"
+
+
 def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,3 +235,22 @@ def test_a_webhook_that_hangs_holds_up_no_step_and_the_end_not_for_long(
     assert last == 119
     assert marks(tmp_path / "run", "alert_failed") == ["had not been told when the program ended"]
     assert Run.open(tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_told"),
+    [("energy > 1 J", True), ("cost > 1", True), ("time > 1 s", False), ("step_s > 1 s", False)],
+)
+def test_a_rank_that_is_not_the_first_tells_of_what_only_it_knows(
+    tmp_path: Path, rule: str, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (parsed,) = all_parsed([rule])
+    kept: list[Mark] = []
+    alarm = Alarm(
+        AlertPlan((parsed,)), tmp_path, settings=Settings(), mark=kept.append,
+        guard=lambda act: None, is_first=lambda: False,
+    )  # fmt: skip
+    alarm._raised(Alert(parsed, 5, 2.0, 1.0, "so much"), may_stop=True)
+    alarm._notices.end()
+    assert [mark.detail for mark in kept] == [f"{rule}: so much"]
+    assert (f"alert: {rule}: so much" in capfd.readouterr().err) is is_told

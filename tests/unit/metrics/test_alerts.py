@@ -318,3 +318,85 @@ def between(rows: Rows, since_ns: int, until_ns: int) -> Rows:
             if np.any(inside):
                 part.samples.setdefault(column, {})[device] = (t_ns[inside], values[inside])
     return part
+
+
+def test_a_checkpoint_within_an_evaluation_is_taken_out_of_the_pace_once(tmp_path: Path) -> None:
+    # After every 5 steps of 2 s there are 10 s of evaluation, with 8 s of a checkpoint in them.
+    # The time that is left is 2 s a step throughout; with the 8 s out twice it would be 0.4 s.
+    rows: list[Step] = []
+    for number in range(8):
+        t_s = number * 20
+        rows += paced(*[2.0] * 5, start_s=float(t_s))
+        rows.append(Step((t_s + 11) * S, (t_s + 19) * S, phase="checkpoint"))
+        rows.append(Step((t_s + 10) * S, (t_s + 20) * S, phase="eval"))
+    found, _ = alerts(tmp_path / "run", "step_s > 1.9 s", steps=rows)
+    assert times_s(found) == [22.0]
+    assert times_s(found, over=True) == []
+
+
+def test_power_read_too_far_apart_is_said_and_is_not_zero(tmp_path: Path) -> None:
+    samples = [Sample(k * 5 * S, GPU.id, power_w=300.0) for k in range(20)]
+    found, judge = alerts(tmp_path / "run", "energy > 5 Wh", samples=samples)
+    assert found == []
+    assert judge.energy_j is None
+    assert judge.unjudged == {"energy > 5 Wh": "power is read 5 s apart (limit 2 s)"}
+
+
+def test_one_reading_is_no_energy_yet(tmp_path: Path) -> None:
+    _, judge = alerts(
+        tmp_path / "run", "energy > 5 Wh", samples=[Sample(S, GPU.id, energy_j=1000.0)]
+    )
+    assert judge.energy_j is None
+
+
+@pytest.mark.parametrize("cuts", [(), (12,), (13,), (11, 12, 13)])
+def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, ...]) -> None:
+    """Heat from 10 s to 13 s, read every second, and free from then on."""
+    judge = Judge(all_parsed(["throttled"]), devices={GPU.id: GPU})
+    t_ns = np.arange(20) * S
+    bits = np.where((t_ns >= 10 * S) & (t_ns < 13 * S), 0x20, 4).astype(float)
+    found: list[Alert] = []
+    for first, last in itertools.pairwise((0, *cuts, 20)):
+        part = (t_ns[first:last], bits[first:last])
+        found += judge.feed(Rows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
+    assert times_s(found) == [12.0]
+    assert found[0].said.endswith("is held down by heat")
+    assert found[0].value == 0x20
+
+
+def test_the_reason_for_a_hold_is_not_lost_where_a_batch_begins_with_its_end() -> None:
+    """Read every 2.5 s: one reading of heat, then a free one, which is the first of a batch."""
+    judge = Judge(all_parsed(["throttled"]), devices={GPU.id: GPU})
+    found: list[Alert] = []
+    for t_s, bits in ((0.0, 4.0), (2.5, 0x20), (5.0, 4.0)):
+        part = (np.array([round(t_s * S)]), np.array([float(bits)]))
+        found += judge.feed(Rows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
+    assert times_s(found) == [4.5]
+    assert found[0].said.endswith("is held down by heat")
+
+
+def judged_memory(path: Path, *writers: list[Step]) -> list[Alert]:
+    run = make_run(path)
+    samples = grown(1e9 * (1 + 0.01 * i) for i in range(400))
+    for number, steps in enumerate(writers):
+        add_writer(run, steps=steps, samples=() if number else samples, devices=[PROCESS])
+    with closing(Following(run)) as following:
+        following.learn()
+        judge = Judge(all_parsed(["memory +10%"]), devices=following.devices)
+        return judge.feed(following.look(is_last=True)[1])
+
+
+def test_memory_is_judged_by_the_steps_of_who_trains(tmp_path: Path) -> None:
+    other = [Step(0, S // 2, phase="data")]
+    for name, writers in (
+        ("a", (other, paced(*[1.0] * 200))),
+        ("b", (paced(*[1.0] * 200), other)),
+    ):
+        assert times_s(judged_memory(tmp_path / name, *writers)) == [120.0]
+
+
+def test_memory_is_judged_by_another_writer_once_the_first_has_ended(tmp_path: Path) -> None:
+    """Ten steps of the first, and from 100 s on those of a second: 190 of them end a stretch at
+    110, 130, ... The one from 1 s to 110 s is the first, five rises later it is 210 s."""
+    found = judged_memory(tmp_path / "run", paced(*[1.0] * 10), paced(*[1.0] * 190, start_s=100.0))
+    assert times_s(found) == [210.0]

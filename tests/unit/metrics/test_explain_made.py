@@ -17,7 +17,7 @@ from ergmeter.metrics.explain_device import Rungs
 from ergmeter.metrics.explain_time import TimeSplit, time_split
 from ergmeter.metrics.explain_waits import wait_blocks
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.records import Device, Flops, Mark, Sample, Step
+from ergmeter.records import Device, Flops, Mark, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_achievable import RATE, calibrated
@@ -53,8 +53,7 @@ def read(seconds: float, **values: Any) -> list[Sample]:
                 energy_j=1e4 + 500.0 * t_s,
                 activity_s=0.1,
                 clock_hz=CLOCK * PEAK_HZ,
-                throttled=0x4,
-                **found,
+                **{"throttled": 0x4, **found},
             )
         )
     return samples
@@ -175,6 +174,29 @@ def test_waits_that_can_not_be_told_apart_are_one_block(tmp_path: Path) -> None:
     (both,) = [one for one in found.blocks if one.key == "waits"]
     assert "data" in both.title
     assert "stalls" in both.title
+    # 500 W all the time, so that joules are as the time: what the device worked through is not it.
+    assert isinstance(found.energy, Reading)
+    assert both.joules_basis == found.energy.basis
+    assert both.joules == pytest.approx(0.05 * found.energy.value, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("bits", "why", "fact"),
+    [
+        (lambda t_s: 0x80 if t_s > 2 else 0x4, "by a hardware slowdown or power brake", "braked"),
+        (lambda t_s: 0x20 if t_s > 2 else 0x80, "by heat", "by heat"),
+        (lambda t_s: 0x20 if t_s < 2 else 0x8, "by a hardware slowdown or power brake", "by heat"),
+        (lambda t_s: 0x4, "by the power limit", "power limit"),
+    ],
+)
+def test_what_held_the_clock_down_is_what_most_readings_say(
+    tmp_path: Path, bits: Any, why: str, fact: str
+) -> None:
+    values: dict[str, Any] = {**COUNTERS, "throttled": bits}
+    found = explained(made(tmp_path / "run", **values))
+    (clock,) = [one for one in found.blocks if one.key == "clock"]
+    assert clock.why == why
+    assert any(fact in one.said for one in clock.facts)
 
 
 def test_padding_is_what_positions_without_a_token_cost(tmp_path: Path) -> None:

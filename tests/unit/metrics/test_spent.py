@@ -146,3 +146,31 @@ def test_parts_add_up_to_the_life_of_the_run_whatever_was_told(
     found = spent(evidence_of(lived(tmp_path_factory.mktemp("any"), end_ns, steps=steps)))
     assert sum(part.seconds for part in found.parts) == pytest.approx(end_ns / S, rel=1e-12)
     assert all(part.seconds > 0 for part in found.parts)
+
+
+def test_a_step_that_waited_for_what_was_named_is_no_stall(tmp_path: Path) -> None:
+    """Steps of 1 s; one of 4 s waits for data for 3 s of them, one of 6 s for 3 s, in two spans."""
+    steps = [
+        *(Step(i * S, (i + 1) * S, index=i) for i in range(9)),
+        Step(9 * S, 13 * S, index=9),
+        Step(9 * S, 12 * S, phase="data"),
+        Step(13 * S, 19 * S, index=10),
+        Step(13 * S + S // 2, 15 * S, phase="data"),
+        Step(16 * S, 17 * S + S // 2, phase="data"),
+    ]
+    run = lived(tmp_path, 19 * S, steps=steps)
+    found = seconds(spent(evidence_of(run, Settings(warmup_steps=0))))
+    # Of the last step half a second before the first wait and half of one after it are as usual.
+    assert found == pytest.approx({"train": 9 + 1 + 1, "data": 3 + 3, "stall": 2.0})
+
+
+def test_a_wait_in_every_step_is_no_part_of_what_is_usual(tmp_path: Path) -> None:
+    """Steps of 3 s, of which 2 s wait for data; one takes 3 s of its own beside them."""
+    steps, at = [], 0
+    for number in range(11):
+        longer = 2 * S if number == 6 else 0
+        steps += [Step(at, at + 3 * S + longer, index=number), Step(at, at + 2 * S, phase="data")]
+        at += 3 * S + longer
+    run = lived(tmp_path, at, steps=steps)
+    found = seconds(spent(evidence_of(run, Settings(warmup_steps=0))))
+    assert found == pytest.approx({"train": 11.0, "data": 22.0, "stall": 2.0})

@@ -146,3 +146,12 @@ def test_the_line_of_step_times_has_the_one_slow_step(tmp_path: Path) -> None:
     assert line.highest[0] == pytest.approx(3.1)
     assert line.highest[1] == pytest.approx(250.0)
     assert len(line.t_s) <= 200
+
+
+def test_gaps_that_are_too_many_to_be_drawn_are_counted() -> None:
+    """Bursts of 20 readings a millisecond apart, 2 s between them: 199 gaps, of which 125 break."""
+    t_ns = np.concatenate([np.arange(20) * 10**6 + burst * 2 * 10**9 for burst in range(200)])
+    line = bounded(Series(t_ns, np.ones(len(t_ns))), zero_ns=0)
+    assert int(np.isnan(line.values).sum()) == 125
+    assert line.unbroken == 199 - 125
+    assert bounded(Series(t_ns[:400], np.ones(400)), zero_ns=0).unbroken == 0

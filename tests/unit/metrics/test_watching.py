@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.ahead import ahead
+from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.watching import SO_FAR, Watching
-from ergmeter.records import Mark, Reading, Sample, Step
+from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer
@@ -23,6 +24,11 @@ from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
 CLOCK = {"monotonic_ns": 0, "wall_ns": 1_700_000_000 * S}
+
+
+def at(seconds: float) -> Callable[[], int]:
+    """The time of day so long after the clock of the runs began."""
+    return lambda: CLOCK["wall_ns"] + round(seconds * S)
 
 
 def samples(seconds: int, watts: float = 250.0) -> list[Sample]:
@@ -92,11 +98,11 @@ def test_the_time_to_go_is_what_is_left_at_the_pace_of_lately(tmp_path: Path) ->
         tmp_path / "run", steps=even_steps(40, seconds=0.5), header={"total_steps": 100},
         closed=False,
     )  # fmt: skip
-    with watched(run) as watching:
+    with watched(run, now_ns=at(21)) as watching:
         frame = watching.look(totals=False)
     assert (frame.total, frame.unit, frame.done) == (100.0, "steps", 40)
     assert frame.eta_s == pytest.approx(30.0)
-    with watched(run, total_steps=60) as watching:
+    with watched(run, total_steps=60, now_ns=at(21)) as watching:
         assert watching.look(totals=False).eta_s == pytest.approx(10.0)
 
 
@@ -113,7 +119,7 @@ def test_a_budget_of_tokens_is_a_goal_too(tmp_path: Path) -> None:
         tmp_path / "run", steps=even_steps(50, tokens_computed=100), samples=samples(50),
         header={"budget": {"tokens": 10_000}}, closed=False,
     )  # fmt: skip
-    with watched(run) as watching:
+    with watched(run, now_ns=at(52)) as watching:
         frame = watching.look(totals=False)
     assert (frame.total, frame.unit, frame.done) == (10_000.0, "tokens", 5000.0)
     assert frame.eta_s == pytest.approx(50.0, rel=0.05)
@@ -196,3 +202,125 @@ def test_the_header_of_a_run_may_be_from_another_time(tmp_path: Path) -> None:
     path.write_text(json.dumps({**header, "alerts": {"rules": ["from the future"]}}))
     with watched(run) as watching:
         assert "loss nan" in watching.look(totals=False).rules
+
+
+def test_lately_begins_with_a_step_and_not_within_one(tmp_path: Path) -> None:
+    """Steps of 10 s: the last three of them, and not four in the time of three."""
+    steps = even_steps(12, seconds=10.0, tokens_computed=1000)
+    run = run_of(tmp_path / "run", steps=steps)
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(100.0)
+
+
+def ranks_run(path: Path, *, first: int = 0, late_s: float = 0.0) -> Path:
+    """Two ranks, 100 tokens a second each; the writer that began first is rank `first`."""
+    run = make_run(path)
+    for rank in (first, 1 - first):
+        late_ns = round(late_s * rank * S)
+        rows = [
+            Step(i * 10 * S + late_ns, (i + 1) * 10 * S + late_ns, index=i, rank=rank,
+                 tokens_computed=1000, loss=float(rank))
+            for i in range(10)
+        ]  # fmt: skip
+        header = {"clock": CLOCK, "world": 2, "budget": {"tokens": 20_000}}
+        add_writer(run, steps=rows, header=header, closed=False)
+    return run
+
+
+def test_a_rank_that_ends_its_steps_a_little_later_is_not_counted_once_more(tmp_path: Path) -> None:
+    with watched(ranks_run(tmp_path / "run", late_s=0.01), now_ns=at(101)) as watching:
+        frame = watching.look(totals=False)
+    assert value(frame.lately["throughput.tokens_per_s"]) == pytest.approx(200.0, rel=0.01)
+
+
+def test_a_budget_of_tokens_is_one_ranks_and_so_is_its_pace(tmp_path: Path) -> None:
+    with watched(ranks_run(tmp_path / "run"), now_ns=at(101)) as watching:
+        frame = watching.look(totals=False)
+    assert (frame.done, frame.total) == (10_000.0, 20_000.0)
+    assert frame.eta_s == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_what_is_told_of_one_rank_is_of_the_lowest_in_any_order(tmp_path: Path, first: int) -> None:
+    with watched(ranks_run(tmp_path / "run", first=first), now_ns=at(101)) as watching:
+        frame = watching.look(totals=False)
+    assert frame.done == 10_000.0
+    assert frame.loss == 0.0
+    assert set(frame.curves["loss"]) == {0.0}
+
+
+def test_a_lower_rank_that_comes_later_is_told_from_its_start(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with_clock = {"clock": CLOCK, "world": 2, "budget": {"tokens": 20_000}}
+    add_writer(run, steps=even_steps(9, tokens_computed=100, rank=1, loss=1.0), header=with_clock)
+    with watched(run) as watching:
+        assert watching.look(totals=False).done == 900.0
+        add_writer(
+            run, steps=even_steps(5, tokens_computed=100, rank=0, loss=0.5), header=with_clock
+        )
+        frame = watching.look(totals=False)
+    assert frame.done == 500.0
+    assert set(frame.curves["loss"]) == {0.5}
+
+
+def test_a_printed_line_of_ten_steps_is_ten_steps_of_the_pace(tmp_path: Path) -> None:
+    lines = [Step(i * 20 * S, (i + 1) * 20 * S, index=10 * i + 9, steps=10) for i in range(10)]
+    run = run_of(tmp_path / "run", steps=lines, header={"total_steps": 200}, closed=False)
+    with watched(run, now_ns=at(201)) as watching:
+        frame = watching.look(totals=False)
+    assert frame.done == 100
+    assert frame.eta_s == pytest.approx(200.0)  # 100 more, at one in 2 s
+
+
+def test_a_goal_is_one_for_every_view(tmp_path: Path) -> None:
+    steps = even_steps(10, tokens_computed=100, tokens_real=60)
+    run = run_of(tmp_path / "run", steps=steps, header={"budget": {"tokens": 1200}})
+    with watched(run) as watching:
+        assert watching.look(totals=False).done == 600.0
+    assert ahead(evidence_of(Run.open(run))).done == 600.0
+    resumed = [Step(i * S, (i + 1) * S, index=500 + i) for i in range(10)]
+    run = run_of(tmp_path / "resumed", steps=resumed, header={"total_steps": 1000})
+    found = ahead(evidence_of(Run.open(run)))
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert (found.unit, found.done, found.total) == (frame.unit, frame.done, frame.total)
+    assert found.done == 510
+
+
+def test_a_run_whose_steps_stopped_has_no_pace_and_no_time_to_go(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path / "run", steps=even_steps(50, tokens_computed=100), samples=samples(400),
+        header={"total_steps": 100}, closed=False,
+    )  # fmt: skip
+    with watched(run, now_ns=at(400)) as watching:
+        frame = watching.look(totals=False)
+    assert frame.quiet_s == pytest.approx(351.9)  # the last reading is that of 401.9 s
+    assert frame.eta_s is None
+    assert frame.no_eta == "last step 5 min 52 s ago"
+    assert frame.lately["throughput.tokens_per_s"] == Missing("the last step ended 5 min 52 s ago")
+    assert "stalled > 10 min" in frame.rules
+
+
+def test_long_steps_are_no_silence(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(5, seconds=60.0), closed=False)
+    with watched(run, now_ns=at(300 + 250)) as watching:
+        assert watching.look(totals=False).quiet_s is None
+    with watched(run, now_ns=at(300 + 350)) as watching:
+        assert watching.look(totals=False).quiet_s == pytest.approx(350.0)
+
+
+def test_what_all_ranks_tell_is_one_alert_and_two_devices_are_two(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for rank in (0, 1):
+        told = [
+            Mark((100 + rank) * S, "alert", f"tokens_per_s < -20%: {50 + rank} tokens/s"),
+            Mark((110 + rank) * S, "alert", f"throttled: gpu:{rank} is held down by heat"),
+        ]
+        add_writer(run, steps=even_steps(5, rank=rank), marks=told, header={"clock": CLOCK})
+    with watched(run) as watching:
+        frame = watching.look(totals=False)
+    assert [one.text for one in frame.alerts] == [
+        "tokens_per_s < -20%: 50 tokens/s",
+        *(f"throttled: gpu:{rank} is held down by heat" for rank in (0, 1)),
+    ]

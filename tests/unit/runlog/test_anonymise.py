@@ -165,3 +165,75 @@ def test_a_run_that_is_written_is_not_copied(tmp_path: Path) -> None:
     add_writer(run, steps=[Step(0, S)], closed=False)
     with pytest.raises(UsageError, match="is being written"):
         anonymise(run, tmp_path / "copy")
+
+
+def test_words_of_ours_stay_where_a_host_or_a_directory_is_called_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**header, "directory": "/scratch/train/x"}))
+    add_writer(
+        run,
+        steps=[*even_steps(5, tokens_computed=100), Step(6 * S, 7 * S, phase="eval")],
+        samples=[Sample(k * S // 10, GPU.id, power_w=250.0) for k in range(60)],
+        devices=[GPU],
+        marks=[Mark(S, "x", "lost GPU at /home/eval/y")],
+        header={"host": "gpu", "writer": "gpu-1-ab"},
+    )
+    copy = anonymise(run, tmp_path / "copy")
+    before, after = summarize(Run.open(run)), summarize(Run.open(copy))
+    assert numbers(after.readings["steps.count"])[0] == 5.0  # type: ignore[index]
+    assert {k: numbers(r) for k, r in after.readings.items()} == {
+        k: numbers(r) for k, r in before.readings.items()
+    }
+    ((device,),) = [list(Run.open(copy).devices.values())]
+    assert (device.kind, device.name) == ("gpu", "NVIDIA H200")
+    assert [p.name for p in copy.iterdir() if p.is_dir()] == ["host-1-1-ab"]
+
+
+def test_a_host_called_as_a_chip_does_not_rename_the_chip(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, devices=[GPU], header={"host": "h200", "writer": "h200-1-ab"})
+    copy = Run.open(anonymise(run, tmp_path / "copy"))
+    assert [d.name for d in copy.devices.values()] == ["NVIDIA H200"]
+
+
+def test_a_copy_with_other_rows_does_not_appear(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = module._write_table
+
+    def half(source: Path, target: Path, words: module._Words) -> None:
+        if not source.name.startswith("steps"):
+            write(source, target, words)
+
+    monkeypatch.setattr(module, "_write_table", half)
+    with pytest.raises(FormatError, match="its copy has other rows"):
+        anonymise(run, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("see https://wandb.example.org/mallory/x?y=1 now", "see address now"),
+        ("s3://secret-bucket/key missing", "address missing"),
+        ("from fe80::1ff:fe23:4567:890a at 12:34:56", "from address at 12:34:56"),
+        ("2001:0db8:0000:0000:0000:ff00:0042:8329", "address"),
+        ("::1 refused", "address refused"),
+        ("card aa:bb:cc:0D:ee:ff", "card address"),
+        ("ip-10-0-0-5.ec2.internal is down", "address is down"),
+        ("ATLAS17 is down", "host-1 is down"),
+        ("c10::Error in std::vector", "c10::Error in std::vector"),
+        ("torch 2.9.1, 3 of 8; tokens/s", "torch 2.9.1, 3 of 8; tokens/s"),
+    ],
+)
+def test_addresses_of_every_kind_are_replaced(tmp_path: Path, said: str, left: str) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(
+        run,
+        marks=[Mark(S, "x", said), Mark(2 * S, "on atlas17", "y")],
+        header={"host": "atlas17", "writer": "atlas17-1-ab"},
+    )
+    marks = Run.open(anonymise(run, tmp_path / "copy")).marks
+    assert [m.detail for m in marks if m.name == "x"] == [left]
+    assert [m.name for m in marks if m.detail == "y"] == ["on host-1"]

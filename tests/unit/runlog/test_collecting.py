@@ -12,7 +12,8 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
-from ergmeter.runlog import collecting
+from ergmeter.records import Mark
+from ergmeter.runlog import collecting, collection
 from ergmeter.runlog.collecting import collect, is_remote
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
@@ -78,6 +79,30 @@ def test_a_copy_of_a_run_that_went_on_is_brought_up_to_date(tmp_path: Path) -> N
     assert said(collect(str(tmp_path / "a"), into)) == {"one": "brought up to date"}
     assert Run.open(into / "one").count("steps") == 8
     assert [p.name for p in into.iterdir()] == ["one"]
+
+
+def test_what_was_said_of_a_copy_stays_when_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    collection.tag(into / "one", add=["keep"])
+    collection.annotate(into / "one", "of the copy")
+    collection.tag(run, add=["there"])
+    collection.annotate(run, "of the run")
+    add_writer(run, steps=even_steps(3))
+    assert said(collect(str(tmp_path / "a"), into)) == {"one": "brought up to date"}
+    labels = collection.labels_of(into / "one")
+    assert labels.tags == ("keep", "there")
+    assert {text for _, text in labels.notes} == {"of the copy", "of the run"}
+
+
+def test_a_run_of_which_another_rank_goes_on_is_left_for_the_next_time(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False)
+    add_writer(run, marks=[Mark(1, "ended", "failed")])
+    (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
+    assert "is being written" in outcome.said
 
 
 def test_a_copy_that_breaks_off_leaves_nothing(

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.records import Mark
 from ergmeter.runlog import collection
 from ergmeter.runlog.collection import Wish
 from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
 
@@ -24,7 +26,13 @@ def run_made(parent: Path, name: str, *, days_ago: float = 0.0, closed: bool = T
     made = datetime.now(timezone.utc) - timedelta(days=days_ago)
     (path / "run.json").write_text(json.dumps({**header, "created": made.isoformat()}))
     add_writer(path, steps=even_steps(3, tokens_computed=10), closed=closed)
-    return path
+    return aged(path, made.timestamp())
+
+
+def aged(run: Path, changed_s: float) -> Path:
+    for path in run.rglob("*"):
+        os.utime(path, (changed_s, changed_s))
+    return run
 
 
 def test_tags_are_added_once_and_taken_away(tmp_path: Path) -> None:
@@ -90,7 +98,7 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
     (runs / "link").symlink_to(run_made(tmp_path, "elsewhere", days_ago=9))
     wish = Wish(older_s=0.0)
     why = {one.path.name: one.kept for one in collection.chosen(runs, wish)}
-    assert why["going"] == "it is being written"
+    assert why["going"].startswith("it may be being written")
     assert why["kept"] == "it is tagged keep"
     assert why["broken"].startswith("it can't be read")
     assert why["link"] == "it is a link"
@@ -99,10 +107,67 @@ def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: 
     assert going.exists()
 
 
-def test_what_is_tagged_keep_goes_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
-    collection.tag(run_made(tmp_path, "kept"), add=["keep"])
+def test_what_is_tagged_keep_stays_even_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
+    collection.tag(run_made(tmp_path, "kept", days_ago=9), add=["keep"])
     (found,) = collection.chosen(tmp_path, Wish(tags=("keep",)))
+    assert found.kept == "it is tagged keep"
+
+
+def test_a_run_of_which_one_rank_ended_and_another_goes_on_is_being_written(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a", closed=False)  # by this process, which lives
+    add_writer(run, marks=[Mark(1, "ended", "failed")])
+    aged(run, time.time() - 9 * 86400.0)
+    assert Run.open(run).status == "failed"
+    assert collection.may_be_written(Run.open(run))
+    with pytest.raises(UsageError, match="may be being written"):
+        collection.remove(run)
+
+
+@pytest.mark.parametrize(("silent_s", "may"), [(120.0, True), (7200.0, False)])
+def test_a_writer_of_another_host_is_gone_after_an_hour_of_silence(
+    tmp_path: Path, silent_s: float, may: bool
+) -> None:
+    run = make_run(tmp_path / "a")
+    add_writer(run, steps=even_steps(3), closed=False, header={"boot_id": "another"})
+    aged(run, time.time() - silent_s)
+    assert Run.open(run).status == CUT_OFF
+    assert collection.may_be_written(Run.open(run)) is may
+    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    assert found.kept.startswith("it may be being written") is may
+
+
+def test_a_run_is_as_old_as_its_last_record_and_a_label_is_none(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a", days_ago=40)
+    (marks,) = run.rglob("marks.jsonl")
+    last_s = time.time() - 2 * 86400.0
+    os.utime(marks, (last_s, last_s))
+    collection.tag(run, add=["try"])
+    (found,) = collection.chosen(tmp_path, Wish(tags=("try",)))
+    assert found.age_s == pytest.approx(2 * 86400.0, rel=0.01)
     assert found.kept == ""
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500/model.bin", "notes.txt", ".git/config"])
+def test_a_run_with_files_of_somebody_elses_stays(tmp_path: Path, name: str) -> None:
+    run = run_made(tmp_path, "a", days_ago=9)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_text("x")
+    aged(run, time.time() - 9 * 86400.0)
+    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    assert found.kept == f"it holds files that are no part of a run ({name})"
+    with pytest.raises(UsageError, match="no part of a run"):
+        collection.remove(run)
+    assert (run / name).exists()
+
+
+def test_what_ergmeter_puts_beside_the_records_goes_with_the_run(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a", days_ago=9)
+    (run / "profile").mkdir()
+    for name in ("figures.csv", "figures.jsonl", "requests.jsonl", "profile/rank0.json.gz"):
+        (run / name).write_text("x")
+    aged(run, time.time() - 9 * 86400.0)
+    collection.remove(run)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_newest_stay_where_so_many_are_to(tmp_path: Path) -> None:
@@ -111,6 +176,12 @@ def test_the_newest_stay_where_so_many_are_to(tmp_path: Path) -> None:
         os.utime(run / "run.json", (1000.0 + number, 1000.0 + number))
     found = collection.chosen(tmp_path, Wish(older_s=0.0, newest=1))
     assert [one.path.name for one in found] == ["a", "b"]
+
+
+def test_where_more_are_to_stay_than_there_are_none_goes(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        run_made(tmp_path, name, days_ago=9)
+    assert collection.chosen(tmp_path, Wish(older_s=0.0, newest=5)) == []
 
 
 def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(

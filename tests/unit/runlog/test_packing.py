@@ -11,6 +11,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Mark
 from ergmeter.runlog.packing import pack, unpack
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
@@ -65,6 +66,29 @@ def test_a_run_that_is_written_is_not_packed(tmp_path: Path) -> None:
     add_writer(run, steps=even_steps(5), closed=False)
     with pytest.raises(UsageError, match="is being written"):
         pack(run, tmp_path / "going.zip")
+
+
+def test_a_run_of_which_another_rank_goes_on_is_not_packed(run: Path, tmp_path: Path) -> None:
+    add_writer(run, marks=[Mark(1, "ended", "failed")])
+    add_writer(run, steps=even_steps(5), closed=False)
+    with pytest.raises(UsageError, match="is being written"):
+        pack(run, tmp_path / "going.zip")
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
+def test_the_directory_one_is_in_is_packed_under_its_name(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.chdir(run)
+    packed = pack(Path(), tmp_path / f"one{ending}")
+    assert unpack(packed, tmp_path) == tmp_path / "one"
+
+
+@pytest.mark.parametrize("name", ["lr:1e-4", ".hidden", "a\\b"])
+def test_what_could_not_be_unpacked_is_not_packed(run: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="rename it first"):
+        pack(run.rename(run.with_name(name)), tmp_path / "one.zip")
+    assert not (tmp_path / "one.zip").exists()
 
 
 def test_nothing_is_overwritten(run: Path, tmp_path: Path) -> None:
@@ -132,3 +156,35 @@ def test_half_an_archive_makes_no_run(run: Path, tmp_path: Path, keep: int) -> N
     with pytest.raises(FormatError, match="not a packed run"):
         unpack(packed, into)
     assert list(into.iterdir()) == []
+
+
+@pytest.mark.parametrize("changed_s", ["1e30", "nan"])
+def test_a_time_that_is_none_is_told_and_no_traceback(tmp_path: Path, changed_s: str) -> None:
+    bad = entry("one/run.json")
+    bad.pax_headers = {"mtime": changed_s}
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(tarred(tmp_path / "bad.tar.gz", bad), tmp_path / "into")
+
+
+@pytest.mark.parametrize(("at", "value"), [(8, 1), (10, 97)], ids=["encrypted", "unknown method"])
+def test_a_zip_that_can_not_be_read_here_is_told(tmp_path: Path, at: int, value: int) -> None:
+    packed = tmp_path / "bad.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("one/run.json", "{}")
+    whole = bytearray(packed.read_bytes())
+    central = whole.index(b"PK\x01\x02")
+    whole[central + at] = whole[at - 2] = value  # the same field, in both headers
+    packed.write_bytes(whole)
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, tmp_path / "into")
+
+
+def test_an_lzma_stream_that_is_broken_is_told(run: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "one.tar.xz"
+    with tarfile.open(packed, "w:xz") as archive:
+        archive.add(run, "one")
+    whole = bytearray(packed.read_bytes())
+    whole[len(whole) // 2 : len(whole) // 2 + 40] = b"\xff" * 40
+    packed.write_bytes(whole)
+    with pytest.raises(FormatError, match="not a packed run"):
+        unpack(packed, tmp_path / "into")

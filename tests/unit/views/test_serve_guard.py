@@ -113,6 +113,15 @@ def test_the_way_on_after_the_token_leads_nowhere_else(locked: TestClient) -> No
     assert "//evil" not in answer.text
 
 
+@pytest.mark.parametrize("sign", ["%09", "%0A", "%0d", "%00", "%7f"])
+def test_control_characters_in_an_address_are_refused(locked: TestClient, sign: str) -> None:
+    # A browser drops a tab: what is left of "/<tab>/evil.example/" is another host.
+    answer = locked.get(f"/{sign}/evil.example/?token={TOKEN}")
+    assert answer.status_code == 404
+    assert "evil" not in answer.text
+    assert "set-cookie" not in answer.headers
+
+
 @pytest.mark.parametrize(
     ("host", "has_token"),
     [

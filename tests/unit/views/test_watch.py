@@ -7,13 +7,15 @@ import math
 import re
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ergmeter.metrics.watching import Frame, Watching
+from ergmeter.cli.watch import new_alerts
+from ergmeter.metrics.watching import Frame, Noted, Watching
 from ergmeter.records import Device, Sample, Step
 from ergmeter.views import watch
 from tests.runs import add_writer, even_steps, make_run
@@ -82,7 +84,7 @@ def test_what_is_not_judged_says_why(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     add_writer(path, steps=even_steps(5, tokens_computed=1))
     text = " ".join(printed(frame_of(path), 80).split())
-    assert "no alert (loss nan, grad_norm nan, throttled, tokens_per_s < -20%, memory +10%)" in text
+    assert "no alert (loss nan, grad_norm nan, throttled, tokens_per_s < -20%, memory +10%," in text
     assert "throttled (no device tells why its clock is held down)" in text
 
 
@@ -149,3 +151,22 @@ def test_where_the_output_is_no_terminal_there_are_lines_and_then_the_card(
     assert "alert: throttled: GPU-0 is held down by heat" in lines[0]
     assert any(" step 100 of 1,000 | 123,456 tokens/s | " in line for line in lines)
     assert f"erg report {run} --all" in out
+
+
+def test_each_alert_is_one_line_also_one_that_comes_late(run: Path) -> None:
+    frame = frame_of(run)
+    early, late = Noted(5 * S, "loss nan: early", True), Noted(9 * S, "throttled: late", False)
+    assert new_alerts(replace(frame, alerts=(late,)), []) == [0]
+    # One from before comes in between, and the run itself tells of what was seen here.
+    told = replace(late, was_told=True)
+    assert new_alerts(replace(frame, alerts=(early, told)), [late]) == [0]
+    assert new_alerts(replace(frame, alerts=(early, told)), [late, early]) == []
+
+
+def test_a_page_of_a_run_that_hangs_says_since_when(run: Path) -> None:
+    frame = replace(frame_of(run), status="running", quiet_s=725.0, eta_s=30.0)
+    assert "no ETA: last step 12 min 05 s ago" in printed(frame, 120)
+    assert "no ETA: last step 12 min 05 s ago" in watch.line(frame)
+    assert "so far: as of" not in printed(frame, 120)
+    old = replace(frame, so_far_ns=frame.newest_ns - 90 * S)
+    assert "so far: as of 90 s ago" in printed(old, 80)

@@ -21,6 +21,7 @@ from typing import Any
 from ergmeter.bench import hidden
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.process import ENDS_WITH_RUNNER, runner_log
 from ergmeter.errors import PluginError, UsageError
 
 try:
@@ -36,12 +37,14 @@ _END_S = 60.0  # longer than a runner gives its cell to end
 _TRIES = 3  # at a cell whose node or worker was lost
 
 
-def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str]) -> int:
-    """What a task does: the runner is a process of its own, which outlives the task if it must.
+def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str) -> int:
+    """What a task does: the runner is a process of its own, and ends its cell if it is asked to.
 
     Ray's workers do not have the driver's environment, so `keys` are handed to them.
     """
-    runner = subprocess.Popen(words, cwd=where, env={**os.environ, **keys})
+    told = {**os.environ, **keys, ENDS_WITH_RUNNER: "1"}  # Ray kills what a worker started with it
+    with Path(log).open("ab") as said:
+        runner = subprocess.Popen(words, cwd=where, env=told, stdout=said, stderr=said)
     try:
         return runner.wait()
     finally:  # Ray ends a task with a KeyboardInterrupt
@@ -74,7 +77,7 @@ class RayLauncher:
     """Holds tasks by their references. `given`: address, of a cluster that is there."""
 
     name = "ray"
-    waits = False
+    waits = True  # until what a lost driver left has ended: Ray takes its GPUs for free
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -134,22 +137,27 @@ class RayLauncher:
         self._held.clear()
 
     def _start(self, cell: Cell, directory: Path, *, tries: int = 1) -> None:
-        kind = "GPU" if self._has_gpus else "CPU"
+        share, bundle = _asked_for(cell, has_gpus=self._has_gpus)
         group = None
         if cell.nodes > 1:
-            group = placement_group([{kind: cell.num_gpus}] * cell.nodes, strategy="STRICT_SPREAD")
+            group = placement_group([bundle] * cell.nodes, strategy="STRICT_SPREAD")
         token = secrets.token_hex(6)
         keys = {name: one for name, one in os.environ.items() if name.startswith(hidden.PREFIX)}
-        tasks = []
+        held = _Held(cell, directory, [], group, tries)
+        self._held.append(held)  # before its tasks are: whatever happens, they can be cancelled
         for number in range(cell.nodes):
-            share: dict[str, Any] = {f"num_{kind.lower()}s": cell.num_gpus, "max_retries": 0}
             if group is not None:
                 share["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                     placement_group=group, placement_group_bundle_index=number
                 )
             words = runner_words(str(directory), number=number, nodes=cell.nodes, token=token)
-            tasks.append(ray.remote(**share)(run_cell).remote(words, str(Path.cwd()), keys))
-        self._held.append(_Held(cell, directory, tasks, group, tries))
+            log = str(runner_log(directory, number))
+            try:
+                task = ray.remote(**share)(run_cell).remote(words, str(Path.cwd()), keys, log)
+            except ValueError as error:
+                self.cancel()
+                raise PluginError(f"Ray did not take {cell.scenario}: {error}") from error
+            held.tasks.append(task)
 
     def _has_ended(self, one: _Held) -> bool:
         done, _ = ray.wait(one.tasks, num_returns=len(one.tasks), timeout=0)
@@ -161,3 +169,14 @@ class RayLauncher:
     def _release(self, one: _Held) -> None:
         if one.group is not None:
             remove_placement_group(one.group)
+
+
+def _asked_for(cell: Cell, *, has_gpus: bool) -> tuple[dict[str, Any], dict[str, float]]:
+    """What the task of a node asks Ray for, and the bundle that has room for it.
+
+    A task with GPUs asks for a processor besides, and waits for ever in a bundle without one.
+    """
+    if not has_gpus:
+        return {"num_cpus": cell.num_gpus, "max_retries": 0}, {"CPU": cell.num_gpus}
+    share = {"num_cpus": 1, "num_gpus": cell.num_gpus, "max_retries": 0}
+    return share, {"CPU": 1, "GPU": cell.num_gpus}

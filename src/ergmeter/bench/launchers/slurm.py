@@ -17,11 +17,13 @@ import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ergmeter.bench import state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.process import runner_log
 from ergmeter.errors import PluginError
 
 try:
@@ -31,15 +33,19 @@ except ImportError as error:
 
 JOB = "job"
 _DAY_MIN = 24 * 60
-_SPARE_MIN = 5  # for what comes before and after a cell within its job
+# For what comes before and after a cell within its job; and submitit takes a preemption within a
+# job's last ten minutes for the end of its time, after which nothing is requeued.
+_SPARE_MIN = 11
 _MOST_IN_ARRAY = 1000  # SLURM's MaxArraySize is 1001 unless a cluster sets it otherwise
 _END_S = 90.0  # SLURM itself waits 30 s between asking and killing
 _LOOK_S = 2.0  # the controller is everybody's
 _SILENT_S = 300.0  # and may be restarted, while its jobs go on
+_ASK_S = 60.0
+_TIME_IS_UP = "its job's time was up; give the scenario a timeout, or timeout_min to the launcher"
 
 
 class Task:
-    """What a job does. Requeued, by the scheduler or before its time is up, it does it again."""
+    """What a job does. Preempted or requeued, it does it again."""
 
     def __call__(self, directory: str, nodes: int) -> int:
         """Run the cell of that directory, or this node's part of it."""
@@ -47,15 +53,22 @@ class Task:
         token = ".".join(os.environ.get(name, "0") for name in names)
         number = int(os.environ.get("SLURM_NODEID", "0"))
         words = runner_words(directory, number=number, nodes=nodes, token=token)
-        runner = subprocess.Popen(words)
+        with runner_log(Path(directory), number).open("ab") as log:
+            runner = subprocess.Popen(words, stdout=log, stderr=log)
+        is_time_up = False
         try:
             return runner.wait()
-        finally:  # submitit leaves by an exception once it has had the job requeued
+        except submitit.core.utils.UncompletedJobError:
+            is_time_up = True
+            raise
+        finally:  # submitit leaves by an exception, also once it has had the job requeued
             runner.terminate()
             runner.wait()
+            if is_time_up:
+                _tell_time_was_up(Path(directory))
 
     def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
-        """What to submit when the job's time is up: the same, since a cell is not cut in two."""
+        """What to submit once it is preempted: the same, since a cell is not cut in two."""
         return submitit.helpers.DelayedSubmission(self, directory, nodes)
 
 
@@ -89,6 +102,7 @@ class SlurmLauncher:
     def take_over(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Hold the jobs of these cells, so that they can be cancelled."""
         queued = _queue()
+        self._answered_s = time.monotonic()
         found = {cell.index: _job_of(directory, queued) for cell, directory in cells}
         self._jobs |= {index: job for index, job in found.items() if job}
 
@@ -101,7 +115,15 @@ class SlurmLauncher:
                 arrays.setdefault((cell.nodes, cell.num_gpus), []).append((cell, directory))
         for members in arrays.values():
             for start in range(0, len(members), _MOST_IN_ARRAY):
-                self._submit_array(members[start : start + _MOST_IN_ARRAY])
+                try:
+                    self._submit_array(members[start : start + _MOST_IN_ARRAY])
+                except PluginError as error:
+                    if not self._jobs:
+                        raise
+                    raise PluginError(
+                        f"{error}; the jobs of {len(self._jobs)} cells are in the queue and run on:"
+                        " --resume takes them over and submits the rest"
+                    ) from error
 
     def poll(self) -> Places:
         """Where the cells are, by the queue."""
@@ -124,13 +146,19 @@ class SlurmLauncher:
 
     def cancel(self) -> None:
         """Cancel the jobs, and wait until the queue has none of them."""
-        if not self._jobs:
-            return
-        with suppress(PluginError):  # one of them may have ended just now; the queue tells
-            _asked("scancel", *self._jobs.values())
+        left = set(self._jobs.values())
         until_s = time.monotonic() + _END_S
-        while time.monotonic() < until_s and set(self._jobs.values()) & set(_queue()):
-            time.sleep(0.5)
+        is_told = False
+        while left and time.monotonic() < until_s:
+            with suppress(PluginError):  # one may have ended just now, or nobody answer: once more
+                left &= set(_queue())
+                if left and not is_told:
+                    _asked("scancel", *sorted(left))
+                    is_told = True
+            if left:
+                time.sleep(0.5)
+        if left and not is_told:
+            raise PluginError(f"SLURM did not cancel {', '.join(sorted(left))}: scancel them")
 
     def _submit_array(self, members: Sequence[tuple[Cell, Path]]) -> None:
         asked = self._parameters([cell for cell, _ in members])
@@ -138,7 +166,10 @@ class SlurmLauncher:
             (directory / JOB).write_text(f"{asked['name']} {place}", encoding="utf-8")
         try:
             folder = members[0][1].parent / "slurm"
-            executor = submitit.AutoExecutor(folder=folder, cluster="slurm")
+            # By itself it would run a cell that takes longer than its job three times more.
+            executor = submitit.AutoExecutor(
+                folder=folder, cluster="slurm", slurm_max_num_timeout=0
+            )
             executor.update_parameters(**asked)
             jobs = executor.map_array(
                 Task(),
@@ -158,12 +189,21 @@ class SlurmLauncher:
         asked: dict[str, object] = {
             "name": "erg-bench", "timeout_min": minutes, "gpus_per_node": cells[0].num_gpus,
             "nodes": cells[0].nodes, "tasks_per_node": 1,
-            "slurm_array_parallelism": self._options.jobs, **_parsed(self._options.given),
+            "slurm_array_parallelism": self._options.jobs,
+            "slurm_additional_parameters": {"requeue": True}, **_parsed(self._options.given),
         }  # fmt: skip
         asked["name"] = f"{str(asked['name']).replace(' ', '-')}-{secrets.token_hex(4)}"
         if not asked["gpus_per_node"]:
             del asked["gpus_per_node"]
         return asked
+
+
+def _tell_time_was_up(directory: Path) -> None:
+    """Say so of a cell that its runner, who knows of a signal only, has cancelled."""
+    with state.claimed(directory) as is_ours:
+        known = state.read(directory)
+        if is_ours and known.status == "cancelled":
+            state.write(directory, replace(known, reason=_TIME_IS_UP))
 
 
 def _queue() -> dict[str, _Queued]:
@@ -194,9 +234,14 @@ def _parsed(given: Mapping[str, str]) -> dict[str, object]:
 
 def _asked(*words: str) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=_ASK_S,
+            start_new_session=True,  # a second Ctrl-C is not for them
+        )  # fmt: skip
     except FileNotFoundError as error:
         raise PluginError(f"there is no {words[0]} here: is this a machine of SLURM?") from error
+    except subprocess.TimeoutExpired as error:
+        raise PluginError(f"{words[0]} did not answer within {_ASK_S:.0f} s") from error
     if done.returncode:
         raise PluginError(f"{words[0]} failed: {done.stderr.strip() or done.returncode}")
     return done.stdout

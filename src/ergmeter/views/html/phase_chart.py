@@ -13,7 +13,7 @@ from ergmeter.metrics import timeline
 from ergmeter.units import significant
 from ergmeter.views.html.charts import Chart, Table, framed
 from ergmeter.views.html.palette import SERIES
-from ergmeter.views.html.time_axis import ground, marks_of, time_axis, zoom
+from ergmeter.views.html.time_axis import ground, marks_left_out, marks_of, time_axis, zoom
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +52,8 @@ def phase_chart(evidence: Evidence) -> Chart:
     described = ", ".join(f"{int(one.counts.sum())} {_PHASES[one.phase]}" for one in spans)
     spec = framed(f"phases over time: {described}", 26 * len(order), layers)
     ranks = len(evidence.all_steps.lanes)
-    note = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
+    whose = f"of the rank that told the most of {ranks}" if ranks > 1 else ""
+    note = "; ".join(one for one in (whose, marks_left_out(evidence)) if one)
     table = _table(spans, marks)
     return Chart("phases", "steps, phases and marks", "s", spec, table, note, on_time=True)
 

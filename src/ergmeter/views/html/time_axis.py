@@ -13,10 +13,12 @@ from ergmeter.metrics import timeline
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.timeline import Line
+    from ergmeter.records import Mark
     from ergmeter.views.html.charts import Scale
 
 _DOTS = 60  # readings of a line, up to which each is a dot
 _MARKS = 200
+_FIRST = ("alert", "alert_over", "alert_failed", "stop_asked", "stop_failed")
 # For files: the page has legends that wrap.
 _LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
 # What every run has, and says nothing about its course.
@@ -167,13 +169,24 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
 
 
 def marks_of(evidence: Evidence) -> list[dict[str, Any]]:
-    """The marks worth showing, as many as can be."""
-    found = [mark for mark in evidence.run.marks if mark.name not in _PLAIN]
+    """The marks worth showing, as many as can be: alerts before others, in order of time."""
+    found = _worth_showing(evidence)
+    first = sorted(found, key=lambda mark: mark.name not in _FIRST)[:_MARKS]
     return [
         {
             "t": round(timeline.seconds(evidence, mark.t_ns), 6),
             "name": mark.name,
             "detail": mark.detail[:200],
         }
-        for mark in found[:_MARKS]
+        for mark in sorted(first, key=lambda mark: mark.t_ns)
     ]
+
+
+def marks_left_out(evidence: Evidence) -> str:
+    """In words how many marks there are that are not shown; nothing where all are."""
+    more = len(_worth_showing(evidence)) - _MARKS
+    return f"{more} more marks are not shown" if more > 0 else ""
+
+
+def _worth_showing(evidence: Evidence) -> list[Mark]:
+    return [mark for mark in evidence.run.marks if mark.name not in _PLAIN]

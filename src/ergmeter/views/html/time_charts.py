@@ -282,6 +282,9 @@ def _chart(
     rows = [row for label, line in lines.items() for row in _rows(label, line, scale)]
     if any(line.is_bounded for line in lines.values()):
         note = "; ".join(filter(None, (note, "lowest and highest of each moment are drawn")))
+    unbroken = max(line.unbroken for line in lines.values())
+    if unbroken:
+        note += f"; {unbroken} gaps in the readings are too many to be drawn"
     description = f"{title} over time: " + "; ".join(
         f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
         for label, line in lines.items()

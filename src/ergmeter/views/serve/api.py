@@ -116,8 +116,7 @@ class _Api:
         most = _number(request, "points", DEFAULT_POINTS)
         if not 10 <= most <= MOST_POINTS:
             raise UsageError(f"points={most:g} is not between 10 and {MOST_POINTS}")
-        found = await self._desk.read("series", place, columns, span, int(most), lane="short")
-        return _json(found)
+        return _json(await self._desk.read("series", place, columns, span, int(most)))
 
     async def run_events(self, request: Request) -> Response:
         return await self._stream([await self._place(request, "run")])

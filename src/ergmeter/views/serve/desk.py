@@ -77,7 +77,6 @@ class Desk:
         """The report, if the run has ended and it is there in so short a time. It is made on."""
         if await self.state(place) == "running":
             return None
-        await asyncio.to_thread(self.folder.stamp, place)
         if self.lane(place) == "long":
             within_s = _KEPT_S  # it is kept already, or it takes its time
         try:
@@ -87,7 +86,8 @@ class Desk:
             return None
 
     async def state(self, place: Place) -> str:
-        """How a run is doing."""
+        """How a run is doing. FormatError if it is gone or leads out of the directory."""
+        await asyncio.to_thread(self.folder.stamp, place)
         live = await asyncio.to_thread(importlib.import_module, LIVE)
         return str(await asyncio.to_thread(live.status, str(place.path)))
 

@@ -78,8 +78,10 @@ class Folder:
         if now_s - made_s < _STAMP_AGE_S:
             return known
         digest = hashlib.blake2b(digest_size=12)
-        if not place.path.exists():
+        if not os.access(place.path, os.F_OK):
             raise FormatError(f"{place.name} is gone")
+        if not self._is_inside(place.path):
+            raise FormatError(f"{place.name} leads out of the directory")
         files = sorted(self._files(place.path, place.name, depth=3))
         for line, _ in files:
             digest.update(line.encode("utf-8", "surrogateescape"))
@@ -93,6 +95,8 @@ class Folder:
 
     def shown(self, text: str) -> str:
         """A message with the paths in it as they are under the directory."""
+        if self.root == Path(self.root.anchor):  # every slash would be the directory
+            return text
         return text.replace(f"{self.root}{os.sep}", "").replace(str(self.root), self.root.name)
 
     def _files(self, path: Path, name: str, *, depth: int) -> Iterator[tuple[str, int]]:
@@ -119,9 +123,16 @@ class Folder:
                     yield said, status.st_size
             except FileNotFoundError:  # a segment that was just made into another
                 yield f"{name}/{entry.name} gone", 0
+            except OSError as error:
+                raise FormatError(
+                    f"{name}/{entry.name} can't be read ({error.strerror})"
+                ) from error
 
     def _is_inside(self, path: Path) -> bool:
-        return path.resolve().is_relative_to(self.root)
+        try:
+            return path.resolve().is_relative_to(self.root)
+        except (OSError, RuntimeError):  # links in a circle
+            return False
 
     def _scan(self) -> None:
         if time.monotonic() - self._scanned_s < _SCAN_AGE_S:
@@ -134,7 +145,7 @@ class Folder:
         self._scanned_s = time.monotonic()
 
     def _walk(self, left_out: list[str]) -> Iterator[Place]:
-        if (self.root / fmt.RUN_FILE).is_file():
+        if _is_file(self.root / fmt.RUN_FILE):
             yield self._found("run", self.root)
             return
         waiting: list[tuple[Path, int, str | None]] = [(self.root, 0, None)]
@@ -168,7 +179,7 @@ class Folder:
                     if entry.name.startswith("."):
                         continue
                     if entry.is_symlink():
-                        if one.is_dir():
+                        if _is_directory(one):
                             left_out.append(f"{self._name(one)}: a link; links are not followed")
                     elif entry.is_dir():
                         directories.append(one)
@@ -195,4 +206,18 @@ def _is_cell(path: Path) -> bool:
 
 
 def _is_plain_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    return _is_file(path) and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # in a directory that may not be entered; Python before 3.14 raises
+        return False
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False

@@ -105,6 +105,9 @@ class Guard:
         headers = Headers(scope=scope)
         if len(scope["path"]) + len(scope["query_string"]) > _LONGEST_ADDRESS:
             return refused(414, "the address is too long")
+        # A browser drops tabs and line ends: "/\t/elsewhere" would lead to another host.
+        if any(ord(one) < 0x20 or ord(one) == 0x7F for one in scope["path"]):
+            return refused(404, "the address has control characters in it")
         if _host(headers.get("host", "")) not in self._access.hosts:
             return refused(421, "this is not the name it is served under")
         if scope["method"] not in ("GET", "HEAD"):

@@ -86,16 +86,20 @@ class Listing:
     async def _fill(self) -> None:
         while True:
             if time.monotonic() - self._asked_s < _INTEREST_S:
-                places = await asyncio.to_thread(self._folder.places, "run")
-                self._forget({place.id for place in places})
-                due = [place for place in places if await self._is_due(place)]
-                # The short ones first: a long one would keep them all waiting.
-                for place in sorted(due, key=self._folder.size_bytes):
-                    # Whatever a run does to its reader, the others are listed.
-                    (failure,) = await asyncio.gather(self._read(place), return_exceptions=True)
-                    if failure is not None:
-                        self._rows[place.id] = self._unreadable(place, repr(failure))
+                # A round that fails is not the last one.
+                await asyncio.gather(self._round(), return_exceptions=True)
             await asyncio.sleep(_ROUND_S)
+
+    async def _round(self) -> None:
+        places = await asyncio.to_thread(self._folder.places, "run")
+        self._forget({place.id for place in places})
+        due = [place for place in places if await self._is_due(place)]
+        # The short ones first: a long one would keep them all waiting.
+        for place in sorted(due, key=self._folder.size_bytes):
+            # Whatever a run does to its reader, the others are listed.
+            (failure,) = await asyncio.gather(self._read(place), return_exceptions=True)
+            if failure is not None:
+                self._rows[place.id] = self._unreadable(place, repr(failure))
 
     async def _is_due(self, place: Place) -> bool:
         """Whether there is something new to read of a run; what is quickly told is told here."""
@@ -108,18 +112,20 @@ class Listing:
                 self._rows[place.id] = {**known, "status": state}
         except ErgmeterError as error:
             self._rows[place.id] = self._unreadable(place, str(error))
+            self._stamps.pop(place.id, None)  # to be read when it can be, be it as it was before
             return False
         return known is None or self._stamps.get(place.id) != stamp
 
     async def _read(self, place: Place) -> None:
         try:
-            stamp = await asyncio.to_thread(self._folder.stamp, place)
+            # Also of one that can't be read: it is tried again when its files change.
+            self._stamps[place.id] = await asyncio.to_thread(self._folder.stamp, place)
             known = self._rows.get(place.id, {})
             # One that has ended since is asked about anew, however lately it was read.
             body = await self._read_of("row", place, state=str(known.get("status")))
             self._rows[place.id] = row = json.loads(body)
-            if row["status"] != _RUNNING:
-                self._stamps[place.id] = stamp
+            if row["status"] == _RUNNING:
+                del self._stamps[place.id]
         except ErgmeterError as error:
             self._rows[place.id] = self._unreadable(place, str(error))
 

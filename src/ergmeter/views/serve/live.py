@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
-from ergmeter.metrics.lately import lately
+from ergmeter.metrics.lately import evidence_since, lately
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING, Run
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import documents, terminal
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FIRST_S = 10.0  # how far back the first look goes
 _MARKS = 5
+_QUIET_S, _QUIET_STEPS = 30.0, 5  # without a step for so long, the figures before are not shown
 KEYS = (
     "throughput.tokens_per_s",
     "time.step_s",
@@ -49,6 +50,7 @@ class Look:
     def __init__(self, path: str) -> None:
         self._path = path
         self._since_ns: int | None = None
+        self._usual_s = 0.0  # a step, in the look before
         self._last: dict[str, Any] = {"step": None, "readings": {}}
 
     def now(self) -> dict[str, Any]:
@@ -62,17 +64,34 @@ class Look:
         except (ErgmeterError, OSError) as error:
             return {**self._last, "state": "gone", "why": str(error), "marks": []}
         said = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
+        quiet_s = self._quiet_s(run) if state == RUNNING else None
+        if quiet_s is not None:
+            self._last = {**self._last, "readings": {}}
+            said.append({"name": "quiet", "detail": f"last step {duration(quiet_s)} ago"})
         return {**self._last, "title": run.name, "state": state, "marks": said}
+
+    def _quiet_s(self, run: Run) -> float | None:
+        """For how long there has been no step, where that is long."""
+        if self._last["step"] is None or self._since_ns is None:
+            return None
+        quiet_s = (time.time_ns() - run.wall_zero_ns - self._since_ns) / NS_PER_S
+        return quiet_s if quiet_s > max(_QUIET_S, _QUIET_STEPS * self._usual_s) else None
 
     def _update(self, run: Run) -> None:
         if self._since_ns is None:
             now_ns = time.time_ns() - run.wall_zero_ns
             self._since_ns = max(0, now_ns - round(_FIRST_S * NS_PER_S))
         try:
+            if self._last["step"] is None:  # from the start of a step, and not from within one
+                lanes = evidence_since(run, self._since_ns).counted.lanes
+                starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
+                self._since_ns = min(self._since_ns, max(starts_ns))
             found = lately(run, since_ns=self._since_ns)
         except NotMeasurable:
             return
         self._since_ns = found.window.end_ns
+        step_s = found.summary.readings["time.step_s"]
+        self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
         shown = {key: _told(found.summary.readings[key]) for key in KEYS}
         self._last = {
             "step": found.step,

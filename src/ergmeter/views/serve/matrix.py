@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.bench.overview import of_repeats
 from ergmeter.bench.schema import ARGUMENTS
 from ergmeter.units import duration, scaled, significant
 
@@ -76,10 +77,9 @@ def _group(
 
 def _figure(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any] | None:
     """The mean of the repeats that came to an end, as `erg bench report` has it."""
-    values = [row[name] for row in rows if row[name] is not None]
-    if not values:
+    mean = of_repeats(rows, name)
+    if mean is None:
         return None
-    mean = max(values) if name.startswith("memory_") else sum(values) / len(values)
     # As in `erg bench report`: padding is in it, since nobody told the real tokens.
     is_padded = name.startswith("tokens_") and any(r["tokens_counted"] == "computed" for r in rows)
     return {"value": mean, "text": _words(name, mean) + "*" * is_padded}

@@ -14,13 +14,14 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import UsageError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.views.serve.pool import LIVE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from ergmeter.views.serve.folder import Folder, Place
+    from ergmeter.views.serve.live import Look
 
 _LOOK_S = 0.5
 # A look takes longer as the writer's open file grows, until that is closed after 15 minutes.
@@ -85,7 +86,7 @@ class Tail:
         while True:
             self.looks += 1
             began_s = time.monotonic()
-            state: dict[str, Any] = await asyncio.to_thread(look.now)
+            state: dict[str, Any] = await asyncio.to_thread(self._now, look)
             took_s = time.monotonic() - began_s
             seen = self._folder.shown(json.dumps({"id": self._place.id, **state})).encode()
             if seen != self._seen:
@@ -94,6 +95,14 @@ class Tail:
                     listener.hand(self._place.id, seen)
             pause_s = min(max(_LOOK_S, _PATIENCE * took_s), _LONGEST_S)
             await asyncio.sleep(pause_s if state["state"] == "running" else _SLOW_S)
+
+    def _now(self, look: Look) -> dict[str, Any]:
+        """A look, unless the run leads out of the directory by now."""
+        try:
+            self._folder.stamp(self._place)
+        except FormatError as error:
+            return {"step": None, "readings": {}, "state": "gone", "why": str(error), "marks": []}
+        return look.now()
 
 
 class Tails:

@@ -133,7 +133,7 @@ def report(path: str, root: str) -> bytes:
     run = Run.open(path)
     page = html_report.report(evidence_of(run), summarize(run))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
-    return page.replace(f"{root}/", "").encode()
+    return _under(page, root).encode()
 
 
 def library() -> bytes:
@@ -291,4 +291,9 @@ def _told(whole: dict[str, Any], root: str) -> bytes:
     """As JSON, with paths as they are under the directory: where it lies is nobody's business."""
     text = json.dumps(documents.finite(whole), allow_nan=False, default=str)
     inside = json.dumps(root)[1:-1]
-    return text.replace(f"{inside}/", "").encode("utf-8", "replace")
+    return _under(text, inside).encode("utf-8", "replace")
+
+
+def _under(text: str, root: str) -> str:
+    """With paths as they are under a directory; of `/` they are so already."""
+    return text if root == "/" else text.replace(f"{root}/", "")

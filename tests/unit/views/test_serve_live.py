@@ -1,0 +1,61 @@
+"""A look at a run that goes on: windows of whole steps, and no figures of a run that hangs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ergmeter.records import Step
+from ergmeter.runlog.identity import writer_header
+from ergmeter.runlog.writer import Writer
+from ergmeter.views.serve.live import Look
+from tests.runs import make_run
+
+S = 10**9
+
+
+def going(path: Path, *, ended_s_ago: float, step_s: float = 6.0) -> tuple[Path, Writer]:
+    """A run of this process, with ten steps of 100 tokens a second of which the last has ended."""
+    run = make_run(path)
+    header = {**writer_header("meter"), "settings": {}, "unavailable": {}}
+    end_ns = time.monotonic_ns() - round(ended_s_ago * S)
+    each_ns = round(step_s * S)
+    began_ns = end_ns - 10 * each_ns
+    header["clock"] = {
+        "monotonic_ns": began_ns,
+        "wall_ns": time.time_ns() - time.monotonic_ns() + began_ns,
+    }
+    writer = Writer(run, header=header)
+    tokens = round(step_s * 100)
+    rows = [
+        Step(began_ns + i * each_ns, began_ns + (i + 1) * each_ns, index=i, tokens_computed=tokens)
+        for i in range(10)
+    ]
+    writer.write("steps", rows)
+    return run, writer
+
+
+def test_the_first_look_is_of_whole_steps(tmp_path: Path) -> None:
+    """Ten seconds back is within a step of 6 s: it is taken from its start."""
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    seen = Look(str(run)).now()
+    writer.close()
+    assert seen["readings"]["throughput.tokens_per_s"]["value"] == pytest.approx(100.0)
+    assert seen["window_s"] == pytest.approx(12.0)
+
+
+def test_a_run_whose_steps_stopped_shows_since_when_and_no_figures(tmp_path: Path) -> None:
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    look = Look(str(run))
+    assert look.now()["readings"]
+    assert look._since_ns is not None
+    look._since_ns -= 600 * S  # as if it had been ten minutes ago
+    look._update = lambda run: None  # type: ignore[method-assign]
+    seen = look.now()
+    writer.close()
+    assert seen["readings"] == {}
+    assert seen["step"] == 10
+    assert seen["marks"][-1]["name"] == "quiet"
+    assert seen["marks"][-1]["detail"].startswith("last step 10 min")
