@@ -353,6 +353,8 @@ def test_what_products_are_in_is_seen_where_weights_do_not_say(
         around = torch.autocast("cpu", torch.bfloat16)
     elif how == "accelerate":
         accelerate = pytest.importorskip("accelerate")
+        # A Trainer of another test may have left its state in this process.
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
         accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
         model, optimizer = accelerator.prepare(model, optimizer)
     else:
