@@ -6,8 +6,8 @@ a run of 60 steps by the real writer. The run's files are the same in all cells 
 costs a reader as much as others would. Nothing is trained, and making the cells is not timed.
 
 Every command is a process of its own and tells its own peak: what `wait4` says of a child is never
-less than what its parent held when it was started. "report, first" finds no rows and reads every
-run; afterwards a row is kept in each cell.
+less than what its parent held when it was started. A runner keeps a row in each cell that it ends;
+"report, no rows" is of a directory where all of them are gone, so that every run is read again.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ergmeter-bench-scale-") as folder:
         made = {number: finished(Path(folder, str(number)), number) for number in arguments.cells}
         for number, out in made.items():
-            seen.setdefault("report, first", {})[number] = [timed("report", out)]
+            seen.setdefault("report, no rows", {})[number] = [timed("report", out)]
         for turn in range(arguments.rounds or 3):
             for number, out in made.items():
                 for name, words in commands(out, turn).items():
@@ -181,8 +181,8 @@ def shown(seen: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, An
                 )
             )
     note = (
-        "`erg bench COMMAND`, whole processes, medians. The first report reads every cell's run and"
-        " is timed once;\nthe others find the rows that it kept. All files: Parquet, CSV, FMS's."
+        "`erg bench COMMAND`, whole processes, medians. Without rows every cell's run is read, which"
+        " is timed once;\nthe others find the rows. All files: Parquet, CSV, FMS's."
     )
     tables.show("A bench of many cells", HEADER, rows, note=note)
     return {

@@ -183,7 +183,9 @@ def names(page: Any) -> list[str]:
 
 
 def steps(page: Any) -> int:
-    return int(page.inner_text("#step").replace(",", ""))
+    """How many steps the page says there are; a run that has just begun has none yet."""
+    said = page.inner_text("#step")
+    return 0 if said == "none yet" else int(said.replace(",", ""))
 
 
 def expect_names(page: Any, wanted: list[str]) -> None:
