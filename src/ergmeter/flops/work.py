@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ergmeter.errors import NotMeasurable, UsageError
@@ -17,6 +18,8 @@ from ergmeter.records import Flops
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ergmeter.flops.adapters import Lora
     from ergmeter.flops.analytic import Checkpointing, Parts
     from ergmeter.flops.batch import Batch
@@ -87,13 +90,7 @@ def step_work(
 
     `storage`, how weights and cache are kept, is for the bytes that inference moves.
     """
-    if phase not in PHASES:
-        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
-    if phase == "decode" and not writes(graph):
-        raise UsageError(
-            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
-            " language model), so it has no decoding step: count prefill"
-        )
+    _check(graph, phase)
     first = convention(chosen)
     how = training or Training(is_checkpointing_assumed=True)
     adapted, trainable = trained_graph(graph, how)
@@ -111,30 +108,16 @@ def step_work(
     job = _Job(adapted, batch, judge, how, parts, found, reason, frozen)
     assumed = (*adapted.assumptions, *_assumptions(graph, batch, phase, how))
     kept = () if moved is None else storage.said
-    flops: dict[str, Flops] = {}
-    not_defined: dict[str, str] = {}
-    for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
-        try:
-            model, hardware = job.under(each)
-        except NotMeasurable as error:
-            not_defined[each.name] = str(error)
-            continue
-        flops[each.name] = Flops(
-            model_per_step=model,
-            convention=each.name,
-            engine="analytic",
-            hardware_per_step=hardware,
-            hardware_per_padding=padding,
-            tokens_per_step=batch.tokens_real,
-            bytes_per_step=moved.total_bytes if moved else None,
-            assumptions=(
-                *assumed,
-                *(f"kept: {line}" for line in kept),
-                *_given(each, params, graph),
-            ),
-        )
-    if first.name in not_defined:
-        raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
+    like = Flops(
+        model_per_step=0.0,
+        convention=first.name,
+        engine="analytic",
+        hardware_per_padding=padding,
+        tokens_per_step=batch.tokens_real,
+        bytes_per_step=moved.total_bytes if moved else None,
+        assumptions=(*assumed, *(f"kept: {line}" for line in kept)),
+    )
+    flops, not_defined = _under_each(job, first, like, partial(_given, params=params, graph=graph))
     work = Work(
         phase=phase,
         batch=batch,
@@ -156,7 +139,44 @@ def step_work(
     return work
 
 
-def _given(each: Convention, params: int | None, graph: Graph) -> list[str]:
+def _check(graph: Graph, phase: str) -> None:
+    if phase not in PHASES:
+        raise UsageError(f"no phase {phase!r}; there are {', '.join(PHASES)}")
+    if phase == "decode" and not writes(graph):
+        raise UsageError(
+            f"this {graph.family} model writes no tokens one by one (it has no head of a causal"
+            " language model), so it has no decoding step: count prefill"
+        )
+
+
+def _under_each(
+    job: _Job, first: Convention, like: Flops, more: Callable[[Convention], list[str]]
+) -> tuple[dict[str, Flops], dict[str, str]]:
+    """By convention, the chosen one first; and why the others have nothing to say.
+
+    `like` has what is the same under all of them, `more` what one assumes besides.
+    """
+    flops: dict[str, Flops] = {}
+    not_defined: dict[str, str] = {}
+    for each in [first, *(c for c in CONVENTIONS.values() if c is not first)]:
+        try:
+            model, hardware = job.under(each)
+        except NotMeasurable as error:
+            not_defined[each.name] = str(error)
+            continue
+        flops[each.name] = replace(
+            like,
+            model_per_step=model,
+            hardware_per_step=hardware,
+            convention=each.name,
+            assumptions=(*like.assumptions, *more(each)),
+        )
+    if first.name in not_defined:
+        raise NotMeasurable(f"{first.name}: {not_defined[first.name]}")
+    return flops, not_defined
+
+
+def _given(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
     """That a formula's N is not the model's own."""
     if params is None or "N" not in each.letters:
         return []

@@ -86,21 +86,9 @@ def record(request: Request) -> Recording:
     program = shutil.which(request.command[0])
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
-    planned(request.sinks)  # or what is wrong with one of them
-    planned_alerts(
-        request.alerts,
-        stop_on=request.stop_on,
-        command=request.alert_command,
-        webhook=request.alert_webhook,
-        settings=request.settings,
-    )
+    _check(request)
     name = request.name or _name(request.command)
-    path = _of_this_task(request.out) or new_run_path(name)
-    run = create_run(path.absolute(), run_header(name, request.command))
-    environment = _environment(run, keep_buffering=request.keep_buffering)
-    if request.hook:
-        environment |= hook.environment(environment)
-        (run / hook.FOLDER).mkdir()
+    run, environment = _new_run(request, name)
 
     channels = open_channels()
     copy_window_size(channels)
@@ -112,20 +100,8 @@ def record(request: Request) -> Recording:
     relay_pid, report_fd = start_relay(channels)
     output = Output(report_fd)
     peak = Peak()
-    meter = Meter(
-        name=name,
-        settings=request.settings,
-        flops=request.flops,
-        probes=request.probes,
-        probe_options=_with_peak(request.probe_options, peak),
-        sinks=request.sinks,
-        sinks_every_s=request.sinks_every_s,
-        alerts=request.alerts,
-        stop_on=request.stop_on,
-        alert_command=request.alert_command,
-        alert_webhook=request.alert_webhook,
-        around=Around(run, _alone(environment), Cost(relay_pid)),
-    )
+    around = Around(run, _alone(environment), Cost(relay_pid))
+    meter = _meter(request, name, around, peak)
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
     reader.start()
@@ -148,10 +124,7 @@ def record(request: Request) -> Recording:
     code = os.waitstatus_to_exitcode(status)
     reader.finish(time.monotonic_ns(), patience_s=_OUTPUT_WAIT_S)
     if measured and not reader.steps and not _has_steps(run):
-        why = hook.silence(run, request.command) if request.hook else ""
-        nothing = unrecognised(reader, why)
-        if nothing is not None:
-            meter.record(nothing)
+        _say_nothing_was_seen(request, run, meter, reader)
     shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
     meter.close(_ended(code))
     while late := signal.sigpending() & _WAITED:
@@ -160,6 +133,53 @@ def record(request: Request) -> Recording:
     with suppress(ChildProcessError):
         os.waitpid(relay_pid, os.WNOHANG)
     return Recording(code if code >= 0 else 128 - code, run)
+
+
+def _check(request: Request) -> None:
+    """Say what is wrong with a sink or an alert before anything is made."""
+    planned(request.sinks)
+    planned_alerts(
+        request.alerts,
+        stop_on=request.stop_on,
+        command=request.alert_command,
+        webhook=request.alert_webhook,
+        settings=request.settings,
+    )
+
+
+def _new_run(request: Request, name: str) -> tuple[Path, dict[str, str]]:
+    """The run's directory, and the environment in which the command finds it."""
+    path = _of_this_task(request.out) or new_run_path(name)
+    run = create_run(path.absolute(), run_header(name, request.command))
+    environment = _environment(run, keep_buffering=request.keep_buffering)
+    if request.hook:
+        environment |= hook.environment(environment)
+        (run / hook.FOLDER).mkdir()
+    return run, environment
+
+
+def _meter(request: Request, name: str, around: Around, peak: Peak) -> Meter:
+    return Meter(
+        name=name,
+        settings=request.settings,
+        flops=request.flops,
+        probes=request.probes,
+        probe_options=_with_peak(request.probe_options, peak),
+        sinks=request.sinks,
+        sinks_every_s=request.sinks_every_s,
+        alerts=request.alerts,
+        stop_on=request.stop_on,
+        alert_command=request.alert_command,
+        alert_webhook=request.alert_webhook,
+        around=around,
+    )
+
+
+def _say_nothing_was_seen(request: Request, run: Path, meter: Meter, reader: OutputReader) -> None:
+    why = hook.silence(run, request.command) if request.hook else ""
+    nothing = unrecognised(reader, why)
+    if nothing is not None:
+        meter.record(nothing)
 
 
 class _Stopping:
