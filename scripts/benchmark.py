@@ -15,6 +15,7 @@ from typing import Any
 from ergmeter import registry
 from ergmeter.bench import datastage, exports, hidden, launching, monitor, results, smi, state
 from ergmeter.bench.cells import Plan
+from ergmeter.bench.place import Place
 from ergmeter.bench.plan import plan
 from ergmeter.cli.bench_options import wrong
 from ergmeter.errors import ErgmeterError
@@ -127,7 +128,9 @@ def run(given: argparse.Namespace, made: Plan) -> int:
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=print)
-    is_done = monitor.drive(out, progress, cells, launcher, lambda _progress: None)
+    with Place(out) as place:
+        is_done = monitor.drive(place, progress, cells, launcher, lambda _progress: None)
+        out = place.path if place.has_moved else out
     exports.collected(results.batches(out), out)
     if not is_done:
         return INTERRUPTED

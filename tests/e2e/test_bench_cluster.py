@@ -376,20 +376,21 @@ class RayCluster:
             eventually(self._answers, "Ray's head")
             more = (*begin, f"--address=127.0.0.1:{self.port}")
             nodes.append(self._lab.start(*more, **told))
-        eventually(lambda: self._alive() == 2, "two nodes")
+        self._await_nodes(2)
         return nodes
 
     def _answers(self) -> bool:
         with socket.socket() as one:
             return one.connect_ex(("127.0.0.1", self.port)) == 0
 
-    def _alive(self) -> int:
-        """How many nodes Ray knows of."""
+    def _await_nodes(self, number: int) -> None:
+        """Until Ray knows of so many: asked by one process, since each takes seconds to begin."""
         code = (
-            f"import ray; ray.init('127.0.0.1:{self.port}', log_to_driver=False);"
-            "print(sum(node['Alive'] for node in ray.nodes()))"
+            f"import ray, time; ray.init('127.0.0.1:{self.port}', log_to_driver=False)\n"
+            f"while sum(node['Alive'] for node in ray.nodes()) < {number}: time.sleep(0.1)"
         )
-        return int(self._lab.run(PYTHON, "-c", code, env=self.variables).stdout or 0)
+        done = self._lab.run(PYTHON, "-c", code, env=self.variables)
+        assert done.returncode == 0, done.stderr.decode()
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from ergmeter.bench import launching, meeting, state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Node, Options
+from ergmeter.bench.place import Place
 from ergmeter.bench.process import Cancelled
 from ergmeter.errors import UsageError
 
@@ -44,7 +45,10 @@ if todo == "raise":
 if todo == "lose":
     time.sleep(2)
     raise ConnectionResetError("by peer")
-if todo == "oom":
+if todo == "cut":
+    raise ConnectionResetError("by peer")
+if todo in ("oom", "late"):
+    time.sleep(2 if todo == "late" else 0)
     raise MemoryError("no room")
 if todo == "sleep":
     time.sleep(600)
@@ -172,7 +176,7 @@ def test_an_error_on_another_node_is_the_cells_and_ends_it_everywhere(launched: 
     assert launch.left() == []
 
 
-@pytest.mark.parametrize("todo", ["0=oom,1=lose", "0=lose,1=oom"])
+@pytest.mark.parametrize("todo", ["0=oom,1=lose", "0=lose,1=oom", "0=late,1=cut"])
 def test_the_cause_is_told_whichever_node_has_it(launched: Begin, todo: str) -> None:
     launch = launched(cell(todo))
     launch.wait()
@@ -289,7 +293,7 @@ def test_the_nodes_meet_at_an_address_that_all_know(
             meeting, "_listening", lambda: socket.create_server(("127.0.0.1", port))
         )
         monkeypatch.setattr(meeting, "_ANSWER_S", 1.0)
-        first = meeting.Meeting(tmp_path, token="t", nodes=2)
+        first = meeting.Meeting(Place(tmp_path), token="t", nodes=2)
         found: list[Any] = []
         other = threading.Thread(
             target=lambda: found.append(meeting.joined(tmp_path, token="t", number=1, nodes=2))
@@ -308,7 +312,7 @@ def test_who_does_not_come_cancels_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(meeting, "MEET_S", 0.5)
-    first = meeting.Meeting(tmp_path, token="t", nodes=3)
+    first = meeting.Meeting(Place(tmp_path), token="t", nodes=3)
     with pytest.raises(Cancelled, match="node 1, 2 of 3 did not reach the first"):
         first.gathered(lambda: None)
     # Nor is one of an earlier launch taken for it.
@@ -320,7 +324,7 @@ def test_who_does_not_come_cancels_the_cell(
 
 def test_strangers_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "MEET_S", 1.0)
-    first = meeting.Meeting(tmp_path, token="t", nodes=2)
+    first = meeting.Meeting(Place(tmp_path), token="t", nodes=2)
     port = json.loads((tmp_path / meeting.MEETING).read_text())["port"]
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b'{"node": 1, "secret": "guessed", "host": "x", "reached": []}\n')

@@ -162,7 +162,7 @@ def _put(text: str, names: Mapping[str, str]) -> str:
 class Plan:
     """All cells of a file, and what they were planned with.
 
-    `keys`: see `hidden`; they are never written down.
+    `keys`: see `hidden`; they are never written down, nor are `warnings`, for who plans it.
     """
 
     source: str
@@ -170,6 +170,7 @@ class Plan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     version: int = VERSION
     keys: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""

@@ -6,6 +6,7 @@ with the argument's name; what it does in any case is listed as such, with the r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,6 +64,7 @@ HELD = {
     "dataset_text_field": "the data stage writes prompt and response",
 }
 _AXES = ("effective_batch_size", "num_gpus", "nodes", "framework_config")
+_SEED = re.compile(r"^seed: (-?\d+)$", re.MULTILINE)
 _PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": None}
 
 
@@ -71,9 +73,9 @@ class CannotMap(Exception):  # noqa: N818  the text names the argument
 
 
 def config(
-    arguments: Mapping[str, Any], tuning: Mapping[str, Any], *, warmup_s: float | None, repeat: int
+    arguments: Mapping[str, Any], tuning: Mapping[str, Any], *, warmup_s: float | None
 ) -> str:
-    """The YAML of one cell. The seed goes up with the repeat, the same in every configuration."""
+    """The YAML of a cell, in its first repeat."""
     values: dict[str, Any] = {}
     for name, value in arguments.items():
         if value is None or name in _AXES or name in HELD:
@@ -86,12 +88,17 @@ def config(
     for name, value in tuning.items():
         _put(values, f"tuning.{name}", value)
     _settle(values, arguments)
-    values["seed"] = _whole_seed(values.get("seed", FIRST_SEED)) + repeat - 1
+    values["seed"] = _whole_seed(values.get("seed", FIRST_SEED))
     _put(values, "train.output_dir", "{hf}")
     _put(values, "metrics.results_csv", "{out}/energy_results.csv")
     if warmup_s is not None:
         _put(values, "metrics.warmup_s", warmup_s)
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def reseeded(text: str, repeat: int) -> str:
+    """The same of a later repeat: the seed goes up with it, the same in every configuration."""
+    return _SEED.sub(lambda found: f"seed: {int(found[1]) + repeat - 1}", text, count=1)
 
 
 def _whole_seed(value: Any) -> int:  # noqa: ANN401  of YAML
@@ -107,8 +114,8 @@ def _key(name: str) -> str:
     if name in TOP or (dot and rest and section in SECTIONS):
         return name
     raise CannotMap(
-        f"erg train has nothing for the argument {name}; {hint(name, [*KEYS, *_SPECIAL, *HELD])}"
-        f" Else write {name}: null, or another command"
+        f"erg train has nothing for the argument {name!r}; {hint(name, [*KEYS, *_SPECIAL, *HELD])};"
+        f" `{name}: null` leaves it out, --command sft_trainer has it if it is FMS's"
     )
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from ergmeter.bench.cells import Cell
 
@@ -36,6 +36,12 @@ _ARGUMENT = re.compile(
     r"|secret|passw|passphrase|credential",
     re.IGNORECASE,
 )
+
+# As those begin that are given out: Hugging Face, OpenAI and its like, GitHub, GitLab, AWS, Slack.
+_ISSUED = re.compile(
+    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
+)
+_NAMED = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)(?:=(.*))?")
 
 
 def is_key(name: str, value: str = "") -> bool:
@@ -66,6 +72,48 @@ def complaints(given: Mapping[str, Any], *, within: str = "") -> Iterator[str]:
                 f"{name} is a key, and settings are written down in the plan and in every table:"
                 " give it as a variable under `environment`"
             )
+
+
+def in_command(words: Iterable[str]) -> list[str]:
+    """What in a command looks like a key: how it begins, and never all of it."""
+    parts = [part for word in words for part in word.split()]  # a word may be a line for a shell
+    return [
+        said
+        for one, after in zip(parts, [*parts[1:], ""], strict=True)
+        if (said := _key(one, after))
+    ]
+
+
+def _key(word: str, after: str) -> str:
+    """How a key begins, in a word of a command or as the value that comes after it; or nothing."""
+    issued = _ISSUED.search(word)
+    if issued:
+        return f"{issued[1]}..."
+    if _IN_ADDRESS.search(word):
+        return "an address with a password"
+    found = _NAMED.fullmatch(word)
+    if found is None:
+        return ""
+    name, value = found[1], found[2]
+    is_option = word.startswith("-")
+    if value is None:
+        value = after if is_option and not after.startswith("-") else ""
+    # What a shell or a setting puts in is not written here.
+    if not value or value.startswith("$") or _PLAIN.fullmatch(value):
+        return ""
+    is_named = _ARGUMENT.search(name) if is_option else name.isupper() and _is_named(name, value)
+    return word.partition("=")[0] + ("=..." if found[2] else " ...") if is_named else ""
+
+
+def warning(words: Iterable[str], *, scenario: str) -> str:
+    """What to say of a scenario's command; nothing where no key is in it."""
+    said = dict.fromkeys(in_command(words))
+    if not said:
+        return ""
+    return (
+        f"scenario {scenario!r}: {', '.join(said)} in its command looks like a key, and commands"
+        " are written down in the plan: give it as a variable under `environment`"
+    )
 
 
 def keys(environment: Mapping[str, str], *, scenario: str) -> dict[str, str]:

@@ -45,7 +45,8 @@ class Asked:
 class Making:
     """The way from a file's scenarios to cells.
 
-    `jobs`: what the data stage has to do for them; `keys`: what is not written down of them.
+    `jobs`: what the data stage has to do for them; `keys`: what is not written down of them;
+    `warnings`: what is, and looks as if it should not be.
     """
 
     def __init__(self, found: Scenarios, problems: Problems, asked: Asked) -> None:
@@ -54,6 +55,7 @@ class Making:
         self._asked = asked
         self.jobs: dict[str, datastage.Job] = {}
         self.keys: dict[str, str] = {}
+        self.warnings: list[str] = []
 
     def cells(self, scenario: Scenario) -> Iterator[Cell]:
         """All cells of one scenario, each repeat of each."""
@@ -67,6 +69,8 @@ class Making:
             self._problems.add(text, scenario=scenario.name)
         if wrong:
             return
+        looks = hidden.warning(template.words, scenario=scenario.name)
+        self.warnings += [looks] if looks else []
         seen: set[str] = set()
         for point, excluded in _points(scenario, template, axes):
             try:
@@ -111,22 +115,22 @@ class Making:
         asked = self._asked
         warmup_s = scenario.warmup_s if asked.warmup_s is None else asked.warmup_s
         timeout_s = scenario.timeout_s if asked.timeout_s is None else asked.timeout_s
+        written = None
+        if template.workload == "erg" and not cell.skip:
+            tuning = self._found.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
+            if asked.log_memory_hf is not None:
+                arguments = {**arguments, _SKIPS_MEMORY: not asked.log_memory_hf}
+            written = erg_train.config(arguments, tuning, warmup_s=warmup_s)
+            self._checked(written)
         for repeat in range(1, (asked.repeats or scenario.repeats or 1) + 1):
-            files = {}
-            if template.workload == "erg" and not cell.skip:
-                tuning = self._found.frameworks[str(point.get(FRAMEWORK, fms.NONE))].tuning or {}
-                if asked.log_memory_hf is not None:
-                    arguments = {**arguments, _SKIPS_MEMORY: not asked.log_memory_hf}
-                written = erg_train.config(arguments, tuning, warmup_s=warmup_s, repeat=repeat)
-                self._checked(written if repeat == 1 else None)
-                files = {erg_train.FILE: written}
+            files = {erg_train.FILE: erg_train.reseeded(written, repeat)} if written else {}
             made = dataclasses.replace(
                 cell, repeat=repeat, files=files, timeout_s=timeout_s, warmup_s=warmup_s
             )
             yield dataclasses.replace(made, id=made.digest(repeat))
 
-    def _checked(self, written: str | None) -> None:
-        wrong = self._asked.check(written) if self._asked.check and written else None
+    def _checked(self, written: str) -> None:
+        wrong = self._asked.check(written) if self._asked.check else None
         if wrong:
             raise erg_train.CannotMap(wrong)
 

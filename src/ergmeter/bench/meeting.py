@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from ergmeter.bench.launching import Node, free_port
+from ergmeter.bench.place import Gone, Place
 from ergmeter.bench.process import GRACE_S, Cancelled
 from ergmeter.bench.state import write_json
 
@@ -104,17 +105,16 @@ class _Other:
 class Meeting:
     """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
 
-    def __init__(self, directory: Path, *, token: str, nodes: int) -> None:
-        self._token, self._nodes = token, nodes
+    def __init__(self, place: Place, *, token: str, nodes: int) -> None:
+        self._place, self._token, self._nodes = place, token, nodes
         self._secret = secrets.token_hex(16)
         self._others: dict[int, _Other] = {}
         self._addresses = _own_addresses()
         self._listening = _listening()
         self._listening.settimeout(_LOOK_S)
-        self._file = directory / MEETING
         told = {"token": token, "secret": self._secret, "addresses": self._addresses,
                 "port": self._listening.getsockname()[1]}  # fmt: skip
-        write_json(self._file, told)
+        write_json(place.path / MEETING, told)
 
     @property
     def hosts(self) -> list[str]:
@@ -175,7 +175,8 @@ class Meeting:
 
     def close(self) -> None:
         """End what still runs elsewhere, and wait for it: nothing of a cell outlives its status."""
-        write_json(self._file, {"token": self._token, "is_over": True})
+        with suppress(Gone):
+            call_off(self._place.path, token=self._token)
         for one in self._others.values():
             one.wire.done()
         until_s = time.monotonic() + _END_S

@@ -12,16 +12,16 @@ kept.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, NotMeasurable
+from ergmeter.importers.nvidia_smi_csv import CsvLog, key_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 BYTES_PER_MIB = 2**20
@@ -31,7 +31,7 @@ FMS_STAGES = ("init", "train")
 _BEFORE = "before_init_mem_gpu"
 SAVED = "all_results.json"
 _IS_MEMORY = re.compile(r"_mem_[cg]pu")
-_UNITS = {"MiB": BYTES_PER_MIB, "KiB": 2**10, "GiB": 2**30, "B": 1}
+_USED = "memory.used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,80 +188,33 @@ class SmiLog:
 
 def smi_log(path: Path) -> SmiLog:
     """Read what `nvidia-smi --query-gpu <any keywords> --format csv` wrote, at any interval."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        rows = csv.reader(file, skipinitialspace=True)
-        head, before = _header(rows, path)
-        names = [name.partition(" [")[0] for name in head]
-        key = next((name for name in ("uuid", "index", "pci.bus_id") if name in names), None)
-        units = {name: _unit(full) for name, full in zip(names, head, strict=True)}
-        found, skipped = _by_device(rows, names, key)
-    devices = tuple(
-        log
-        for device, columns in found.items()
-        if (log := _device_log(device, columns, units["memory.used"])) is not None
-    )
-    if not devices:
-        raise NotMeasurable(f"{path.name} holds no reading of memory.used")
+    log = CsvLog()
+    columns: dict[str, dict[str, list[str]]] = {}
+    used: dict[str, list[float]] = {}
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for row in log.rows(file):
+            key = key_of(row.cells)
+            device = row.cells[key] if key else "0"
+            for name, cell in row.cells.items():
+                columns.setdefault(device, {}).setdefault(name, []).append(cell)
+            value = row.figure(_USED)
+            if value is not None:
+                used.setdefault(device, []).append(value)
+    if log.header is None or _USED not in log.header.names:
+        raise FormatError(
+            f"{path}: no column {_USED} in its first line ({log.first or 'empty'}); log with"
+            " --query-gpu timestamp,name,index,memory.used --format csv"
+        )
+    if not used:
+        raise NotMeasurable(f"{path.name} holds no reading of {_USED}")
     return SmiLog(
-        devices,
-        {k: {n: tuple(v) for n, v in c.items()} for k, c in found.items()},
-        before + skipped,
+        tuple(
+            DeviceLog(one, columns[one].get("name", [""])[0], values[0], max(values), len(values))
+            for one, values in used.items()
+        ),
+        {k: {n: tuple(v) for n, v in c.items()} for k, c in columns.items()},
+        log.skipped,
     )
-
-
-def _header(rows: Iterator[list[str]], path: Path) -> tuple[list[str], int]:
-    """The names of the columns, and how many lines stand before them: the driver may say things."""
-    first: list[str] = []
-    for number, row in enumerate(rows):
-        head = [name.strip() for name in row]
-        first = first or head
-        if any(name.partition(" [")[0] == "memory.used" for name in head):
-            return head, number
-    raise FormatError(
-        f"{path}: no column memory.used in its first line ({', '.join(first) or 'empty'});"
-        " log with --query-gpu timestamp,name,index,memory.used --format csv"
-    )
-
-
-def _by_device(
-    rows: Iterable[list[str]], names: list[str], key: str | None
-) -> tuple[dict[str, dict[str, list[str]]], int]:
-    found: dict[str, dict[str, list[str]]] = {}
-    skipped = 0
-    for row in rows:
-        cells = [cell.strip() for cell in row]
-        if len(cells) != len(names) or cells[0].partition(" [")[0] == names[0]:
-            skipped += 1
-            continue
-        by_name = dict(zip(names, cells, strict=True))
-        columns = found.setdefault(by_name[key] if key else "0", {name: [] for name in names})
-        for name, cell in by_name.items():
-            columns[name].append(cell)
-    return found, skipped
-
-
-def _device_log(device: str, columns: Mapping[str, list[str]], scale: int) -> DeviceLog | None:
-    values = [
-        value for text in columns["memory.used"] if (value := _bytes(text, scale)) is not None
-    ]
-    if not values:
-        return None
-    name = columns["name"][0] if columns.get("name") else ""
-    return DeviceLog(device, name, values[0], max(values), len(values))
-
-
-def _unit(head: str) -> int:
-    found = re.search(r"\[(\w+)\]", head)
-    return _UNITS.get(found[1], BYTES_PER_MIB) if found else BYTES_PER_MIB
-
-
-def _bytes(text: str, scale: int) -> float | None:
-    """A cell such as `4 MiB`, or `4` where units were switched off. `[N/A]` is none."""
-    found = re.fullmatch(r"([\d.]+)(?:\s*(\w+))?", text)
-    if not found:
-        return None
-    value = _number(found[1])
-    return None if value is None else value * _UNITS.get(found[2] or "", scale)
 
 
 def _number(value: object) -> float | None:

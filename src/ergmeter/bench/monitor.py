@@ -24,6 +24,7 @@ from ergmeter.bench import state
 from ergmeter.bench.cells import Cell, Plan
 from ergmeter.bench.launching import Launcher, Places
 from ergmeter.bench.outcome import Outcome, Status
+from ergmeter.bench.place import Place
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -118,25 +119,27 @@ def remaining(out: Path, progress: Progress, *, seed: int) -> list[tuple[Cell, P
 
 
 def drive(
-    out: Path,
+    place: Place,
     progress: Progress,
     cells: Sequence[tuple[Cell, Path]],
     launcher: Launcher,
     tell: Callable[[Progress], None],
 ) -> bool:
-    """Have the cells run and watch them. Whether all was done; False if it was interrupted."""
+    """Have the cells run and watch them. Whether all was done; False if it was interrupted, or the
+    directory of results moved: cells that wait know it by its old path."""
     earlier = {cell.index for cell in progress.running}
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
     at = Places(set(watched) - earlier, set())
     with _interruptible() as interrupted:
-        launcher.take_over([(one, state.directory_of(out, one)) for one in progress.running])
+        running = [(one, state.directory_of(place.path, one)) for one in progress.running]
+        launcher.take_over(running)
         launcher.submit(cells)
-        while watched and not interrupted:
+        while watched and not interrupted and not place.has_moved:
             if not launcher.waits or not earlier & set(watched):
                 at = launcher.poll()
             begun = [cell for index, cell in watched.items() if index not in at.waiting]
             for cell in begun:
-                if _looked_at(out, progress, cell, is_held=cell.index in at.running):
+                if _looked_at(place, progress, cell, is_held=cell.index in at.running):
                     del watched[cell.index]
             tell(progress)
             if watched:
@@ -145,18 +148,18 @@ def drive(
             return True
         launcher.cancel()
         for index, cell in watched.items():
-            directory = state.directory_of(out, cell)
+            directory = state.directory_of(place.path, cell)
             # One that waited a moment ago may have begun since; one that never did is pending.
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
-                _looked_at(out, progress, cell, is_held=False)
+                _looked_at(place, progress, cell, is_held=False)
         tell(progress)
     return False
 
 
-def _looked_at(out: Path, progress: Progress, cell: Cell, *, is_held: bool) -> bool:
+def _looked_at(place: Place, progress: Progress, cell: Cell, *, is_held: bool) -> bool:
     """Read again how a cell is. Whether it has ended: nobody holds it, here or elsewhere."""
-    directory = state.directory_of(out, cell)
+    directory = state.directory_of(place.path, cell)
     known = state.read(directory)
     has_ended = not is_held and not state.is_worked_on(directory, known)
     if has_ended:

@@ -92,7 +92,13 @@ def plan(
         "slow": [one.name for one in found.scenarios if one.slow and one not in chosen],
         "data": [datastage.to_json(job) for job in making.jobs.values()],
     }
-    return Plan(str(scenarios_path), tuple(cells), settings=settings, keys=making.keys)
+    return Plan(
+        str(scenarios_path),
+        tuple(cells),
+        settings=settings,
+        keys=making.keys,
+        warnings=tuple(making.warnings),
+    )
 
 
 def _chosen(found: Scenarios, only: Sequence[str], problems: Problems) -> list[Scenario]:

@@ -2,11 +2,15 @@
 
 The trap: a name that matches nothing and is dropped. The system this follows left out unknown
 names of frameworks in silence, so that a matrix of six ran four and nobody missed two.
+
+The other trap: a line that nobody reads to its end. What differs in quoted names alone is of one
+kind; each kind is told once, with its number, and the most frequent first.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +18,8 @@ from pathlib import Path
 from ergmeter.errors import UsageError
 
 _SHOWN = 12
-_MORE = 5
+_KINDS = 5
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 
 
 @dataclass(slots=True)
@@ -31,15 +36,20 @@ class Problems:
             self.found.append(line)
 
     def stop_if_any(self) -> None:
-        """End with the first of them, and the others behind it."""
+        """End with the first of each kind, and how many more are like it."""
         if not self.found:
             return
-        first, *others = self.found
-        more = ""
-        if others:
-            left = f"; and {len(others) - _MORE} others" if len(others) > _MORE else ""
-            more = f" (and {len(others)} more: {'; '.join(others[:_MORE])}{left})"
-        raise UsageError(f"{self.path}: {first}{more}")
+        kinds: dict[str, list[str]] = {}
+        for line in self.found:
+            kinds.setdefault(_QUOTED.sub("", line), []).append(line)
+        ranked = sorted(kinds.values(), key=len, reverse=True)
+        told = [
+            one[0] + (f" (and {len(one) - 1} more like it)" if one[1:] else "")
+            for one in ranked[:_KINDS]
+        ]
+        left = sum(map(len, ranked[_KINDS:]))
+        told += [f"and {left} others"] if left else []
+        raise UsageError(f"{self.path}: {'; '.join(told)}")
 
 
 def hint(name: object, names: Iterable[str]) -> str:

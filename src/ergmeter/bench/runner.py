@@ -3,7 +3,8 @@
 The trap: the driver as the only one who knows. This process belongs to one cell, on whatever
 machine, and outlives the driver: if that is killed, the cell ends as if nothing had happened. If
 this process is killed as well, the next one finds what it left, ends what still runs of it and
-puts its output aside (attempt_1, ...); nothing is overwritten.
+puts its output aside (attempt_1, ...); nothing is overwritten. Nor is another's: a cell whose
+directory is moved while it runs is ended, and the mark of it is in that directory.
 
 Of a cell on several nodes this is the first node's, which alone writes its status; the others run
 `ergmeter.bench.member`. They are told of each other by `--meeting`, the token of their launch.
@@ -28,6 +29,7 @@ from ergmeter.bench.cells import Cell
 from ergmeter.bench.judging import plain
 from ergmeter.bench.meeting import Meeting, call_off
 from ergmeter.bench.outcome import KILLED, Outcome, Said, outcome, telling
+from ergmeter.bench.place import Gone, Place
 from ergmeter.bench.process import (
     SETTLE_S,
     STDERR,
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
 _OUTPUTS = (STDOUT, STDERR, "run", "hf", RESULTS, smi.LOG, smi.NOTE)
 _OF_NODES = ("stdout.node*", "stderr.node*", "gpu_memory_logs.node*")
-_LOOK_S = 0.5  # how soon another node's end is seen
+_LOOK_S = 0.5  # how soon another node's end is seen, or that the directory was moved
 # Once a node has failed, the others have so long to say what they know of it.
 _FOLLOW_S = 10.0
 
@@ -57,13 +59,19 @@ _FOLLOW_S = 10.0
 class Runner:
     """One attempt at one cell. Owns the cell's process and its status.json."""
 
-    def __init__(self, directory: Path, *, token: str = "") -> None:
-        self._directory = directory.resolve()
-        self._cell = Cell.from_json(json.loads((directory / CELL).read_text(encoding="utf-8")))
-        self._state = state.read(directory)
+    def __init__(self, place: Place, *, token: str = "") -> None:
+        self._place = place
+        said = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
+        self._cell = Cell.from_json(said)
+        self._state = state.read(self._directory)
         self._token = token
         self._beaten_s = -math.inf
         self._failed: dict[int, int] = {}  # exit codes by node, in the order in which they came
+
+    @property
+    def _directory(self) -> Path:
+        """Looked up for each use: it may be called otherwise by now."""
+        return self._place.path
 
     def run(self) -> State:
         """Run the cell to its end, unless it has had one or another is at it. What it came to."""
@@ -108,7 +116,7 @@ class Runner:
         launching.check_nodes(self._cell)
         if not self._token:
             raise OSError(f"a cell on {self._cell.nodes} nodes is started by slurm or ray")
-        return Meeting(self._directory, token=self._token, nodes=self._cell.nodes)
+        return Meeting(self._place, token=self._token, nodes=self._cell.nodes)
 
     def _execute(self, meeting: Meeting | None) -> int:
         """Start the command and wait for it. Raises what cut it short, once it is gone."""
@@ -137,9 +145,13 @@ class Runner:
         began_s = time.monotonic()
         failed_s = math.inf
         while True:
+            if self._place.has_moved:
+                raise Cancelled(
+                    f"a move of its directory to {self._directory}: its command knows the old path"
+                )
             self._beat()
             left_s = limit_s - (time.monotonic() - began_s)
-            own = _ended(child, min(left_s, _LOOK_S if meeting else state.BEAT_S))
+            own = _ended(child, min(left_s, _LOOK_S))
             codes = [own, *(meeting.codes() if meeting else ())]
             self._failed |= {node: code for node, code in enumerate(codes) if code}
             failed_s = min(failed_s, time.monotonic()) if self._failed else math.inf
@@ -246,9 +258,14 @@ def main(arguments: list[str]) -> int:
     given = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    Runner(given.directory, token=given.meeting).run()
-    with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
-        results.collect(given.directory)
+    with Place(given.directory) as place:
+        try:
+            Runner(place, token=given.meeting).run()
+        except Gone as error:
+            sys.stderr.write(f"{error}\n")
+            return 1
+        with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
+            results.collect(place.path)
     return 0
 
 

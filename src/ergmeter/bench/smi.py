@@ -28,6 +28,7 @@ from pathlib import Path
 
 import pynvml
 
+from ergmeter.bench.place import Place
 from ergmeter.bench.state import write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes import cuda_order
@@ -167,12 +168,13 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     if query is None:
         yield
         return
-    log = _Log(cell, suffix)
-    try:
-        log.begin(query, environment)
-        yield
-    finally:
-        log.end()
+    with Place(cell) as place:
+        log = _Log(place, suffix)
+        try:
+            log.begin(query, environment)
+            yield
+        finally:
+            log.end()
 
 
 def _named(name: str, suffix: str) -> str:
@@ -187,9 +189,10 @@ def _nodes(name: str) -> str:
 class _Log:
     """Owns the process."""
 
-    def __init__(self, cell: Path, suffix: str) -> None:
-        self._name = cell.name + suffix
-        self._log, self._note = (cell / _named(name, suffix) for name in (LOG, NOTE))
+    def __init__(self, place: Place, suffix: str) -> None:
+        self._place, self._suffix = place, suffix
+        self._name = place.path.name + suffix
+        self._log = place.path / _named(LOG, suffix)
         self._process: subprocess.Popen[bytes] | None = None
         self._command: list[str] = []
         self._problem = ""
@@ -264,7 +267,7 @@ class _Log:
     def _keep(self) -> None:
         with suppress(OSError):
             said = {"command": shlex.join(self._command), "problem": self._problem}
-            write_json(self._note, said)
+            write_json(self._place.path / _named(NOTE, self._suffix), said)
 
 
 def _ends_with(parent: int) -> Callable[[], None] | None:

@@ -138,7 +138,7 @@ def _framework(found: Scenarios, template: Template, name: str) -> Iterator[str]
     elif template.workload == "erg" and one.tuning is None:
         yield (
             f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
-            f" read: take the command sft_trainer, or say under framework_configs which backend"
+            " read: --command sft_trainer runs it, or say under framework_configs which backend"
             " stands for it"
         )
     elif template.workload == "sft_trainer" and one.file is None and name != fms.NONE:

@@ -156,6 +156,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     """
     from ergmeter.bench import datastage, hidden, monitor, state
     from ergmeter.bench.launching import Options
+    from ergmeter.bench.place import Place
 
     if given["resume"] and given["move_aside"]:
         raise click.UsageError("--resume goes on with --out, --move-aside puts it away: give one")
@@ -187,11 +188,16 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     progress = monitor.prepare(out, plan, at_once=given["jobs"])
     monitor.reopened(out, progress, rerun)
     cells = monitor.remaining(out, progress, seed=given["seed"])
-    if cells:
-        datastage.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
-    with _shown(progress) as tell:
-        is_done = monitor.drive(out, progress, cells, launcher, tell)
-    _collect(out)
+    with Place(out) as place:
+        if cells:
+            datastage.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
+        with _shown(progress) as tell:
+            is_done = monitor.drive(place, progress, cells, launcher, tell)
+        if place.has_moved:
+            out = place.path
+            ended = "" if is_done else ", so its cells were ended"
+            click.echo(f"{given['out']} was moved to {out}{ended}", err=True)
+        _collect(out)
     return _ending(progress, out, is_done=is_done)
 
 

@@ -78,7 +78,7 @@ def planned(given: dict[str, Any]) -> Plan:
     """The plan that was asked for."""
     from ergmeter.bench.plan import plan
 
-    return plan(
+    found = plan(
         given["scenarios"],
         num_gpus=_listed("--num-gpus", given["num_gpus"], _whole),
         effective_batch_size=_listed(
@@ -96,6 +96,9 @@ def planned(given: dict[str, Any]) -> Plan:
         log_memory_hf=None if given["memory"] is None else given["memory"] != "nvidia-smi",
         check=wrong,
     )
+    for line in found.warnings:
+        click.echo(line, err=True)
+    return found
 
 
 def wrong(text: str) -> str | None:

@@ -36,8 +36,8 @@ _REASONS = 3  # shown of those why runs began
     "--format",
     "format_name",
     metavar="NAME",
-    help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nxdt, torchtitan."
-    " [default: found out]",
+    help="Who wrote the log: efficientllm, hf_trainer, keyvalue, megatron, nvidia_smi, nxdt,"
+    " torchtitan. [default: found out]",
 )
 @click.option(
     "--tokens-are",
@@ -58,6 +58,8 @@ def command(
     as_json: bool,
 ) -> int:
     """Make a run of a training log, for `erg report` and everything else that reads runs.
+
+    Or of the readings that `nvidia-smi --query-gpu=timestamp,... --format=csv -l 1` logged.
 
     LOG is a file, packed with gzip or not, or - for standard input. A log that holds several runs
     one after the other, by step numbers that begin again, makes a run of each.
@@ -109,6 +111,9 @@ def _lines(imported: Imported) -> Iterator[str]:
         steps = f"{run.steps} timed step line{'s'[: run.steps != 1]}"
         is_numbered = run.first_step is not None
         numbers = f", steps {run.first_step} to {run.last_step}" if is_numbered else ""
+        if run.readings and not run.steps:
+            yield f"{run.path}: {run.readings} readings of devices"
+            continue
         yield f"{run.path}: {steps}{numbers}"
         if run.why_no_steps:
             yield run.why_no_steps
@@ -124,6 +129,7 @@ def _document(imported: Imported) -> dict[str, object]:
         {
             "run": str(run.path),
             "step_lines": run.steps,
+            "readings": run.readings,
             "first_step": run.first_step,
             "last_step": run.last_step,
             "began": run.began or None,

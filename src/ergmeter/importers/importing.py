@@ -9,7 +9,7 @@ becomes the moment at which the run was made, and the header holds which wall-cl
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ from ergmeter import registry
 from ergmeter.errors import FormatError
 from ergmeter.importers.choice import chosen
 from ergmeter.importers.logfile import STDIN, LogFile
-from ergmeter.records import Flops, Mark, Record, Reported, Step
+from ergmeter.records import Device, Flops, Mark, Record, Reported, Sample, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
 from ergmeter.runlog.reader import IMPORTED
 from ergmeter.runlog.settings import Settings
@@ -27,6 +27,7 @@ from ergmeter.runlog.writer import Writer, create_run
 
 if TYPE_CHECKING:
     from ergmeter.importers.logfile import Progress
+    from ergmeter.ports import Importer
 
 _STREAM = "output"  # where what was seen in a program's output is kept
 _BATCH_ROWS = 10_000
@@ -65,6 +66,7 @@ class ImportedRun:
     notes: tuple[str, ...]
     began: str = ""  # why it is another run than the one before
     why_no_steps: str = ""
+    readings: int = 0  # of devices
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,14 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
     sink = _Sink(request, found.importer.name, number=1)
     for record in found.importer.records(found.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
-            runs.append(sink.close())
+            runs.append(sink.close(_devices(found.importer)))
             sink = _Sink(request, found.importer.name, number=len(runs) + 1, began=record.detail)
             continue
         sink.take(record)
     if log.is_cut_off:
         sink.take(Mark(0, "rows_dropped", "the compressed log ends half way"))
     if sink.has_records:
-        runs.append(sink.close())
+        runs.append(sink.close(_devices(found.importer)))
     if not runs:
         cut = ", and is a compressed log that ends half way" if log.is_cut_off else ""
         why = f": {sink.why_no_steps}" if sink.why_no_steps else ""
@@ -130,6 +132,8 @@ class _Sink:
         self._opened_ns = self._last_ns = 0
         self._steps: list[Step] = []
         self._reported: list[Reported] = []
+        self._samples: list[Sample] = []
+        self._sampled: dict[str, int] = {}  # readings by device
         self._count = 0
         self._first: int | None = None
         self._final: int | None = None
@@ -146,12 +150,13 @@ class _Sink:
             self.why_no_steps = record.detail
         if self._writer is None:
             self._early.append(record)
-            if isinstance(record, Step) or len(self._early) >= _BEFORE_FIRST:
+            if isinstance(record, Step | Sample) or len(self._early) >= _BEFORE_FIRST:
                 self._open()
             return
         self._write(record)
 
-    def close(self) -> ImportedRun:
+    def close(self, devices: Iterable[Device]) -> ImportedRun:
+        """End the run. `devices`: all that the importer knows, those of this run among them."""
         if self._writer is None:
             self._open()
         writer = self._writer
@@ -160,6 +165,9 @@ class _Sink:
             self.take(Mark(0, "output_unrecognised", self.why_no_steps or _UNTIMED))
         self._flush("steps", self._steps)
         self._flush("reported", self._reported)
+        self._flush("samples", self._samples)
+        if self._sampled:
+            writer.extend_header(devices=[one for one in devices if one.id in self._sampled])
         writer.mark(Mark(self._last_ns, "ended", IMPORTED))
         writer.mark(Mark(self._last_ns, "closed"))
         writer.close()
@@ -171,6 +179,7 @@ class _Sink:
             tuple(self._notes),
             self._began,
             "" if self._count else self.why_no_steps,
+            sum(self._sampled.values()),
         )
 
     def _open(self) -> None:
@@ -218,6 +227,11 @@ class _Sink:
             self._reported.append(Reported(t_ns, record.name, record.value, record.unit))
             if len(self._reported) > _BATCH_ROWS:
                 self._flush("reported", self._reported)
+        elif isinstance(record, Sample):
+            self._samples.append(replace(record, t_ns=self._shifted(record.t_ns)))
+            self._sampled[record.device] = self._sampled.get(record.device, 0) + 1
+            if len(self._samples) > _BATCH_ROWS:
+                self._flush("samples", self._samples)
         elif isinstance(record, Mark):
             self._writer.mark(replace(record, t_ns=self._shifted(record.t_ns)))
             self._notes.append(record.detail)
@@ -242,8 +256,14 @@ class _Sink:
     def _flush(self, table: str, batch: list[Any]) -> None:
         assert self._writer is not None
         if batch:
-            self._writer.write(table, batch, stream=_STREAM)
+            self._writer.write(table, batch, stream="" if table == "samples" else _STREAM)
             batch.clear()
+
+
+def _devices(importer: Importer) -> Iterable[Device]:
+    """Those that it has read readings of, if it is one that does."""
+    found: dict[str, Device] = getattr(importer, "devices", {})
+    return found.values()
 
 
 def _begins_ns(record: Record) -> int:

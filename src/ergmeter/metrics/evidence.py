@@ -167,7 +167,7 @@ class Evidence:
         if len(self.all_steps):
             start_ns = min(start_ns, self.all_steps.lowest("start_ns"))
             end_ns = max(end_ns, self.all_steps.highest("end_ns"))
-        if self.is_imported and not len(self.all_steps):
+        if self.is_imported and not len(self.all_steps) and not self.run.devices:
             raise NotMeasurable(_NO_TIMES)
         if end_ns <= start_ns:
             raise NotMeasurable("the run was cut off before its first hand-over")
@@ -272,7 +272,7 @@ class Evidence:
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
         if self.is_imported:
-            return _NO_READINGS
+            return f"no {what} in the log" if self.run.devices else _NO_READINGS
         reasons = {name: why for name, why in self.run.unavailable.items() if name in probes}
         # That another maker's hardware is not there is no reason that anybody looks for.
         near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}

@@ -247,7 +247,8 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
     where = f"{', '.join(counts) or 'no accelerator'} on {host}"
-    lines.append(Text(_OF_A_LOG if summary.status == IMPORTED else where, "dim"))
+    is_of_a_log = summary.status == IMPORTED and not run.devices
+    lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
     return lines
@@ -271,7 +272,7 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     figures.add_column(no_wrap=True)
     for group, members in _GROUPS.items():
         label = group
-        for key in [key for key, keep in members if _has_place(summary, key, keep=keep)]:
+        for key in [key for key, keep in members if _has_place(run, summary, key, keep=keep)]:
             if label:
                 figures.add_row("", "", "", "", "")
             found = summary.readings[key]
@@ -285,19 +286,20 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
     return Group(figures, *_absent(run, summary))
 
 
-def _has_place(summary: Summary, key: str, *, keep: bool) -> bool:
+def _has_place(run: Run, summary: Summary, key: str, *, keep: bool) -> bool:
     """Whether a figure is on the card; one that is kept is there also where it is missing."""
     found = summary.readings.get(key)
     if not isinstance(found, Reading):
-        return keep and found is not None and not _is_beside_the_point(summary, key)
+        return keep and found is not None and not _is_beside_the_point(run, summary, key)
     if key == "overhead.cpu_frac":
         return _is_long(summary)
     return not _is_nothing(key, found)
 
 
-def _is_beside_the_point(summary: Summary, key: str) -> bool:
+def _is_beside_the_point(run: Run, summary: Summary, key: str) -> bool:
     """Whether nobody expects this of such a run: readings of a log, steps of inference."""
-    if summary.status == IMPORTED and key.startswith(("energy.", "memory.")):
+    is_of_a_log = summary.status == IMPORTED and not run.devices
+    if is_of_a_log and key.startswith(("energy.", "memory.")):
         return True
     return key == "time.step_s" and isinstance(summary.readings["latency.ttft_median_s"], Reading)
 
@@ -309,7 +311,7 @@ def _is_long(summary: Summary) -> bool:
 
 def _absent(run: Run, summary: Summary) -> list[Text]:
     kept = [key for members in _GROUPS.values() for key, keep in members if keep]
-    kept = [key for key in kept if not _is_beside_the_point(summary, key)]
+    kept = [key for key in kept if not _is_beside_the_point(run, summary, key)]
     missing = {key: summary.readings.get(key) for key in kept}
     said: dict[str, list[str]] = {}
     for key, found in missing.items():

@@ -12,6 +12,7 @@ import yaml
 
 from ergmeter.bench import hidden, launching
 from ergmeter.bench.plan import plan
+from ergmeter.bench.templates import template
 from ergmeter.errors import UsageError
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -226,3 +227,36 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
     assert "# set HTTPS_PROXY yourself: it is a key, which is not written down" in lines
     assert not [line for line in lines if "***" in line]
     assert launching.told(how)["HTTPS_PROXY"] == "http://***@proxy:3128"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("train.py --token abc {run}", ["--token ..."]),
+        ("train.py --hub-token=abc {run}", ["--hub-token=..."]),
+        ("env HF_TOKEN=abc train.py {run}", ["HF_TOKEN=..."]),
+        ("login.py hf_AbCdEfGh1jKlMnOpQr {run}", ["hf_..."]),
+        ("curl http://me:word@host/{run}", ["an address with a password"]),
+        ("sh -c 'WANDB_API_KEY=abc a.py' {run}", ["WANDB_API_KEY=..."]),
+        ("sh -c 'train.py --password x' {run}", ["--password ..."]),
+        # Settings, names of settings, and what is put in elsewhere.
+        ("train.py --pad_token x --max-tokens 512 --token {t} --hf_token $HF_TOKEN {run}", []),
+        ("train.py --use_auth_token --model hf_models/llama MAX_TOKENS=4096 {run}", []),
+        ("{python} -m ergmeter train --config key.yaml --token-type x {run}", []),
+    ],
+)  # fmt: skip
+def test_what_looks_like_a_key_in_a_command(command: str, said: list[str]) -> None:
+    assert hidden.in_command(template(command).words) == said
+
+
+def test_a_plan_warns_of_a_key_in_a_command_and_does_not_repeat_it(
+    erg: Erg, tmp_path: Path
+) -> None:
+    path = scenarios(tmp_path, command="true --token s3same {run}")
+    code, _, said = erg("bench", "plan", str(path))
+    assert code == 0
+    assert said.splitlines() == [
+        "scenario 'mine': --token ... in its command looks like a key, and commands are written"
+        " down in the plan: give it as a variable under `environment`"
+    ]
+    assert erg("bench", "plan", str(scenarios(tmp_path)))[2] == ""

@@ -76,7 +76,12 @@ def test_what_is_to_be_cancelled_is_asked_for_until_the_controller_answers(
     commands.say("squeue", "echo 7_0 RUNNING erg")
     launcher = slurm.SlurmLauncher(Options())
     launcher.take_over([(one, directory)])
-    commands.say("squeue", "test -f once || { touch once; exit 1; }; test -f gone || echo 7_0 R e")
+    # At first it does not answer; and the job ends a while after it was told to.
+    commands.say(
+        "squeue",
+        "test -f once || { touch once; exit 1; }; test -f ended && exit;"
+        " test -f gone && touch ended; echo 7_0 R e",
+    )
     commands.say("scancel", "test -f twice || { touch twice; exit 1; }; touch gone")
     launcher.cancel()
     assert (commands.asked("scancel"), (commands.path / "gone").exists()) == (2, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ergmeter.bench.cells import Cell, Claim, Plan
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Options
 from ergmeter.bench.outcome import Outcome
+from ergmeter.bench.place import Place
 from ergmeter.cli.bench import command
 from ergmeter.errors import UsageError
 
@@ -66,7 +68,8 @@ def driven(out: Path, plan: Plan, *, resume: bool = False, jobs: int = 3) -> lis
     """Run what is left of a plan; which cells that was."""
     progress = opened(out, plan, resume=resume)
     cells = monitor.remaining(out, progress, seed=0)
-    assert monitor.drive(out, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
+    with Place(out) as at:
+        assert monitor.drive(at, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
     return [one.index for one, _ in cells]
 
 
@@ -189,7 +192,8 @@ def test_failed_cells_run_again_if_asked_and_what_they_left_is_kept(tmp_path: Pa
     monitor.reopened(out, progress, ("error", "timeout"))
     cells = monitor.remaining(out, progress, seed=0)
     assert [one.index for one, _ in cells] == [0]
-    assert monitor.drive(out, progress, cells, LocalLauncher(Options()), lambda _: None)
+    with Place(out) as at:
+        assert monitor.drive(at, progress, cells, LocalLauncher(Options()), lambda _: None)
     said = read(out, 0, "status.json")
     assert [one["status"] for one in said["attempts"]] == ["error", "ok"]
     assert (out / "exp_0" / "attempt_1" / "results.json").exists()
@@ -395,6 +399,57 @@ def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     state.opened(out, plan, state.Opening(move_aside=True))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("how", [None, signal.SIGTERM])
+def test_a_cell_that_is_moved_while_it_runs_has_its_status_where_it_is(
+    tmp_path: Path, how: signal.Signals | None
+) -> None:
+    """Another bench has taken its old path by then."""
+    out, aside = tmp_path / "out", tmp_path / "aside"
+    plan = Plan("s", (cell(0, PROGRAMS["hang"]),))
+    opened(out, plan)
+    first = runner(out / "exp_0")
+    eventually(lambda: state.read(out / "exp_0").child is not None)
+    child = state.read(out / "exp_0").child
+    out.rename(aside)
+    opened(out, plan)
+    before = contents(out)
+    if how is not None:
+        first.send_signal(how)
+    assert first.wait(WAIT_S) == 0
+    assert contents(out) == before
+    said = read(aside, 0, "status.json")
+    assert [one["status"] for one in said["attempts"]] == ["cancelled"]
+    asked = f"a move of its directory to {aside / 'exp_0'}: its command knows the old path"
+    # Told to end before it has looked, it says what it was told.
+    assert said["reason"] in {f"it was ended by {one}" for one in (asked, how and how.name)}
+    assert read(aside, 0, "results.json")["status"] == "cancelled"
+    assert child is not None
+    assert not _is_alive(child.pid)
+
+
+def test_a_cell_whose_directory_is_deleted_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    opened(out, Plan("s", (cell(0, PROGRAMS["hang"]),)))
+    first = subprocess.Popen(
+        [sys.executable, "-m", "ergmeter.bench.runner", str(out / "exp_0")], stderr=subprocess.PIPE
+    )
+    eventually(lambda: state.read(out / "exp_0").child is not None)
+    child = state.read(out / "exp_0").child
+    shutil.rmtree(out)
+    _, said = first.communicate(timeout=WAIT_S)
+    assert first.returncode == 1
+    assert said.decode().splitlines() == [
+        f"{out / 'exp_0'} was moved or deleted; nothing more is written for it"
+    ]
+    assert not out.exists()
+    assert child is not None
+    assert not _is_alive(child.pid)
 
 
 @pytest.mark.parametrize("job", ["123_3", "erg-bench-ab12 3"])

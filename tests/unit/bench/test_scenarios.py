@@ -11,6 +11,7 @@ import yaml
 from ergmeter.bench.cells import Cell, Claim
 from ergmeter.bench.constraints import BadCondition, Condition
 from ergmeter.bench.plan import plan
+from ergmeter.bench.problems import Problems
 from ergmeter.errors import FormatError, UsageError
 
 ADAPTERS: dict[str, Any] = {
@@ -120,8 +121,8 @@ def test_further_arguments_are_mapped(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"adam_epsilon": "1e-4"}, "nothing for the argument adam_epsilon"),
-        ({"learning_rat": 1}, "the argument learning_rat; did you mean learning_rate?"),
+        ({"adam_epsilon": "1e-4"}, "nothing for the argument 'adam_epsilon'"),
+        ({"learning_rat": 1}, "the argument 'learning_rat'; did you mean learning_rate?"),
         ({"peft_method": "pt"}, "no peft_method 'pt'"),
         ({"torch_dtype": "float16", "bf16": True}, "torch_dtype float16 and bf16"),
         ({"torch_dtype": "bfloat17"}, "did you mean bfloat16?"),
@@ -301,7 +302,23 @@ def test_what_is_wrong_is_told_in_one_line_with_file_and_nearest(
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     told = wrong(written(tmp_path, changed(slow=3, repeats=-1), timeot=3))
     assert "timeot is no key; did you mean timeout?" in told
-    assert "(and 2 more: " in told
+    assert told.count("; scenario 'adapters': ") == 2
+
+
+def test_problems_of_one_kind_are_told_once_with_their_number(tmp_path: Path) -> None:
+    """As of FMS's files with erg train, which reads none of its frameworks' files."""
+    problems = Problems(tmp_path / "scenarios.yaml")
+    problems.add("packing takes true and false", scenario="a")
+    for scenario, name in (("a", "one"), ("a", "two"), ("b", "one"), ("b", "one")):
+        problems.add(f"framework_config {name!r} is not known", scenario=scenario)
+    for number in range(6):
+        problems.add(f"problem {number}")
+    with pytest.raises(UsageError) as told:
+        problems.stop_if_any()
+    assert str(told.value).split(": ", 1)[1] == (
+        "scenario 'a': framework_config 'one' is not known (and 2 more like it);"
+        " scenario 'a': packing takes true and false; problem 0; problem 1; problem 2; and 3 others"
+    )
 
 
 def test_an_unknown_scenario_is_an_error_with_the_nearest(tmp_path: Path) -> None:

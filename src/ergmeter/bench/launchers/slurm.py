@@ -23,6 +23,7 @@ from pathlib import Path
 from ergmeter.bench import state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.place import Place
 from ergmeter.bench.process import runner_log
 from ergmeter.errors import PluginError
 
@@ -53,19 +54,21 @@ class Task:
         token = ".".join(os.environ.get(name, "0") for name in names)
         number = int(os.environ.get("SLURM_NODEID", "0"))
         words = runner_words(directory, number=number, nodes=nodes, token=token)
-        with runner_log(Path(directory), number).open("ab") as log:
-            runner = subprocess.Popen(words, stdout=log, stderr=log)
         is_time_up = False
-        try:
-            return runner.wait()
-        except submitit.core.utils.UncompletedJobError:
-            is_time_up = True
-            raise
-        finally:  # submitit leaves by an exception, also once it has had the job requeued
-            runner.terminate()
-            runner.wait()
-            if is_time_up:
-                _tell_time_was_up(Path(directory))
+        with Place(Path(directory)) as place:
+            with runner_log(place.path, number).open("ab") as log:
+                runner = subprocess.Popen(words, stdout=log, stderr=log)
+            try:
+                return runner.wait()
+            except submitit.core.utils.UncompletedJobError:
+                is_time_up = True
+                raise
+            finally:  # submitit leaves by an exception, also once it has had the job requeued
+                runner.terminate()
+                runner.wait()
+                if is_time_up:
+                    with suppress(OSError):  # of a directory that is gone there is nothing to say
+                        _tell_time_was_up(place.path)
 
     def checkpoint(self, directory: str, nodes: int) -> submitit.helpers.DelayedSubmission:
         """What to submit once it is preempted: the same, since a cell is not cut in two."""

@@ -105,7 +105,7 @@ def _header(evidence: Evidence, summary: Summary) -> str:
     counts = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
     hosts = dict.fromkeys(str(writer.header.get("host")) for writer in run.writers)
     where = f"{', '.join(counts) or 'no accelerator'} on {', '.join(list(hosts)[:4])}"
-    if summary.status == IMPORTED:
+    if summary.status == IMPORTED and not run.devices:
         where = "from a log, which holds no readings of energy, devices or host memory"
     links = {
         "figures": "figures",
