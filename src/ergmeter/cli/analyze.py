@@ -5,132 +5,33 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ergmeter.cli.analyze_options import with_options
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ergmeter.neuron.parts import Analysis
     from ergmeter.neuron.request import Request
     from ergmeter.neuron.watch import Event, Progress
 
-_INPUTS = [
-    click.option("--config", metavar="YAML", help="The training's YAML. Needed."),
-    click.option("--model-config", metavar="JSON", help="The model's config.json. Needed."),
-    click.option(
-        "--compile-dir",
-        metavar="DIR",
-        help="Neuron compile cache, or a part of it.  [default: /home/ubuntu/neuron_cache]",
-    ),
-    click.option("--log-file", metavar="LOG", help="The training's log, for its throughput."),
-    click.option("--batch-size", type=int, help="Global batch size, over the YAML's."),
-    click.option("--seq-len", type=int, help="Tokens of a sequence, over the YAML's."),
-    click.option("--throughput", type=float, help="Sequences per second, over the log's."),
-    click.option("--num-nodes", type=int, help="Over trainer.num_nodes; 1 if neither is given."),
-    click.option("--devices", type=int, help="Devices of a node, over trainer.devices."),
-    click.option(
-        "--lnc",
-        type=click.Choice(["1", "2"]),
-        help="Physical cores in a device.  [default: 2 on trn2 and trn3, else 1]",
-    ),
-    click.option("--dtype", help="What products are computed in, over precision.type."),
-    click.option(
-        "--hw-backend",
-        type=click.Choice(["trn1", "trn2", "trn3", "inf2"]),
-        default="trn1",
-        show_default=True,
-        help="The family of instances.",
-    ),
-    click.option(
-        "--convention",
-        help="Whose count of FLOPs; `neuron` is the original's, `erg conventions` explains them."
-        "  [default: exact]",
-    ),
-]
-_CHOICE = [
-    click.option("--compiler-version", multiple=True, help="Only its graphs. May be repeated."),
-    click.option("--module", multiple=True, help="Only this MODULE_... May be repeated."),
-    click.option("--since", help="Only graphs written since that time."),
-    click.option("--until", help="Only graphs written until that time."),
-    click.option("--modules-from-log", is_flag=True, help="Only modules that the log names."),
-    click.option(
-        "--graph-runs", metavar="FILE", help="How often each graph ran: lines `MODULE_... 1234`."
-    ),
-    click.option("--processes", type=click.IntRange(min=1), help="For counting graphs."),
-]
-_SCORE = [
-    click.option("--calculate-score", is_flag=True, help="The training score, with its factors."),
-    click.option("--per-file-scores", is_flag=True, help="A score for each graph."),
-    click.option(
-        "--base-mfu", type=float, default=50.0, show_default=True, help="Baseline MFU in percent."
-    ),
-    click.option(
-        "--base-throughput",
-        type=float,
-        default=100.0,
-        show_default=True,
-        help="Baseline sequences/s.",
-    ),
-    click.option(
-        "--loss-improvement",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Baseline loss / achieved loss.",
-    ),
-    click.option(
-        "--convergence-rate",
-        type=float,
-        default=1.0,
-        show_default=True,
-        help="Baseline steps / achieved steps.",
-    ),
-    click.option(
-        "--score-offset",
-        type=click.Choice(["1", "0.1"]),
-        default="1",
-        show_default=True,
-        help="The score's NKI factor is this plus the ratio; 0.1 since 2025-06-26.",
-    ),
-]
-_OUTPUT = [
-    click.option(
-        "--output",
-        metavar="JSON",
-        help="Where to write.  [default: training_metrics.json; with --json: nowhere]",
-    ),
-    click.option("--detailed", is_flag=True, help="Graphs one by one in the JSON."),
-    click.option("--print-per-file", is_flag=True, help="Graphs one by one on the console."),
-    click.option("--json", "as_json", is_flag=True, help="The document to stdout, nothing else."),
-    click.option(
-        "--compat", is_flag=True, help="The original's numbers of 2025-06-12, faults included."
-    ),
-    click.option(
-        "--compare", is_flag=True, help="Compare earlier outputs: --compare A.json B.json"
-    ),
-]
-
-
-def _with(options: list[Any]) -> Callable[[Any], Any]:
-    def add(function: Any) -> Any:  # noqa: ANN401  click's decorators are untyped functions
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
 _SCRIPT = "calculate_training_metrics.py"
+_GRAPHS_IN_MARKDOWN = 20
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.argument("earlier", nargs=-1, metavar="[FILES]...")
-@_with([*_INPUTS, *_CHOICE, *_SCORE, *_OUTPUT])
+@with_options
 def command(
     earlier: tuple[str, ...],
     compare: bool,
+    form: str,
     as_json: bool,
+    page: Path | None,
     compat: bool,
     output: str | None,
     print_per_file: bool,
@@ -143,23 +44,33 @@ def command(
     """
     from ergmeter.errors import UsageError
 
+    form = "json" if as_json else form
+    if page is not None:
+        _check_writable(page, option="--html")
+        _check_drawing()
     if compare:
         _check_alone()
-        _compare(earlier, as_json=as_json)
+        _compare(earlier, form=form, page=page)
         return
     if earlier:
         raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
     request = _request(**given)
-    path = output or (None if as_json else "training_metrics.json")
+    path = output or ("training_metrics.json" if form == "text" else None)
     if path is not None:
-        _check_writable(path)
-    document = _analyze(request, compat=compat, as_json=as_json, per_file=print_per_file)
+        _check_writable(Path(path), option="--output")
+    found = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
     if path is not None:
-        _write(path, document)
-    if as_json:
-        click.echo(_text(document))
+        Path(path).write_text(_text(found.document) + "\n", encoding="utf-8")
+    if form == "json":
+        click.echo(_text(found.document))
+    elif form == "md":
+        click.echo(_markdown(found), nl=False)
     else:
         click.echo(f"\nMetrics saved to: {path}")
+    if page is not None:
+        from ergmeter.views.html.analyze_page import analysis_page
+
+        _write_page(page, analysis_page(found), form=form)
 
 
 def main() -> None:
@@ -169,7 +80,7 @@ def main() -> None:
     run(command=command, program=_SCRIPT)
 
 
-def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -> dict[str, Any]:
+def _analyze(request: Request, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
     from ergmeter.neuron.watch import Progress
     from ergmeter.views import analyze as view
     from ergmeter.views.analyze_files import files_section
@@ -179,7 +90,7 @@ def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -
     else:
         from ergmeter.neuron.analysis import analyze
 
-    say: Callable[[str], None] = (lambda _: None) if as_json else click.echo
+    say: Callable[[str], None] = (lambda _: None) if is_quiet else click.echo
     with _progress() as bar:
 
         def watch(event: Event) -> None:
@@ -188,19 +99,20 @@ def _analyze(request: Request, *, compat: bool, as_json: bool, per_file: bool) -
             for line in view.event_lines(event):
                 say(line)
 
-        document, files = analyze(request, watch)
+        found = analyze(request, watch)
+    document = found.document
     sections = []
     if per_file:
         why = document.get("missing", {}).get("average_score")
         summary = document["nki_analysis"]["summary"]
-        sections.append(files_section(files, summary, why=why, is_original=compat))
+        sections.append(files_section(found.files, summary, why=why, is_original=compat))
     if request.calculate_score:
         sections.append(view.score_section(document))
     sections.append(view.summary_section(document))
     for section in sections:
         for line in section:
             say(line)
-    return document
+    return found
 
 
 def _request(**given: Any) -> Request:  # noqa: ANN401  click passes what it parsed
@@ -232,24 +144,38 @@ def _request(**given: Any) -> Request:  # noqa: ANN401  click passes what it par
     return Request(**given, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline)
 
 
-def _check_writable(path: str) -> None:
+def _check_writable(path: Path, *, option: str) -> None:
     """Before the work, not after it."""
-    from pathlib import Path
-
     from ergmeter.errors import UsageError
 
-    if Path(path).is_dir():
-        raise UsageError(f"--output {path}: is a directory; it takes a file")
-    folder = Path(path).parent
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a directory; it takes a file")
+    folder = path.parent
     if not folder.is_dir():
         what = "is no directory" if folder.exists() else "does not exist"
-        raise UsageError(f"--output {path}: the directory {folder} {what}")
+        raise UsageError(f"{option} {path}: the directory {folder} {what}")
 
 
-def _write(path: str, document: dict[str, Any]) -> None:
-    from pathlib import Path
+def _check_drawing() -> None:
+    """Refuse a page where nothing can draw, also before the work."""
+    from ergmeter.views.plots import converter
 
-    Path(path).write_text(_text(document) + "\n", encoding="utf-8")
+    converter()
+
+
+def _write_page(path: Path, page: str, *, form: str) -> None:
+    path.write_text(page, encoding="utf-8")
+    # Where stdout is a document it stays one.
+    click.echo(f"{path} ({len(page.encode()) / 1e6:.2f} MB)", err=form != "text")
+
+
+def _markdown(found: Analysis) -> str:
+    from ergmeter.views.analyze_figures import title
+    from ergmeter.views.analyze_markdown import markdown
+    from ergmeter.views.analyze_parts import analysis_parts
+
+    parts = analysis_parts(found.document, found.files, most_graphs=_GRAPHS_IN_MARKDOWN)
+    return markdown(title(found.document), parts)
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -292,21 +218,32 @@ def _check_alone() -> None:
     for option in context.command.params:
         name = option.name or ""
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_given and name not in ("earlier", "compare", "as_json"):
-            raise UsageError(f"--compare goes with files and --json; leave out {option.opts[0]}")
+        if is_given and name not in ("earlier", "compare", "as_json", "form", "page"):
+            said = "--compare goes with files, --json, --format and --html"
+            raise UsageError(f"{said}; leave out {option.opts[0]}")
 
 
-def _compare(paths: tuple[str, ...], *, as_json: bool) -> None:
-    from rich.console import Console
-
+def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
     from ergmeter.neuron.compare import compare
     from ergmeter.neuron.outputs import read_outputs
-    from ergmeter.views import analyze_compare
 
     found = compare(read_outputs(paths))
-    if as_json:
+    if form == "json":
         click.echo(json.dumps(found.document(), indent=1, allow_nan=False))
-        return
-    console = Console()
-    for part in analyze_compare.parts(found):
-        console.print(part)
+    elif form == "md":
+        from ergmeter.views.analyze_compare_parts import comparison_parts, title
+        from ergmeter.views.analyze_markdown import markdown
+
+        click.echo(markdown(title(found), comparison_parts(found)), nl=False)
+    else:
+        from rich.console import Console
+
+        from ergmeter.views import analyze_compare
+
+        console = Console()
+        for part in analyze_compare.parts(found):
+            console.print(part)
+    if page is not None:
+        from ergmeter.views.html.analyze_page import comparison_page
+
+        _write_page(page, comparison_page(found), form=form)

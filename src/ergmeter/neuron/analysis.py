@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
@@ -17,7 +17,7 @@ from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import machine
 from ergmeter.neuron.pace import throughput
-from ergmeter.neuron.parts import Parts
+from ergmeter.neuron.parts import Analysis, Parts
 from ergmeter.neuron.request import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from ergmeter.neuron.watch import Watch
 
 
-def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The document of a job, and its graphs one by one."""
+def analyze(request: Request, watch: Watch) -> Analysis:
+    """The metrics of a job."""
     _check(request)
     job = read_job(
         read_training_file(request.config),
@@ -106,7 +106,7 @@ def analyze(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[s
         score=factors,
         score_missing=why,
     )
-    return document(whole), graph_documents(whole)
+    return Analysis(document(whole), graph_documents(whole), whole)
 
 
 def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:

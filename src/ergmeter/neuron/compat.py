@@ -10,6 +10,7 @@ from ergmeter.neuron.advice import Finding
 from ergmeter.neuron.cache import Choice, graph_file
 from ergmeter.neuron.document import FORMAT, model_version
 from ergmeter.neuron.graphs import file_score
+from ergmeter.neuron.inputs import compat_inputs
 from ergmeter.neuron.original import (
     DEFAULT_SEQ_PER_S,
     NOT_KEPT,
@@ -22,6 +23,8 @@ from ergmeter.neuron.original import (
 )
 from ergmeter.neuron.original_hlo import original_count
 from ergmeter.neuron.original_log import read_original_log
+from ergmeter.neuron.origins import as_origin
+from ergmeter.neuron.parts import Analysis
 from ergmeter.neuron.request import DEFAULT_COMPILE_DIR, check_log, check_model, check_request
 from ergmeter.neuron.score import Score, score
 from ergmeter.neuron.settings import read_training_file
@@ -34,6 +37,7 @@ from ergmeter.neuron.watch import (
     Searching,
     ThroughputChosen,
 )
+from ergmeter.records import Reading
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
@@ -43,10 +47,15 @@ if TYPE_CHECKING:
     from ergmeter.neuron.original_log import OriginalLog
     from ergmeter.neuron.request import Request
     from ergmeter.neuron.watch import Watch
+    from ergmeter.records import Basis
 
 
-def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The original's document, and its graphs one by one."""
+_ASSUMED = "assumed, as the original does"
+_RATED = ("throughput_seq_per_sec", "mfu_percent", "training_score")
+
+
+def analyze_compat(request: Request, watch: Watch) -> Analysis:
+    """The original's metrics of a job."""
     check_request(request, is_original=True)
     check_model(request.model_config)
     if not Path(request.model_config).exists():
@@ -64,8 +73,9 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
     rate = request.throughput or (log.throughput.average if log else None)
     if log and not request.throughput and rate is not None:
         watch(ThroughputChosen(rate, is_from_log=True))
+    rate_from = "--throughput" if request.throughput else "--log-file, the mean of its values"
     if not rate:
-        rate = DEFAULT_SEQ_PER_S
+        rate, rate_from = DEFAULT_SEQ_PER_S, _ASSUMED
         watch(ThroughputChosen(rate, is_from_log=False))
     found = original_figures(
         request.model_config,
@@ -88,7 +98,7 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
         whole |= _score(request, found, rate, summary["overall_nki_ratio"])
     findings = _findings(request.compile_dir or DEFAULT_COMPILE_DIR, len(files), unreadable)
     compilers = {one for file in files if (one := graph_file(file["file_path"]).compiler)}
-    return whole | {
+    beyond = {
         "format": FORMAT,
         "compat": {"version": VERSION, "quirks_kept": list(QUIRKS), "not_kept": list(NOT_KEPT)},
         "unreadable_kernel_configs": unreadable,
@@ -98,7 +108,23 @@ def analyze_compat(request: Request, watch: Watch) -> tuple[dict[str, Any], list
             "model": model_version(request.model_config),
             "neuronxcc": sorted(compilers),
         },
-    }, files
+        "obtained": _obtained(rate_from),
+        "inputs": compat_inputs(
+            request, batch_size=batch, seq_len=length, seq_per_s=rate, rate_from=rate_from
+        ),
+    }
+    return Analysis(whole | beyond, files)
+
+
+def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
+    """How its figures were obtained: without intervals, by formulas that are listed as quirks."""
+    basis: Basis = "assumed" if rate_from == _ASSUMED else "reported"
+    rated = Reading(0.0, "", basis, note=f"as the original has it; throughput: {rate_from}")
+    counted = Reading(0.0, "", "derived", note="as the original has it")
+    return {
+        **{key: as_origin(rated) for key in _RATED},
+        **{key: as_origin(counted) for key in ("tflops_per_second", "overall_nki_ratio")},
+    }
 
 
 def _findings(directory: str, count: int, unreadable: int) -> Iterator[Finding]:

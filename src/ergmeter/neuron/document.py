@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.neuron.graphs import nki_document
+from ergmeter.neuron.inputs import inputs
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import BACKENDS
 from ergmeter.neuron.original import PEAK_TFLOP_PER_S_PER_NODE, VERSION, original_figures
+from ergmeter.neuron.origins import origins
 from ergmeter.neuron.score import REMARK
 from ergmeter.records import Missing, Reading
 from ergmeter.version import __version__
@@ -118,6 +120,8 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
         "mfu_basis": None if isinstance(found.mfu, Missing) else found.mfu.basis,
         "mfu_note": None if isinstance(found.mfu, Missing) else found.mfu.note,
         "throughput_basis": parts.pace.said,
+        "obtained": origins(parts),
+        "inputs": inputs(parts),
         "conventions": {
             name: {
                 "tflop_per_sequence": flops / _TERA,

@@ -121,9 +121,13 @@ def _utilization(
             f"how many cores a node of {machine.backend} has is not known: pass --devices"
         )
         return missing, missing
-    rate = Rate(
-        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.said
+    low, high = (
+        None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
     )
+    rate = Rate(
+        throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.said,
+        low, high,
+    )  # fmt: skip
     peak = Peak(
         f"{machine.backend}-core", machine.dtype, machine.core_flops_per_s, machine.source,
         "reported",

@@ -55,6 +55,8 @@ class Job:
     at_once: int | None = None  # sequences of one micro-batch, over all replicas
     # The batch goes before what the log counts: it was given, or the log's is that of one rank.
     batch_overrules: bool = False
+    nodes_from: str = "the YAML"  # or "--num-nodes", "assumed"
+    dtype_from: str = "the YAML"
 
 
 def read_job(
@@ -73,20 +75,22 @@ def read_job(
     if seq_len is None:
         _compare_lengths(file, length, notes)
     found_nodes = nodes or file.whole("trainer.num_nodes", instead="pass --num-nodes")
+    nodes_from = "--num-nodes" if nodes else "the YAML"
     if found_nodes is None:
-        found_nodes = 1
+        found_nodes, nodes_from = 1, "assumed"
         notes.append("nodes are not given (--num-nodes, trainer.num_nodes): 1 is assumed")
     found_devices = devices or file.whole("trainer.devices", instead="pass --devices")
     stages = _degree(file, "pipeline_model_parallel_size")
     replicas = _replicas(file, found_devices, found_nodes, stages)
     at_once = _at_once(file, replicas)
+    found_dtype, dtype_from = (dtype, "--dtype") if dtype else _dtype(file, notes)
     return Job(
         batch_size=batch,
         seq_len=length,
         nodes=found_nodes,
         devices=found_devices,
         devices_from="--devices" if devices else f"trainer.devices of {file.where}",
-        dtype=dtype or _dtype(file, notes),
+        dtype=found_dtype,
         lora=_lora(file, notes),
         checkpointing=_checkpointing(file, notes),
         overrides=_overrides(file),
@@ -98,6 +102,8 @@ def read_job(
         batch_from="--batch-size" if batch_size else "the YAML",
         seq_len_from="--seq-len" if seq_len else "the YAML",
         at_once=at_once,
+        nodes_from=nodes_from,
+        dtype_from=dtype_from,
     )
 
 
@@ -110,17 +116,18 @@ def _compare_lengths(file: TrainingFile, length: int, notes: list[str]) -> None:
         )
 
 
-def _dtype(file: TrainingFile, notes: list[str]) -> str:
-    """What products are computed in."""
+def _dtype(file: TrainingFile, notes: list[str]) -> tuple[str, str]:
+    """What products are computed in, and who says so."""
     said = file.value("precision.type")
     if said == "fp32":
-        return "fp32"
+        return "fp32", "the YAML"
     if isinstance(said, Unresolved):
         said = said.text
     if said not in _IN_BF16:
         why = "is not given" if said is None else f"is {said}, which is not known here"
         notes.append(f"precision.type {why}: bf16 and its peak are assumed (--dtype)")
-    return "bf16"
+        return "bf16", "assumed"
+    return "bf16", "the YAML"
 
 
 def _lora(file: TrainingFile, notes: list[str]) -> Lora | None:

@@ -28,6 +28,8 @@ class Throughput:
     basis: Basis = "reported"
     is_from_log: bool = False
     how: str | None = None  # how it was obtained from the log, in a few words
+    low: float | None = None  # the edges of its 95 % interval, where the log has enough rows
+    high: float | None = None
 
 
 def throughput(given: float | None, log: ParsedLog | None, job: Job) -> Throughput:
@@ -42,12 +44,19 @@ def throughput(given: float | None, log: ParsedLog | None, job: Job) -> Throughp
         return _by_batch(log, step, job)
     if isinstance(found, Reading):
         said = f"{log.path}: {found.note}"
-        return Throughput(found.value, said, found.basis, is_from_log=True, how=_how(found))
+        return Throughput(
+            found.value, said, found.basis, is_from_log=True, how=_how(found),
+            low=found.low, high=found.high,
+        )  # fmt: skip
     if isinstance(tokens, Reading):
         length = job.seq_len
         said = f"{log.path}, in sequences of {length}: {tokens.note}"
         how = f"{_how(tokens)}, in sequences of {length}"
-        return Throughput(tokens.value / length, said, tokens.basis, is_from_log=True, how=how)
+        low, high = (None if end is None else end / length for end in (tokens.low, tokens.high))
+        return Throughput(
+            tokens.value / length, said, tokens.basis, is_from_log=True, how=how,
+            low=low, high=high,
+        )  # fmt: skip
     if isinstance(step, Reading):
         return _by_batch(log, step, job)
     return Throughput(None, f"{log.path} shows no throughput ({found.reason}): pass --throughput")
@@ -58,7 +67,12 @@ def _by_batch(log: ParsedLog, step: Reading, job: Job) -> Throughput:
     batch = f"{job.batch_size} sequence{'' if job.batch_size == 1 else 's'} a step"
     said = f"{log.path}, with {batch} ({job.batch_from}): {step.note}"
     how = f"{_how(step)}, with {batch} ({job.batch_from})"
-    return Throughput(job.batch_size / step.value, said, step.basis, is_from_log=True, how=how)
+    # The shortest step makes the most sequences a second; one that may take no time, any number.
+    low, high = (job.batch_size / end if end else None for end in (step.high, step.low))
+    return Throughput(
+        job.batch_size / step.value, said, step.basis, is_from_log=True, how=how,
+        low=low, high=high,
+    )  # fmt: skip
 
 
 def _how(found: Reading) -> str:

@@ -1,9 +1,9 @@
-"""What the document of a job is made from."""
+"""What the document of a job is made from, and what an analysis comes to."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
@@ -34,3 +34,11 @@ class Parts:
     findings: tuple[Finding, ...] = ()
     score: Score | None = None
     score_missing: str | None = None  # why no score is known, of the job or of any graph
+
+
+class Analysis(NamedTuple):
+    """The document of a job, its graphs one by one, and what they were made from."""
+
+    document: dict[str, Any]
+    files: list[dict[str, Any]]
+    parts: Parts | None = None  # None: the original's numbers, which keep no steps

@@ -22,7 +22,7 @@ from ergmeter.neuron.watch import (
 )
 from ergmeter.units import significant
 from ergmeter.views.analyze_log import log_section
-from ergmeter.views.analyze_text import bound, fixed, heading, ratio, wrapped
+from ergmeter.views.analyze_text import bound, counted, fixed, heading, ratio, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -207,7 +207,7 @@ def _reasons(document: Document) -> Iterator[str]:
         "Worth knowing": [one["text"] for one in document.get("findings", ())],
         "Assumed and noted": document.get("notes", ()),
         "Not known in the graphs": [
-            _counted(count, what)
+            counted(count, what)
             for what, count in document["nki_analysis"].get("not_known", {}).items()
         ],
         "Not counted": [*_failed(document), *_left_out(document)],
@@ -221,14 +221,6 @@ def _reasons(document: Document) -> Iterator[str]:
             yield f"\n{title}:"
             for text in texts:
                 yield from wrapped(text, "  - ")
-
-
-def _counted(count: int, what: str) -> str:
-    """`2 loops whose ...`, `1 loop whose ...`."""
-    noun, _, rest = what.partition(" ")
-    if count == 1:
-        noun = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
-    return f"{count:,} {noun} {rest}"
 
 
 def _failed(document: Document) -> Iterator[str]:

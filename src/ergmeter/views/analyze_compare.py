@@ -1,4 +1,4 @@
-"""Earlier outputs of `erg analyze` side by side, on the terminal."""
+"""Earlier outputs of `erg analyze` side by side: rows and sentences, and those on the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from ergmeter.neuron.compare import Comparison, Group, Spread
 
 _HARD_SPACE = "\u00a0"
-_TITLES = {
+_MEAN = "mean of"
+TITLES = {
     "mfu_percent": "MFU %",
     "throughput_seq_per_sec": "seq/s",
     "overall_nki_ratio": "NKI ratio",
@@ -33,36 +34,58 @@ _TITLES = {
 def parts(found: Comparison) -> Iterator[RenderableType]:
     """The outputs, then a line of means for each group of repeats."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    table.add_column("output", overflow="fold")
-    paths = [output.path for group in found.groups for output in group.outputs]
-    shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
-    for name in METRICS:
-        title = _TITLES[name]
-        if name == "mfu_percent" and found.convention:
-            title = f"{title} ({found.convention})"
+    first, *others = heads(found)
+    table.add_column(first, overflow="fold")
+    for title in others:
         table.add_column(title, justify="right", no_wrap=True)
-    for group in found.groups:
-        for output in group.outputs:
-            values = (output.value(name, convention=found.convention) for name in METRICS)
-            name = _short(output.path, shared)
-            table.add_row(name, *("-" if v is None else significant(v, 5) for v in values))
-        if len(group.outputs) > 1:
-            spreads = [group.spreads.get(name) for name in METRICS]
-            many = len(group.outputs)
-            means = (_mean(spread, of=many) for spread in spreads)
-            table.add_row(f"mean of {many}", *means, style="bold")
-            table.add_row("± standard deviation", *map(_deviation, spreads))
+    for cells in rows(found):
+        table.add_row(*cells, style="bold" if cells[0].startswith(_MEAN) else None)
     yield table
-    for before, group in zip(found.groups, found.groups[1:], strict=False):
-        names = [_names([_short(one.path, shared) for one in of.outputs]) for of in (before, group)]
-        yield Text("\n".join(_whole(f"{names[0]} → {names[1]}: {_change(before, group)}")))
+    for text in changes(found):
+        yield Text("\n".join(_whole(text)))
     for note in found.notes:
         yield Text("\n".join(wrapped(note)), style="dim")
 
 
-def _short(path: str, shared: int) -> str:
-    """A path without what all of them have in front, where that is shorter."""
-    return min(path, str(Path(path).absolute())[shared:].lstrip("/"), key=len)
+def heads(found: Comparison) -> tuple[str, ...]:
+    """Over the columns of `rows`."""
+    under = f" ({found.convention})" if found.convention else ""
+    return (
+        "output",
+        *(TITLES[name] + (under if name == "mfu_percent" else "") for name in METRICS),
+    )
+
+
+def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
+    """A row for each output, and two for each group that has repeats."""
+    called = names_of(found)
+    for group in found.groups:
+        for output in group.outputs:
+            values = (output.value(name, convention=found.convention) for name in METRICS)
+            said = ("-" if value is None else significant(value, 5) for value in values)
+            yield called[output.path], *said
+        many = len(group.outputs)
+        if many > 1:
+            spreads = [group.spreads.get(name) for name in METRICS]
+            yield f"{_MEAN} {many}", *(_mean(spread, of=many) for spread in spreads)
+            yield "± standard deviation", *map(_deviation, spreads)
+
+
+def changes(found: Comparison) -> Iterator[str]:
+    """From each group to the next."""
+    called = names_of(found)
+    for before, group in zip(found.groups, found.groups[1:], strict=False):
+        old, new = (_names([called[one.path] for one in of.outputs]) for of in (before, group))
+        yield f"{old} → {new}: {_change(before, group)}"
+
+
+def names_of(found: Comparison) -> dict[str, str]:
+    """Paths without what all of them have in front, where that is shorter."""
+    paths = [output.path for group in found.groups for output in group.outputs]
+    shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
+    return {
+        path: min(path, str(Path(path).absolute())[shared:].lstrip("/"), key=len) for path in paths
+    }
 
 
 def _names(paths: list[str]) -> str:
@@ -91,20 +114,22 @@ def _deviation(spread: Spread | None) -> str:
 def _change(before: Group, after: Group) -> str:
     """What was changed from one group to the next, and what it did."""
     inputs = "; ".join(
-        f"{name} {_input(old)} → {_input(new)}" for name, (old, new) in after.changed.items()
+        f"{name} {input_shown(old)} → {input_shown(new)}"
+        for name, (old, new) in after.changed.items()
     )
     inputs = inputs or "nothing that is known of the inputs changed"
     effects = []
     for name in METRICS:
         old, new = before.spreads.get(name), after.spreads.get(name)
         if name in after.not_comparable:
-            effects.append(f"{_TITLES[name]} not comparable")
+            effects.append(f"{TITLES[name]} not comparable")
         elif old is not None and new is not None and old.mean:
             effects.append(_effect(name, old, new))
     return f"{inputs}: {', '.join(effects) or 'nothing to compare'}"
 
 
-def _input(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
+def input_shown(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
+    """An input as a person would write it."""
     if isinstance(value, dict):  # LoRA
         return f"r={value.get('r')} on {', '.join(map(str, value.get('targets') or ()))}"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -112,7 +137,7 @@ def _input(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
 
 def _effect(name: str, old: Spread, new: Spread) -> str:
     percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
-    change = f"{_TITLES[name]} {percent:+.1f} %"
+    change = f"{TITLES[name]} {percent:+.1f} %"
     if old.deviation is None and new.deviation is None:
         return change
     apart = (old.deviation or 0.0) + (new.deviation or 0.0)

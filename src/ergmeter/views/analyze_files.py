@@ -43,7 +43,7 @@ def files_section(
             module = f" {one['module_name'] or '-':<{wide}}" if "module_name" in one else ""
             yield f"{one['file_name']:<{long}}{module} ERROR: {one['error']}"
             continue
-        mark = _mark(one)
+        mark = mark_of(one)
         line = (
             f"{one['file_name']:<{long}} {one['module_name'] or '-':<{wide}}"
             f" {one['hlo_macs']:>{many},} {one['nki_macs']:>{many},}"
@@ -53,7 +53,7 @@ def files_section(
         yield line + (f" {fixed(found['score'], 4) + mark:>10}" if found else "")
     yield rule
     for mark, meaning in LEGEND.items():
-        if any(_mark(one) == mark for one in files):
+        if any(mark_of(one) == mark for one in files):
             yield f"{mark} {meaning}"
     if why:
         yield from wrapped(f"No score of a graph: {why}")
@@ -64,7 +64,8 @@ def files_section(
             yield f"  {name.title()} Score: {value:.4f}{bound(summary)}"
 
 
-def _mark(file: Document) -> str:
+def mark_of(file: Document) -> str:
+    """What stands behind a graph's ratio, where that is not known whole."""
     if file.get("is_uncertain"):
         return UNCERTAIN
     return LOWER_BOUND if file.get("is_lower_bound") else ""

@@ -49,3 +49,11 @@ def bound(figures: Mapping[str, Any]) -> str:
     if figures.get("is_uncertain"):
         return " (not certain)"
     return " (a lower bound)" if figures.get("is_lower_bound") else ""
+
+
+def counted(count: int, what: str) -> str:
+    """`2 loops whose ...`, `1 loop whose ...`."""
+    noun, _, rest = what.partition(" ")
+    if count == 1:
+        noun = noun.removesuffix("es") if noun.endswith("ches") else noun.removesuffix("s")
+    return f"{count:,} {noun} {rest}"

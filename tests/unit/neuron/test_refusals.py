@@ -53,7 +53,7 @@ def analyze(
         (("--base-mfu", "0"), 2, "--base-mfu must be a number above 0; got 0"),
         (("--base-throughput", "-5"), 2, "--base-throughput must be a number above 0; got -5"),
         (("--compile-dir", __file__), 1, "damaged or not an HLO module"),
-        (("--compare", "a.json"), 2, "--compare goes with files and --json; leave out --config"),
+        (("--compare", "a.json"), 2, "and --html; leave out --config"),
         (("--convention", "mine"), 2, "no convention 'mine'"),
         (("--hw-backend", "p5"), 2, "'p5' is not one of"),
         (("--output", "none/out.json"), 2, "--output none/out.json: the directory none does not"),

@@ -63,6 +63,31 @@
     button.addEventListener("click", () => show(moves[button.dataset.zoom](shared)));
   }
 
+  // Numbers with the highest first, texts by their letters; a second time the other way round.
+  // What is not known stays last.
+  function order(head) {
+    const body = head.closest("table").tBodies[0], column = head.cellIndex;
+    const rows = [...body.rows].map((row, place) => {
+      const cell = row.cells[column], held = cell.dataset.value;
+      return { row, place, value: held === undefined ? cell.textContent
+        : held === "" ? null : Number(held) };
+    });
+    const isNumber = rows.some((one) => typeof one.value === "number");
+    const before = head.getAttribute("aria-sort");
+    const now = before ? (before === "ascending" ? "descending" : "ascending")
+      : isNumber ? "descending" : "ascending";
+    const sign = now === "ascending" ? 1 : -1;
+    rows.sort((a, b) => a.value === null || b.value === null
+      ? (a.value === null) - (b.value === null) || a.place - b.place
+      : sign * (isNumber ? a.value - b.value : a.value.localeCompare(b.value)) || a.place - b.place);
+    for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", now);
+    body.append(...rows.map((one) => one.row));
+  }
+  for (const button of document.querySelectorAll("table.sortable th button")) {
+    button.addEventListener("click", () => order(button.closest("th")));
+  }
+
   const root = document.documentElement;
   const isDark = () => root.dataset.theme
     ? root.dataset.theme === "dark"

@@ -1,0 +1,354 @@
+"""`erg analyze --html` in a real browser: against the JSON, sorted, attacked, read aloud.
+
+The known answer is that of test_analyze.py. Its log is 19 steps of 64 sequences in 608 s by a bar
+of whole seconds, so the pace is 2 sequences/s, known to one second in 608.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.test_analyze import COMPILER, FIRST, MODEL, SECOND, YAML, bar
+from tests.e2e.test_report_html import EVIL, Opened
+from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+SCORE = ("--calculate-score", "--per-file-scores", "--base-mfu", "20", "--base-throughput", "1")
+NAMES = ["full", "compat", "bare", "many", "evil", "compared"]
+MANY = 250
+EVIL_FILE = "<img src=x onerror=window.hacked=1>|`a`.hlo_module.pb"
+
+
+def erg(folder: Path, *arguments: object) -> str:
+    done = subprocess.run(
+        [ERG, "analyze", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=environment(XDG_CACHE_HOME=str(folder / "xdg")),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def make_job(folder: Path) -> None:
+    """Two graphs and a file that is none; a log with a compile of 600 s; 250 graphs; an attack."""
+    called = Computation(2, "body", 10)
+    called.dot(called.parameter(2, 4), called.parameter(4, 6), 2, 6)
+    main = Computation(1)
+    main.dot(main.parameter(3, 5), main.parameter(5, 7), 3, 7)
+    main.call(2)
+    main.call(2)
+    cache = folder / "cache" / COMPILER
+    write(cache / FIRST, one_dot(3, 5, 7, config(1000), config(0, name="rms_norm")))
+    write(cache / SECOND, module(main, called))
+    write(cache / "MODULE_99+00000000", b"no module at all")
+    lines = [bar(step, 600 + 32 * step, 0.5 if step == 1 else 2.0) for step in range(1, 21)]
+    (folder / "train.log").write_text("\r".join(lines) + "\n")
+    for size in range(1, MANY + 1):
+        write(folder / "many" / f"MODULE_{size}+0", one_dot(1, 1, size))
+    write(
+        folder / "evil" / "MODULE_6+0",
+        one_dot(3, 5, 7, config(45, name=EVIL), config(None, name=EVIL)),
+        name=EVIL_FILE,
+    )
+    write(folder / "evil" / "MODULE_7+0", b"none", name=EVIL_FILE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job, and the pages of its analyses beside their documents."""
+    folder = tmp_path_factory.mktemp("analyzed")
+    make_job(folder)
+    log, given = ("--log-file", "train.log"), ("--throughput", "2.1")
+    for name, more in {
+        "full": ("--compile-dir", "cache", *log, *SCORE),
+        "compat": ("--compile-dir", "cache", *log, *SCORE, "--compat"),
+        "bare": ("--compile-dir", "empty", "--calculate-score"),
+        "many": ("--compile-dir", "many", *given),
+        "evil": ("--compile-dir", "evil", *given, *SCORE),
+    }.items():
+        (folder / "empty").mkdir(exist_ok=True)
+        files = ("--output", f"{name}.json", "--html", f"{name}.html", "--detailed")
+        erg(folder, "--config", YAML, "--model-config", MODEL, *more, *files)
+    for number, rate in enumerate((2.0, 2.1, 2.2, 3.0)):
+        compiler = ("--compile-dir", "cache") if number == 3 else ("--compile-dir", "many")
+        paced = ("--throughput", rate, "--output", f"{number}.json")
+        erg(folder, "--config", YAML, "--model-config", MODEL, *compiler, *paced)
+    outputs = [f"{number}.json" for number in range(4)]
+    erg(folder, "--compare", *outputs, "--html", "compared.html")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, folder: Path) -> Iterator[Any]:
+    made: list[Opened] = []
+
+    def open_page(name: str, **options: Any) -> Opened:
+        made.append(Opened(browser, folder / f"{name}.html", **options))
+        return made[-1]
+
+    yield open_page
+    for one in made:
+        one.page.close()
+
+
+def document(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    return found
+
+
+def card(one: Opened, title: str) -> list[str]:
+    """The lines of a figure's card: its value, its interval if it has one, its basis."""
+    said: str = one.page.locator(
+        ".card", has=one.page.get_by_role("heading", name=title)
+    ).inner_text()
+    return said.splitlines()[1:]
+
+
+def rows(one: Opened, caption: str) -> list[list[str]]:
+    """The cells of a table, in the order in which they are shown."""
+    found: list[list[str]] = one.ask(
+        f"""[...document.querySelectorAll(`[role=region][aria-label="{caption}"] tbody tr`)]
+              .map((row) => [...row.cells].map((cell) => cell.textContent))"""
+    )
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
+    opened: Any, name: str, scheme: str
+) -> None:
+    one = opened(name, scheme=scheme)
+    assert one.complaints == []
+    assert len(one.asked_for) == 1
+    assert one.page.locator(".chart:has-text('not drawn')").count() == 0
+
+
+def test_the_figures_are_those_of_the_document_with_basis_and_interval(
+    opened: Any, folder: Path
+) -> None:
+    one, found = opened("full"), document(folder, "full")
+    # 2 sequences/s by 608 s that are known to one of them; MFU moves with it.
+    low, high = 2 * (1 - 1 / 608), 2 / (1 - 1 / 608)
+    edges = f"{low:.4f} to {high:.4f} sequences/s"
+    assert card(one, "throughput")[:3] == ["2 sequences/s", edges, "derived"]
+    mfu = 100 * 2 * 197.63 / 3040
+    assert card(one, "MFU")[0] == f"{found['mfu_percent']:.2f} %" == f"{mfu:.2f} %"
+    assert card(one, "MFU")[1] == f"{mfu * low / 2:.2f} to {mfu * high / 2:.2f} %"
+    assert card(one, "NKI share")[0] == f"{100 * 1000 / 1306:.2f} %"
+    obtained = found["obtained"]
+    assert obtained["throughput_seq_per_sec"]["low"] == pytest.approx(low)
+    assert obtained["mfu_percent"]["high"] == pytest.approx(mfu * high / 2, rel=1e-4)
+    # The pace is in the score twice.
+    score = found["training_score"]
+    assert obtained["training_score"]["low"] == pytest.approx(score * (low / 2) ** 2)
+
+
+def test_the_factors_of_the_score_multiply_to_it_and_their_bars_add_up(
+    opened: Any, folder: Path
+) -> None:
+    one, found = opened("full"), document(folder, "full")
+    bars = one.ask(
+        """(() => { const view = ergmeterViews.score_factors, x = view.scale('x');
+             return view.data('points').map((row) => [row.name, row.v, x(row.v) - x(1)]); })()"""
+    )
+    *factors, score = bars
+    by_hand = (2 * 197.63 / 3040 / 0.2) * 2 * 1 * 1 * (1 + 1000 / 1306)
+    assert [name for name, *_ in factors] == [
+        "MFU", "throughput", "loss", "convergence", "NKI share"
+    ]  # fmt: skip
+    assert math.prod(ratio for _, ratio, _ in factors) == pytest.approx(by_hand, rel=1e-4)
+    assert score[1] == found["training_score"] == pytest.approx(by_hand, rel=1e-4)
+    pixels = {name: length for name, _, length in bars}
+    assert sum(length for _, _, length in factors) == pytest.approx(score[2], abs=0.01)
+    assert pixels["MFU"] < 0 < pixels["throughput"]  # 13 % of a base of 20; 2 of a base of 1
+    assert pixels["loss"] == pixels["convergence"] == 0
+    assert one.ask("ergmeterViews.score_factors.scale('x').type") == "log"
+
+
+def test_the_table_of_factors_has_value_base_ratio_and_product(opened: Any) -> None:
+    found = {row[0]: row[1:] for row in rows(opened("full"), "factors of the score")}
+    assert found["MFU"][:3] == ["13 %", "20 %", "0.6501"]
+    assert found["throughput"] == ["2 sequences/s", "1 sequences/s", "2", "1.3002", "+1.000"]
+    assert found["loss"][0] == "as given"
+    assert found["NKI share"][1:3] == ["1 + share", "1.7657"]
+    assert found["NKI share"][3] == found["score"][3]
+    by_hand = (2 * 197.63 / 3040 / 0.2) * 2 * (1 + 1000 / 1306)
+    assert float(found["score"][3]) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_the_pace_is_drawn_by_step_with_the_figure_that_was_taken(opened: Any) -> None:
+    one = opened("full")
+    points = one.ask("ergmeterViews.pace.data('points').map((row) => [row.t, row.v])")
+    assert points == [[step, 2] for step in range(2, 21)]  # step 1 holds the compile: no pace
+    assert one.ask("ergmeterViews.pace.data('taken')[0].v") == 2
+    assert "the original keeps no steps" in opened("compat").page.inner_text("#pace")
+    assert "No log was given" in opened("many").page.inner_text("#log")
+
+
+def test_graphs_stand_by_their_work_with_share_and_kernels(opened: Any, folder: Path) -> None:
+    found = rows(opened("full"), "compiled graphs, by work")
+    assert [row[:7] for row in found] == [
+        [FIRST, "model.hlo_module.pb", "1,105", "84.61 %", "1,000", "90.5 %",
+         "flash_fwd (1), rms_norm (1)"],
+        [SECOND, "model.hlo_module.pb", "201", "15.39 %", "0", "0 %", "none"],
+    ]  # fmt: skip
+    files = document(folder, "full")["nki_analysis"]["per_file_metrics"]
+    scores = {file["module_name"]: file.get("training_score") for file in files}
+    assert float(found[0][7]) == pytest.approx(scores[FIRST]["score"], abs=5e-5)
+    (failed,) = rows(opened("full"), "graphs that can't be read")
+    assert failed[0] == "MODULE_99+00000000"
+    assert "damaged or not an HLO module" in failed[2]
+
+
+def test_of_many_graphs_the_largest_are_shown_and_the_rest_is_counted(opened: Any) -> None:
+    one = opened("many")
+    found = rows(one, "compiled graphs, by work")
+    assert [int(row[2]) for row in found] == list(range(250, 50, -1))
+    # 1 + ... + 50 of 1 + ... + 250.
+    share = 100 * 50 * 51 / (250 * 251)
+    said = f"the other 50 with {share:.3f} % of the MACs are in the JSON of --detailed"
+    assert said in one.page.inner_text("#graphs")
+
+
+def test_a_head_sorts_by_value_by_mouse_and_by_keyboard(opened: Any) -> None:
+    one = opened("many")
+    caption = "compiled graphs, by work"
+    head = one.page.locator("table.sortable th").nth(2)
+    head.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    head.get_by_role("button").press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert [int(row[2]) for row in rows(one, caption)] == list(range(51, 251))
+    by_name = one.page.locator("table.sortable th").nth(0)
+    by_name.get_by_role("button").click()
+    assert head.get_attribute("aria-sort") is None
+    assert rows(one, caption)[0][0] == "MODULE_100+0"
+
+
+def test_what_is_absent_stands_with_its_reason(opened: Any) -> None:
+    one = opened("bare")
+    why = "no throughput: pass --throughput, or --log-file"
+    absent = {row[0]: row[1] for row in rows(one, "absent figures")}
+    assert "mfu_percent" in absent[why]
+    said = f"Not shown: MFU, throughput, work, score. Why: {why}"
+    assert said in one.page.inner_text("#figures")
+    assert "no HLO found: looked in empty" in one.page.inner_text("#advice")
+    bars = one.ask("ergmeterViews.score_factors.data('points').map((row) => [row.name, row.said])")
+    assert dict(bars)["MFU"] == dict(bars)["score"] == "not known"
+    assert dict(bars)["loss"] == "x 1"
+
+
+def test_inputs_have_their_source(opened: Any) -> None:
+    found = {row[0]: row[1:] for row in rows(opened("full"), "inputs")}
+    assert found["sequences a step"] == ["64", "the YAML"]
+    assert found["compile cache"] == ["cache", "--compile-dir"]
+    assert found["log"][0] == "train.log"
+    assert found["neuronxcc"][0] == COMPILER
+    assert "assumed" not in found["nodes"][1]
+
+
+def test_outputs_side_by_side_with_their_spread(opened: Any) -> None:
+    one = opened("compared")
+    found = {row[0]: row[1:] for row in rows(one, "outputs")}
+    assert found["mean of 3"][1] == "2.1"
+    assert found["± standard deviation"][1] == "0.1"  # of 2.0, 2.1 and 2.2, by n - 1
+    points = one.ask("ergmeterViews['spread-throughput_seq_per_sec'].data('points').length")
+    assert points == 4
+    (spread,) = one.ask("ergmeterViews['spread-throughput_seq_per_sec'].data('means')")
+    assert (spread["b"], spread["v"], spread["e"]) == pytest.approx((2.0, 2.1, 2.2))
+    assert "seq/s +42.9 % (beyond the spread of the repeats)" in one.page.inner_text("#changes")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_window_or_cut_off(opened: Any, name: str, width: int) -> None:
+    one = opened(name, width=width)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert one.ask("document.documentElement.scrollWidth") <= width
+    outside = one.ask(
+        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+             const frame = svg.getBoundingClientRect();
+             return [...svg.querySelectorAll('text')].filter((text) => {
+               const box = text.getBoundingClientRect();
+               const shown = getComputedStyle(text).opacity !== '0' && text.textContent;
+               return shown && (box.left < frame.left - 1 || box.right > frame.right + 1
+                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+             }).map((text) => text.textContent);
+           })"""
+    )
+    assert outside == []
+
+
+def test_names_of_files_and_kernels_are_text(opened: Any) -> None:
+    one = opened("evil")
+    found = rows(one, "compiled graphs, by work")
+    assert found[0][1] == EVIL_FILE
+    assert EVIL in found[0][6]
+    assert found[0][5].endswith("*")  # a kernel that states no MACs
+    assert rows(one, "NKI kernels")[0][0] == EVIL
+    for chart in one.page.query_selector_all(".chart svg"):
+        box = chart.bounding_box()
+        one.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert one.ask("window.hacked") is None
+    assert one.page.query_selector("img") is None
+    assert one.complaints == []
+
+
+def test_a_score_of_a_lower_bound_is_said_to_be_one(opened: Any) -> None:
+    one = opened("evil")
+    assert card(one, "score")[0].endswith("(a lower bound)")
+    bars = dict(one.ask("ergmeterViews.score_factors.data('points').map((r) => [r.name, r.said])"))
+    assert bars["NKI share"].startswith("at least x ")
+    assert bars["score"].startswith("at least ")
+    assert not bars["MFU"].startswith("at least")
+
+
+def test_on_paper_it_is_light_and_everything_is_open(opened: Any) -> None:
+    one = opened("full", scheme="dark")
+    one.ask("dispatchEvent(new Event('beforeprint'))")
+    one.page.emulate_media(media="print")
+    assert one.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert one.ask("document.querySelectorAll('details:not([open])').length") == 0
+
+
+@pytest.mark.parametrize("name", ["full", "bare", "compared"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Any, name: str, scheme: str) -> None:
+    one = opened(name, scheme=scheme)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe_api.Axe().run(one.page)
+    grave = [
+        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+        for each in found.response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
