@@ -303,6 +303,7 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     assert seen == sorted(set(seen))
     page.wait_for_selector("#figure-loss svg")
     assert page.inner_text("#state-line") == "running"
+    page.wait_for_selector("#figures strong >> text=/ of 15 checks /")  # the verdict of erg check
     (lab.path / "runs" / "one.stop").touch()
     out, _ = writer.communicate(timeout=TIMEOUT_S)
     page.wait_for_selector("text=How to cite")

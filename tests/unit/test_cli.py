@@ -196,6 +196,32 @@ def test_a_damaged_file_is_one_line_and_exit_code_1_and_the_rest_is_shown(
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report",),
+        ("report", "--json"),
+        ("report", "--memory"),
+        ("explain",),
+        ("explain", "--json"),
+        ("plot", "--kind", "steps", "-o", "steps.svg"),
+        ("card",),
+    ],
+)
+def test_every_command_about_one_run_tells_of_damage_takes_the_newest_and_one_training(
+    erg: Erg, run: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert erg(*arguments)[0] == 0
+    code, _, err = erg(*arguments, "--training", 7)
+    assert (code, "7" in err) == (2, True), err
+    (file,) = run.rglob("samples-nvml-00000.arrows")
+    file.write_bytes(b"nonsense" * 100)
+    code, _, err = erg(*arguments)
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith("erg: damaged, left out: ")
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
         (("recrod", "--", "true"), 2, "did you mean `erg record`"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.shown import with_run
 from ergmeter.cli.work_options import with_model
 from ergmeter.errors import UsageError
 
@@ -21,7 +22,6 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("-o", "--out", type=click.Path(path_type=Path), help="A file instead of the screen.")
 @click.option(
     "--badge", type=click.Path(path_type=Path), metavar="FILE.svg", help="Also draw a badge there."
@@ -38,27 +38,21 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
     type=click.Choice(["pre-training", "fine-tuning"]),
     help="For the metadata. [default: fine-tuning where adapters were trained, else left out]",
 )
-@click.option(
-    "--training",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of several trainings that one command ran, just this one.",
-)
+@with_run
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @with_model
 @with_settings
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],
-    run: Path | None,
+    run: Run,
     out: Path | None,
     badge: Path | None,
     metric: str,
     location: str | None,
     training_type: str | None,
-    training: int | None,
     force: bool,
-) -> int:
+) -> None:
     """Write a section for a model card, in Markdown. Without RUN: the newest under runs/.
 
     A paragraph to cite, a table of figures with their basis and window, what was not measured and
@@ -67,22 +61,18 @@ def command(
     """
     from ergmeter.metrics.catalog import find
     from ergmeter.metrics.summarize import settings_of, summarize
-    from ergmeter.runlog.directory import newest_run
-    from ergmeter.runlog.reader import Run
     from ergmeter.views import card as view
     from ergmeter.views.badge import badge as drawn
 
     key = find(_SHORT.get(metric.lower(), metric))[0].key
     for target in (out, badge):
         _check_free(target, force=force)
-    opened = Run.open(run or newest_run(Path("runs")))
-    opened = opened.training(training) if training else opened
-    _check_one(opened)
-    summary = summarize(opened, settings, flops=flops)
+    _check_one(run)
+    summary = summarize(run, settings, flops=flops)
     told = view.Told(location, training_type)
-    declared = settings_of(opened, settings)
-    whole = _whole(opened, settings, flops, summary)
-    text = view.page(view.Sources(opened, summary, whole, declared, told, flops))
+    declared = settings_of(run, settings)
+    whole = _whole(run, settings, flops, summary)
+    text = view.page(view.Sources(run, summary, whole, declared, told, flops))
     if badge is not None:
         badge.write_text(drawn(key, summary.readings[key]), "utf-8")
     if out is None:
@@ -92,9 +82,6 @@ def command(
     for path in (out, badge):
         if path is not None:
             click.echo(str(path), err=out is None)
-    for line in opened.damage:
-        click.echo(f"erg: damaged, left out: {line}", err=True)
-    return 1 if opened.damage else 0
 
 
 def _whole(run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary) -> Summary:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.shown import tell_damage
+
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
@@ -31,6 +33,4 @@ def command(run: Path, form: str, out: Path | None, force: bool) -> int:
     target = out or run.with_name(f"{run.resolve().name}-export")
     for path in export(opened, summarize(opened), target, form=form, force=force):
         click.echo(str(path))
-    for line in opened.damage:
-        click.echo(f"erg: damaged, left out: {line}", err=True)
-    return 1 if opened.damage else 0
+    return tell_damage(opened)

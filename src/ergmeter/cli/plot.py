@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.shown import with_run
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
     from ergmeter.records import Flops
+    from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 # Those of `views.plots`, which would load numpy for `erg plot --help`; a test keeps them the same.
@@ -23,7 +25,6 @@ KINDS = (
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--kind", type=click.Choice(KINDS), default="power", show_default=True)
 @click.option(
     "-o",
@@ -34,22 +35,16 @@ KINDS = (
     help="Where to: FILE.svg or FILE.png.",
 )
 @click.option("--dark", is_flag=True, help="On a dark ground.")
-@click.option(
-    "--training",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of several trainings that one command ran, just this one.",
-)
+@with_run
 @with_model
 @with_settings
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],
-    run: Path | None,
+    run: Run,
     kind: str,
     out: Path,
     dark: bool,
-    training: int | None,
 ) -> None:
     """Draw one chart of a run into a file, without a browser. Without RUN: the newest under runs/.
 
@@ -57,17 +52,13 @@ def command(
     reason is told. Needs pip install 'ergmeter[html]'.
     """
     from ergmeter.metrics.summarize import evidence_of, summarize
-    from ergmeter.runlog.directory import newest_run
-    from ergmeter.runlog.reader import Run
     from ergmeter.views.plots import FORMATS, plot
 
     form = out.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
-    opened = Run.open(run or newest_run(Path("runs")))
-    opened = opened.training(training) if training else opened
-    evidence = evidence_of(opened, settings, flops=flops)
-    summary = summarize(opened, settings, flops=flops)
+    evidence = evidence_of(run, settings, flops=flops)
+    summary = summarize(run, settings, flops=flops)
     theme = "dark" if dark else "light"
     out.write_bytes(plot(evidence, summary, kind, form=form, theme=theme))
     click.echo(out)

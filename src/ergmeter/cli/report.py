@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.shown import show_run, with_run
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
 @click.option(
     "--metric",
@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
-@click.option(
-    "--training",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Of several trainings that one command ran, just this one.",
-)
+@with_run
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
 @click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
 @click.option(
@@ -47,14 +42,13 @@ if TYPE_CHECKING:
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],
-    run: Path | None,
+    run: Run,
     as_json: bool,
     metrics: tuple[str, ...],
-    training: int | None,
     show_all: bool,
     memory: bool,
     page: Path | None,
-) -> int:
+) -> None:
     """Show what a run came to. Without RUN: the newest under runs/.
 
     A run can be reported while it is written. The settings given here take the place of those the
@@ -63,41 +57,42 @@ def command(
     """
     from rich.console import Console
 
-    from ergmeter.cli.shown import show_run
-    from ergmeter.metrics.summarize import summarize
-    from ergmeter.runlog.directory import newest_run
-    from ergmeter.runlog.reader import Run
-    from ergmeter.views import documents
-
-    opened = Run.open(run or newest_run(Path("runs")))
-    opened = opened.training(training) if training else opened
     if memory and (as_json or metrics):
         raise click.UsageError("--memory is to be looked at; `erg export` has the readings")
     if page is not None:
         if as_json or metrics or memory or show_all:
             raise click.UsageError("--html has everything on its page: give it alone")
-        _write_page(opened, page, settings, flops)
-        return _damage(opened)
-    if memory:
+        _write_page(run, page, settings, flops)
+    elif memory:
         from ergmeter.views.memory import timeline
 
-        Console().print(timeline(opened))
-        return _damage(opened)
-    if not as_json and not metrics:
-        show_run(Console(), opened, settings, flops=flops, show_all=show_all)
-        return _damage(opened)
-    summary = summarize(opened, settings, flops=flops)
-    if as_json:
-        whole = (
-            documents.metrics(summary, metrics)
-            if metrics
-            else documents.report(opened, summary, settings)
-        )
-        click.echo(json.dumps(whole, indent=1, allow_nan=False))
+        Console().print(timeline(run))
+    elif as_json or metrics:
+        _print_figures(run, settings, flops, metrics, as_json=as_json)
     else:
+        show_run(Console(), run, settings, flops=flops, show_all=show_all)
+
+
+def _print_figures(
+    run: Run,
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    metrics: tuple[str, ...],
+    *,
+    as_json: bool,
+) -> None:
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.views import documents
+
+    summary = summarize(run, settings, flops=flops)
+    if not as_json:
         for line in documents.metric_lines(summary, metrics):
             click.echo(line)
-    return _damage(opened)
+        return
+    whole = (
+        documents.metrics(summary, metrics) if metrics else documents.report(run, summary, settings)
+    )
+    click.echo(json.dumps(whole, indent=1, allow_nan=False))
 
 
 def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
@@ -114,10 +109,3 @@ def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ..
     whole = report(evidence_of(run, settings, flops=flops), summary)
     page.write_text(whole, encoding="utf-8")
     click.echo(f"{page} ({len(whole.encode()) / 1e6:.2f} MB)")
-
-
-def _damage(opened: Run) -> int:
-    """Say what could not be read. The exit code."""
-    for line in opened.damage:
-        click.echo(f"erg: damaged, left out: {line}", err=True)
-    return 1 if opened.damage else 0

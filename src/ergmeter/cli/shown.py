@@ -1,20 +1,56 @@
-"""A run on the terminal, as `erg record` and `erg report` show it: one card, or one a training."""
+"""The run that a command is about: how it is named, opened and shown, and what of it is damaged.
+
+Libraries are imported when they are needed: `erg report --help` loads no numpy.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ergmeter.metrics.summarize import summarize
-from ergmeter.views.terminal import every_metric, show
+import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
 
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
+
+
+def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add RUN and --training to a command, which gets the `run` opened. The newest without RUN.
+
+    What could not be read of it is told when the command is done, and its exit code is 1 then.
+    """
+
+    @functools.wraps(function)
+    def wrapped(run: Path | None, training: int | None, **given: Any) -> int:  # noqa: ANN401
+        from ergmeter.runlog.directory import newest_run
+        from ergmeter.runlog.reader import Run
+
+        opened = Run.open(run or newest_run(Path("runs")))
+        opened = opened.training(training) if training else opened
+        code = function(run=opened, **given) or 0
+        return tell_damage(opened) or code
+
+    wrapped = click.option(
+        "--training",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Of several trainings that one command ran, just this one.",
+    )(wrapped)
+    return click.argument("run", type=click.Path(path_type=Path), required=False)(wrapped)
+
+
+def tell_damage(run: Run) -> int:
+    """Say what of a run could not be read. The exit code."""
+    for line in run.damage:
+        click.echo(f"erg: damaged, left out: {line}", err=True)
+    return 1 if run.damage else 0
 
 
 def show_run(
@@ -26,6 +62,9 @@ def show_run(
     show_all: bool = False,
 ) -> None:
     """Print the card of a run. Of several trainings in it each has its own."""
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.views.terminal import every_metric, show
+
     for one in parts(run):
         summary = summarize(one, settings, flops=flops)
         show(console, one, summary)

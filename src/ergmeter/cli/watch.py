@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.metrics.watching import Frame, Noted, Watching
+    from ergmeter.metrics.alert_marks import Noted
+    from ergmeter.metrics.watching import Frame, Watching
 
 _LINES_EVERY_S = 10.0
 _FRAMES_EVERY_S = 2.0
@@ -160,7 +161,7 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
 def new_alerts(frame: Frame, printed: list[Noted]) -> list[int]:
     """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
     and one that was seen here first is told by the run a little later."""
-    from ergmeter.metrics.watching import is_same
+    from ergmeter.metrics.alert_marks import is_same
 
     def has_line(alert: Noted) -> bool:
         seen = (p for p in printed if not p.was_told or not alert.was_told)

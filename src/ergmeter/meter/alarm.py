@@ -7,7 +7,8 @@ run a week later, as both ask the same judge.
 
 Each rank judges its own share. What is the same for all of them, the pace and the clock, only the
 first tells of. Energy and cost are not: the devices of a node are read by whichever of its ranks
-came first, and no other rank knows of them.
+came first, and no other rank knows of them. Nor is a loss: who watches all ranks tells of the first
+that is lost, and marks each.
 """
 
 from __future__ import annotations
@@ -21,12 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter.notices import Notices, Ways, ways
-from ergmeter.metrics.alert_rules import (
-    Rule,
-    all_parsed,
-    check_prices,
-    classes_parsed,
-)
+from ergmeter.metrics.alert_rules import NAN, Rule, all_parsed, check_prices, classes_parsed
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:
@@ -85,24 +81,24 @@ class Alarm:
         *,
         settings: Settings,
         mark: Callable[[Mark], None],
-        guard: Callable[[Callable[[], object]], None],
         only: str | None = None,
         is_first: Callable[[], bool] = lambda: True,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
-        """`only`: the writer whose share is judged; left out, all of the run. `guard` runs what may
-        fail, `on_stop` hears once that the run should stop."""
+        """`only`: the writer whose share is judged; left out, all of the run. `on_stop` hears once
+        that the run should stop."""
         self.should_stop = False
         self._plan = plan
         self._run = run
         self._settings = settings
         self._mark = mark
-        self._guard = guard
         self._only = only
         self._is_first = is_first
         self._on_stop = on_stop
         self._notices = Notices(plan.ways, mark=mark)
         self._followed: tuple[Following, Judge] | None = None
+        self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
+        self._failed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
         self.cpu_s = 0.0
@@ -117,15 +113,26 @@ class Alarm:
         self._thread.join(_STOP_S)
         if not self._thread.is_alive():
             flush()
-            self._guard(partial(self._look, is_last=True))
+            before_s = time.thread_time()  # of the thread that closes, beside its own
+            self._guarded(partial(self._look, is_last=True))
+            self.cpu_s += time.thread_time() - before_s
         if self._followed is not None:
             self._followed[0].close()
         self._notices.end()
 
     def _loop(self) -> None:
         while not self._stopping.wait(EVERY_S):
-            self._guard(self._look)
+            self._guarded(self._look)
             self.cpu_s = time.thread_time()
+
+    def _guarded(self, look: Callable[[], None]) -> None:
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
+            if not self._failed:
+                self._failed = True
+                said = f"{type(error).__name__}: {error}"[:1000]
+                self._mark(Mark(time.monotonic_ns(), "alarm_failed", said))
 
     def _look(self, *, is_last: bool = False) -> None:
         following, judge = self._followed or self._begun()
@@ -153,12 +160,24 @@ class Alarm:
     def _raised(self, alert: Alert, *, may_stop: bool) -> None:
         name = "alert_over" if alert.is_over else "alert"
         self._mark(Mark(alert.t_ns, name, alert.text[:1000]))
+        is_news = self._is_news(alert)
         if alert.is_over:
             return
-        if self._is_first() or not alert.rule.is_of_all_ranks:
+        if is_news:
             self._notices.tell({**alert.as_json(), "run": str(self._run), "pid": os.getpid()})
         if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
             self.should_stop = True
             self._mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
             if self._on_stop is not None:
                 self._on_stop()
+
+    def _is_news(self, alert: Alert) -> bool:
+        """Whether it is told of here: not what the first rank tells, nor a loss beside another."""
+        if alert.rule.kind != NAN:
+            return self._is_first() or not alert.rule.is_of_all_ranks
+        lost = self._lost.setdefault(alert.rule.text, set())
+        if alert.is_over:
+            lost.discard(alert.about)
+            return False
+        lost.add(alert.about)
+        return len(lost) == 1

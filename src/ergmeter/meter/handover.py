@@ -105,6 +105,7 @@ class HandOver:
         self.sources: list[Callable[..., None]] = []
         self.duties: list[Duty] = []  # that fall to us if who has them now ends
         self.on_end: list[Callable[[], None]] = []
+        self.costs: list[Callable[[], float]] = []  # CPU seconds of other threads of ours
         self._where: dict[str, Any] = {}  # this rank among the others, as it was asked last
         self._told: dict[str, Any] = {}  # and as the header has it
 
@@ -245,7 +246,7 @@ class HandOver:
     def _cost_of_threads_s(self) -> float:
         if threading.current_thread() is self._thread:
             self._cpu_s = time.thread_time()
-        return self._sampler.cpu_s + self._cpu_s
+        return self._sampler.cpu_s + self._cpu_s + sum(cost_s() for cost_s in self.costs)
 
     def _loop(self) -> None:
         with self._lock:
@@ -312,8 +313,9 @@ class HandOver:
     def _tally(self, columns: dict[str, Any]) -> None:
         """Keep the totals that progress is told from."""
         train = [phase == "train" for phase in columns["phase"]]
-        tokens = columns["tokens_real"]
-        tokens = columns["tokens_computed"] if None in tokens else tokens
+        # As in `metrics.ahead`: of each step the real ones, where they are told.
+        both = zip(columns["tokens_real"], columns["tokens_computed"], strict=True)
+        tokens = [computed if real is None else real for real, computed in both]
         self.train_steps += sum(filter(None, compress(columns["steps"], train)))
         self.tokens += sum(filter(None, compress(tokens, train)))
         self.first_ns = self.first_ns or columns["start_ns"][0]

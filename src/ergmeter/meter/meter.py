@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 # What a mark may hold: a name, a path, a sentence.
 _MARK_CHARACTERS = 1000
 _STEP_VALUES = attrgetter(*STEP_GIVEN)
+_CPU_S = attrgetter("cpu_s")
 
 
 class Meter:
@@ -374,6 +375,7 @@ class Meter:
                 mark=handover.marks.append,
                 is_first=lambda: handover.rank == 0,
             )
+            handover.costs.append(partial(_CPU_S, self._feed))
             self._feed.start()
 
     def _start_alarm(self, handover: HandOver) -> None:
@@ -384,12 +386,12 @@ class Meter:
                 handover.run,
                 settings=self.plan.settings,
                 mark=handover.marks.append,
-                guard=handover._guarded,
                 # Around a command its processes tell the steps, each in a share of its own.
                 only=None if self.plan.around else handover.writer_id,
                 is_first=lambda: handover.rank == 0,
                 on_stop=self._stop_asked,
             )
+            handover.costs.append(partial(_CPU_S, self._alarm))
             self._alarm.start()
 
     def _stop_asked(self) -> None:

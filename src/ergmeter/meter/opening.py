@@ -242,8 +242,8 @@ class Plan:
 
 def _own_device(writer: str, *, whole_processes: bool) -> Device:
     """What this writer's own cost is written under: its own, or that of two would become one."""
-    what = "processes" if whole_processes else "threads"
-    return Device(own_id(writer), "self", f"ergmeter's own {what}", "self", {"counted": what})
+    what, counted = ("processes",) * 2 if whole_processes else ("threads", "all threads")
+    return Device(own_id(writer), "self", f"ergmeter's own {what}", "self", {"counted": counted})
 
 
 # What speaks of one process alone; everything else is the same for all that see it.

@@ -29,8 +29,19 @@ if TYPE_CHECKING:
     from ergmeter.metrics.explain_time import Spans, TimeSplit
     from ergmeter.records import Basis, Device, FloatArray
 
-# Multiprocessors x dense 16-bit FLOPs that each has per cycle, as public tables have them (not
-# read in the maker's own papers). With the peaks of our table they give 1411, 1830 and 1620 MHz.
+# Multiprocessors x dense 16-bit FLOPs that each has per cycle. Sources, all checked 2026-11-16:
+# * NVIDIA's developer forum, citing the white papers of A100 and H100
+#   (forums.developer.nvidia.com/t/244727, 2023-03-03): 256 FMA a cycle in each of the 4 tensor
+#   cores of an A100's multiprocessor, 2048 FLOP; 108 of them reach 312 TFLOP/s at 1410 MHz, the
+#   card's boost clock; twice that a cycle on Hopper; an H100 PCIe has 114, and its 756 TFLOP/s are
+#   at 1620 MHz, the boost clock for tensor cores (H100 white paper, table 3), not at its 1755 MHz;
+# * of the H100 SXM 132 and 1830 MHz, 1980 for other work (glennklockwood.com, processors/h100 and
+#   peak-FLOPS, citing the H100 white paper): 989.4 TFLOP/s;
+# * an H200 SXM is the same chip with other memory (the same page), with the same peaks in its
+#   datasheet; no document of the maker's was found that states its clock.
+# Other cards are left out. Of Blackwell (B200, GB200) tables of others state a tensor clock of 1860
+# and 2060 MHz, and no document of the maker's was found that does; of Ada, GeForce, the NVL cards
+# and the GH200 none was found with both FLOPs a cycle and the clock of the peak.
 _FLOPS_PER_CYCLE = {
     "a100-sxm-40gb": 108 * 2048,
     "a100-sxm-80gb": 108 * 2048,
@@ -234,6 +245,6 @@ def _peak_clock_hz(
         return None
     per_cycle, peak = _FLOPS_PER_CYCLE.get(spec.key), spec.peak_flops_per_s.get("bf16")
     if per_cycle is None or peak is None:
-        absent["peak_clock_hz"] = f"the clock of the peak of {spec.name} is not known"
+        absent["peak_clock_hz"] = f"no source for the clock that the peak of {spec.name} is at"
         return None
     return peak / per_cycle

@@ -1,8 +1,9 @@
 """Is a measurement fit to be compared with another? What disturbed it, and what that did to it.
 
-The trap: a verdict without a figure. "Throttled" alone says nothing: each finding has what was seen
-and how much of the result hangs on it. And a check that could not be made is named with its reason,
-so that silence means that all is well.
+Two traps shaped it. A verdict without a figure: "throttled" alone says nothing, so each finding has
+what was seen and how much of the result hangs on it. And silence that is taken for health: a check
+that could not be made is named with its reason, and where a decisive one could not, the
+verdict is that nobody knows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 
 Weight = Literal["serious", "minor"]
 """Serious: another run of the same would give other figures. Minor: what they hang on, or waste."""
+
+Verdict = Literal["fit", "not fit", "not known"]
+
+# Without one of these nobody can say "fit": long enough, steady enough, and a clock that nothing
+# held down. Each can spoil a comparison by itself, and no other check sees it. Company is none of
+# them: a container hides it from every program in it, and what it does shows in the noise.
+DECISIVE = ("window", "noise", "throttling")
 
 # NVML's clocks-event reasons, by bit.
 _POWER_CAP = 0x4
@@ -82,9 +90,37 @@ class Fitness:
     window: str
 
     @property
+    def verdict(self) -> Verdict:
+        """Not fit where something serious was found; fit only if every decisive check was made."""
+        if any(one.weight == "serious" for one in self.findings):
+            return "not fit"
+        return "not known" if self.undecided else "fit"
+
+    @property
     def is_fit(self) -> bool:
-        """Whether nothing serious was found."""
-        return not any(one.weight == "serious" for one in self.findings)
+        """Whether it is known to be fit."""
+        return self.verdict == "fit"
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The decisive checks that could not be made."""
+        return tuple(name for name in DECISIVE if name in self.unchecked)
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The checks that were made and found nothing."""
+        found = {one.check for one in self.findings}
+        return tuple(name for name in CHECKS if name not in found | self.unchecked.keys())
+
+    @property
+    def said(self) -> str:
+        """The verdict, and how many of the checks it rests on."""
+        without, whole = len(self.unchecked), len(CHECKS)
+        if self.verdict == "not known":
+            which = ", ".join(name.replace("_", " ") for name in self.undecided)
+            return f"not known: {without} of {whole} checks had no data, {which} among them"
+        word = "fit to be compared" if self.is_fit else "not fit to be compared"
+        return f"{word}: {whole - without} of {whole} checks could be made"
 
 
 def fitness(evidence: Evidence) -> Fitness:

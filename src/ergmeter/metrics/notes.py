@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.alert_marks import told
 from ergmeter.metrics.clocks import in_words
 from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.layout import disagreement
@@ -48,8 +49,8 @@ _TOLD = {
     "restarted": "the step numbers began again: {}",
     "several_programs": "{}",
     "handover_failed": "part of the record is missing: {}",
-    "alert": "alert: {}",
     "alert_failed": "an alert was not told: {}",
+    "alarm_failed": "alerts may be missing: {}",
     "stop_asked": "the run was asked to stop: {}",
     "sink_failed": "a sink failed: {}",
     "sink_recovered": "a sink went on: {}",
@@ -76,6 +77,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     for mark in run.marks:
         if mark.name in _TOLD and (mark.name, mark.detail) not in of_lines:
             said.append(_TOLD[mark.name].format(mark.detail))
+    said += [f"alert: {one.said}" for one in told(run, _ranks_of_writers(evidence))]
     said += _unused(evidence)
     said += _above_one(readings)
     said += _mfu(evidence, readings)
@@ -91,6 +93,18 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _full_disk(evidence)
     said += _whose_gpus(evidence)
     return tuple(dict.fromkeys(said))
+
+
+def _ranks_of_writers(evidence: Evidence) -> dict[str, int]:
+    """By writer, of those that step."""
+    rows = evidence.all_steps
+    found = {}
+    for lane in rows.lanes if len(rows) else ():
+        writers, first = np.unique(lane["writer"], return_index=True)
+        for writer, row in zip(writers.tolist(), first.tolist(), strict=True):
+            name = evidence.run.writers[int(writer)].directory.name
+            found[name] = int(np.nan_to_num(lane["rank"][row]))
+    return found
 
 
 def _of_lines(evidence: Evidence) -> set[tuple[str, str]]:

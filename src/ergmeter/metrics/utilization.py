@@ -116,7 +116,9 @@ def _traffic(column: str) -> Callable[[Evidence], Reading]:
 
 # What a writer's own cost holds: our threads in somebody's program, or processes that only measure.
 _COUNTED = {
-    "threads": "the threads that read and write, loading pyarrow included",
+    "threads": "the threads that read and write, loading pyarrow included",  # of older runs
+    "all threads": "the threads that read and write, that judge alerts and that make figures for"
+    " sinks, loading pyarrow included",
     "processes": "the recorder and its relay as whole processes, starting Python included",
 }
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.ahead import goal, real_tokens, steps_done
-from ergmeter.metrics.alert_rules import DEFAULT, MEMORY, THROTTLED, all_parsed, parsed
+from ergmeter.metrics.alert_marks import Noted, ranks_of, rule_of, told, with_seen
+from ergmeter.metrics.alert_rules import DEFAULT, all_parsed
 from ergmeter.metrics.alerts import Judge
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.curves import Curve
@@ -41,7 +42,6 @@ LATELY_NS = 30 * NS_PER_S
 _FEW_STEPS = 3  # that lately is at least of
 _QUIET_STEPS = 5  # without one for as long there is no pace to speak of
 _PACE_ROWS = 4096  # that are held to tell a pace from
-_SAME_NS = 30 * NS_PER_S  # within which a mark and a judgement are one alert
 _ALERTS = 200  # that are held; a page shows a few
 _TRAIN = PHASES.index("train")
 _FLOPS = "FLOPs"
@@ -51,15 +51,6 @@ SO_FAR = (
     *("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
     *("energy.joules_per_token", "energy.run_j"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """An alert: one that the run's own alarm told of, or one that is seen only now."""
-
-    t_ns: int
-    text: str
-    was_told: bool
 
 
 @dataclass
@@ -133,6 +124,7 @@ class Watching:
         )
         self._curves = {"power_w": Curve()}
         self._steps: dict[int, int] = {}
+        self._ranks: dict[str, int] = {}  # by writer
         self._others: deque[int] = deque(maxlen=_PACE_ROWS)  # when steps of other ranks ended
         self._start_anew()
         self._gauges: dict[str, Gauges] = {}
@@ -150,7 +142,8 @@ class Watching:
             self._take(new)
             for alert in self._judge.feed(ready):
                 if not alert.is_over:
-                    self._seen.append(Noted(alert.t_ns, alert.text, was_told=False))
+                    ranks = ranks_of(alert.rule.text, alert.about, self._ranks)
+                    self._seen.append(Noted(alert.t_ns, alert.text, was_told=False, ranks=ranks))
         if totals:
             self._so_far = _figures(SO_FAR, evidence_of(run))
             self._so_far_ns = self._following.newest_ns
@@ -171,7 +164,8 @@ class Watching:
 
     def _take(self, new: Rows) -> None:
         by_rank: list[tuple[int, dict[str, Any]]] = []
-        for steps in new.steps.values():
+        for writer, steps in new.steps.items():
+            self._ranks[writer] = int(np.nan_to_num(steps["rank"][-1]))
             chosen = steps["phase"] == _TRAIN
             if self._rank is not None:
                 chosen &= steps["rank"] == self._rank
@@ -241,7 +235,8 @@ class Watching:
             dict(sorted(self._steps.items())), total, unit, done, eta_s, no_eta, lately,
             self._so_far, self._so_far_ns, self._loss,
             {name: curve.points for name, curve in self._curves.items()},
-            tuple(self._gauges.values()), self._judge.energy_j, self._alerts(run),
+            tuple(self._gauges.values()), self._judge.energy_j,
+            tuple(with_seen(told(run, self._ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
             quiet_s,
         )  # fmt: skip
@@ -254,15 +249,6 @@ class Watching:
         if unit == _FLOPS:
             return None, unit, None
         return total, unit, self._tokens if unit == "tokens" else step
-
-    def _alerts(self, run: Run) -> tuple[Noted, ...]:
-        told: list[Noted] = []
-        for mark in run.marks:
-            one = Noted(mark.t_ns, mark.detail, was_told=True)
-            if mark.name == "alert" and not (_is_of_all(one) and _is_among(one, told)):
-                told.append(one)
-        only = [one for one in self._seen if not _is_among(one, told)]
-        return tuple(sorted([*told, *only], key=lambda one: one.t_ns))
 
 
 class _Pace:
@@ -316,40 +302,11 @@ class _Pace:
         return quiet_ns / NS_PER_S if quiet_ns > max(LATELY_NS, _QUIET_STEPS * usual_ns) else None
 
 
-def is_same(one: Noted, other: Noted) -> bool:
-    """Whether two are one alert, of the run's alarm and of who looks now. What is about a device
-    names it: two devices at a time are two alerts."""
-    rules = [noted.text.partition(": ")[0] for noted in (one, other)]
-    if rules[0] != rules[1] or abs(one.t_ns - other.t_ns) >= _SAME_NS:
-        return False
-    of_devices = _is_rule(rules[0]) and parsed(rules[0]).kind in (MEMORY, THROTTLED)
-    return one.text == other.text or not of_devices
-
-
-def _is_among(one: Noted, others: Iterable[Noted]) -> bool:
-    return any(is_same(one, other) for other in others)
-
-
-def _is_of_all(one: Noted) -> bool:
-    rule = one.text.partition(": ")[0]
-    return _is_rule(rule) and parsed(rule).is_of_all_ranks
-
-
 def _rules_of(following: Following) -> list[str]:
     found = (header.get("alerts") for header in following.headers.values())
-    told = (one["rules"] for one in found if isinstance(one, dict) and "rules" in one)
-    return [
-        text for text in dict.fromkeys(str(t) for rules in told for t in rules) if _is_rule(text)
-    ]
-
-
-def _is_rule(text: str) -> bool:
-    """Whether this version can judge it: a run may be from another."""
-    try:
-        parsed(text)
-    except UsageError:
-        return False
-    return True
+    given = (one["rules"] for one in found if isinstance(one, dict) and "rules" in one)
+    texts = dict.fromkeys(str(t) for rules in given for t in rules)
+    return [text for text in texts if rule_of(text) is not None]
 
 
 def _figures(keys: Iterable[str], evidence: Evidence) -> dict[str, Result]:

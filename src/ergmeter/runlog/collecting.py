@@ -9,6 +9,7 @@ before is known by the run's own id and not by its name.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import shutil
@@ -16,13 +17,22 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.collection import add_labels, changed_s, labels_of, may_be_written
+from ergmeter.runlog.collection import (
+    add_labels,
+    changed_s,
+    foreign,
+    labels_of,
+    may_be_written,
+)
 from ergmeter.runlog.directory import run_paths
 from ergmeter.runlog.reader import CUT_OFF, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What was written this short a time before it was fetched may have been written in between, too:
 # twenty hand-overs, and some seconds that clocks differ by.
@@ -94,12 +104,29 @@ def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None)
             return Outcome(run.name, "is being written; collect it when it has ended")
         if before is not None and not _has_more(run, before):
             return Outcome(run.name, f"is here already, as {before.name}")
-        path = _brought(run, into, before)
+        path, kept = _brought(run, into, before)
     except (ErgmeterError, OSError, shutil.Error) as error:
         return Outcome(run.name, f"left out: {error}")
     if identity:
         known[identity] = path
-    return Outcome(run.name, "collected" if before is None else "brought up to date", path)
+    said = "collected" if before is None else "brought up to date"
+    said += _several("; what had been put into the copy is still there", kept)
+    said += _several("; links and hidden files were not copied", list(_left(run)))
+    return Outcome(run.name, said, path)
+
+
+def _several(said: str, paths: list[Path]) -> str:
+    """With the first of some files, and how many more there are; "" where there is none."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{said}: {paths[0]}{more}" if paths else ""
+
+
+def _left(run: Path) -> Iterator[Path]:
+    """What somebody put into a run and `_unwanted` leaves there."""
+    for path in foreign(run):
+        is_hidden = any(part.startswith(".") for part in path.parts)
+        if is_hidden or any((run / some).is_symlink() for some in (path, *path.parents)):
+            yield path
 
 
 def _has_more(run: Path, before: Path) -> bool:
@@ -112,7 +139,8 @@ def _rows(run: Path) -> int:
     return opened.count("steps") + opened.count("samples")
 
 
-def _brought(run: Path, into: Path, before: Path | None) -> Path:
+def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]]:
+    """Where it is now, and what of the copy before was kept."""
     staging = into / f".{run.name}.{secrets.token_hex(4)}"
     try:
         # With the times of its files, by which a run that was cut off is known; without links,
@@ -126,18 +154,24 @@ def _brought(run: Path, into: Path, before: Path | None) -> Path:
             return _replaced(before, staging)
         target = _free(into / run.name)
         staging.rename(target)
-        return target
+        return target, []
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _replaced(before: Path, by: Path) -> Path:
-    add_labels(by, labels_of(before))  # what people said of the copy is nowhere else
+def _replaced(before: Path, by: Path) -> tuple[Path, list[Path]]:
+    """A newer copy in the place of one, with what people said of that and put into it: neither is
+    anywhere else. Of a file that the run has too, the run's stays."""
+    add_labels(by, labels_of(before))
+    kept = [path for path in foreign(before) if not os.path.lexists(by / path)]
     aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
     before.rename(aside)
     by.rename(before)
+    for path in kept:
+        (before / path).parent.mkdir(parents=True, exist_ok=True)
+        (aside / path).rename(before / path)
     shutil.rmtree(aside)
-    return before
+    return before, kept
 
 
 def _unwanted(folder: str, names: list[str]) -> list[str]:

@@ -169,7 +169,7 @@ def _why_kept(path: Path) -> str:
         return "it is a link"
     if may_be_written(Run.open(path)) or time.time() - changed_s(path) < _QUIET_S:
         return "it may be being written: wait until an hour after its last record"
-    other = foreign(path)
+    other = next(foreign(path), None)
     return f"it holds files that are no part of a run ({other})" if other else ""
 
 
@@ -204,13 +204,12 @@ def changed_s(run: Path) -> float:
     return newest_s
 
 
-def foreign(run: Path) -> str:
-    """What lies in a run's directory and was not put there by ergmeter; "" where all was."""
+def foreign(run: Path) -> Iterator[Path]:
+    """What lies in a run's directory and was not put there by ergmeter, relative to it."""
     for path in _inside(run):
-        parts = path.relative_to(run).parts
-        if path.is_symlink() or not _is_ours(run, parts):
-            return str(Path(*parts))
-    return ""
+        inside = path.relative_to(run)
+        if path.is_symlink() or not _is_ours(run, inside.parts):
+            yield inside
 
 
 def _is_ours(run: Path, parts: tuple[str, ...]) -> bool:

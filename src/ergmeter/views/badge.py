@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import Reading
+from ergmeter.units import printable
 from ergmeter.views.terminal import value
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def badge(key: str, found: Result) -> str:
     else:
         said, colour = "not measured", _COLOURS[""]
         title = f"{label}: not measured ({found.reason})"
-    return _drawn(label, _short(said), colour, _printable(title))
+    return _drawn(label, _short(said), colour, printable(title))
 
 
 def _drawn(label: str, said: str, colour: str, title: str) -> str:
@@ -68,11 +69,6 @@ def width(text: str) -> int:
     return max(1, round(sum(each)))
 
 
-def _printable(text: str) -> str:
-    """XML has no place for control characters, escaped or not."""
-    return "".join(one if one.isprintable() else " " for one in text)
-
-
 def _short(text: str) -> str:
-    text = _printable(text)
+    text = printable(text)  # XML has no place for control characters, escaped or not
     return text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"

@@ -19,6 +19,7 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain_flops import peak_said
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED
+from ergmeter.units import printable
 from ergmeter.version import __version__
 from ergmeter.views.terminal import interval, value
 
@@ -95,7 +96,7 @@ def metadata(of: Sources) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {
         "emissions": float(f"{carbon.value:.4g}"),
-        "source": f"ergmeter {__version__}: {_plain(carbon.note)}",
+        "source": f"ergmeter {__version__}: {printable(carbon.note)}",
     }
     kind = of.told.training_type or _kind(of.flops or of.run.flops)
     if kind:
@@ -133,7 +134,7 @@ def _hardware(run: Run) -> str:
     if not names:
         nodes = [device.facts.get("cpu_model") for device in run.devices.values()]
         names = [str(name) for name in nodes if name]
-    return ", ".join(f"{names.count(name)} x {_plain(name)}" for name in dict.fromkeys(names))
+    return ", ".join(f"{names.count(name)} x {printable(name)}" for name in dict.fromkeys(names))
 
 
 # -- what is read -------------------------------------------------------------------------------
@@ -234,11 +235,6 @@ _NAMED = {
 }
 
 
-def _plain(text: str) -> str:
-    """On one line, without characters that do not print."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def _safe(text: str) -> str:
     """A text in which nothing is Markdown or HTML, whatever a run or a device is called."""
-    return _MARKUP.sub(r"\\\1", _plain(text)).replace("\\&", "&amp;").replace("\\<", "&lt;")
+    return _MARKUP.sub(r"\\\1", printable(text)).replace("\\&", "&amp;").replace("\\<", "&lt;")

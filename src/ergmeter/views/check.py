@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from ergmeter.metrics.fitness import CHECKS
+from ergmeter.metrics.fitness import CHECKS, DECISIVE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 _SIGNS = {"serious": ("!!", "red"), "minor": ("! ", "yellow")}
+_COLOURS = {"fit": "green", "not fit": "red", "not known": "yellow"}
 
 
 def page(run: Run, found: Fitness) -> RenderableType:
     """The verdict, then what speaks against it, then what could not be looked at."""
-    verdict = ("fit to be compared", "green") if found.is_fit else ("not fit to be compared", "red")
+    verdict = (found.said, _COLOURS[found.verdict])
     parts: list[RenderableType] = [
         Text.assemble((run.name, "bold"), ": ", verdict, (f"  {found.window}", "dim"))
     ]
     for one in found.findings:
         parts.append(Padding(Text.assemble(_SIGNS[one.weight], " ", one.seen), (0, 0, 0, 2)))
         parts.append(Padding(Text(one.effect, "dim"), (0, 0, 0, 5)))
-    fine = [name for name in CHECKS if name not in _told(found)]
-    if fine:
-        words = ", ".join(name.replace("_", " ") for name in fine)
+    if found.passed:
+        words = ", ".join(name.replace("_", " ") for name in found.passed)
         parts.append(Padding(Text.assemble(("ok ", "green"), words), (0, 0, 0, 2)))
     by_reason: dict[str, list[str]] = {}
     for name, reason in found.unchecked.items():
@@ -47,12 +47,16 @@ def document(run: Run, found: Fitness) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "is_fit": found.is_fit,
+        "verdict": found.verdict,
+        "said": found.said,
+        "checks": {
+            "all": len(CHECKS),
+            "made": len(CHECKS) - len(found.unchecked),
+            "decisive": list(DECISIVE),
+            "undecided": list(found.undecided),
+        },
         "window": found.window,
         "findings": [asdict(one) for one in found.findings],
         "unchecked": found.unchecked,
-        "passed": [name for name in CHECKS if name not in _told(found)],
+        "passed": list(found.passed),
     }
-
-
-def _told(found: Fitness) -> set[str]:
-    return {one.check for one in found.findings} | found.unchecked.keys()

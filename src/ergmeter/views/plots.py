@@ -12,6 +12,7 @@ from ergmeter.errors import NotMeasurable, PluginError, UsageError
 from ergmeter.views.html.figure_charts import IDS as FIGURES
 from ergmeter.views.html.figure_charts import figure_charts
 from ergmeter.views.html.palette import config, painted
+from ergmeter.views.html.time_axis import NEAREST
 from ergmeter.views.html.time_charts import IDS as ON_TIME
 from ergmeter.views.html.time_charts import time_charts
 
@@ -60,12 +61,24 @@ def _as_file(chart: Chart, run: str) -> dict[str, Any]:
         "limit": _WIDTH,
     }
     return {
-        **chart.spec,
+        **_still(chart.spec),
         "width": _WIDTH,
         "autosize": {"type": "pad"},
         "title": title,
         "padding": 12,
     }
+
+
+def _still(spec: dict[str, Any]) -> dict[str, Any]:
+    """Without the readings that answer a pointer: nobody sees them in a file, and they are most of
+    its bytes."""
+    if "layer" not in spec:
+        return spec
+    return {**spec, "layer": [one for one in spec["layer"] if not _answers_a_pointer(one)]}
+
+
+def _answers_a_pointer(layer: dict[str, Any]) -> bool:
+    return any(one.get("name") == NEAREST for one in layer.get("params", ()))
 
 
 def converter() -> ModuleType:

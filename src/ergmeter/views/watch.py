@@ -91,7 +91,7 @@ def line(frame: Frame) -> str:
 def alert_line(frame: Frame, number: int) -> str:
     """One of its alerts, as a line of its own."""
     alert = frame.alerts[number]
-    return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.text)}"
+    return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.said)}"
 
 
 def _head(frame: Frame) -> list[Text]:
@@ -244,7 +244,7 @@ def _alerts(frame: Frame, room: int) -> list[RenderableType]:
     for alert in frame.alerts[-room:]:
         when = _clock(frame, alert.t_ns)
         seen = "" if alert.was_told else "  (seen now, not told during the run)"
-        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.text), (seen, "dim")))
+        parts.append(Text.assemble((f"{when} ! ", "red"), printable(alert.said), (seen, "dim")))
     unjudged = [f"{rule} ({why})" for rule, why in frame.unjudged.items()]
     if unjudged:
         parts.append(Text(f"not judged: {printable('; '.join(unjudged))}", "dim"))

@@ -20,7 +20,7 @@ from ergmeter.meter.alarm import Alarm, AlertPlan
 from ergmeter.metrics.alert_rules import all_parsed
 from ergmeter.metrics.alerts import Alert, Judge
 from ergmeter.metrics.following import Following
-from ergmeter.records import Mark
+from ergmeter.records import Mark, Reading
 from ergmeter.runlog.settings import Settings
 
 
@@ -248,9 +248,64 @@ def test_a_rank_that_is_not_the_first_tells_of_what_only_it_knows(
     kept: list[Mark] = []
     alarm = Alarm(
         AlertPlan((parsed,)), tmp_path, settings=Settings(), mark=kept.append,
-        guard=lambda act: None, is_first=lambda: False,
+        is_first=lambda: False,
     )  # fmt: skip
     alarm._raised(Alert(parsed, 5, 2.0, 1.0, "so much"), may_stop=True)
     alarm._notices.end()
     assert [mark.detail for mark in kept] == [f"{rule}: so much"]
     assert (f"alert: {rule}: so much" in capfd.readouterr().err) is is_told
+
+
+def test_of_a_loss_that_several_ranks_lose_the_first_is_told_and_each_is_marked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Until all are back: then the next one is news again."""
+    (rule,) = all_parsed(["loss nan"])
+    kept: list[Mark] = []
+    alarm = Alarm(AlertPlan((rule,)), tmp_path, settings=Settings(), mark=kept.append)
+    story = [("a", False), ("b", False), ("a", True), ("c", False), ("b", True), ("c", True)]
+    for at, (writer, is_over) in enumerate([*story, ("b", False)]):
+        alarm._raised(Alert(rule, at, math.nan, math.nan, f"{at}", writer, is_over), may_stop=True)
+    alarm._notices.end()
+    assert [mark.name for mark in kept].count("alert") == 4
+    assert capfd.readouterr().err.splitlines() == [
+        "ergmeter: alert: loss nan: 0",
+        "ergmeter: alert: loss nan: 6",
+    ]
+
+
+def test_a_judge_that_fails_is_one_mark_of_its_own_and_no_part_of_the_record_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr("ergmeter.meter.alarm.EVERY_S", 0.05)
+    monkeypatch.setattr(Alarm, "_begun", broken)
+    meter, _ = trained(tmp_path / "run", steps=60)
+    assert marks(tmp_path / "run", "alarm_failed") == ["ZeroDivisionError: of all things"]
+    assert marks(tmp_path / "run", "handover_failed") == []
+    assert "alerts may be missing: ZeroDivisionError: of all things" in meter.summary().notes
+    assert not any("part of the record" in note for note in meter.summary().notes)
+
+
+def test_what_judging_costs_is_part_of_what_we_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look that takes half a second of CPU time, on the alarm's thread, and one at the end."""
+    look = Alarm._look
+
+    def dear(alarm: Alarm, *, is_last: bool = False) -> None:
+        until_s = time.thread_time() + 0.5
+        while time.thread_time() < until_s:
+            pass
+        look(alarm, is_last=is_last)
+
+    monkeypatch.setattr("ergmeter.meter.alarm.EVERY_S", 0.05)
+    monkeypatch.setattr(Alarm, "_look", dear)
+    meter, _ = trained(tmp_path / "run", steps=60)
+    (spent,) = Run.open(tmp_path / "run").series("cpu_s").values()
+    assert spent.values[-1] >= 1.0
+    own = meter.summary().readings["overhead.cpu_frac"]
+    assert isinstance(own, Reading)
+    assert "that judge alerts" in own.note

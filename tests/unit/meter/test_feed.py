@@ -245,3 +245,21 @@ def test_the_figures_of_the_whole_run_say_how_it_ended(tmp_path: Path) -> None:
             pass
         raise ValueError("nan")
     assert other.updates[-1].summary.status == "failed (ValueError: nan)"
+
+
+def test_what_making_figures_for_sinks_costs_is_part_of_what_we_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a second of CPU time each, on the thread that feeds: twice at least, with the last."""
+    fed = feed.Feed._feed
+
+    def dear(one: feed.Feed, *, is_last: bool) -> None:
+        until_s = time.thread_time() + 0.5
+        while time.thread_time() < until_s:
+            pass
+        fed(one, is_last=is_last)
+
+    monkeypatch.setattr(feed.Feed, "_feed", dear)
+    trained(tmp_path / "run", Kept())
+    (spent,) = Run.open(tmp_path / "run").series("cpu_s").values()
+    assert spent.values[-1] >= 1.0

@@ -17,8 +17,9 @@ import pytest
 
 from ergmeter import Budget, Flops, Meter, Reading, Run, UsageError
 from ergmeter.meter import Around
+from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import PHASES
 from ergmeter.runlog.format import RUN_VARIABLE
 from ergmeter.runlog.settings import Settings
@@ -336,6 +337,16 @@ def test_a_budget_is_this_ranks_however_many_there_are(
     with meter_in(tmp_path / "run", budget=Budget(tokens=1000)) as meter:
         meter.step_end(tokens=250)
         assert meter.progress().done == 250
+
+
+def test_progress_counts_the_real_tokens_of_each_step_that_tells_them_as_the_views_do(
+    tmp_path: Path,
+) -> None:
+    with meter_in(tmp_path / "run", budget=Budget(tokens=1000)) as meter:
+        meter.step_end(tokens=100, tokens_real=60)
+        meter.step_end(tokens=100)
+        assert meter.progress().done == 60 + 100
+    assert ahead(evidence_of(Run.open(tmp_path / "run"))).done == 60 + 100
 
 
 def test_each_writer_has_a_device_of_its_own_for_its_cost(

@@ -9,6 +9,7 @@ import pytest
 from ergmeter.importers.importing import Request, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain import Explanation, explain
+from ergmeter.metrics.explain_device import rungs
 from ergmeter.metrics.explain_flops import peak_said
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Flops, Missing, Reading
@@ -163,6 +164,47 @@ def test_the_clock_is_held_against_the_one_of_the_datasheets_peak(
     assert shares(fast)["clock"] == pytest.approx(0.99196 * (1 - 1964.1 / 1830.1), abs=5e-4)
     (gain,) = [one for one in fast.blocks if one.key == "clock"]
     assert gain.joules == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "mhz"),
+    [
+        ("a100-sxm-80gb", 1410),  # its white paper: boost clock
+        ("a100-pcie-40gb", 1410),
+        ("h100-sxm", 1830),  # the H100's: boost clock for tensor cores
+        ("h100-pcie", 1620),
+        ("h200-sxm", 1830),
+    ],
+)
+def test_the_clock_of_a_peak_is_the_one_that_the_maker_states(
+    tmp_path: Path, device: str, mhz: int
+) -> None:
+    run = replayed(tmp_path / "run", "tiny_20ms")
+    seen = rungs(evidence_of(run, Settings(device=device, dtype="bf16")), None)
+    assert seen.peak_clock_hz == pytest.approx(mhz * 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("b200", "B200"),
+        ("gb200", "GB200"),
+        ("l40s", "L40S"),
+        ("rtx-4090", "RTX 4090"),
+        ("h200-nvl", "H200 NVL"),
+        ("h100-nvl", "H100 NVL"),
+        ("gh200-480gb", "GH200"),
+        ("v100-sxm2-16gb", "V100"),
+    ],
+)
+def test_a_card_whose_clock_nobody_states_has_no_clock_step_and_the_reason_is_told(
+    tmp_path: Path, full: tuple[Flops, ...], device: str, name: str
+) -> None:
+    run = replayed(tmp_path / "run", "full_bf16_1b")
+    found = explained(run, flops=full, warmup_steps=2, device=device)
+    assert "clock" not in shares(found)
+    assert found.missing["peak_clock_hz"].startswith("no source for the clock that the peak of ")
+    assert name in found.missing["peak_clock_hz"]
 
 
 def test_what_the_kernels_did_is_read_off_the_counters(

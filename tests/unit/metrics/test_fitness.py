@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
+from ergmeter.views.html.report import report
 from tests.runs import GPU, add_writer, even_steps, make_run, reason, run_of
 from tests.unit.metrics.test_h200 import replayed
 
@@ -231,11 +234,62 @@ def test_other_programs_on_the_gpu(tmp_path: Path) -> None:
 
 def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
     found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
-    assert found.is_fit
     assert set(found.unchecked) == {
         *("company", "gaps", "throttling", "counter", "clock", "temperature", "load"),
     }
     assert set(CHECKS) > set(found.unchecked)
+
+
+def test_without_sensors_nobody_knows_whether_it_is_fit(tmp_path: Path) -> None:
+    """7 of the 15 checks are of accelerators; what held their clock down is one of the decisive."""
+    found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
+    assert (found.verdict, found.is_fit) == ("not known", False)
+    assert found.said == "not known: 7 of 15 checks had no data, throttling among them"
+    assert set(found.passed) == {
+        *("ranks", "record", "window", "warm_up", "noise", "stalls", "stragglers", "memory"),
+    }
+
+
+def test_a_run_of_too_few_steps_to_tell_its_noise_is_not_fit_for_that(tmp_path: Path) -> None:
+    found = checked(run_of(tmp_path / "run", steps=even_steps(2, tokens_computed=10)))
+    assert found.verdict == "not fit"
+    assert set(found.undecided) == {"noise", "throttling"}
+    assert found.said == (
+        f"not fit to be compared: {15 - len(found.unchecked)} of 15 checks could be made"
+    )
+
+
+def test_a_verdict_says_how_many_checks_it_rests_on(tmp_path: Path) -> None:
+    assert checked(made(tmp_path / "a")).said == "fit to be compared: 15 of 15 checks could be made"
+    recorded = checked(replayed(tmp_path / "b", "full_bf16_1b"), warmup_steps=1)
+    assert recorded.said == "fit to be compared: 14 of 15 checks could be made"
+
+
+def test_the_command_says_not_known_and_does_not_fail(
+    erg: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)).path
+    code, out, _ = erg("check", run)
+    assert code == 0
+    assert "not known: 7 of 15 checks had no data, throttling among them" in out
+    code, out, _ = erg("check", run, "--json")
+    (told,) = json.loads(out)
+    assert code == 0
+    assert (told["is_fit"], told["verdict"]) == (False, "not known")
+    assert told["checks"] == {
+        "all": 15,
+        "made": 8,
+        "decisive": ["window", "noise", "throttling"],
+        "undecided": ["throttling"],
+    }
+    assert erg("check", replayed(tmp_path / "bad", "full_bf16_1b_stalls").path)[0] == 1
+
+
+def test_the_page_says_what_the_command_says(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
+    page = report(evidence_of(run), summarize(run))
+    said = "Not known: 7 of 15 checks had no data, throttling among them."
+    assert f"<strong>{said}</strong>" in page
 
 
 def test_a_gpu_that_says_nothing_hides_nothing_of_the_others(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -323,4 +324,59 @@ def test_what_all_ranks_tell_is_one_alert_and_two_devices_are_two(tmp_path: Path
     assert [one.text for one in frame.alerts] == [
         "tokens_per_s < -20%: 50 tokens/s",
         *(f"throttled: gpu:{rank} is held down by heat" for rank in (0, 1)),
+    ]
+
+
+def lost(rank: int, at: int, *, told: bool = True) -> dict[str, Any]:
+    """A writer whose loss is none from a step on, which its own alarm told of."""
+    steps = [
+        replace(one, loss=math.nan if at <= number < at + 3 else 2.0)
+        for number, one in enumerate(even_steps(20, rank=rank))
+    ]
+    marks = [Mark((at + 1) * S, "alert", f"loss nan: loss nan at step {at}")] if told else []
+    return {"steps": steps, "marks": marks, "header": {"clock": CLOCK}}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_loss_that_several_ranks_lose_is_one_alert_with_the_ranks(
+    tmp_path: Path, told: bool
+) -> None:
+    run = make_run(tmp_path / "run")
+    for rank, at in ((0, 6), (1, 6), (3, 7)):
+        add_writer(run, **lost(rank, at, told=told))
+    add_writer(run, steps=even_steps(20, rank=2, loss=2.0), header={"clock": CLOCK})
+    with watched(run, rules=["loss nan"]) as watching:
+        (alert,) = watching.look(totals=False).alerts
+    assert alert.said == "loss nan: loss nan at step 6 (3 ranks: 0, 1, 3)"
+    assert alert.was_told is told
+    notes = [one for one in summarize(Run.open(run)).notes if one.startswith("alert")]
+    assert notes == (["alert: loss nan: loss nan at step 6 (3 ranks: 0, 1, 3)"] if told else [])
+
+
+def test_the_ranks_of_what_somebody_told_who_watches_all_are_seen_now(tmp_path: Path) -> None:
+    """As `erg record` does: its own share has the marks and no steps."""
+    run = make_run(tmp_path / "run")
+    for rank in (0, 2):
+        add_writer(run, **lost(rank, 6, told=False))
+    twice = [Mark(7 * S, "alert", "loss nan: loss nan at step 6")] * 2
+    add_writer(run, marks=twice, stream="output", header={"clock": CLOCK})
+    with watched(run, rules=["loss nan"]) as watching:
+        (alert,) = watching.look(totals=False).alerts
+    assert (alert.said, alert.was_told) == ("loss nan: loss nan at step 6 (2 ranks: 0, 2)", True)
+
+
+def test_one_rank_of_several_is_named_and_one_that_falls_again_is_another_alert(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=even_steps(20, rank=0, loss=2.0), header={"clock": CLOCK})
+    again = lost(1, 6)
+    again["steps"][12] = replace(again["steps"][12], loss=math.inf)
+    again["marks"].append(Mark(13 * S, "alert", "loss nan: loss inf at step 12"))
+    add_writer(run, **again)
+    with watched(run, rules=["loss nan"]) as watching:
+        said = [one.said for one in watching.look(totals=False).alerts]
+    assert said == [
+        "loss nan: loss nan at step 6 (rank 1)",
+        "loss nan: loss inf at step 12 (rank 1)",
     ]

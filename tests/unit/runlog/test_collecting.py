@@ -97,6 +97,42 @@ def test_what_was_said_of_a_copy_stays_when_it_is_brought_up_to_date(tmp_path: P
     assert {text for _, text in labels.notes} == {"of the copy", "of the run"}
 
 
+def test_files_that_were_put_into_a_copy_stay_when_it_is_brought_up_to_date(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    (run / "notes.txt").write_text("of the run")
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    copy = into / "one"
+    (copy / "plots").mkdir()
+    (copy / "plots" / "power.svg").write_text("<svg/>")
+    (copy / "report.html").write_text("a page")
+    (copy / "notes.txt").write_text("changed in the copy")
+    add_writer(run, steps=even_steps(3))
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert outcome.said == (
+        "brought up to date; what had been put into the copy is still there: report.html and 1 more"
+    )
+    assert (copy / "plots" / "power.svg").read_text() == "<svg/>"
+    assert (copy / "report.html").read_text() == "a page"
+    assert (copy / "notes.txt").read_text() == "of the run"
+    assert Run.open(copy).count("steps") == 8
+    assert [path.name for path in into.iterdir()] == ["one"]
+
+
+def test_links_and_hidden_files_of_a_run_are_named_as_left(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "a", "one")
+    (run / "last").symlink_to("/etc")
+    (run / ".cache").mkdir()
+    (run / ".cache" / "index").write_text("x")
+    (run / "checkpoint.pt").write_text("weights")
+    (run / f".{collection.LABELS_FILE}.1234").write_text("ours, unfinished")
+    aged(run)
+    (outcome,) = collect(str(tmp_path / "a"), tmp_path / "all")
+    assert outcome.said == ("collected; links and hidden files were not copied: last and 1 more")
+    assert (tmp_path / "all" / "one" / "checkpoint.pt").read_text() == "weights"
+
+
 def test_a_run_of_which_another_rank_goes_on_is_left_for_the_next_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a" / "one")
     add_writer(run, steps=even_steps(5), closed=False)

@@ -198,6 +198,12 @@ def test_what_is_in_a_badge_is_escaped(tmp_path: Path) -> None:
     assert 'alert("&")' in str(ET.fromstring(svg).findtext(f"{SVG}title"))
 
 
+def test_a_unit_of_somebodys_own_metric_is_no_control_character() -> None:
+    svg = badge("utilization.mfu_frac", Reading(2.5, "frogs\x1b[31m\n/s", "measured"))
+    _, said = (one.text for one in ET.fromstring(svg).iter(f"{SVG}text"))
+    assert said == "2.5 frogs [31m /s, measured"
+
+
 @pytest.mark.parametrize("value", [1e-9, 0.0123456, 53_972.3, 1.23e12])
 def test_texts_stay_inside_their_boxes(value: float) -> None:
     svg = ET.fromstring(badge("throughput.tokens_per_s", Reading(value, "tokens/s", "measured")))

@@ -15,7 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ergmeter.cli.watch import new_alerts
-from ergmeter.metrics.watching import Frame, Noted, Watching
+from ergmeter.metrics.alert_marks import Noted
+from ergmeter.metrics.watching import Frame, Watching
 from ergmeter.records import Device, Sample, Step
 from ergmeter.views import watch
 from tests.runs import add_writer, even_steps, make_run

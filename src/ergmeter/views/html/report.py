@@ -12,7 +12,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.fitness import CHECKS, fitness
+from ergmeter.metrics.fitness import fitness
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
 from ergmeter.units import duration
@@ -210,19 +210,17 @@ def _zoom_bar(charts: list[Chart]) -> str:
 
 def _findings(evidence: Evidence) -> str:
     found = fitness(evidence)
-    verdict = "Fit to be compared." if found.is_fit else "Not fit to be compared."
     items = "".join(
         f'<li><span class="{one.weight}"></span>{text(one.seen)}'
         f'<div class="dim">{text(one.effect)}</div></li>'
         for one in found.findings
     )
-    told = {one.check for one in found.findings} | found.unchecked.keys()
-    fine = [name.replace("_", " ") for name in CHECKS if name not in told]
+    fine = [name.replace("_", " ") for name in found.passed]
     unchecked = ((name.replace("_", " "), why) for name, why in found.unchecked.items())
     rest = reasons(unchecked, evidence.run, word="Not checked")
     listed = f'<ul class="findings">{items}</ul>' if items else ""
     passed = f'<p class="dim">Nothing found: {text(", ".join(fine))}.</p>' if fine else ""
-    return f"<p><strong>{verdict}</strong></p>{listed}{passed}{rest}"
+    return f"<p><strong>{text(found.said.capitalize())}.</strong></p>{listed}{passed}{rest}"
 
 
 def _every_metric(summary: Summary) -> str:

@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _DOTS = 60  # readings of a line, up to which each is a dot
 _MARKS = 200
-_FIRST = ("alert", "alert_over", "alert_failed", "stop_asked", "stop_failed")
+NEAREST = "near"  # the selection that follows the pointer
+_FIRST = (
+    *("alert", "alert_over", "alert_failed", "alarm_failed"),
+    *("stop_asked", "stop_failed"),
+)
 # For files: the page has legends that wrap.
 _LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
 # What every run has, and says nothing about its course.
@@ -97,10 +101,10 @@ def _nearest(axes: dict[str, Any], scale: Scale) -> dict[str, Any]:
         "data": {"name": "points"},
         "transform": [{"filter": "datum.v !== null"}],
         "mark": {"type": "point", "clip": True, "filled": True, "size": 55, "aria": False},
-        "params": [{"name": "near", "select": select}],
+        "params": [{"name": NEAREST, "select": select}],
         "encoding": {
             **axes,
-            "opacity": {"condition": {"param": "near", "empty": False, "value": 1}, "value": 0},
+            "opacity": {"condition": {"param": NEAREST, "empty": False, "value": 1}, "value": 0},
             "tooltip": [
                 {"field": "s", "title": "line"},
                 value,

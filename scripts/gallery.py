@@ -1,0 +1,346 @@
+"""`python scripts/gallery.py`: makes docs/gallery and docs/gallery.md from a recording of an H200.
+
+Reports, plots and a badge, each by the function that its command calls, from runs that are written
+anew from tests/data/h200. The trap: a gallery that nobody can make again. Nothing in it is typed by
+hand: figures in the text come out of the same summaries, headers have no time and no name of the
+machine that runs this, and so the same input gives the same files. `--pictures` adds screenshots of
+a page, which need a chromium. Needs ergmeter[html].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ergmeter.flops.live import described
+from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.explain import explain
+from ergmeter.metrics.spent import spent
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.probes.recording import recorded_device, recorded_samples, recorded_steps
+from ergmeter.records import Flops, Reading, Summary
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from ergmeter.runlog.writer import Writer, create_run
+from ergmeter.units import duration
+from ergmeter.views.badge import badge
+from ergmeter.views.html.report import report
+from ergmeter.views.plots import plot
+from ergmeter.views.terminal import value
+
+ROOT = Path(__file__).parents[1]
+RECORDING = ROOT / "tests" / "data" / "h200"
+RECORDED_RUNS = ROOT / "tests" / "data" / "h200_run"  # whose headers have the FLOPs of the models
+DAY, DAY_NS = "2026-11-15", 1_794_700_800 * 10**9  # of the recording; its time of day was not kept
+AFTER_NS = 10**9  # that the devices were still read for
+WARMUP_STEPS = 2
+VOCABULARY = 32_000
+BADGE = "energy.joules_per_token"
+SCREEN = {"width": 1280, "height": 920}  # as far as the ladder
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training of the recording: its phase there, and the run whose FLOPs are those of it."""
+
+    phase: str
+    flops_of: str | None = None
+
+
+TRAININGS = {
+    "train-1b": Training("full_bf16_1b", "mfu_full"),
+    "stalls": Training("full_bf16_1b_stalls", "mfu_full"),
+    "lora-1b": Training("lora_bf16_1b", "mfu_lora"),
+    "tiny-20m": Training("tiny_20ms"),
+}
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def made_run(name: str, training: Training, folder: Path) -> Run:
+    """A training of the recording as a run: what a Meter would have written beside it."""
+    (phase,) = (one for one in _phases() if one["name"] == training.phase)
+    began_ns, ended_ns = phase["load_start_ns"], phase["end_ns"] + AFTER_NS
+    flops, settings = _work(training, phase, folder)
+    run = create_run(folder / name, {"id": name, "name": name, "created": DAY, "command": []})
+    header = {
+        "writer": "recording",
+        "source": "meter",
+        "host": "a host that was not recorded",
+        "clock": {"monotonic_ns": began_ns, "wall_ns": DAY_NS + began_ns},
+        "settings": settings.as_json(),
+        "flops": [asdict(one) for one in flops],
+    }
+    writer = Writer(run, header=header, devices=[recorded_device(RECORDING)])
+    steps = [step for of, step in recorded_steps(RECORDING) if of == training.phase]
+    samples = recorded_samples(RECORDING)
+    writer.write("steps", steps)
+    writer.write("samples", [one for one in samples if began_ns <= one.t_ns <= ended_ns])
+    writer.close()
+    marks = ({"t_ns": began_ns, "name": "opened"}, {"t_ns": ended_ns, "name": "closed"})
+    lines = (json.dumps({**mark, "detail": ""}) + "\n" for mark in marks)
+    (writer.directory / "marks.jsonl").write_text("".join(lines))
+    return Run.open(run)
+
+
+def _phases() -> list[dict]:
+    return json.loads((RECORDING / "h200_trace.json").read_text())["phases"]
+
+
+def _work(training: Training, phase: dict, folder: Path) -> tuple[tuple[Flops, ...], Settings]:
+    settings = Settings(dtype="bf16", warmup_steps=WARMUP_STEPS, parameters=phase["params"])
+    if training.flops_of is not None:
+        with tarfile.open(RECORDED_RUNS / f"{training.flops_of}.tar.gz") as packed:
+            packed.extractall(folder / f".{phase['name']}", filter="data")
+        (there,) = (folder / f".{phase['name']}").iterdir()
+        return Run.open(there).flops, settings
+    hidden, layers, inner, heads, kv_heads = phase["dims"]
+    config = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": inner,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": VOCABULARY,
+        "tie_word_embeddings": False,
+    }
+    path = folder / f".{phase['name']}.json"
+    path.write_text(json.dumps(config))
+    flops, _, why = described(path, phase["seq"], settings)
+    if why:
+        raise SystemExit(f"no FLOPs of {phase['name']}: {why}")
+    return flops, settings
+
+
+# -- what the text says ---------------------------------------------------------------------------
+
+
+class Figures:
+    """Figures of one run in words, for `%(key)s`: of a metric, a part of its time, a block lost."""
+
+    def __init__(self, evidence: Evidence, summary: Summary) -> None:
+        self._readings = summary.readings
+        self._spent = {part.name: part for part in spent(evidence).parts}
+        self._lost = {one.key: one for one in explain(evidence).blocks}
+
+    def __getitem__(self, key: str) -> str:
+        kind, _, name = key.partition(":")
+        if kind == "spent":
+            return f"{duration(self._spent[name].seconds)}"
+        if kind == "lost":
+            return f"{100 * self._lost[name].share_frac:.1f} %"
+        found = self._readings[key]
+        if not isinstance(found, Reading):
+            raise SystemExit(f"the page quotes {key}, which is absent: {found.reason}")
+        return value(found)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot of a run: what one sees in it."""
+
+    run: str
+    kind: str
+    said: str
+
+    @property
+    def file(self) -> str:
+        """Where it is, beside the reports."""
+        return f"{self.run}-{self.kind}.svg"
+
+
+REPORTS = {
+    "train-1b": "A Llama of 1.1 B, every weight trained, 8 x 2048 tokens a step in bf16:"
+    " %(throughput.tokens_per_s)s, an MFU of %(utilization.mfu_frac)s,"
+    " %(energy.joules_per_token)s at %(energy.mean_w)s. The board is at its power limit, which"
+    " holds its clock down.",
+    "stalls": "The same model in a program that sleeps for half a second after every fifth step:"
+    " %(lost:stalls)s of the peak is lost in stalls, and the MFU is %(utilization.mfu_frac)s. The"
+    " findings say that it is not fit to be compared, and why.",
+    "lora-1b": "The same model with LoRA of rank 16: about as many tokens a second"
+    " (%(throughput.tokens_per_s)s), and an MFU of %(utilization.mfu_frac)s, as frozen weights"
+    " need no gradients.",
+    "tiny-20m": "A model of 20 M with steps of %(time.step_s)s: the host can't launch kernels fast"
+    " enough, the device has none in %(lost:idle_in_steps)s of the time, and the MFU is"
+    " %(utilization.mfu_frac)s.",
+}
+
+PICTURES = (
+    Picture(
+        "train-1b",
+        "ladder",
+        "From what a driver calls utilisation (%(utilization.busy_frac)s) to the share of the peak"
+        " that the model's own FLOPs are (%(utilization.mfu_frac)s). The rungs between are counters"
+        " of the hardware.",
+    ),
+    Picture(
+        "train-1b",
+        "power",
+        "Grey is what is not counted: the model is loaded, and the first steps warm up. Then it"
+        " stays at the limit of the board, at %(energy.mean_w)s in the mean.",
+    ),
+    Picture(
+        "train-1b",
+        "clocks",
+        "At the power limit the clock is what gives way.",
+    ),
+    Picture(
+        "train-1b",
+        "memory",
+        "What the driver counts as held on the board: %(memory.device_peak_bytes)s at most.",
+    ),
+    Picture(
+        "train-1b",
+        "roofline",
+        "Work per byte of device memory and per second, under the roof of the datasheet's peak and"
+        " bandwidth. Bytes are those that the hardware counted.",
+    ),
+    Picture(
+        "stalls",
+        "steps",
+        "From the beginning of a step to that of the next: half a second more after every fifth."
+        " The mean is %(time.step_s)s, the median %(time.step_median_s)s.",
+    ),
+    Picture(
+        "stalls",
+        "step_times",
+        "The same as a distribution: one hump, and six steps far from it.",
+    ),
+    Picture(
+        "stalls",
+        "time_spent",
+        "Each instant of the run belongs to one part, so that the parts add up:"
+        " %(spent:train)s of training steps, and %(spent:unknown)s between steps that no span"
+        " accounts for, which are the sleeps.",
+    ),
+    Picture(
+        "tiny-20m",
+        "activity",
+        "A device that waits: some kernel is on it in %(utilization.busy_frac)s of the time, on"
+        " %(activity.sm_frac)s of its multiprocessors in the mean, and its tensor pipes work in"
+        " %(activity.tensor_frac)s of the cycles.",
+    ),
+)
+
+_HEAD = """# Gallery
+
+Reports and plots of one recording of a real NVIDIA H200 (driver {driver}, torch {torch}, {day}),
+made by the commands that stand beside them. `python scripts/gallery.py --runs runs` makes all of it
+again from `tests/data/h200`, the runs and the figures in this text included; a test holds this page
+to the recording.
+Power, energy, clocks, memory and hardware counters are as they were read, steps as the program
+timed them. Of the host nothing was recorded: its charts are absent and say why.
+
+The first {warmup} steps of each are warm-up and are not counted.
+"""
+
+_SHOTS = """
+The first screen of the report of `train-1b`, in light and dark:
+
+![the report in light colours](gallery/train-1b-light.png)
+![the report in dark colours](gallery/train-1b-dark.png)
+"""
+
+
+def written_page(figures: dict[str, Figures]) -> str:
+    """The text of docs/gallery.md."""
+    facts = recorded_device(RECORDING).facts
+    head = _HEAD.format(driver=facts["driver"], torch=facts["torch"], day=DAY, warmup=WARMUP_STEPS)
+    parts = [head, "## Reports\n"]
+    parts.append("One file each, that needs no network. Save it and open it in a browser.\n")
+    for run, said in REPORTS.items():
+        parts.append(f"**[{run}.html](gallery/{run}.html)** {said % figures[run]}\n")
+        parts.append(f"    erg report runs/{run} --html {run}.html\n")
+    parts.append(f"{_SHOTS.strip()}\n")
+    parts.append("## Plots\n")
+    for one in PICTURES:
+        parts.append(f"![{one.kind} of {one.run}](gallery/{one.file})\n")
+        parts.append(f"{one.said % figures[one.run]}\n")
+        parts.append(f"    erg plot runs/{one.run} --kind {one.kind} -o {one.file}\n")
+    parts.append("## A badge\n")
+    parts.append("![energy per token](gallery/badge.svg)\n")
+    parts.append("For a README: one figure with how it was obtained.\n")
+    parts.append("    erg card runs/train-1b --badge badge.svg\n")
+    return "\n".join(parts)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def make(docs: Path, runs: Path | None = None) -> None:
+    """Write the page and its folder. The runs are kept in `runs`, where one is given."""
+    folder = docs / "gallery"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Figures] = {}
+    with _folder(runs) as scratch:
+        for name, training in TRAININGS.items():
+            run = made_run(name, training, scratch)
+            evidence, summary = evidence_of(run), summarize(run)
+            figures[name] = Figures(evidence, summary)
+            (folder / f"{name}.html").write_text(report(evidence, summary), "utf-8")
+            for one in PICTURES:
+                if one.run == name:
+                    drawn = plot(evidence, summary, one.kind, form="svg")
+                    (folder / one.file).write_bytes(drawn)
+            if name == "train-1b":
+                (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
+    (docs / "gallery.md").write_text(written_page(figures), "utf-8")
+
+
+@contextmanager
+def _folder(given: Path | None) -> Iterator[Path]:
+    folder = given or Path(tempfile.mkdtemp(prefix="gallery-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        if given is None:
+            shutil.rmtree(folder)
+
+
+def take_pictures(docs: Path, chromium: str) -> None:
+    """Screenshots of the head of one report, light and dark."""
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  only for those who ask
+
+    page_file = (docs / "gallery" / "train-1b.html").resolve()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport=SCREEN, color_scheme=scheme)
+            page.goto(page_file.as_uri())
+            page.wait_for_selector("html[data-drawn=true]", timeout=30_000)
+            page.screenshot(path=page_file.with_name(f"train-1b-{scheme}.png"))
+            page.close()
+        browser.close()
+
+
+def main() -> int:
+    """Make the gallery."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=ROOT / "docs", metavar="DOCS")
+    parser.add_argument("--runs", type=Path, help="Keep the runs in this new folder.")
+    parser.add_argument("--pictures", action="store_true", help="Take the screenshots again too.")
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+    asked = parser.parse_args()
+    make(asked.out, asked.runs)
+    if asked.pictures:
+        take_pictures(asked.out, asked.chromium)
+    size_mb = sum(one.stat().st_size for one in (asked.out / "gallery").iterdir()) / 1e6
+    sys.stdout.write(f"{asked.out / 'gallery.md'}, {size_mb:.1f} MB in {asked.out / 'gallery'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
