@@ -218,9 +218,11 @@ def _warm_up(evidence: Evidence) -> list[Finding]:
     if share <= _SLOW_START_FRAC:
         return []
     usual_s = float(np.median(times_s))
-    which = "the first step is" if slow == 1 else f"the first {slow} steps are"
+    which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
     seen = f"{which} up to {times_s[:slow].max() / usual_s:.1f} times as slow as the median"
-    effect = f"they make {share:.1%} of the time: --warmup-steps {slow} leaves them out"
+    steps = int(evidence.warmup()[0]) + slow  # an option counts from the run's beginning
+    what = "it" if slow == 1 else "them"
+    effect = f"beyond it {share:.1%} of the time: --warmup-steps {steps} leaves {what} out"
     return [Finding("warm_up", "serious", seen, effect)]
 
 
@@ -256,9 +258,10 @@ def _stalls(evidence: Evidence) -> list[Finding]:
     share = float((stalled - usual_s).sum()) / float(times_s.sum())
     if share <= _STALLS_FRAC:
         return []
+    after = f" after the first {slow}" if slow else ""
     seen = (
-        f"{len(stalled)} of {len(times_s)} steps took {_STALL:g} times the median or more, up to"
-        f" {duration(float(stalled.max()))}"
+        f"{len(stalled)} of {len(late)} steps{after} took {_STALL:g} times the median or more,"
+        f" up to {duration(float(stalled.max()))}"
     )
     effect = f"{share:.1%} of the time: look for data, checkpoints, evaluation between the steps"
     return [Finding("stalls", "minor", seen, effect)]

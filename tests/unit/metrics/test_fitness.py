@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -174,6 +175,26 @@ def test_a_short_window_and_few_steps(tmp_path: Path) -> None:
     few = checked(made(tmp_path / "few", even_steps(8, seconds=2.0, tokens_computed=1)))
     assert "with 8 steps" in said(few, "window")
     assert "too few" in few.unchecked["stalls"]
+
+
+def test_a_slow_beginning_is_counted_from_the_start_of_the_run(tmp_path: Path) -> None:
+    """Five slow steps, of which a warm-up of three leaves two, and later one that stalls."""
+    lasts_s = [*[1.5] * 5, *[0.25] * 20, 1.0, *[0.25] * 14]
+    edges = [round(sum(lasts_s[:number]) * S) for number in range(len(lasts_s) + 1)]
+    steps = [
+        Step(start, end, index=number, tokens_computed=10)
+        for number, (start, end) in enumerate(itertools.pairwise(edges))
+    ]
+    run = made(tmp_path / "run", steps)
+    found = checked(run, warmup_steps=3)
+    assert "the first 2 counted steps are up to 6.0 times" in said(found, "warm_up")
+    assert "--warmup-steps 5 leaves them out" in said(found, "warm_up")
+    assert "1 of 35 steps after the first 2 took 2 times the median or more, up to 1 s" in said(
+        found, "stalls"
+    )
+    after = checked(run, warmup_steps=5)
+    assert "warm_up" not in names(after, "serious")
+    assert "1 of 35 steps took" in said(after, "stalls")
 
 
 def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
