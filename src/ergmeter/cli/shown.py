@@ -63,13 +63,14 @@ def show_run(
 ) -> None:
     """Print the card of a run. Of several trainings in it each has its own."""
     from ergmeter.metrics.summarize import summarize
-    from ergmeter.views.terminal import every_metric, show
+    from ergmeter.views.terminal import card, every_metric, show
 
     for one in parts(run):
         summary = summarize(one, settings, flops=flops)
-        show(console, one, summary)
         if show_all:
-            console.print(every_metric(summary))
+            console.print(card(one, summary), every_metric(summary), sep="\n")
+        else:
+            show(console, one, summary)
 
 
 def parts(run: Run) -> list[Run]:
