@@ -101,7 +101,22 @@ def test_csv_and_markdown(erg: Erg, ledger: Path) -> None:
     assert rows["throughput.tokens_per_s"]["state"] == "better"
     assert float(rows["memory.device_peak_bytes"]["value"]) == 1.0
     _, out, _ = erg("compare", ledger, "--format", "md")
-    assert out.startswith("| backend | runs | tokens/s | J/token | memory | loss | eval loss |")
+    assert out.startswith("**unsloth against bnb (3 and 3 runs, paired t-interval)**")
+    assert "- **better**: unsloth 1.31x faster" in out
+    assert "\n| backend | runs | tokens/s | J/token | memory | loss | eval loss |\n" in out
+    assert "| unsloth | speed | 1.310 (1.285 to 1.335) | 3 and 3 | paired t-interval |" in out
+    assert "| optimizer | PagedAdamW8bit | AdamW |" in out
+    assert out.count("1,323 tokens/s") + out.count("1323 tokens/s") == 1  # each run has its row
+
+
+def test_a_page_is_not_written_over_what_is_read(erg: Erg, ledger: Path, tmp_path: Path) -> None:
+    before = ledger.read_text()
+    code, _, err = erg("compare", ledger, "--html", ledger)
+    assert (code, ledger.read_text()) == (2, before)
+    assert "is what is read; name another file" in err
+    code, _, err = erg("compare", ledger, "--html", tmp_path / "none" / "page.html")
+    assert code == 2
+    assert "there is no directory" in err
 
 
 def test_what_is_not_comparable_exits_1_and_says_why(erg: Erg, tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ def directory(root: Path) -> Path:
         (cell / "status.json").write_text(json.dumps({"status": status, "reason": why}))
         results = {**settings, **(said if status == "ok" else {})}
         (cell / "results.json").write_text(json.dumps(results))
+    simple_run(root / "matrix" / "exp_1" / "run", "of a cell")
     with (root / "energy_results.csv").open("w", newline="") as ledger:
         rows = csv.writer(ledger)
         rows.writerow(["backend", "tok_per_s", "tokens_processed", "wall_s", "window_s"])
@@ -196,7 +197,9 @@ def expect_names(page: Any, wanted: list[str]) -> None:
 
 def test_the_list_sorts_filters_and_searches(served: Served, opened: Callable[..., Any]) -> None:
     page = opened(served.address + "/")
-    playwright_api.expect(page.locator("#count")).to_have_text("5 runs", timeout=WAIT_MS)
+    playwright_api.expect(page.locator("#count")).to_have_text(
+        "5 runs, 1 cells of benches not shown", timeout=WAIT_MS
+    )
     page.click('button[data-sort="throughput.tokens_per_s"]')
     expect_names(page, ["h200/demo", "quick", "evil", "slow", "cut"])
     page.click('button[data-sort="throughput.tokens_per_s"]')
@@ -222,10 +225,30 @@ def test_the_chosen_runs_are_compared(served: Served, opened: Callable[..., Any]
     assert page.get_attribute("#compare", "href") is None
     page.check('input[aria-label="choose quick"]')
     page.click("text=compare 2 runs")
-    page.wait_for_selector("h2")
-    cells = page.locator("table tbody tr").all_inner_texts()
+    page.wait_for_selector("html[data-drawn=true]")
+    cells = page.locator("table").first.locator("tbody tr").all_inner_texts()
     assert [row.split()[:3] for row in cells] == [["slow", "1", "50"], ["quick", "1", "200"]]
     assert page.inner_text("h2").startswith("quick against slow")
+
+
+def test_a_comparison_draws_its_intervals_and_its_front(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    both = f"{served.id('slow')},{served.id('quick')}"
+    page = opened(f"{served.address}/compare?ids={both}")
+    page.wait_for_selector("html[data-drawn=true]")
+    ratios = page.evaluate("ergmeterViews.ratios.data('points').map((row) => ({...row}))")
+    held = {row["name"]: row for row in ratios}
+    # 100 tokens in 0.5 s against 100 in 2 s, at 300 W; of one run each there is no interval.
+    assert held["quick: tokens/s"]["v"] == pytest.approx(4.0)
+    assert held["quick: J/token"]["v"] == pytest.approx(0.25, rel=1e-3)
+    assert held["quick: tokens/s"]["low"] is None
+    front = page.evaluate("ergmeterViews.pareto.data('points').map((row) => [row.name, row.shape])")
+    assert dict(front) == {"slow": "circle", "quick": "diamond"}
+    words = page.locator("#ratios details")
+    words.locator("summary").click()
+    assert "quick" in words.locator("tbody tr").first.inner_text()
+    assert page.get_attribute("#chart-ratios svg", "aria-label").startswith("ratio to slow")
 
 
 def test_a_finished_run_shows_its_report(served: Served, opened: Callable[..., Any]) -> None:
@@ -248,7 +271,7 @@ def test_hostile_names_are_shown_and_do_nothing(served: Served, opened: Callable
     assert EVIL in page.inner_text("h1")
     both = f"{served.id('evil')},{served.id('quick')}"
     compared = opened(f"{served.address}/compare?ids={both}")
-    compared.wait_for_selector("h2")
+    compared.wait_for_selector("html[data-drawn=true]")
     ledger = opened(served.address + "/ledgers")
     ledger.click("text=energy_results.csv")
     ledger.wait_for_selector("td")
@@ -275,6 +298,22 @@ def test_a_matrix_tells_failed_cells_apart_without_colour(
     assert style == "dashed"
     page.select_option("#across", "")
     playwright_api.expect(page.locator(".matrix thead th")).to_have_count(1)
+
+
+def test_a_cell_of_a_bench_links_to_the_page_of_its_run(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    page = opened(served.address + "/benches")
+    page.click("text=matrix")
+    page.wait_for_selector(".matrix")
+    # One cell has a run in its directory; of the others there is the directory's name.
+    assert page.locator(".cell a").all_inner_texts() == ["exp_1"]
+    runs = page.locator(".cell .runs").all_inner_texts()
+    assert sorted(runs) == ["exp_0", "exp_1", "exp_2", "exp_3"]
+    assert page.get_attribute(".cell a", "href") == f"/run/{served.id('matrix/exp_1/run')}"
+    page.click(".cell a")
+    page.wait_for_selector("html[data-drawn=true]")
+    assert page.inner_text("h1") == "of a cell"
 
 
 @pytest.fixture
@@ -409,7 +448,7 @@ def test_every_page_is_accessible_and_as_wide_as_the_window(
     ledger = served.ask("/api/ledgers")["ledgers"][0]["id"]
     places = {
         "/": "#runs tbody tr",
-        f"/compare?ids={both}": "h2",
+        f"/compare?ids={both}": "html[data-drawn=true]",
         f"/bench/{bench}": ".matrix td",
         f"/ledger/{ledger}": "td",
         "/ledgers": "li",

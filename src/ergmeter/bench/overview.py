@@ -36,6 +36,7 @@ MEMORY = {
 _COLUMNS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
     *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
+    *("joules_per_token", "mfu_frac", "path"),
     *NAMES,
     *MEMORY,
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.bench_options import statuses
+from ergmeter.cli.pages import check_page, with_page, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +50,7 @@ _MOST = 200  # rows on a page; a file has them all
     show_default=True,
     help="csv has all cells and columns; with --memory, those of memory.",
 )
+@with_page
 def report(
     results: Path,
     exports: tuple[Path, ...],
@@ -57,6 +59,7 @@ def report(
     every: bool,
     memory: bool,
     form: str,
+    page: Path | None,
 ) -> None:
     """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own."""
     from rich.console import Console
@@ -71,12 +74,14 @@ def report(
         tables.check_ending(path)
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
     _check_free((*exports, *files), results=results, force=force)
+    check_page(page, [results])
     rows = batches(results)
     most = None if every else _MOST
+    pictured = Overview(most=most)
     found: Any = memory_table.MemoryTable(most=most) if memory else Overview(most=most)
     view: Any = bench_memory if memory else bench_report
     with ExitStack() as stack:
-        takers: list[Any] = [found]
+        takers: list[Any] = [found, *([pictured] if page else [])]
         takers += [stack.enter_context(tables.Writer(path)) for path in exports]
         if fms_directory is not None:
             takers.append(stack.enter_context(fms.Writer(fms_directory)))
@@ -86,6 +91,10 @@ def report(
             if form == "csv":
                 shown = batch.select(memory_table.COLUMNS) if memory else batch
                 click.echo(tables.csv_text(shown, header=number == 0), nl=False)
+    if page is not None:
+        from ergmeter.views.html.bench_page import bench_page
+
+        write_page(page, bench_page(pictured, name=results.name or str(results), out=page))
     if form == "md":
         click.echo(view.markdown(found), nl=False)
     elif form == "text":
@@ -155,6 +164,15 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     default="text",
     show_default=True,
 )
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="RULE",
+    help="What the page of --html judges by, as `erg gate` has it: 'tokens_per_s -3%'. May be"
+    " repeated. Default: that of `erg gate`.",
+)
+@with_page
 def compare(
     new: Path,
     ref: Path,
@@ -163,6 +181,8 @@ def compare(
     new_where: tuple[str, ...],
     ref_where: tuple[str, ...],
     form: str,
+    rules: tuple[str, ...],
+    page: Path | None,
 ) -> None:
     """Hold the cells in NEW against those in REF, each with what its noise allows to say.
 
@@ -180,7 +200,18 @@ def compare(
     options = comparing.Options(
         noise=noise(noises), by=columns, new_where=where(new_where), ref_where=where(ref_where)
     )
-    found = comparing.compare(load(new), load(ref), options=options)
+    if rules and page is None:
+        raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
+    check_page(page, [new, ref])
+    sides = load(new), load(ref)
+    found = comparing.compare(*sides, options=options)
+    if page is not None:
+        from ergmeter.bench.gate import gate
+        from ergmeter.bench.rules import DEFAULTS
+        from ergmeter.views.html.bench_compare_page import bench_compare_page
+
+        judged = gate(*sides, rules or DEFAULTS, options=options)
+        write_page(page, bench_compare_page(found, judged, new=str(new), ref=str(ref)))
     if form == "text":
         Console().print(view.page(found))
     elif form == "json":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.pages import check_page, with_page, write_page
 
 if TYPE_CHECKING:
     from ergmeter.metrics.comparison import Comparison
@@ -58,6 +59,7 @@ _FORMATS = ("table", "csv", "json", "md")
 )
 @click.option("--format", "form", type=click.Choice(_FORMATS), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@with_page
 @with_settings
 def command(
     settings: Settings,
@@ -71,6 +73,7 @@ def command(
     difference: float,
     form: str,
     as_json: bool,
+    page: Path | None,
 ) -> int:
     """Compare runs, folders of runs and energy ledgers, group by group.
 
@@ -86,7 +89,12 @@ def command(
     options = Options(
         columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
+    check_page(page, sources)
     found = compare(found_in(sources, settings), options)
+    if page is not None:
+        from ergmeter.views.html.compare_page import compare_page
+
+        write_page(page, compare_page(found))
     _show(found, "json" if as_json else form)
     return 0 if found.is_comparable else 1
 

@@ -190,6 +190,16 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
     )
 
 
+def differing(groups: Sequence[Group]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Everything in which groups differ: what it is, and what each of them says of it."""
+    found = []
+    for column, title in (_WORK | _WAYS | _AROUND).items():
+        said = [sorted(group.said(column)) for group in groups]
+        if any(one != said[0] for one in said):
+            found.append((title, tuple(_listed(one) if one else "not said" for one in said)))
+    return tuple(found)
+
+
 def _of(entry: Entry, column: str) -> str | None:
     if column == GIVEN:
         return entry.given

@@ -96,6 +96,8 @@ def contrast(
     """
     a, b = _axis(ours, scale), _axis(theirs, scale)
     middle = float(a.mean() - b.mean())
+    if abs(middle) < _SAME * (1.0 + float(np.abs(a).max())):
+        middle = 0.0
     repeats = (len(a), len(b))
     back = math.exp if scale == "ratio" else float
     method = PAIRED if is_paired else WELCH

@@ -46,9 +46,9 @@ def page(found: Comparison, *, most: int = _MOST) -> RenderableType:
     """The terminal's: changes with their intervals, then what is odd, missing or failed."""
     table = Table("cell", *found.metrics, box=None, pad_edge=False, header_style="dim")
     for cell in found.cells[:most]:
-        table.add_row(*map(Text, _cells(cell.pair.name, cell.figures, found.metrics)))
+        table.add_row(*map(Text, changes(cell.pair.name, cell.figures, found.metrics)))
     if found.together:
-        row = _cells("all cells together", found.together, found.metrics)
+        row = changes("all cells together", found.together, found.metrics)
         table.add_row(*(Text(one, "bold") for one in row))
     parts: list[RenderableType] = [table]
     if len(found.cells) > most:
@@ -62,10 +62,10 @@ def markdown(found: Comparison) -> str:
     heads = ("cell", *found.metrics)
     lines = [markdown_row(heads), markdown_row("---" for _ in heads)]
     lines += [
-        markdown_row(_cells(cell.pair.name, cell.figures, found.metrics)) for cell in found.cells
+        markdown_row(changes(cell.pair.name, cell.figures, found.metrics)) for cell in found.cells
     ]
     if found.together:
-        lines.append(markdown_row(_cells("**all**", found.together, found.metrics)))
+        lines.append(markdown_row(changes("**all**", found.together, found.metrics)))
     return "\n".join([*lines, "", *(f"- {line}" for line in remarks(found))]).rstrip() + "\n"
 
 
@@ -128,19 +128,19 @@ def _failures(cell: Compared) -> list[str]:
 def gate_page(found: Gate, *, most: int = _MOST) -> RenderableType:
     """The verdict, what is red, what could not be told, and how many passed."""
     sign = _SIGNS[found.state]
-    parts: list[RenderableType] = [Text.assemble(sign, "  ", (_title(found), "bold"))]
+    parts: list[RenderableType] = [Text.assemble(sign, "  ", (gate_title(found), "bold"))]
     told = _told(found)
     for state, name, words in told[:most]:
         parts.append(Text.assemble("  ", _SIGNS[state], f"  {name}: ", words))
     if len(told) > most:
         parts.append(Text(f"  and {len(told) - most} more: --format json has them", "dim"))
-    parts += [Text(f"  {line}", "dim") for line in _method(found)]
+    parts += [Text(f"  {line}", "dim") for line in gate_method(found)]
     return Group(*parts)
 
 
 def gate_markdown(found: Gate, *, most: int = 100) -> str:
     """For a pull request: the verdict, a table of what is not plainly fine, the rest folded."""
-    lines = [f"### {_MARKS[found.state]} {_title(found)}", ""]
+    lines = [f"### {_MARKS[found.state]} {gate_title(found)}", ""]
     told = _told(found)
     if told:
         lines += [markdown_row(("", "cell", "what")), markdown_row(("---",) * 3)]
@@ -154,7 +154,7 @@ def gate_markdown(found: Gate, *, most: int = 100) -> str:
         lines += [markdown_row(("cell", "rule", "change")), markdown_row(("---",) * 3)]
         lines += [markdown_row((one.name, str(one.rule), one.words)) for one in passed[:most]]
         lines += ["", "</details>", ""]
-    return "\n".join([*lines, *(f"- {line}" for line in _method(found))]) + "\n"
+    return "\n".join([*lines, *(f"- {line}" for line in gate_method(found))]) + "\n"
 
 
 def gate_document(found: Gate) -> dict[str, Any]:
@@ -182,7 +182,8 @@ def _judgement(one: Judgement) -> dict[str, Any]:
     }
 
 
-def _title(found: Gate) -> str:
+def gate_title(found: Gate) -> str:
+    """What a gate came to, in one line."""
     states: tuple[State, ...] = ("red", "inconclusive", "pass")
     counts = ", ".join(f"{n} {state}" for state in states if (n := found.count(state)))
     return f"{_TITLES[found.state]} ({counts or 'nothing to judge'})"
@@ -200,7 +201,8 @@ def _told(found: Gate) -> list[tuple[State, str, str]]:
     return sorted(rows, key=lambda row: order.index(row[0]))
 
 
-def _method(found: Gate) -> list[str]:
+def gate_method(found: Gate) -> list[str]:
+    """The rules, and how it was judged by them."""
     lines = [f"rules: {'; '.join(str(rule) for rule in found.rules)}"]
     alpha = (1.0 - found.options.confidence) * 100
     lines.append(
@@ -219,17 +221,25 @@ def _method(found: Gate) -> list[str]:
     return lines
 
 
-def _cells(name: str, figures: Any, metrics: Sequence[str]) -> list[str]:  # noqa: ANN401  a mapping
-    return [name, *(_change(figures[one]) if one in figures else "-" for one in metrics)]
+def changes(name: str, figures: Any, metrics: Sequence[str]) -> list[str]:  # noqa: ANN401  a mapping
+    """A row of the table: by how much each figure differs."""
+    return [name, *(change_in_words(figures[one]) if one in figures else "-" for one in metrics)]
 
 
-def _change(one: Figure) -> str:
-    value = f"{(one.value - 1.0) * 100:+.1f} %"
+def change_in_words(one: Figure) -> str:
+    """By how much NEW differs from REF, with the interval if there is one."""
+    value = _share(one.value, one)
     if one.low is None or one.high is None:
         return value
     if one.low == one.high:
         return f"{value} (exact)"
-    return f"{value} ({(one.low - 1) * 100:+.1f} to {(one.high - 1) * 100:+.1f})"
+    return f"{value} ({_share(one.low, one, '')} to {_share(one.high, one, '')})"
+
+
+def _share(value: float, one: Figure, percent: str = " %") -> str:
+    if one.scale == "difference":
+        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
+    return f"{(value - 1.0) * 100:+.1f}{percent}"
 
 
 def _flat(one: Figure) -> dict[str, Any]:

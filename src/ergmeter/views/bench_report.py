@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from ergmeter.bench.matrix import Configuration
     from ergmeter.bench.overview import Overview
 
-_HEADS = ("cell", "status", "tokens/s", "/device", "samples/s", "loss", "memory", "time")
+HEADS = ("cell", "status", "tokens/s", "/device", "samples/s", "loss", "memory", "time")
 _SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_length": "length"}
 _BARE = ("scenario", "framework_config", "model_name_or_path", "peft_method", "torch_dtype")
 _COLORS = {"ok": "green", "pending": "dim", "running": "cyan", "skipped": "dim"}
@@ -35,30 +36,49 @@ _MEMORY_SAID = {
 def page(found: Overview) -> RenderableType:
     """A line for each configuration, its repeats averaged; then what failed, and why."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
-    for head in _HEADS:
+    for head in HEADS:
         is_text = head in ("cell", "status", "memory")
         table.add_column(head, min_width=12 if head == "cell" else None, no_wrap=not is_text)
-    for line in _lines(found):
+    for line in lines(found):
         table.add_row(*[Text(cell) for cell in line])
     parts: list[RenderableType] = [_totals(found), table]
-    parts += [Text(line, "dim") for line in _more(found.more, "configurations")]
+    parts += [Text(line, "dim") for line in more_in_words(found.more, "configurations")]
     parts += [Text(line, "red") for line in found.troubles]
-    parts += [Text(line, "dim") for line in _more(found.more_troubles, "troubles")]
+    parts += [Text(line, "dim") for line in more_in_words(found.more_troubles, "troubles")]
     parts += [Text(line, "dim") for line in notes(found)]
     return Group(*parts)
 
 
 def markdown(found: Overview) -> str:
     """The same, to paste."""
-    lines = [markdown_row(_HEADS), markdown_row("---" for _ in _HEADS)]
-    lines += [markdown_row(line) for line in _lines(found)]
-    said = [*_more(found.more, "configurations"), *found.troubles]
-    said += [*_more(found.more_troubles, "troubles"), *notes(found)]
-    lines += ["", *(f"- {line}" for line in said)]
-    return "\n".join(lines).rstrip() + "\n"
+    shown = [totals(found), "", markdown_row(HEADS), markdown_row("---" for _ in HEADS)]
+    shown += [markdown_row(line) for line in lines(found)]
+    said = [*more_in_words(found.more, "configurations"), *found.troubles]
+    said += [*more_in_words(found.more_troubles, "troubles"), *notes(found)]
+    shown += ["", *(f"- {line}" for line in said)]
+    return "\n".join(shown).rstrip() + "\n"
 
 
-def _more(number: int, what: str) -> list[str]:
+def totals(found: Overview) -> str:
+    """How many cells there are, and how they ended."""
+    counts = ", ".join(f"{number} {status}" for status, number in found.statuses.most_common())
+    return f"{found.cells} cells: {counts}"
+
+
+def figure_in_words(one: Configuration, name: str) -> str:
+    """A configuration's mean figure; tokens that count padding are marked, as in the table."""
+    value = one.figures[name]
+    if name.endswith("_bytes"):
+        return scaled(value, "B")
+    if name.endswith("_frac"):
+        return f"{significant(value * 100, 3)} %"
+    if name == "runtime_s":
+        return duration(value)
+    return significant(value) + "*" * (one.is_padded and name.startswith("tokens_"))
+
+
+def more_in_words(number: int, what: str) -> list[str]:
+    """What is not shown, and how to see it."""
     return [f"and {number} more {what}: --all shows them"] if number else []
 
 
@@ -89,7 +109,8 @@ def _totals(found: Overview) -> Text:
     return Text.assemble(*parts)
 
 
-def _lines(found: Overview) -> list[tuple[str, ...]]:
+def lines(found: Overview) -> list[tuple[str, ...]]:
+    """A line for each configuration, as HEADS names its cells."""
     return [_line(rows, found.shown) for rows in found.groups.values()]
 
 
@@ -118,6 +139,11 @@ def name(row: Mapping[str, Any], shown: Sequence[str]) -> str:
         if row.get(one) not in (None, "")
     ]
     return ", ".join(parts) or f"cell {row['index']}"
+
+
+def setting(name: str) -> str:
+    """What a setting is called in the head of a table."""
+    return _SHORT.get(name, name).replace("_", " ")
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], column: str, mark: str = "") -> str:

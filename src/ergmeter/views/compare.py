@@ -18,7 +18,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import mean_of
 from ergmeter.metrics.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.records import Reading
-from ergmeter.views.terminal import bare
+from ergmeter.units import significant
+from ergmeter.views.terminal import bare, interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from ergmeter.metrics.comparison import Comparison, Pair
+    from ergmeter.metrics.entries import Entry
     from ergmeter.metrics.grouping import Group
     from ergmeter.metrics.pareto import Front
-    from ergmeter.metrics.ratios import Mean
+    from ergmeter.metrics.ratios import Contrast, Mean
     from ergmeter.metrics.verdicts import Measure
 
 _HEADS = {
@@ -41,13 +43,21 @@ _HEADS = {
     "target.time_s": "to target",
     "target.energy_j": "energy",
 }
-_SIGNS = {
+_STYLES = {
     "better": ("+ ", "green"),
     "worse": ("- ", "red"),
     "differs": ("* ", "yellow"),
     "not shown": ("= ", ""),
     "no interval": ("? ", "yellow"),
     "absent": ("  ", "dim"),
+}
+SIGNS = {
+    "better": "+ better",
+    "worse": "- worse",
+    "differs": "* differs",
+    "not shown": "= no difference shown",
+    "no interval": "? one run",
+    "absent": "absent",
 }
 _ACROSS = 6  # figures beside one another in 80 columns
 _MANY = 5
@@ -78,10 +88,15 @@ def cell(found: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
         mean = mean_of(group, measured, confidence=found.options.confidence)
     except NotMeasurable:
         return "-", ""
-    value = bare(Reading(mean.value, measured.unit, "measured"))
-    if any(measured.key in entry.assumed for entry in group.entries):
-        return value, "assumed"
-    return value, _spread(mean, measured)
+    said = bare(Reading(mean.value, measured.unit, "measured"))
+    if is_assumed(group, measured):
+        return said, "assumed"
+    return said, _spread(mean, measured)
+
+
+def is_assumed(group: Group, measured: Measure) -> bool:
+    """Whether a group's figure rests on an assumption, so that its repeats do not tell how sure."""
+    return any(measured.key in entry.assumed for entry in group.entries)
 
 
 def footnotes(found: Comparison) -> list[str]:
@@ -133,6 +148,31 @@ def around(pair: Pair) -> Iterable[tuple[str, str]]:
         yield "dim", f"not checked, one side does not say: {', '.join(fair.unknown)}"
 
 
+def contrast_in_words(one: Contrast | None) -> str:
+    """A ratio or a difference with its interval, as short as it can be told."""
+    if one is None:
+        return "absent"
+    said = _short(one.value, one)
+    if one.low is None or one.high is None:
+        return f"{said}, one run"
+    if one.is_exact:
+        return f"{said}, in every run"
+    return f"{said} ({_short(one.low, one)} to {_short(one.high, one)})"
+
+
+def _short(number: float, one: Contrast) -> str:
+    return f"{number:.3f}" if one.scale == "ratio" and number < 10 else significant(number, 3)
+
+
+def figure_in_words(entry: Entry, measured: Measure) -> str:
+    """A run's figure with its interval and how it was obtained; or why there is none."""
+    found = entry.figures.get(measured.key)
+    if not isinstance(found, Reading):
+        return f"- ({entry.why_not(measured.key)})"
+    between = f" ({interval(found)})" if interval(found) else ""
+    return f"{value(found).removesuffix(' 1')}{between}, {found.basis}"
+
+
 def _table(found: Comparison, measures: tuple[Measure, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(", ".join(found.group_by), overflow="fold")
@@ -164,7 +204,7 @@ def _spread(mean: Mean, measured: Measure) -> str:
 
 def _pair(pair: Pair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
-    lines += [_Hanging(*_SIGNS[one.state], one.words, indent="  ") for one in pair.verdicts]
+    lines += [_Hanging(*_STYLES[one.state], one.words, indent="  ") for one in pair.verdicts]
     lines += [_Hanging("", style, line, indent="  ") for style, line in around(pair)]
     return lines
 

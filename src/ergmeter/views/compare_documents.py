@@ -9,9 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import mean_of
+from ergmeter.metrics.grouping import differing
 from ergmeter.records import Missing
+from ergmeter.units import printable
 from ergmeter.views import documents
-from ergmeter.views.compare import around, cell, footnotes, front_in_words, head, title
+from ergmeter.views.compare import (
+    around,
+    cell,
+    contrast_in_words,
+    figure_in_words,
+    footnotes,
+    front_in_words,
+    head,
+    title,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,25 +79,71 @@ def table(found: Comparison) -> str:
 
 
 def markdown(found: Comparison) -> str:
-    """Tables and verdicts to paste."""
-    heads = [", ".join(found.group_by), "runs", *map(head, found.measures)]
-    lines = [_line(heads), _line("---" for _ in heads)]
-    for group in found.groups:
-        cells = [" ".join(cell(found, group, one)).strip() for one in found.measures]
-        lines.append(_line([group.name, str(len(group.entries)), *cells]))
+    """The whole of it, to paste: verdicts, the front, then the tables they rest on."""
+    lines: list[str] = []
     for pair in found.pairs:
-        lines += ["", f"**{title(pair)}**", ""]
-        lines += [f"- {one.words}" for one in pair.verdicts]
-        lines += [f"- {line}" for _, line in around(pair)]
+        lines += [f"**{_text(title(pair))}**", ""]
+        lines += [f"- **{one.state}**: {_text(one.words)}" for one in pair.verdicts]
+        lines += [f"- {_text(line)}" for _, line in around(pair)]
+        lines.append("")
     if found.front:
-        lines += ["", front_in_words(found.front)]
-    lines += ["", *(f"- note: {note}" for note in footnotes(found))]
-    lines += [f"- left out: {line}" for line in found.left_out]
+        lines += [_text(front_in_words(found.front)), ""]
+    for heads, rows in (_groups(found), _contrasts(found), _differing(found), _runs(found)):
+        if rows:
+            lines += [_line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
+    lines += [f"- note: {_text(note)}" for note in footnotes(found)]
+    lines += [f"- left out: {_text(line)}" for line in found.left_out]
     return "\n".join(lines).rstrip() + "\n"
 
 
+_Rows = tuple[list[str], list[list[str]]]
+
+
+def _groups(found: Comparison) -> _Rows:
+    heads = [", ".join(found.group_by), "runs", *map(head, found.measures)]
+    rows = []
+    for group in found.groups:
+        cells = [" ".join(cell(found, group, one)).strip() for one in found.measures]
+        rows.append([group.name, str(len(group.entries)), *cells])
+    return heads, rows
+
+
+def _contrasts(found: Comparison) -> _Rows:
+    heads = ["group", "figure", f"against {found.groups[0].name}", "runs", "how"]
+    rows = []
+    for pair in found.pairs:
+        for one in pair.verdicts:
+            if one.contrast is None:
+                rows.append([pair.other, one.measure.noun, "-", "", one.words])
+                continue
+            runs = f"{one.contrast.repeats[0]} and {one.contrast.repeats[1]}"
+            how = one.contrast.method if one.contrast.low is not None else one.contrast.why
+            rows.append([pair.other, one.measure.noun, contrast_in_words(one.contrast), runs, how])
+    return heads, rows
+
+
+def _differing(found: Comparison) -> _Rows:
+    heads = ["differs in configuration", *(group.name for group in found.groups)]
+    return heads, [[what, *said] for what, said in differing(found.groups)]
+
+
+def _runs(found: Comparison) -> _Rows:
+    heads = ["group", "run", *map(head, found.measures)]
+    rows = [
+        [group.name, entry.source, *(figure_in_words(entry, one) for one in found.measures)]
+        for group in found.groups
+        for entry in group.entries
+    ]
+    return heads, rows
+
+
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(one.replace('|', '/') for one in cells)} |"
+    return f"| {' | '.join(_text(one).replace('|', '/') for one in cells)} |"
+
+
+def _text(said: str) -> str:
+    """On one line, and no HTML: Markdown lets that through."""
+    return printable(said).replace("<", "&lt;")
 
 
 def _mean(found: Comparison, group: Group, measured: Measure) -> float | None:

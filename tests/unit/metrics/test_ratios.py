@@ -106,6 +106,13 @@ def test_runs_that_do_not_scatter_are_exact() -> None:
     assert found.low == pytest.approx(1.5)
 
 
+def test_what_is_the_same_is_no_rounding_apart() -> None:
+    """Three logarithms of 2e10 have a mean that is not quite the logarithm of 2e10."""
+    assert contrast([2e10, 2e10, 2e10], [2e10]).value == 1.0
+    assert contrast([2e10], [2e10, 2e10, 2e10]).value == 1.0
+    assert contrast([2e10 * (1 + 1e-9)], [2e10]).value > 1.0
+
+
 def test_no_ratio_of_what_is_not_above_nothing() -> None:
     with pytest.raises(NotMeasurable, match="not above 0"):
         contrast([0.0, 1.0], [1.0, 1.0])

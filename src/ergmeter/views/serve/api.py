@@ -145,7 +145,12 @@ class _Api:
         return await self._names("ledger", "ledgers")
 
     async def bench(self, request: Request) -> Response:
-        return _json(await self._desk.read("bench", await self._place(request, "bench")))
+        place = await self._place(request, "bench")
+        whole = json.loads(await self._desk.read("bench", place))
+        runs = await asyncio.to_thread(self._desk.folder.places, "run")
+        # By the cell's directory: the run that a scan has found in it, and no other.
+        ids = {one.name.removesuffix("/run"): one.id for one in runs if one.bench == place.id}
+        return JSONResponse({**whole, "runs": ids})
 
     async def ledger(self, request: Request) -> Response:
         return _json(await self._desk.read("ledger", await self._place(request, "ledger")))

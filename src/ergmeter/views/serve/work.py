@@ -31,6 +31,7 @@ from ergmeter.views import bench_report, check, compare, compare_documents, docu
 from ergmeter.views.html import palette
 from ergmeter.views.html import report as html_report
 from ergmeter.views.html.charts import drawn
+from ergmeter.views.html.compare_charts import compare_charts
 from ergmeter.views.html.page import vega
 from ergmeter.views.html.phase_chart import phase_chart
 from ergmeter.views.html.time_charts import IDS, time_charts
@@ -173,7 +174,8 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     titles = [compare.title(pair) for pair in found.pairs]
     front = compare.front_in_words(found.front) if found.front else None
     shown = {"heads": heads, "cells": cells, "titles": titles, "around": words, "front": front}
-    return _told({**compare_documents.document(found), "shown": shown}, root)
+    drawn_ = {"config": palette.config(), "charts": [asdict(one) for one in compare_charts(found)]}
+    return _told({**compare_documents.document(found), "shown": shown, **drawn_}, root)
 
 
 def bench(path: str, root: str) -> bytes:

@@ -236,6 +236,15 @@ function loadCharts() {
   });
 }
 
+let library = null;
+async function embed(spec, config, place) {
+  library ??= loadCharts();
+  await library;
+  const result = await window.vegaEmbed(place, spec, { mode: "vega-lite", renderer: "svg",
+    actions: false, ast: true, defaultStyle: false, config, tooltip: { disableDefaultStyle: true } });
+  return result.view;
+}
+
 function watchRun(id, hear) {
   if (typeof SharedWorker === "undefined") {
     const source = new EventSource(`/api/run/${id}/events`);
@@ -263,7 +272,6 @@ function runPage() {
   let state = null;
   let step = null;
   let isDone = false;
-  let library = null;
 
   function tile(title, text, note) {
     return el("div", { class: "tile", title: note || "" }, el("dt", {}, title), el("dd", {}, text));
@@ -282,12 +290,9 @@ function runPage() {
   }
 
   async function draw(chart, config, place) {
-    library ??= loadCharts();
-    await library;
-    const result = await window.vegaEmbed(place, chart.spec, { mode: "vega-lite", renderer: "svg",
-      actions: false, ast: true, defaultStyle: false, config, tooltip: { disableDefaultStyle: true } });
+    const view = await embed(chart.spec, config, place);
     if (views[chart.id]) views[chart.id].finalize();
-    views[chart.id] = result.view;
+    views[chart.id] = view;
   }
 
   async function showCharts(only = "") {
@@ -407,6 +412,35 @@ function runPage() {
 const VERDICTS = { better: "+ better", worse: "− worse", differs: "* differs", "not shown": "= no difference shown",
   "no interval": "? one run each", absent: "absent" };
 
+// A chart with its legend, its note and its content in words, as the pages in files have it.
+function chartFigure(chart) {
+  const figure = el("figure", { id: chart.id }, el("h3", {}, chart.title + (chart.unit ? ` (${chart.unit})` : "")));
+  if (!chart.spec) {
+    figure.append(el("p", { class: "absent" }, `- ${chart.reason}`));
+    return figure;
+  }
+  const legend = chart.legend.map(([label, colour]) => el("li", { class: colour }, label));
+  figure.append(el("ul", { class: "legend" }, ...legend), el("div", { class: "chart", id: `chart-${chart.id}` }),
+    el("figcaption", {}, chart.note),
+    el("details", {}, el("summary", {}, "in words"), table(chart.table.head, chart.table.rows, `${chart.title}, in words`)));
+  return figure;
+}
+
+async function drawCompared(found, section) {
+  const views = {};
+  window.ergmeterViews = views;
+  const config = { ...found.config, aria: false }; // each is one picture with one description
+  section.append(...found.charts.map(chartFigure));
+  for (const chart of found.charts.filter((one) => one.spec)) {
+    const place = byId(`chart-${chart.id}`);
+    views[chart.id] = await embed(chart.spec, config, place);
+    const picture = place.querySelector("svg");
+    picture.setAttribute("role", "img");
+    picture.setAttribute("aria-label", chart.spec.description);
+  }
+  document.documentElement.dataset.drawn = "true";
+}
+
 async function comparePage() {
   const place = byId("compared");
   const query = new URLSearchParams(location.search);
@@ -423,6 +457,8 @@ async function comparePage() {
       place.append(el("h2", {}, shown.titles[number]), el("ul", { class: "findings" }, ...verdicts, ...around));
     });
     if (shown.front) place.append(el("p", {}, shown.front));
+    const charts = el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Intervals"));
+    place.append(charts);
     for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
     for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
     sayState(found.is_comparable ? "comparable" : "not comparable as they are: the reasons stand below", found.is_comparable ? "good" : "bad");
@@ -430,6 +466,7 @@ async function comparePage() {
       query.set("anyway", "true");
       place.append(el("p", {}, el("a", { href: `/compare?${query}` }, "compare anyway; the reasons stay")));
     }
+    await drawCompared(found, charts);
   } catch (error) { sayState(String(error.message), "bad"); }
 }
 
@@ -452,20 +489,31 @@ async function benchPage() {
   fill("across", ["", ...found.axes], (one) => one ? one.replaceAll("_", " ") : "nothing", found.axes[1] || "");
   fill("figure", figures.map(([name]) => name), (one) => found.figures[one].title, (figures[0] || [""])[0]);
 
+  // To the page of each cell's run, where there is one here; else just the name of its directory.
+  function runsOf(group) {
+    const links = group.paths.flatMap((path, number) => {
+      const name = path.split("/").pop();
+      const id = found.runs[path];
+      return [number ? ", " : "", id ? el("a", { href: `/run/${id}` }, name) : name];
+    });
+    return links.length ? el("small", { class: "runs" }, ...links) : null;
+  }
+
   function entry(group, name, scale, rest) {
     const said = rest.map((axis) => `${axis.replaceAll("_", " ")} ${group.axes[axis] ?? "-"}`).join(", ");
     const one = group.figures[name];
     const many = group.repeats > 1 ? ` (${group.repeats} runs)` : "";
+    const runs = runsOf(group);
     if (group.is_ok && one) {
       const level = scale.most > scale.least ? Math.min(LEVELS - 1, Math.floor(LEVELS * (one.value - scale.least) / (scale.most - scale.least))) : 0;
       return el("div", { class: `cell level${level}` }, el("span", {}, one.text + many), said ? el("small", {}, said) : null,
-        group.status === "ok" ? null : el("small", { class: "part" }, `✕ ${group.status}`));
+        group.status === "ok" ? null : el("small", { class: "part" }, `✕ ${group.status}`), runs);
     }
     const word = group.is_ok ? "- no figure" : `✕ ${group.status}`;
     const kind = ["pending", "running", "skipped"].includes(group.status) ? "waiting" : group.is_ok ? "none" : "failed";
     const sign = kind === "waiting" ? word.replace("✕", "…") : word;
     return el("div", { class: `cell ${kind}` }, el("span", {}, sign), said ? el("small", {}, said) : null,
-      group.reason ? el("small", {}, group.reason.slice(0, 160)) : null);
+      group.reason ? el("small", {}, group.reason.slice(0, 160)) : null, runs);
   }
 
   function show() {

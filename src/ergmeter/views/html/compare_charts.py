@@ -1,0 +1,193 @@
+"""The charts of a comparison: ratios with their intervals, means group by group, the front.
+
+The same for the page that `erg compare --html` writes and for the one of `erg serve`.
+
+The trap: a ratio that is read the wrong way round. 0.75 of the energy is better and 0.75 of the
+speed is worse, so the shape of a dot says which, and the words beside the chart say it again.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.comparison import mean_of
+from ergmeter.records import Reading
+from ergmeter.views.compare import contrast_in_words, head, is_assumed
+from ergmeter.views.html import pareto_chart
+from ergmeter.views.html.charts import Chart, Table, drawn
+from ergmeter.views.html.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.terminal import bare, interval
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.comparison import Comparison
+    from ergmeter.metrics.grouping import Group
+    from ergmeter.metrics.verdicts import Measure, State, Verdict
+    from ergmeter.views.html.charts import Scale
+    from ergmeter.views.html.interval_chart import Kind
+
+RATIOS, DIFFERENCES, MEAN = "ratios", "differences", "mean-"
+_KINDS: dict[State, Kind] = {
+    "better": "better",
+    "worse": "worse",
+    "differs": "differs",
+    "not shown": "open",
+    "no interval": "bare",
+    "absent": "absent",
+}
+_VERDICTS: dict[Kind, str] = {
+    "better": "shown to be better",
+    "worse": "shown to be worse",
+    "differs": "shown to differ",
+    "open": "no difference shown",
+    "bare": "a single run: no interval",
+}
+_MEANS: dict[Kind, str] = {
+    "plain": "mean of the runs, with its interval",
+    "bare": "no interval: a single run, or assumed",
+}
+
+
+def compare_charts(found: Comparison) -> list[Chart]:
+    """All of them, drawn or with their reason."""
+    baseline = found.groups[0].name
+    sure = f"{found.options.confidence * 100:g} % intervals"
+    return [
+        drawn(
+            RATIOS,
+            f"ratio to {baseline}",
+            "",
+            lambda: _contrasts(found, RATIOS, f"ratio to {baseline}", sure=sure),
+        ),
+        drawn(
+            DIFFERENCES,
+            f"what was learned, less that of {baseline}",
+            "",
+            lambda: _contrasts(
+                found, DIFFERENCES, f"what was learned, less that of {baseline}", sure=sure
+            ),
+        ),
+        drawn(pareto_chart.ID, pareto_chart.TITLE, "", lambda: pareto_chart.pareto_chart(found)),
+        *(
+            drawn(f"{MEAN}{at}", head(one), "", partial(_means, found, at, one))
+            for at, one in enumerate(found.measures)
+        ),
+    ]
+
+
+def _contrasts(found: Comparison, id_: str, title: str, *, sure: str) -> Chart:
+    is_ratio = id_ == RATIOS
+    told = [
+        (pair.other, one)
+        for pair in found.pairs
+        for one in pair.verdicts
+        if one.measure.is_quality != is_ratio
+    ]
+    if not any(one.contrast for _, one in told):
+        raise NotMeasurable(_why_none(found, [one for _, one in told]))
+    baseline = found.groups[0].name
+    axis = (
+        Axis(f"times that of {baseline} (logarithmic)", is_log=True, neutral=1.0)
+        if is_ratio
+        else Axis(f"loss less that of {baseline}", neutral=0.0)
+    )
+    rows = tuple(
+        (who, one.measure.noun, contrast_in_words(one.contrast), one.words) for who, one in told
+    )
+    dots = [_contrast_dot(who, one) for who, one in told]
+    known = sure if any(one.low is not None for one in dots) else "single runs, no intervals"
+    return interval_chart(
+        id_,
+        title,
+        "",
+        dots,
+        axis,
+        words=_VERDICTS,
+        table=Table(("group", "figure", "value and interval", "verdict"), rows),
+        note=f"{known}; the dashed line is where nothing differs",
+    )
+
+
+def _why_none(found: Comparison, told: list[Verdict]) -> str:
+    if len(found.groups) < 2:
+        return "one group: nothing to compare it with"
+    refused = [pair.other for pair in found.pairs if not pair.is_comparable]
+    if refused:
+        return f"not comparable with {found.groups[0].name}: {', '.join(refused)}"
+    return "; ".join(dict.fromkeys(one.words for one in told)) or "no run tells a loss"
+
+
+def _contrast_dot(who: str, one: Verdict) -> Dot:
+    kind = _KINDS[one.state]
+    name = f"{who}: {head(one.measure)}"
+    said = contrast_in_words(one.contrast)
+    if one.contrast is None:
+        return Dot(name, None, None, None, said, kind)
+    return Dot(name, one.contrast.value, one.contrast.low, one.contrast.high, said, kind)
+
+
+def _means(found: Comparison, at: int, measured: Measure) -> Chart:
+    dots, rows = [], []
+    scale = pareto_chart.scale_of(measured, _most(found, measured))
+    for group in found.groups:
+        dot = _mean_dot(found, group, measured, scale)
+        dots.append(dot)
+        rows.append((group.name, str(len(group.entries)), dot.said, _why(group, measured, dot)))
+    unit = "%" if scale.unit == "frac" else scale.unit
+    title = head(measured)
+    axis = Axis(
+        title if title == unit or not unit else f"{title}, {unit}",
+        format=".2~%" if scale.unit == "frac" else ",.4~r",
+    )
+    return interval_chart(
+        f"{MEAN}{at}",
+        title,
+        unit if title != unit else "",
+        dots,
+        axis,
+        words=_MEANS,
+        table=Table(("group", "runs", "mean and interval", "to know"), tuple(rows)),
+        note=f"{measured.title}; {_way(measured)}",
+    )
+
+
+def _way(measured: Measure) -> str:
+    better = {"higher": "higher is better", "lower": "lower is better"}
+    return better.get(measured.direction, "neither way is better")
+
+
+def _most(found: Comparison, measured: Measure) -> float:
+    values = [e.value(measured.key) for group in found.groups for e in group.entries]
+    known = [one for one in values if one is not None]
+    if not known:
+        raise NotMeasurable(found.groups[0].entries[0].why_not(measured.key))
+    return max(known)
+
+
+def _mean_dot(found: Comparison, group: Group, measured: Measure, scale: Scale) -> Dot:
+    try:
+        mean = mean_of(group, measured, confidence=found.options.confidence)
+    except NotMeasurable:
+        return Dot(group.name, None, None, None, "absent", "absent")
+    low, high = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
+    reading = Reading(mean.value, measured.unit, "measured", low, high)
+    said = bare(reading)  # the axis has the unit
+    at, low, high = (None if one is None else one / scale.factor for one in (mean.value, low, high))
+    if low is None:
+        why = "assumed" if is_assumed(group, measured) else "one run"
+        return Dot(group.name, at, None, None, f"{said}, {why}", "bare")
+    alike = "in every run" if low == high else f"({interval(reading)})"
+    return Dot(group.name, at, low, high, f"{said} {alike}", "plain")
+
+
+def _why(group: Group, measured: Measure, dot: Dot) -> str:
+    if dot.value is None:
+        return group.entries[0].why_not(measured.key)
+    lacking = [one for one in group.entries if one.value(measured.key) is None]
+    if lacking:
+        why = lacking[0].why_not(measured.key)
+        return f"{len(lacking)} of {len(group.entries)} runs lack it: {why}"
+    if is_assumed(group, measured):
+        return "rests on an assumption: the notes say which"
+    return "" if dot.low is not None else "a single run does not say how runs scatter"

@@ -1,0 +1,139 @@
+"""A comparison to be looked at: what `erg compare --html` writes.
+
+The trap: a page of charts from which the reader picks the winner. The verdicts come first and in
+words; charts, figures and every single run stand below, for who wants to see what they rest on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ergmeter.metrics.grouping import differing
+from ergmeter.version import __version__
+from ergmeter.views.compare import SIGNS, around, cell, figure_in_words, footnotes, head, title
+from ergmeter.views.html.charts import Table
+from ergmeter.views.html.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
+from ergmeter.views.html.page import figure, page, section, table, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ergmeter.metrics.comparison import Comparison, Pair
+
+_LINKS = {
+    "verdicts": "verdicts",
+    "ratios-section": "ratios",
+    "pareto-section": "Pareto front",
+    "groups": "groups",
+    "differences-section": "what differs",
+    "runs": "every run",
+    "notes": "notes",
+}
+
+
+def compare_page(found: Comparison) -> str:
+    """The whole page."""
+    charts = compare_charts(found)
+    by_id = {one.id: one for one in charts}
+    means = [figure(one) for one in charts if one.id.startswith(MEAN)]
+    sections = [
+        section("verdicts", "Verdicts", *_verdicts(found)),
+        section("ratios-section", "Ratios", figure(by_id[RATIOS]), figure(by_id[DIFFERENCES])),
+        section("pareto-section", "Pareto front", figure(by_id["pareto"])),
+        section(
+            "groups",
+            "What it cost, and what was learned",
+            f'<div class="wide">{table(_groups(found), caption="figures by group")}</div>',
+            f'<div class="pair">{"".join(means)}</div>',
+        ),
+        section("differences-section", "What differs in configuration", _differences(found)),
+        section("runs", "Every run", _runs(found)),
+        section("notes", "Notes", _notes(found)),
+    ]
+    names = ", ".join(group.name for group in found.groups)
+    return page(
+        title=f"Comparison: {names}",
+        header=header(f"Comparison: {names}", _about(found), _LINKS),
+        sections=sections,
+        charts=charts,
+        whole_s=(0.0, 1.0),
+        counted_s=(0.0, 1.0),
+    )
+
+
+def header(name: str, about: str, links: dict[str, str]) -> str:
+    """The head of a page: what it is of, and the way to its parts."""
+    items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
+    return (
+        f'<header><div class="bar"><h1>{text(name)}</h1>'
+        f'<button type="button" id="theme">dark colours</button></div>'
+        f'<p class="dim">{text(about)}</p>'
+        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
+    )
+
+
+def _about(found: Comparison) -> str:
+    runs = sum(len(group.entries) for group in found.groups)
+    sure = f"{found.options.confidence * 100:g} %"
+    return (
+        f"{runs} runs in {len(found.groups)} groups by {', '.join(found.group_by)}, each held"
+        f" against {found.groups[0].name}; intervals of {sure}; ergmeter {__version__}"
+    )
+
+
+def _verdicts(found: Comparison) -> Iterable[str]:
+    if not found.pairs:
+        yield '<p class="absent">One group: nothing to compare it with.</p>'
+    elif not found.is_comparable:
+        yield "<p><strong>Not all groups are comparable: the reasons stand below.</strong></p>"
+    for pair in found.pairs:
+        yield f"<h3>{text(title(pair))}</h3><ul class='findings'>{_lines(pair)}</ul>"
+
+
+def _lines(pair: Pair) -> str:
+    said = [
+        f'<li><span class="badge">{text(SIGNS[one.state])}</span> {text(one.words)}</li>'
+        for one in pair.verdicts
+    ]
+    # The option of a command line is no part of what was found.
+    said += [
+        f"<li>{text(line)}</li>" for _, line in around(pair) if not line.startswith("--anyway")
+    ]
+    return "".join(said)
+
+
+def _groups(found: Comparison) -> Table:
+    rows = []
+    for group in found.groups:
+        cells = [" ".join(cell(found, group, one)).strip() for one in found.measures]
+        rows.append((group.name, str(len(group.entries)), *cells))
+    return Table(
+        (", ".join(found.group_by), "runs", *map(head, found.measures)),
+        tuple(rows),
+    )
+
+
+def _differences(found: Comparison) -> str:
+    rows = differing(found.groups)
+    if not rows:
+        return '<p class="dim">Nothing that the runs tell of themselves.</p>'
+    heads = ("what", *(group.name for group in found.groups))
+    told = Table(heads, tuple((what, *said) for what, said in rows))
+    return f'<div class="wide">{table(told, caption="what differs in configuration")}</div>'
+
+
+def _runs(found: Comparison) -> str:
+    rows = [
+        (group.name, entry.source, *(figure_in_words(entry, one) for one in found.measures))
+        for group in found.groups
+        for entry in group.entries
+    ]
+    told = Table(("group", "run", *(head(one) for one in found.measures)), tuple(rows))
+    return f'<div class="wide">{table(told, caption="every run")}</div>'
+
+
+def _notes(found: Comparison) -> str:
+    lines = [*footnotes(found), *(f"left out: {line}" for line in found.left_out)]
+    if not lines:
+        return '<p class="dim">None.</p>'
+    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"

@@ -1,0 +1,175 @@
+"""Dots with their intervals, a row each, and a line where nothing differs.
+
+The trap: a dot that looks as sure as its neighbour. One whose scatter is not known has no interval,
+a shape of its own and the words beside it; what is absent keeps its row and says so. Names stand
+above their dots and not on an axis, where a long one would be cut or leave the dots no room.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ergmeter.views.html.charts import Chart, Table, framed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Kind = Literal["better", "worse", "differs", "open", "pass", "plain", "bare", "absent"]
+# A colour, a shape, and the sign that stands for the shape in a legend.
+LOOKS: dict[Kind, tuple[str, str, str]] = {
+    "better": ("c3", "triangle-up", "▲"),
+    "worse": ("c2", "triangle-down", "▼"),
+    "differs": ("c7", "cross", "✚"),
+    "open": ("c1", "square", "■"),
+    "pass": ("c3", "circle", "●"),
+    "plain": ("c1", "circle", "●"),
+    "bare": ("c8", "diamond", "◆"),
+    "absent": ("c8", "circle", ""),
+}
+_ROW_PX = 40
+_FIGURE_PX = 190  # what the words on the right may take of a row
+_UPPER, _LOWER = 0.22, 0.68  # of a row: where its words and its dot are
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One row: a value with its interval, if it has one, or nothing, and what is said of it.
+
+    `limits` are what a rule allows, where there is one.
+    """
+
+    name: str
+    value: float | None
+    low: float | None
+    high: float | None
+    said: str
+    kind: Kind
+    limits: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """What the dots are measured along. `neutral` is where nothing differs."""
+
+    title: str
+    is_log: bool = False
+    neutral: float | None = None
+    format: str = ",.4~r"
+
+
+def interval_chart(
+    id_: str,
+    title: str,
+    unit: str,
+    dots: Sequence[Dot],
+    axis: Axis,
+    *,
+    words: dict[Kind, str],
+    table: Table,
+    note: str = "",
+) -> Chart:
+    """The rows in their order. `words` says what each kind of dot stands for."""
+    described = "; ".join(f"{one.name} {one.said}" for one in dots[:12])
+    more = f"; and {len(dots) - 12} more, in the table" if len(dots) > 12 else ""
+    used = dict.fromkeys(one.kind for one in dots)
+    legend = tuple(
+        (f"{LOOKS[kind][2]} {said}", LOOKS[kind][0]) for kind, said in words.items() if kind in used
+    )
+    spec = framed(f"{title}: {described}{more}", _ROW_PX * len(dots), _layers(dots, axis))
+    return Chart(id_, title, unit, spec, table, note, legend=legend)
+
+
+def _layers(dots: Sequence[Dot], axis: Axis) -> list[dict[str, Any]]:
+    """From the line behind all to the words; Vega complains of a layer that has nothing in it."""
+    rows = [_row(number, one) for number, one in enumerate(dots)]
+    drawn = [row for row in rows if row["v"] is not None]
+    spans = [row for row in drawn if row["low"] is not None]
+    limits = [{"i": n, "v": at} for n, one in enumerate(dots) for at in one.limits]
+    # A piece of the line in each row: a whole one would strike out the words it goes through.
+    pieces = [] if axis.neutral is None else [{"i": n, "v": axis.neutral} for n in range(len(dots))]
+    x, y = _x(axis), _y(_LOWER)
+    across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": _colour()}
+    shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
+    tooltip = [{"field": "name", "title": "of"}, {"field": "said", "title": "is"}]
+    at = {"x": {**x, "field": "v"}, "y": y}
+    down_px = (_LOWER - 0.5) * _ROW_PX  # a tick heeds no place within its band
+    tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
+    dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
+    layers = [
+        _layer("neutral", pieces, {**tick, "thickness": 1.5, "color": "var(--dim)"}, at),
+        _layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
+        _layer(
+            "points", drawn, dot, {**at, "color": _colour(), "shape": shape, "tooltip": tooltip}
+        ),
+        _layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
+    ]
+    return [*(one for one in layers if one["data"]["values"]), *_words(rows)]
+
+
+def _layer(
+    name: str, values: list[dict[str, Any]], mark: dict[str, Any], encoding: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "data": {"name": name, "values": values},
+        "mark": {**mark, "aria": False},
+        "encoding": encoding,
+    }
+
+
+def _row(number: int, one: Dot) -> dict[str, Any]:
+    colour, shape, _ = LOOKS[one.kind]
+    ends = (one.low, one.high) if one.low is not None and one.high is not None else (None, None)
+    return {
+        "i": number,
+        "name": one.name,
+        "said": one.said,
+        "v": one.value,
+        "low": ends[0],
+        "high": ends[1],
+        "shape": shape,
+        "colour": f"var(--{colour})",
+    }
+
+
+def _x(axis: Axis) -> dict[str, Any]:
+    kind = {"type": "log"} if axis.is_log else {"zero": False}
+    return {
+        "type": "quantitative",
+        "title": axis.title,
+        "scale": {**kind, "nice": False, "padding": 14},
+        "axis": {
+            "format": axis.format,
+            "tickCount": {"expr": "max(3, floor(width / 110))"},
+            "labelOverlap": "greedy",
+        },
+    }
+
+
+def _y(at: float) -> dict[str, Any]:
+    """A row's place; its band is the row, and `at` says where within it."""
+    scale = {"type": "band", "padding": 0}
+    return {"field": "i", "type": "ordinal", "axis": None, "scale": scale, "bandPosition": at}
+
+
+def _colour() -> dict[str, Any]:
+    return {"field": "colour", "type": "nominal", "scale": None, "legend": None}
+
+
+def _words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The name on the left of a row, cut where the window is narrow, its figure on the right."""
+    mark = {"type": "text", "baseline": "middle", "fontSize": 12, "aria": False}
+    name = {**mark, "align": "left", "limit": {"expr": f"width - {_FIGURE_PX}"}}
+    figure = {**mark, "fontSize": 11, "align": "right", "limit": _FIGURE_PX - 10}
+    return [
+        {
+            "data": {"name": "rows", "values": rows},
+            "mark": {**name, "color": "var(--ink)"},
+            "encoding": {"x": {"value": 0}, "y": _y(_UPPER), "text": {"field": "name"}},
+        },
+        {
+            "data": {"name": "rows"},
+            "mark": {**figure, "color": "var(--dim)"},
+            "encoding": {"x": {"value": "width"}, "y": _y(_UPPER), "text": {"field": "said"}},
+        },
+    ]

@@ -1,0 +1,256 @@
+"""`erg compare --html` in a real browser: what is drawn against figures worked out by hand."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.test_compare import COLUMNS, RATES, row, trained, written
+from tests.e2e.test_report_html import CHROMIUM, EVIL, Opened, axe_api, playwright_api
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+
+SINGLE = 1200.0  # tokens/s of torch's one run
+PAGES = ["three", "refused", "evil", "target"]
+
+
+def compared(out: Path, *sources: object, code: int = 0) -> Path:
+    done = subprocess.run(
+        [ERG, "compare", *map(str, sources), "--html", str(out)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env=environment(),
+    )
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith(f"{out} (")  # and what is printed stays what it was
+    return out
+
+
+def ledger(path: Path, groups: dict[str, tuple[float, ...]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [
+        row(name, seed, rate) for name, rates in groups.items() for seed, rate in enumerate(rates)
+    ]
+    path.write_text("\n".join([COLUMNS, *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three backends, one of them run once; what may not be compared; names that attack; a way."""
+    folder = tmp_path_factory.mktemp("compared")
+    three = ledger(folder / "three" / "energy_results.csv", {**RATES, "torch": (SINGLE,)})
+    refused = written(folder / "refused" / "energy_results.csv", seq_len=2048)
+    evil = ledger(folder / "evil" / "energy_results.csv", {"bnb": RATES["bnb"], EVIL: (900.0,)})
+    for number, more in enumerate((0.99, 1.0, 1.01)):
+        trained(folder / "quick" / str(number), seconds=1.0 * more)
+        trained(folder / "slow" / str(number), seconds=1.95 * more)
+    return {
+        "three": compared(folder / "three.html", three),
+        "refused": compared(folder / "refused.html", refused, code=1),
+        "evil": compared(folder / "evil.html", evil),
+        "target": compared(
+            folder / "target.html", folder / "quick", folder / "slow", "--target-loss", "2.001"
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
+    made: list[Opened] = []
+
+    def open_page(name: str, **options: Any) -> Opened:
+        made.append(Opened(browser, pages[name], **options))
+        return made[-1]
+
+    yield open_page
+    for one in made:
+        one.page.close()
+
+
+def rows(one: Opened, chart: str, data: str = "points") -> dict[str, dict[str, Any]]:
+    """What a chart holds, by name, as Vega has it."""
+    found = one.ask(f"ergmeterViews['{chart}'].data('{data}').map((row) => ({{...row}}))")
+    return {row["name"]: row for row in found}
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
+    opened: Callable[..., Opened], name: str, scheme: str
+) -> None:
+    one = opened(name, scheme=scheme)
+    assert one.complaints == []
+    assert len(one.asked_for) == 1
+
+
+def test_ratios_are_drawn_with_the_interval_that_comes_out_by_hand(
+    opened: Callable[..., Opened],
+) -> None:
+    one = opened("three")
+    spans = rows(one, "ratios", "spans")
+    # Logs of 1.30, 1.31 and 1.32: mean 0.27001, standard deviation 0.00763; 4.3027 x 0.00763 /
+    # sqrt(3) is 0.01896.
+    speed = spans["unsloth: tokens/s"]
+    assert speed["v"] == pytest.approx(math.exp(0.27001), abs=2e-5)
+    assert speed["low"] == pytest.approx(math.exp(0.25105), abs=2e-4)
+    assert speed["high"] == pytest.approx(math.exp(0.28897), abs=2e-4)
+    # Every run drew 12 000 J, so energy per token is the inverse.
+    energy = spans["unsloth: J/token"]
+    assert energy["low"] == pytest.approx(1 / speed["high"])
+    assert (speed["shape"], energy["shape"]) == ("triangle-up", "triangle-up")
+    assert spans["unsloth: memory"]["low"] == spans["unsloth: memory"]["high"] == 1
+    assert one.ask("ergmeterViews.ratios.scale('x').type") == "log"
+    # The line at 1 is in every row: three figures of two groups.
+    assert one.ask("ergmeterViews.ratios.data('neutral').map((row) => row.v)") == [1] * 6
+
+
+def test_a_group_of_one_run_is_a_dot_without_an_interval_and_says_so(
+    opened: Callable[..., Opened],
+) -> None:
+    one = opened("three")
+    points = rows(one, "ratios")
+    single = points["torch: tokens/s"]
+    assert single["v"] == pytest.approx(SINGLE / (1000 * 1010 * 990) ** (1 / 3))
+    assert (single["low"], single["shape"]) == (None, "diamond")
+    assert single["said"].endswith(", one run")
+    assert not any(name.startswith("torch") for name in rows(one, "ratios", "spans"))
+    assert rows(one, "mean-0")["torch"]["said"].endswith("one run")
+    assert rows(one, "mean-0", "spans").keys() == {"bnb", "unsloth"}
+
+
+def test_the_front_is_drawn_by_shape_and_by_where_the_means_are(
+    opened: Callable[..., Opened],
+) -> None:
+    one = opened("three")
+    points = rows(one, "pareto")
+    assert {name: row["shape"] for name, row in points.items()} == {
+        "bnb": "circle",
+        "torch": "circle",
+        "unsloth": "diamond",
+    }
+    assert points["unsloth"]["y"] == pytest.approx((1300 * 1323.1 * 1306.8) ** (1 / 3))
+    assert points["torch"]["x"] == pytest.approx(40 * 300 / (40 * SINGLE))
+    assert rows(one, "pareto", "across").keys() == {"bnb", "unsloth"}
+    words = one.page.text_content("#pareto")
+    assert "beaten: bnb (by unsloth and torch), torch (by unsloth)" in words
+
+
+def test_verdicts_come_first_and_in_words(opened: Callable[..., Opened]) -> None:
+    one = opened("three")
+    assert one.ask("document.querySelector('main section').id") == "verdicts"
+    words = one.page.inner_text("#verdicts")
+    assert "unsloth 1.31x faster, 95 % interval 1.29 to 1.34" in words
+    assert "could explain it: optimizer (PagedAdamW8bit / AdamW)" in words
+    table = one.page.inner_text("#differences-section")
+    assert "optimizer" in table
+    assert one.page.locator("#runs tbody tr").count() == 7
+
+
+def test_what_is_not_comparable_has_its_reasons_and_no_ratio(
+    opened: Callable[..., Opened],
+) -> None:
+    one = opened("refused")
+    said = one.page.inner_text("#verdicts")
+    assert "not comparable: sequence length differs (1024 / 2048)" in said
+    assert "--anyway" not in said
+    assert one.page.inner_text("#ratios .absent") == "- not comparable with bnb: unsloth"
+    assert "two groups that may be compared" in one.page.inner_text("#pareto .absent")
+    assert "faster" not in one.page.inner_text("main")
+    assert rows(one, "mean-0").keys() == {"bnb", "unsloth"}  # figures stay
+
+
+def test_the_way_to_a_target_loss_is_drawn(opened: Callable[..., Opened]) -> None:
+    one = opened("target")
+    spans = rows(one, "ratios", "spans")
+    assert spans["slow: to target"]["v"] == pytest.approx(1.95, rel=1e-3)
+    assert spans["slow: to target"]["shape"] == "triangle-down"
+
+
+def test_what_a_group_is_called_does_not_run(opened: Callable[..., Opened]) -> None:
+    one = opened("evil")
+    for chart in one.page.query_selector_all(".chart svg"):
+        chart.scroll_into_view_if_needed()
+        box = chart.bounding_box()
+        for share in (0.25, 0.5, 0.75):
+            one.page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 2)
+    assert one.ask("window.hacked") is None
+    assert one.page.query_selector("img") is None
+    assert EVIL in one.page.inner_text("h1")
+    assert EVIL in rows(one, "mean-0")
+    assert one.complaints == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("width", [1280, 400])
+def test_nothing_is_wider_than_the_window(
+    opened: Callable[..., Opened], name: str, width: int
+) -> None:
+    one = opened(name, width=width)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    assert one.ask("document.documentElement.scrollWidth") <= one.ask("innerWidth")
+    for svg in one.page.query_selector_all(".chart svg"):
+        assert 200 < svg.bounding_box()["width"] <= width
+
+
+@pytest.mark.parametrize("name", ["three", "evil"])  # short names, and one of 79 characters
+@pytest.mark.parametrize("width", [1280, 400])
+def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
+    opened: Callable[..., Opened], name: str, width: int
+) -> None:
+    wrong = opened(name, width=width).ask(
+        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+             const frame = svg.getBoundingClientRect();
+             const texts = [...svg.querySelectorAll('text')].filter((text) =>
+               getComputedStyle(text).opacity !== '0' && text.textContent.trim());
+             const boxes = texts.map((text) => text.getBoundingClientRect());
+             const out = texts.filter((_, i) => boxes[i].left < frame.left - 1
+               || boxes[i].right > frame.right + 1 || boxes[i].bottom > frame.bottom + 1);
+             const over = texts.filter((_, i) => boxes.some((other, j) => j > i
+               && other.left < boxes[i].right - 1 && boxes[i].left < other.right - 1
+               && other.top < boxes[i].bottom - 3 && boxes[i].top < other.bottom - 3));
+             return [...out, ...over].map((text) => text.textContent);
+           })"""
+    )
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["three", "refused"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Callable[..., Opened], name: str, scheme: str) -> None:
+    one = opened(name, scheme=scheme)
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    found = axe_api.Axe().run(one.page)
+    grave = [
+        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+        for each in found.response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
+
+
+def test_on_paper_it_is_light_and_everything_is_open(opened: Callable[..., Opened]) -> None:
+    one = opened("three", scheme="dark")
+    one.ask("dispatchEvent(new Event('beforeprint'))")
+    one.page.emulate_media(media="print")
+    ground = one.ask("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(255, 255, 255)"
+    assert one.ask("document.querySelectorAll('details:not([open])').length") == 0

@@ -1,0 +1,118 @@
+"""The cells of a bench as a matrix, and what a gate comes to for each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ergmeter.bench.cell_verdicts import cell_verdicts
+from ergmeter.bench.gate import gate
+from ergmeter.bench.matrix import Matrix, matrix, report_of
+from ergmeter.bench.overview import overview
+from ergmeter.bench.tables import as_table
+from ergmeter.views.html.matrix_chart import matrix_chart
+from tests.unit.bench.rows import repeats, row
+
+
+def of(*rows: dict[str, Any]) -> Matrix:
+    numbered = [{**one, "index": number} for number, one in enumerate(rows)]
+    return matrix(overview(as_table(numbered)))
+
+
+def cell(framework: str, gpus: int, rate: float | None, **more: Any) -> dict[str, Any]:
+    status = "ok" if rate is not None else "oom"
+    return row(
+        **{"framework_config": framework, "num_gpus": gpus, "tokens_per_s": rate, **more},
+        status=status,
+    )
+
+
+def test_a_size_runs_across_in_its_order_and_the_rest_names_the_rows() -> None:
+    found = of(*(cell(name, gpus, 1.0) for name in ("b", "a") for gpus in (8, 16, 1)))
+    assert (found.down, found.across) == (("framework_config",), "num_gpus")
+    assert found.columns == [1, 8, 16]
+    assert found.rows == [("a",), ("b",)]
+    assert all(len(place) == 1 for place in found.places.values())
+
+
+def test_with_a_single_setting_there_is_one_column() -> None:
+    found = of(cell("a", 1, 1.0), cell("b", 1, 2.0))
+    assert (found.down, found.across, found.columns) == (("framework_config",), None, [None])
+
+
+def test_settings_of_a_bench_of_its_own_tell_its_cells_apart() -> None:
+    found = of(*(cell("a", 1, 1.0, settings={"layers": [n, n]}) for n in (1, 2)))
+    assert found.down == ("layers",)
+    assert found.rows == [("[1, 1]",), ("[2, 2]",)]
+
+
+def test_a_failed_configuration_has_its_word_and_no_figure() -> None:
+    found = of(cell("a", 1, 10.0), cell("a", 2, None, reason="too big"))
+    ok, failed = found.configurations
+    assert (ok.is_ok, ok.figures) == (True, {"tokens_per_s": 10.0})
+    assert (failed.is_ok, failed.is_waiting, failed.figures) == (False, False, {})
+    assert (failed.status, failed.reason) == ("oom", "too big")
+    assert found.figures == ("tokens_per_s",)
+
+
+def test_repeats_are_averaged_and_one_that_failed_is_told() -> None:
+    rows = repeats("g", "tokens_per_s", [10.0, 20.0, 0.0], num_gpus=1)
+    rows[2] |= {"status": "timeout", "tokens_per_s": None}
+    (one,) = of(*rows).configurations
+    assert (one.figures["tokens_per_s"], one.repeats) == (15.0, 3)
+    assert one.status == "2 ok, 1 timeout"
+
+
+def test_a_hostile_setting_is_text_and_a_link_is_escaped() -> None:
+    found = of(cell('<b onload="x">', 1, 1.0, path='/r/"exp_0'), cell("a", 1, 2.0, path="/r/exp_1"))
+    made = matrix_chart(found, "tokens_per_s", links={'/r/"exp_0': 'x" onclick="y'})
+    assert "<b " not in made
+    assert "&lt;b onload=&quot;x&quot;&gt;" in made
+    assert 'href="x&quot; onclick=&quot;y"' in made
+    assert "<small>exp_1</small>" in made
+
+
+def test_the_page_of_a_run_is_found_in_its_cell(tmp_path: Path) -> None:
+    assert report_of(str(tmp_path)) is None
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "report.html").touch()
+    assert report_of(str(tmp_path)) == tmp_path / "run" / "report.html"
+
+
+def test_the_word_of_a_cell_is_that_of_the_worst_of_it() -> None:
+    steady = [1000.0, 1004.0, 996.0]
+    ref = [
+        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("slower", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("gone", "real_tokens_per_s", steady),
+        *repeats("bare", "mean_w", [1.0]),
+    ]
+    new = [
+        *repeats("same", "real_tokens_per_s", steady, loss=2.0),
+        *repeats("slower", "real_tokens_per_s", [900.0, 904.0, 896.0], loss=2.0),
+        *repeats("bare", "mean_w", [1.0]),
+        *repeats("fresh", "real_tokens_per_s", steady),
+    ]
+    found = cell_verdicts(gate(as_table(new), as_table(ref), ["tokens_per_s -3%", "loss +-1%"]))
+    assert {one.name: one.word for one in found} == {
+        "slower": "worse",
+        "gone": "missing",
+        "fresh": "missing",
+        "bare": "not judged",
+        "same": "pass",
+    }
+    assert found[0].name == "slower"
+    (slower,) = [one for one in found if one.name == "slower"]
+    assert len(slower.reasons) == 1  # the loss, which stayed, is no reason
+    assert slower.reasons[0].startswith("tokens_per_s -3%: -10.0 %")
+    said = {one.name: one.reasons for one in found}
+    assert said["gone"] == ("missing in NEW",)
+    assert said["fresh"] == ("not in REF: nothing to hold it against",)
+
+
+@pytest.mark.parametrize(("values", "across"), [(8, "num_gpus"), (9, None)])
+def test_too_many_values_do_not_run_across(values: int, across: str | None) -> None:
+    rows = [cell(name, gpus, 1.0) for name in ("a" * 20, "b" * 20) for gpus in range(values)]
+    assert of(*rows).across == across

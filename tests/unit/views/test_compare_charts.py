@@ -1,0 +1,134 @@
+"""The charts of a comparison as specs: what is in them, and what keeps its place with a reason."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ergmeter.metrics.comparison import Comparison, Options, compare
+from ergmeter.metrics.entries import Entry, Found
+from ergmeter.metrics.grouping import differing
+from ergmeter.records import Missing, Reading, Result
+from ergmeter.views.html.charts import Chart
+from ergmeter.views.html.compare_charts import compare_charts
+from ergmeter.views.html.palette import painted
+from ergmeter.views.plots import converter, lite
+
+pytest.importorskip("vl_convert")
+
+RATE, JOULES, LOSS = "throughput.tokens_per_s", "energy.joules_per_token", "training.loss"
+NO_SENSOR = Missing("no sensor")
+
+
+def run(backend: str, seed: int, rate: float, joules: float | None, **facts: str) -> Entry:
+    figures: dict[str, Result] = {
+        RATE: Reading(rate, "tokens/s", "measured"),
+        JOULES: NO_SENSOR if joules is None else Reading(joules, "J/token", "measured"),
+        LOSS: Reading(2.0 + seed / 100, "1", "reported"),
+    }
+    said = {"backend": backend, "seed": str(seed), **facts}
+    return Entry(f"{backend}-{seed}", "ledger.csv", said, figures)
+
+
+def compared(*entries: Entry, **options: Any) -> Comparison:
+    return compare(Found(entries), replace(Options(), **options))
+
+
+def charts(found: Comparison) -> dict[str, Chart]:
+    return {one.id: one for one in compare_charts(found)}
+
+
+def data(chart: Chart, name: str) -> list[dict[str, Any]]:
+    assert chart.spec is not None
+    layers = chart.spec["layer"]
+    own = [one["data"] for one in layers if one["data"]["name"] == name]
+    return next((one["values"] for one in own if "values" in one), [])
+
+
+TWO = (
+    *(run("a", seed, 100.0, 2.0) for seed in (0, 1)),
+    *(run("b", seed, rate, 1.0) for seed, rate in ((0, 150.0), (1, 220.0))),
+)
+
+
+def test_a_ratio_has_the_interval_of_two_pairs_on_a_logarithmic_axis() -> None:
+    chart = charts(compared(*TWO))["ratios"]
+    (speed,) = [row for row in data(chart, "spans") if row["name"] == "b: tokens/s"]
+    logs = math.log(1.5), math.log(2.2)
+    middle = sum(logs) / 2
+    # Two pairs: one degree of freedom, t = 12.7062; half their distance is the standard error.
+    margin = 12.7062 * (logs[1] - logs[0]) / 2
+    assert speed["v"] == pytest.approx(math.exp(middle))
+    assert speed["low"] == pytest.approx(math.exp(middle - margin), rel=1e-4)
+    assert speed["high"] == pytest.approx(math.exp(middle + margin), rel=1e-4)
+    assert speed["shape"] == "square"  # an interval that holds 1: no difference shown
+    (energy,) = [row for row in data(chart, "spans") if row["name"] == "b: J/token"]
+    assert (energy["v"], energy["shape"]) == (0.5, "triangle-up")  # less of it is better
+    assert chart.spec is not None
+    scales = [one["encoding"]["x"].get("scale", {}) for one in chart.spec["layer"]]
+    assert {one["type"] for one in scales if one} == {"log"}
+    assert {row["v"] for row in data(chart, "neutral")} == {1.0}
+
+
+def test_losses_are_differences_around_nothing() -> None:
+    chart = charts(compared(*TWO))["differences"]
+    (loss,) = data(chart, "points")
+    assert (loss["v"], {row["v"] for row in data(chart, "neutral")}) == (0.0, {0.0})
+
+
+def test_what_one_group_lacks_keeps_its_row_and_says_why() -> None:
+    found = compared(*TWO[:2], run("b", 0, 200.0, None), run("b", 1, 220.0, None))
+    made = charts(found)
+    names = [row["name"] for row in data(made["ratios"], "rows")]
+    assert "b: J/token" in names
+    assert "b: J/token" not in [row["name"] for row in data(made["ratios"], "points")]
+    assert made["mean-1"].table is not None
+    assert ("b", "2", "absent", "no sensor") in made["mean-1"].table.rows
+    assert made["pareto"].spec is None
+    assert made["pareto"].reason.endswith("b has no J/token: no sensor")
+
+
+def test_a_single_run_has_a_dot_of_its_own_shape_and_no_span() -> None:
+    made = charts(compared(run("a", 0, 100.0, 2.0), run("b", 0, 150.0, 1.0)))
+    assert data(made["ratios"], "spans") == []
+    assert {row["shape"] for row in data(made["ratios"], "points")} == {"diamond"}
+    assert ("◆ a single run: no interval", "c8") in made["ratios"].legend
+    assert data(made["pareto"], "across") == data(made["pareto"], "upright") == []
+
+
+def test_the_front_is_of_shapes() -> None:
+    made = charts(compared(run("a", 0, 100.0, 2.0), run("b", 0, 150.0, 1.0)))
+    shapes = {row["name"]: row["shape"] for row in data(made["pareto"], "points")}
+    assert shapes == {"a": "circle", "b": "diamond"}
+
+
+def test_one_group_has_its_figures_and_nothing_to_compare() -> None:
+    made = charts(compared(*TWO[:2]))
+    assert made["ratios"].reason == "one group: nothing to compare it with"
+    assert [row["v"] for row in data(made["mean-0"], "points")] == [pytest.approx(100.0)]
+
+
+def test_every_spec_is_one_that_vega_can_draw_in_both_lights() -> None:
+    for chart in compare_charts(compared(*TWO)):
+        assert chart.spec is not None
+        assert json.loads(json.dumps(chart.spec, allow_nan=False)) == chart.spec
+        for theme in ("light", "dark"):
+            spec = {**painted(chart.spec, theme), "width": 600}
+            drawn = converter().vegalite_to_svg(spec, vl_version=lite())
+            assert "var(" not in drawn
+            assert drawn.count("<text") > 2
+
+
+def test_what_differs_is_told_of_every_group_and_what_is_not_said_is_said() -> None:
+    found = compared(
+        run("a", 0, 1.0, None, optimizer="AdamW", seq_len="1024"),
+        run("b", 0, 1.0, None, optimizer="SGD", seq_len="1024", kernels="own"),
+    )
+    assert differing(found.groups) == (
+        ("optimizer", ("AdamW", "SGD")),
+        ("kernels", ("not said", "own")),
+    )
