@@ -99,7 +99,7 @@ def _summary(judged: Gate, verdicts: tuple[CellVerdict, ...]) -> str:
 def _verdicts(verdicts: tuple[CellVerdict, ...]) -> str:
     rows = tuple((one.name, _SIGNS[one.word], "; ".join(one.reasons)) for one in verdicts)
     told = table(Table(("cell", "verdict", "why"), rows), caption="verdicts by cell")
-    return f'<div class="wide">{told}</div>'
+    return f'<div class="roomy">{told}</div>'
 
 
 def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
@@ -157,7 +157,7 @@ def _changes(found: Comparison) -> str:
     if found.together:
         rows.append(tuple(changes(TOGETHER, found.together, found.metrics)))
     told = table(Table(("cell", *found.metrics), tuple(rows)), caption="all changes")
-    return f'<div class="wide">{told}</div>'
+    return f'<div class="roomy">{told}</div>'
 
 
 def _listed(told: list[str]) -> str:

@@ -101,7 +101,7 @@ def _rows(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
         for line, one in zip(lines(found), shown.configurations, strict=True)
     )
     return (
-        '<div class="scroll wide" tabindex="0" role="region" aria-label="configurations"><table>'
+        '<div class="scroll roomy" tabindex="0" role="region" aria-label="configurations"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
         + _listed(more_in_words(found.more, "configurations"))
     )

@@ -43,7 +43,7 @@ def compare_page(found: Comparison) -> str:
         section(
             "groups",
             "What it cost, and what was learned",
-            f'<div class="wide">{table(_groups(found), caption="figures by group")}</div>',
+            f'<div class="roomy">{table(_groups(found), caption="figures by group")}</div>',
             f'<div class="pair">{"".join(means)}</div>',
         ),
         section("differences-section", "What differs in configuration", _differences(found)),
@@ -119,7 +119,7 @@ def _differences(found: Comparison) -> str:
         return '<p class="dim">Nothing that the runs tell of themselves.</p>'
     heads = ("what", *(group.name for group in found.groups))
     told = Table(heads, tuple((what, *said) for what, said in rows))
-    return f'<div class="wide">{table(told, caption="what differs in configuration")}</div>'
+    return f'<div class="roomy">{table(told, caption="what differs in configuration")}</div>'
 
 
 def _runs(found: Comparison) -> str:
@@ -129,7 +129,7 @@ def _runs(found: Comparison) -> str:
         for entry in group.entries
     ]
     told = Table(("group", "run", *(head(one) for one in found.measures)), tuple(rows))
-    return f'<div class="wide">{table(told, caption="every run")}</div>'
+    return f'<div class="roomy">{table(told, caption="every run")}</div>'
 
 
 def _notes(found: Comparison) -> str:
