@@ -181,8 +181,8 @@ def shown(seen: dict[str, dict[int, list[tuple[float, float]]]]) -> dict[str, An
                 )
             )
     note = (
-        "`erg bench COMMAND`, whole processes, medians. Without rows every cell's run is read, which"
-        " is timed once;\nthe others find the rows. All files: Parquet, CSV, FMS's."
+        "`erg bench COMMAND`, whole processes, medians. Without rows every cell's run is read,"
+        " which is timed once;\nthe others find the rows. All files: Parquet, CSV, FMS's."
     )
     tables.show("A bench of many cells", HEADER, rows, note=note)
     return {

@@ -165,7 +165,7 @@ REPORTS = {
     " %(energy.joules_per_token)s at %(energy.mean_w)s. The board is at its power limit, which"
     " holds its clock down.",
     "stalls": "The same model in a program that sleeps for half a second after every fifth step:"
-    " %(lost:stalls)s of the peak is lost in stalls, and the MFU is %(utilization.mfu_frac)s. The"
+    " stalls take %(lost:stalls)s of the time, and the MFU is %(utilization.mfu_frac)s. The"
     " findings say that it is not fit to be compared, and why.",
     "lora-1b": "The same model with LoRA of rank 16: about as many tokens a second"
     " (%(throughput.tokens_per_s)s), and an MFU of %(utilization.mfu_frac)s, as frozen weights"
@@ -220,8 +220,7 @@ PICTURES = (
         "stalls",
         "time_spent",
         "Each instant of the run belongs to one part, so that the parts add up:"
-        " %(spent:train)s of training steps, and %(spent:unknown)s between steps that no span"
-        " accounts for, which are the sleeps.",
+        " %(spent:train)s of training steps, and %(spent:stall)s of stalls, which are the sleeps.",
     ),
     Picture(
         "tiny-20m",

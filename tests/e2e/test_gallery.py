@@ -112,6 +112,6 @@ def test_tokens_per_second_in_the_text_are_those_of_the_recorded_steps(
 
 
 def test_the_sleeps_in_the_text_are_as_long_as_the_program_slept() -> None:
-    """Six times half a second, and what lies between other steps."""
-    (said,) = re.findall(r"([\d.]+) s between steps", (DOCS / "gallery.md").read_text())
+    """Six times half a second."""
+    (said,) = re.findall(r"([\d.]+) s of stalls", (DOCS / "gallery.md").read_text())
     assert float(said) == pytest.approx(6 * 0.5, rel=0.02)

@@ -8,8 +8,9 @@ those of the same instants, as far as readings reach; the rest is said.
 A step of more than twice the median is a stall by what it has beyond the median, both without the
 spans in it that somebody named; which end of the step that is, its times do not say: it is taken
 from its end. The first step's is warm-up. The other
-way, to call the whole step a stall, would count work as waste. A gap between steps of that length,
-which no span accounts for, is a stall too.
+way, to call the whole step a stall, would count work as waste. A gap that no span accounts for is a
+stall too where a usual step and the gap behind it take more than twice the median: `erg check` and
+`erg explain` go by such periods.
 """
 
 from __future__ import annotations
@@ -140,8 +141,7 @@ def _owned(evidence: Evidence) -> _Owned:
     for name, (starts, ends) in reversed(layers):  # the first of them has the last word
         owners[_covered(edges_ns, starts, ends)] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
-    # A gap that nothing accounts for and that is as long as a slow step is a stall as well.
-    is_long = np.diff(edges_ns) > STALL * _usual_ns(evidence, lane)
+    is_long = np.diff(edges_ns) > (STALL - 1) * _usual_ns(evidence, lane)
     owners[is_long & (owners == names.index("unknown"))] = names.index("stall")
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
     owners[edges_ns[:-1] >= last_ns] = names.index("end")

@@ -18,6 +18,7 @@ from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, run_of
+from tests.unit.metrics.test_h200 import replayed
 
 S = 10**9
 # A run of 40 s that draws 100 W before its first step, 300 W until 30 s and 100 W afterwards.
@@ -174,3 +175,9 @@ def test_a_wait_in_every_step_is_no_part_of_what_is_usual(tmp_path: Path) -> Non
     run = lived(tmp_path, at, steps=steps)
     found = seconds(spent(evidence_of(run, Settings(warmup_steps=0))))
     assert found == pytest.approx({"train": 11.0, "data": 22.0, "stall": 2.0})
+
+
+def test_the_sleeps_of_a_recording_are_stalls(tmp_path: Path) -> None:
+    """Half a second after every fifth step of 0.3 s, six times: a gap shorter than two steps."""
+    found = spent(evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings()))
+    assert seconds(found)["stall"] == pytest.approx(6 * 0.5, rel=0.02)
