@@ -1,9 +1,13 @@
 """Does `erg serve` stay quick: 500 runs listed, a run of ten million samples, 50 who watch one run?
 
 The trap: a server that is asked in its own process. Here server, writer and those who ask are
-processes apart, as they are in life, and share the cores. How old a step is when it arrives is
-taken from the run itself: the time at which the event came, less the time at which the newest step
-in it ended, by the wall clock. It holds the writer's own hand-over, which is every half second.
+processes apart, as they are in life, and share the cores. How late a step is shown is taken from
+the run itself, once it has ended: the time at which an event, or the page in a browser, went from
+20 steps to 27, less the time at which the 21st ended: of each update the oldest step, by the wall
+clock. It holds the writer's own hand-over, which is every half second.
+
+--minutes is another question: does memory stay where it is, with a run that is written and 50 who
+watch it? Just that is asked then.
 """
 
 from __future__ import annotations
@@ -11,12 +15,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +36,38 @@ import psutil
 import scale
 import tables
 from ergmeter.records import Mark, Step
+from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run
 
 RUNS, STEPS_EACH = 500, 200
 SAMPLES = 10_000_000
-CLIENTS, WATCH_S = 50, 60.0
+CLIENTS, WATCH_S = 50, 15.0
 ERG = Path(sys.executable).parent / "erg"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WRITER = """
 import sys, time
 from ergmeter import Meter
+from ergmeter.runlog import format
+format.SEGMENT_AGE_S = float(sys.argv[2])
 with Meter(sys.argv[1], probes=["process"]) as meter:
     while True:
         with meter.step(tokens=100):
             time.sleep(0.1)
 """
+# Each number of steps that the page shows, with the time at which it did.
+NOTE_STEPS = """() => {
+  window.shown = [];
+  const note = () => {
+    const said = Number((document.getElementById("step") || {}).textContent?.replaceAll(",", ""));
+    if (said && said !== (shown.at(-1) || [0])[0]) shown.push([said, Date.now() / 1000]);
+  };
+  const changes = { childList: true, subtree: true };
+  new MutationObserver(note).observe(document.getElementById("live"), changes);
+  note();
+}"""
+Shown = list[tuple[int, float]]  # how many steps, and when (wall clock, s)
 
 
 class Server:
@@ -72,10 +99,11 @@ class Server:
         found: dict[str, Any] = json.loads(self.ask("/api/runs"))
         return found
 
-    def resident_mb(self) -> float:
-        """Of the server and its workers."""
+    def resident_mb(self) -> tuple[float, float]:
+        """Of the server, and of its workers together."""
         own = psutil.Process(self.process.pid)
-        return sum(one.memory_info().rss for one in (own, *own.children(recursive=True))) / 1e6
+        workers = sum(one.memory_info().rss for one in own.children(recursive=True))
+        return own.memory_info().rss / 1e6, workers / 1e6
 
     def cpu_s(self) -> float:
         """The same of processor time."""
@@ -129,97 +157,227 @@ def listed(root: Path) -> list[tables.Row]:
 
 
 def opened(root: Path) -> list[tables.Row]:
-    """A long run, opened by the first who comes."""
-    scale.written(root / "long", SAMPLES)
+    """A long run, opened by the first who comes, from the list: what its page asks for, in turn.
+
+    It comes into the directory when the server is ready, and is opened as soon as it is listed:
+    before that the server has read nothing of it. (A server that starts over a directory begins to
+    read what is in it, and its figures would be there already.)
+    """
+    written = scale.written(root.with_name("aside"), SAMPLES)
+    reports_s = [scale.reported(written)[0]]
     server = Server(root)
-    run = server.runs()["runs"][0]["id"]
-    asked = {
-        "page, first time": f"/run/{run}",
-        "chart of the steps": f"/api/run/{run}/charts?only=phases",
-        "power of 8 GPUs": f"/api/run/{run}/series?columns=power_w",
-        "whole report": f"/run/{run}/report",
-        "page, once read": f"/run/{run}",
-    }
-    rows: list[tables.Row] = []
-    for name, address in asked.items():
-        seconds, size = server.took(address)
-        rows.append((f"{SAMPLES // 10**6} M samples: {name}", seconds, size / 1e3))
+    # A server that has been up for some seconds has it.
+    library = re.search(r'data-charts="([^"]+)"', server.ask("/").decode())
+    assert library
+    server.ask(library[1])
+    run = written.rename(root / "long")
+    while not (listed_now := server.runs()["runs"]):
+        time.sleep(0.05)
+    assert listed_now[0]["is_pending"], "it has been read already: nothing to time"
+    address = f"/run/{listed_now[0]['id']}"
+    began_s = time.perf_counter()
+    taken: list[tuple[str, float, int]] = []
+
+    def ask(name: str, *paths: str) -> None:
+        size = sum(len(server.ask(path)) for path in paths)
+        taken.append((f"{name}, after", time.perf_counter() - began_s, size))
+
+    def charts() -> None:
+        ask("charts of the steps", f"/api{address}/charts?only=phases,steps,loss")
+        ask("power of 8 GPUs", f"/api{address}/charts?only=power")
+
+    ask("page", address)
+    with ThreadPoolExecutor() as threads:
+        drawing = threads.submit(charts)
+        ask("headline figures", f"/api{address}/row")
+        drawing.result()
+    ask("whole report", f"{address}/report")
+    for name, path in {
+        "page, once read": address,
+        "another column": f"/api{address}/series?columns=temperature_c",
+    }.items():
+        taken.append((f"{name}, in", *server.took(path)))
     server.stop()
-    return rows
+    reports_s.append(scale.reported(run)[0])
+    report_s = statistics.mean(reports_s)
+    rows: list[tables.Row] = [(name, s, s / report_s, size / 1e3) for name, s, size in taken]
+    said = f"`erg report --json`, before and after: {tables.spread(reports_s, 1)}"
+    return [*rows, (said, report_s, 1.0, None)]
 
 
-async def watched(address: str, run: str, zero_ns: int, seconds: float) -> list[float]:
-    """How old the newest step was in each event, in seconds."""
+async def heard(address: str, run: str, seconds: float, shown: Shown) -> None:
+    """Note how many steps there were in each event."""
     host, port = address.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET /api/run/{run}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
-    ages: list[float] = []
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         try:
             line = await asyncio.wait_for(reader.readline(), end_s - time.monotonic())
         except asyncio.TimeoutError:
             break
-        if line.startswith(b"data: "):
-            seen = json.loads(line[6:])
-            if seen.get("lasted_s") is not None:
-                ages.append((time.time_ns() - zero_ns) / 1e9 - seen["lasted_s"])
+        if line.startswith(b"data: ") and (step := json.loads(line[6:])["step"]):
+            shown.append((step, time.time()))
     writer.close()
-    return ages
 
 
-def followed(root: Path, seconds: float) -> tuple[list[tables.Row], list[tables.Row]]:
-    """A run that is being written, with nobody, one and many who watch."""
-    server = Server(root)
-    writing = subprocess.Popen([sys.executable, "-c", WRITER, str(root / "live")])
-    while not server.runs()["runs"]:
-        time.sleep(0.1)
-    run = server.runs()["runs"][0]["id"]
-    opened_run = Run.open(root / "live")
-    zero_ns = opened_run.wall_zero_ns + opened_run.start_ns
+def heard_by(clients: int, server: Server, run: str, seconds: float) -> list[Shown]:
+    """What each of so many heard."""
+    every: list[Shown] = [[] for _ in range(clients)]
 
-    async def watch(clients: int) -> list[list[float]]:
-        every = (watched(server.address, run, zero_ns, seconds) for _ in range(clients))
-        return await asyncio.gather(*every)
+    async def watch() -> None:
+        await asyncio.gather(*(heard(server.address, run, seconds, shown) for shown in every))
 
-    asyncio.run(watch(1))  # what is loaded with the first who watches
-    live: list[tables.Row] = []
-    memory: list[tables.Row] = []
-    for clients in (1, CLIENTS, CLIENTS):
-        cpu_s, before_mb = server.cpu_s(), server.resident_mb()
-        ages = [age for one in asyncio.run(watch(clients)) for age in one]
-        cores = (server.cpu_s() - cpu_s) / seconds
-        live.append((f"{clients} watching", len(ages) / clients / seconds, statistics.median(ages),
-                     tables.quantile(ages, 0.99), max(ages), 100 * cores))  # fmt: skip
-        memory.append((f"{clients} watching", before_mb, server.resident_mb()))
-    writing.kill()
-    writing.wait()
-    server.stop()
-    return live, memory
+    asyncio.run(watch())
+    return every
+
+
+def browsed(server: Server, run: str, seconds: float) -> list[Shown]:
+    """What a page in a real browser showed."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        page = browser.new_page()
+        page.goto(f"{server.address}/run/{run}")
+        page.evaluate(NOTE_STEPS)
+        page.wait_for_timeout(seconds * 1000)
+        shown: Shown = [(step, at_s) for step, at_s in page.evaluate("shown")]
+        browser.close()
+    return [shown]
+
+
+def delays_s(shown: Shown, ended_s: Sequence[float]) -> list[float]:
+    """How long after its end the oldest new step of each update was shown."""
+    return [
+        at_s - ended_s[before] for (before, _), (step, at_s) in pairwise(shown) if step > before
+    ]
+
+
+class Live:
+    """A server, and a run that is being written under it."""
+
+    def __init__(self, root: Path, *, file_s: float = fmt.SEGMENT_AGE_S) -> None:
+        self.path = root / "live"
+        self.server = Server(root)
+        command = [sys.executable, "-c", WRITER, str(self.path), str(file_s)]
+        self.writing = subprocess.Popen(command)
+        while not self.server.runs()["runs"]:
+            time.sleep(0.1)
+        self.run = self.server.runs()["runs"][0]["id"]
+
+    def ended_s(self) -> Sequence[float]:
+        """When each step ended, by the wall clock."""
+        opened_run = Run.open(self.path)
+        found: list[float] = (
+            (opened_run.steps()["end_ns"] + opened_run.wall_zero_ns) / 1e9
+        ).tolist()
+        return found
+
+    def stop(self) -> None:
+        """End both."""
+        self.writing.kill()
+        self.writing.wait()
+        self.server.stop()
+
+
+def followed(root: Path, seconds: float) -> list[tables.Row]:
+    """A run that is being written, with one, many and a browser that watch."""
+    live = Live(root)
+    heard_by(1, live.server, live.run, 3.0)  # what is loaded with the first who watches
+    ways: dict[str, Callable[[], list[Shown]]] = {
+        "1 client": lambda: heard_by(1, live.server, live.run, seconds),
+        f"{CLIENTS} clients": lambda: heard_by(CLIENTS, live.server, live.run, seconds),
+        "a page in chromium": lambda: browsed(live.server, live.run, seconds),
+    }
+    if CHROMIUM is None:
+        del ways["a page in chromium"]
+    seen: dict[str, tuple[list[Shown], float]] = {}
+    for name, watch in ways.items():
+        cpu_s = live.server.cpu_s()
+        every = watch()
+        seen[name] = every, (live.server.cpu_s() - cpu_s) / seconds
+    live.stop()
+    ended_s = live.ended_s()
+    rows: list[tables.Row] = []
+    for name, (every, cores) in seen.items():
+        late_s = [one for shown in every for one in delays_s(shown, ended_s)]
+        rate = sum(map(len, every)) / len(every) / seconds
+        rows.append((name, rate, statistics.median(late_s), tables.quantile(late_s, 0.99),
+                     max(late_s), 100 * cores))  # fmt: skip
+    return rows
+
+
+def endured(root: Path, minutes: float) -> list[tables.Row]:
+    """Memory over time, with a run that is written, many who watch it and a page that asks.
+
+    The writer closes a file every minute, and not every 15: what grows with an open file, and goes
+    when it is closed, is not taken for what grows for ever.
+    """
+    live = Live(root, file_s=60.0)
+    is_over = threading.Event()
+
+    def ask_as_a_page_does() -> None:
+        while not is_over.wait(2.0):
+            for path in ("/api/runs", f"/api/run/{live.run}", f"/api/run/{live.run}/charts"):
+                live.server.ask(path)
+
+    asking = threading.Thread(target=ask_as_a_page_does)
+    asking.start()
+    rows: list[tables.Row] = []
+    between_s = max(10.0, 60.0 * minutes / 15)
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 60 * minutes:
+        cpu_s = live.server.cpu_s()
+        every = heard_by(CLIENTS, live.server, live.run, between_s)  # who come and go, each time
+        cores = (live.server.cpu_s() - cpu_s) / between_s
+        after_min = (time.monotonic() - began_s) / 60
+        steps = max(step for shown in every for step, _ in shown)
+        load = os.getloadavg()[0]
+        rows.append((f"{after_min:.1f}", steps, *live.server.resident_mb(), 100 * cores, load))
+    is_over.set()
+    asking.join()
+    live.stop()
+    return rows
 
 
 def bench(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All three."""
+    """All three, or just how memory goes."""
     with tempfile.TemporaryDirectory(prefix="ergmeter-serve-") as folder:
         places = [Path(folder) / name for name in ("many", "long", "live")]
         for place in places:
             place.mkdir()
-        answers = [*listed(places[0]), *opened(places[1])]
-        tables.show("Answers", ("what", "s", "kB"), answers)
-        live, memory = followed(places[2], arguments.seconds)
+        if arguments.minutes:
+            return _shown_over_time(endured(places[2], arguments.minutes))
+        listing = listed(places[0])
+        tables.show(f"{RUNS} runs", ("what", "s", "kB"), listing)
+        long = opened(places[1])
+        tables.show(
+            f"A run of {SAMPLES // 10**6} million samples, opened",
+            ("what", "s", "to erg report", "kB"),
+            long,
+            note="After: since the page was asked for. In: by itself, then.",
+        )
+        live = followed(places[2], arguments.seconds)
     tables.show(
         "A run as it is written, 10 steps a second",
-        ("clients", "events/s each", "age s", "age p99 s", "age max s", "CPU % of a core"),
+        ("who", "updates/s each", "late s", "p99 s", "worst s", "CPU % of a core"),
         live,
-        note=f"{arguments.seconds:.0f} s each. Age: of the newest step, when its event arrives.",
+        note=f"{arguments.seconds:.0f} s each. Late: how long after its end a step was shown, of"
+        " each update the oldest." + ("" if CHROMIUM else " No page: there is no chromium here."),
     )
-    tables.show(
-        "Memory of the server and its workers", ("clients", "MB before", "MB after"), memory
-    )
-    return {"answers": answers, "live": live, "memory": memory}
+    return {"list": listing, "long": long, "live": live}
+
+
+def _shown_over_time(rows: list[tables.Row]) -> dict[str, Any]:
+    head = ("minute", "steps", "server MB", "workers MB", "CPU % of a core", "load")
+    tables.show(f"Memory, {CLIENTS} who watch a run of 10 steps a second", head, rows)
+    return {"memory": rows}
 
 
 if __name__ == "__main__":
     parser = tables.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=WATCH_S, help="how long each watch lasts")
+    parser.add_argument("--minutes", type=float, default=0.0, help="watch memory for so long")
     tables.run(bench, parser.parse_args())

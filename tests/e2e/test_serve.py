@@ -6,23 +6,29 @@ their own.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import os
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 
+from ergmeter import Run
 from ergmeter.records import Device, Mark, Sample
 from tests.e2e.conftest import ERG, TIMEOUT_S, Lab, environment, eventually, script
 from tests.runs import add_writer, even_steps, make_run
@@ -352,6 +358,117 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     assert page.evaluate("ergmeterViews.loss.data('points').length") == int(out)
 
 
+def test_the_page_of_a_long_run_has_what_is_there_soon_and_then_its_report(
+    serving: Served, lab: Lab, browser: Any
+) -> None:
+    run = simple_run(lab.path / "runs" / "one", "one")
+    with (run / "trace.bin").open("wb") as file:
+        file.truncate(25_000_000)  # long by its size
+    asked: list[str] = []
+    page = browser.new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.on("request", lambda one: asked.append(one.url.rpartition("/")[2]))
+    page.goto(f"{serving.address}/run/{serving.id('one')}")
+    page.wait_for_selector("text=How to cite")
+    page.close()
+    first, last = asked.index("charts?only=phases,steps,loss"), asked.index("report")
+    assert first < asked.index("charts?only=power") < last
+    assert asked.index("row") < last
+
+
+PACE_S = 0.1  # of steady.py
+# Each number of steps that the page shows, with the time at which it did.
+NOTE_STEPS = """() => {
+  window.shown = [];
+  const note = () => {
+    const said = Number((document.getElementById("step") || {}).textContent?.replaceAll(",", ""));
+    if (said && said !== (shown.at(-1) || [0])[0]) shown.push([said, Date.now()]);
+  };
+  const changes = { childList: true, subtree: true };
+  new MutationObserver(note).observe(document.getElementById("live"), changes);
+  note();
+}"""
+
+
+def test_a_step_is_shown_before_two_more_seconds_of_steps_are_made(
+    serving: Served, lab: Lab, opened: Callable[..., Any]
+) -> None:
+    """By the writer's own pace, which a busy machine slows down too; of each update its oldest."""
+    writer = lab.start(*script("steady", "runs/one"), stdout=subprocess.PIPE)
+    page = opened(f"{serving.address}/run/{serving.id('one')}")
+    page.evaluate(NOTE_STEPS)
+    eventually(lambda: page.evaluate("shown.length") >= 12, "twelve updates")
+    shown = page.evaluate("shown")
+    (lab.path / "runs" / "one.stop").touch()
+    writer.communicate(timeout=TIMEOUT_S)
+    run = Run.open(lab.path / "runs" / "one")
+    ended_ms = (run.steps()["end_ns"] + run.wall_zero_ns) / 1e6
+    made = [int(np.searchsorted(ended_ms, at_ms, side="right")) for _, at_ms in shown]
+    # An update from 20 steps to 27 shows the 21st; by then so many more had been made.
+    late = [count - (before + 1) for (before, _), count in zip(shown, made[1:], strict=False)]
+    assert all(count >= step for (step, _), count in zip(shown, made, strict=True))
+    assert statistics.median(late) <= 2.0 / PACE_S
+
+
+async def heard(server: Served, run: str, events: int) -> list[int]:
+    """The numbers of steps in so many events of a run's stream."""
+    host, port = server.address.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /api/run/{run}/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    seen: list[int] = []
+    while len(seen) < events:
+        line = await asyncio.wait_for(reader.readline(), TIMEOUT_S)
+        assert line, "the stream ended"
+        step = json.loads(line[6:])["step"] if line.startswith(b"data: ") else None
+        if step is not None and step not in seen:
+            seen.append(step)
+    writer.close()
+    return seen
+
+
+def heard_by(clients: int, server: Served, run: str, *, events: int) -> list[list[int]]:
+    async def all_of_them() -> list[list[int]]:
+        return await asyncio.gather(*(heard(server, run, events) for _ in range(clients)))
+
+    # In a thread of its own: playwright has a loop in this one.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(lambda: asyncio.run(all_of_them())).result()
+
+
+def test_fifty_clients_all_hear_of_new_steps_and_cost_a_few_times_what_one_does(
+    serving: Served, lab: Lab
+) -> None:
+    lab.start(*script("steady", "runs/one"))
+    run = serving.id("one")
+    heard_by(1, serving, run, events=2)  # what is loaded with the first
+    spent_s: list[float] = []
+    own = psutil.Process(serving.process.pid)
+    for clients in (1, 50):
+        before = own.cpu_times()
+        seen = heard_by(clients, serving, run, events=6)
+        after = own.cpu_times()
+        spent_s.append(after.user + after.system - before.user - before.system)
+        assert all(one == sorted(one) for one in seen)
+    assert spent_s[1] < 5 * spent_s[0]
+
+
+def test_memory_stays_where_it_was_however_often_it_is_asked(serving: Served, lab: Lab) -> None:
+    """An hour of pages that come and go, in short: a thousand streams and what a page asks for."""
+    lab.start(*script("steady", "runs/one"))
+    run = serving.id("one")
+    own = psutil.Process(serving.process.pid)
+
+    def resident_bytes_after(rounds: int) -> int:
+        for _ in range(rounds):
+            heard_by(20, serving, run, events=1)
+            for address in ("/api/runs", f"/api/run/{run}", f"/api/run/{run}/charts"):
+                serving.ask(address)
+        return sum(one.memory_info().rss for one in (own, *own.children(recursive=True)))
+
+    first = resident_bytes_after(10)
+    assert resident_bytes_after(50) < 1.2 * first
+
+
 def test_a_killed_writer_is_shown_as_cut_off(
     serving: Served, lab: Lab, opened: Callable[..., Any]
 ) -> None:
@@ -368,15 +485,14 @@ def test_a_killed_writer_is_shown_as_cut_off(
 def test_a_directory_that_goes_is_told_and_what_was_seen_stays(
     serving: Served, lab: Lab, browser: Any
 ) -> None:
-    writer = lab.start(*script("steady", "runs/one"))
+    lab.start(*script("steady", "runs/one"))
     page = browser.new_page()  # which may complain here: what it asks for is gone
     page.set_default_timeout(WAIT_MS)
     page.goto(f"{serving.address}/run/{serving.id('one')}")
     page.wait_for_selector("#step")
     before = steps(page)
-    writer.kill()
-    writer.wait()
-    shutil.move(lab.path / "runs" / "one", lab.path / "away")
+    # While it is written: of one that was killed before, the page may have become the report.
+    (lab.path / "runs" / "one").rename(lab.path / "away")
     page.wait_for_selector("text=the run's directory is gone")
     assert steps(page) >= before
     assert page.inner_text("h1") == "steady"

@@ -96,7 +96,7 @@ def _print_figures(
 
 
 def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ...]) -> None:
-    from ergmeter.metrics.summarize import evidence_of, summarize
+    from ergmeter.metrics.summarize import evidence_of, summary_of
     from ergmeter.views.html.report import report
 
     several = len(run.trainings)
@@ -105,7 +105,7 @@ def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ..
             f"{several} trainings in this run, each with a page of its own: --training 1 (to"
             f" {several})"
         )
-    summary = summarize(run, settings, flops=flops)
-    whole = report(evidence_of(run, settings, flops=flops), summary)
+    evidence = evidence_of(run, settings, flops=flops)
+    whole = report(evidence, summary_of(evidence))
     page.write_text(whole, encoding="utf-8")
     click.echo(f"{page} ({len(whole.encode()) / 1e6:.2f} MB)")

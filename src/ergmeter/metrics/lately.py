@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.summarize import settings_of, summarize
+from ergmeter.metrics.summarize import settings_of, summary_of
 from ergmeter.ports import Update
 from ergmeter.records import Window
 from ergmeter.runlog.settings import Settings
@@ -54,8 +54,8 @@ def evidence_since(run: Run, since_ns: int) -> Evidence:
 
 def _update(run: Run, evidence: Evidence, *, final: bool) -> Update:
     window = evidence.window
-    summary = summarize(run, None if final else _ALL)
-    return Update(_steps_done(evidence), _wall_s(run, window.end_ns), window, summary, final)
+    done, wall_s = _steps_done(evidence), _wall_s(run, window.end_ns)
+    return Update(done, wall_s, window, summary_of(evidence), final)
 
 
 def _reached_ns(run: Run, rows: Steps) -> int:

@@ -94,6 +94,7 @@ class _Owned:
         return int(np.diff(self.edges_ns)[self.owners == place].sum())
 
 
+@kept
 def spent(evidence: Evidence) -> Spent:
     """The parts of a run. Raises NotMeasurable where no span was told."""
     owned = _owned(evidence)

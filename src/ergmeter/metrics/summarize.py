@@ -15,7 +15,7 @@ from ergmeter.records import Missing, Summary
 from ergmeter.runlog.settings import WARMUP, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ergmeter.records import Flops, Reading, Result
     from ergmeter.runlog.reader import Run
@@ -25,10 +25,19 @@ def summarize(
     run: Run, overrides: Settings | None = None, *, flops: Sequence[Flops] = ()
 ) -> Summary:
     """Summarise a run under what its user declared, or under what the reader declares now."""
-    evidence = evidence_of(run, overrides, flops=flops)
+    return summary_of(evidence_of(run, overrides, flops=flops))
+
+
+def summary_of(evidence: Evidence) -> Summary:
+    """The same of an evidence, for who goes on to ask more of it: nothing is read twice."""
     devices = _by_device(evidence)
-    readings = {key: _result(one.compute, evidence) for key, one in catalogue().items()}
+    run, readings = evidence.run, readings_of(evidence, catalogue())
     return Summary(run.name, run.status, readings, devices, notes(evidence, readings))
+
+
+def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
+    """Some metrics, by key. What only the others need is not read."""
+    return {key: _result(catalogue()[key].compute, evidence) for key in keys}
 
 
 def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:

@@ -27,7 +27,6 @@ from ergmeter.runlog.reader import Run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-ENDINGS = (".tar.gz", ".tgz", ".zip")
 # A run of 8 GPUs for a week is some GB; what unfolds to more than this is no run.
 MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
@@ -44,8 +43,8 @@ _Member: TypeAlias = "tuple[str, int, float, Callable[[], IO[bytes] | None]]"
 
 def pack(run: Path, into: Path) -> Path:
     """Write a run into one file, by its ending. UsageError while the run is written."""
-    if not into.name.endswith(ENDINGS):
-        raise UsageError(f"{into.name} ends in none of {', '.join(ENDINGS)}")
+    if not into.name.endswith(fmt.PACKED):
+        raise UsageError(f"{into.name} ends in none of {', '.join(fmt.PACKED)}")
     if into.exists():
         raise UsageError(f"{into} exists; choose another name or remove it")
     if may_be_written(Run.open(run)):

@@ -22,7 +22,7 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.liveness import is_alive
-from ergmeter.runlog.segments import Segment, columns_in, segments
+from ergmeter.runlog.segments import Segment, Split, columns_in, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S
 
@@ -84,6 +84,15 @@ class WriterLog:
 
 
 @dataclass
+class _Splits:
+    """How the files of a writer were split by device, for the columns that are asked for next."""
+
+    directory: Path
+    by_file: dict[Path, list[Split]] = field(default_factory=dict)
+    times: dict[tuple[int, ...], _Times] = field(default_factory=dict)  # joined, by their pieces
+
+
+@dataclass
 class Run:
     """A run directory, opened for reading. Columns are loaded when they are asked for."""
 
@@ -94,6 +103,9 @@ class Run:
     torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
     between: Window | None = None  # just what lies in here, where somebody asked for a part
     beside: tuple[WriterLog, ...] = ()  # of one training: who wrote of the others in the same run
+    _splits: _Splits = field(
+        default_factory=lambda: _Splits(Path()), init=False, repr=False, compare=False
+    )
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
@@ -265,7 +277,12 @@ class Run:
         if not found:
             return {column: {}}
         names = {column}
-        if not alone and sum(segment.rows for segment in found) <= _SMALL_ROWS:
+        kept = _Splits(writer.directory)
+        if sum(segment.rows for segment in found) > _SMALL_ROWS:
+            if self._splits.directory != writer.directory:  # of one writer at a time: they are many
+                self._splits = kept
+            kept = self._splits
+        elif not alone:
             names = {name for one in found for name in one.names} - {"t_ns", "device"}
             # A column that another stream has as well is not whole here.
             names -= columns_in(
@@ -274,13 +291,13 @@ class Run:
         parts: dict[str, dict[str, list[Series]]] = {column: {}}
         for segment in found:
             own = [name for name in segment.names if name in names]
-            said = segment.columns_by_device(own, shift_ns=writer.offset_ns)
+            splits = kept.by_file.setdefault(segment.path, [])
+            said = segment.columns_by_device(own, shift_ns=writer.offset_ns, splits=splits)
             for name, device, t_ns, values in said:
                 part = Series(t_ns, values)
                 parts.setdefault(name, {}).setdefault(device, []).append(part)
-        times: dict[tuple[int, ...], _Times] = {}
         return {
-            name: {device: _joined_once(pieces, times) for device, pieces in by_device.items()}
+            name: {device: _joined_once(pieces, kept.times) for device, pieces in by_device.items()}
             for name, by_device in parts.items()
         }
 
@@ -412,6 +429,8 @@ def training_of(writer: WriterLog) -> str | None:
 
 
 def _run_header(path: Path) -> dict[str, Any]:
+    if path.name.endswith(fmt.PACKED) and path.is_file():
+        raise FormatError(f"{path} is packed; `erg runs unpack {path}` makes a run of it")
     if not path.is_dir():
         what = "is a file, not a run directory" if path.exists() else "does not exist"
         raise FormatError(f"{path} {what}; `erg list` shows the runs there are")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.records import FloatArray, TimeArray
+
+Places: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 
 _FEW_ROWS = 20_000
 _NAME = re.compile(
@@ -99,29 +101,49 @@ class Segment:
             yield device, t_ns, values
 
     def columns_by_device(
-        self, columns: Sequence[str], *, shift_ns: int = 0
+        self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[Split] | None = None
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
         """The same for several columns, each with its name, in one opening of the file, and times
         shifted by so much. Columns that stand in the same rows are given the same array of times.
+        `splits`: how the file was split before, with the same shift; what is new is added.
         """
-        table = self.table(["t_ns", "device", *columns])
-        all_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64) + shift_ns
-        codes, devices = _codes(table["device"])
-        rows: TimeArray | None = None
+        splits = [] if splits is None else splits
+        table = self.table([*columns] if splits else ["t_ns", "device", *columns])
         for column in columns:
-            known, values = present(table[column])
-            if rows is None or not np.array_equal(rows, known):
-                rows = known
-                # One stable sort by device, in place of one pass over all rows for each of them.
-                order = np.argsort(codes[rows], kind="stable")
-                bounds = np.searchsorted(codes[rows[order]], np.arange(len(devices) + 1))
-                t_ns = np.split(all_ns[rows[order]], bounds[1:-1])
-            values = values[order]
-            for device, own_ns, start, end in zip(
-                devices, t_ns, bounds[:-1], bounds[1:], strict=True
-            ):
-                if end > start:
-                    yield column, device, own_ns, values[start:end]
+            rows, values = present(table[column])
+            split = next((one for one in splits if np.array_equal(one.rows, rows)), None)
+            if split is None:
+                if "t_ns" not in table.column_names:
+                    table = self.table(["t_ns", "device", *columns])
+                split = _split(table, rows, shift_ns)
+                splits.append(split)
+            values = values[split.order]
+            for device, own_ns, start, end in split.parts:
+                yield column, device, own_ns, values[start:end]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some rows of a file by device. Gauges stand in one set of rows, counters in another, so that
+    of ten columns two are split."""
+
+    rows: Places
+    order: Places  # of these rows: device by device
+    parts: list[tuple[str, TimeArray, int, int]]  # a device, its times, from where to where
+
+
+def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> Split:
+    all_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64) + shift_ns
+    codes, devices = _codes(table["device"])
+    # One stable sort by device, in place of one pass over all rows for each of them.
+    order = np.argsort(codes[rows], kind="stable")
+    chosen = rows[order]
+    bounds = np.searchsorted(codes[chosen], np.arange(len(devices) + 1))
+    t_ns = np.split(all_ns[chosen], bounds[1:-1])
+    each = zip(devices, t_ns, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    # A file has fewer rows than 32 bits count: half the memory, where they are kept.
+    small = rows.astype(np.int32), order.astype(np.int32)
+    return Split(*small, [one for one in each if one[3] > one[2]])
 
 
 # Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by

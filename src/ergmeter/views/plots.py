@@ -37,7 +37,7 @@ def plot(
     """One chart as a file. NotMeasurable, with the reason, where it can't be drawn."""
     if kind not in KINDS:
         raise UsageError(f"no kind {kind!r} of plot; there are {', '.join(KINDS)}")
-    found = time_charts(evidence) if kind in ON_TIME else figure_charts(evidence, summary)
+    found = time_charts(evidence, [kind]) if kind in ON_TIME else figure_charts(evidence, summary)
     chart = next(one for one in found if one.id == kind)
     if chart.spec is None:
         raise NotMeasurable(f"no plot of {chart.title}: {chart.reason}")

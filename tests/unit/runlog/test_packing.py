@@ -38,6 +38,13 @@ def test_packed_and_unpacked_it_is_the_same_run(run: Path, tmp_path: Path, endin
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
 
 
+def test_a_packed_run_opened_as_it_is_says_how_it_becomes_one(run: Path, tmp_path: Path) -> None:
+    packed = pack(run, tmp_path / "one.tar.gz")
+    with pytest.raises(FormatError) as caught:
+        Run.open(packed)
+    assert str(caught.value) == f"{packed} is packed; `erg runs unpack {packed}` makes a run of it"
+
+
 def test_who_packed_it_is_not_in_it_nor_what_is_unfinished(run: Path, tmp_path: Path) -> None:
     (run / ".half").write_text("x")
     (run / "link").symlink_to("/etc/hostname")

@@ -362,3 +362,28 @@ def test_rows_that_are_there_are_not_lost_where_their_file_can_not_be_packed(
     monkeypatch.setattr(Writer, "_roll", refuses)
     writer.write("steps", even_steps(10, tokens_computed=7))
     assert reading(Run.open(run), "tokens.total").value == 70
+
+
+def test_columns_of_a_large_run_are_those_of_a_small_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read one by one and share how the rows were split, by gauges and by counters."""
+    ids = ("GPU-0", "GPU-1")
+    gauges = [Sample(10 * i + n, id_, power_w=100.0 * n + i, busy_frac=i / 100)
+              for i in range(50) for n, id_ in enumerate(ids)]  # fmt: skip
+    counters = [Sample(10 * i + 5, ids[0], energy_j=7.0 * i) for i in range(50)]
+    run = make_run(tmp_path / "run")
+    add_writer(run, samples=sorted(gauges + counters, key=lambda one: one.t_ns))
+    columns = ("power_w", "energy_j", "busy_frac")
+    small = {name: Run.open(run).series(name) for name in columns}
+    monkeypatch.setattr("ergmeter.runlog.reader._SMALL_ROWS", 0)
+    opened = Run.open(run)
+    large = {name: opened.series(name) for name in columns}
+    assert list(large["power_w"]) == list(ids)
+    assert large["power_w"]["GPU-1"].values.tolist() == [100.0 + i for i in range(50)]
+    assert large["busy_frac"]["GPU-1"].t_ns is large["power_w"]["GPU-1"].t_ns
+    assert list(large["energy_j"]) == ["GPU-0"]
+    for name in columns:
+        for id_, series in large[name].items():
+            assert series.t_ns.tolist() == small[name][id_].t_ns.tolist()
+            assert series.values.tolist() == small[name][id_].values.tolist()

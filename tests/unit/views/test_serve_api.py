@@ -8,16 +8,19 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from ergmeter.metrics import timeline
 from ergmeter.records import Device, Mark
 from ergmeter.runlog.collection import annotate, tag
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.html.page import vega
+from ergmeter.views.serve.pool import Pool
 from tests.runs import make_run
 from tests.unit.views.serving import HOSTILE, a_run, client, ids, until
 
@@ -225,6 +228,53 @@ def test_the_page_of_a_finished_run_is_its_report(app: TestClient, root: Path) -
     assert re.search(r"script-src 'sha256-[^;]* 'self'", policy)
     assert "unsafe-eval" not in policy
     assert "script-src 'unsafe-inline'" not in policy
+
+
+def test_of_a_long_run_the_page_is_there_before_its_report_and_then_is_the_report(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ergmeter.views.serve.desk._LONG_BYTES", 0)
+    asked: list[str] = []
+    ask = Pool.ask
+
+    async def noted(self: Pool, name: str, *arguments: object, **more: Any) -> bytes:
+        asked.append(name)
+        return await ask(self, name, *arguments, **more)
+
+    monkeypatch.setattr(Pool, "ask", noted)
+    run = ids(app)["slow"]
+    assert "reading the run" in app.get(f"/run/{run}").text
+    assert app.get(f"/api/run/{run}/charts?only=steps").status_code == 200
+    assert "report" not in asked  # which its page asks for when it has what comes first
+    assert app.get(f"/run/{run}/report").status_code == 200
+    assert "How to cite" in app.get(f"/run/{run}").text
+    assert asked.count("report") == 1
+
+
+def test_the_figures_of_one_run_do_not_wait_for_the_list(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ergmeter.views.serve.listing.Listing.start", lambda _: None)
+    with client(root) as app:
+        run = ids(app)["slow"]
+        row = app.get(f"/api/run/{run}/row").json()
+        whole = app.get(f"/api/run/{run}").json()["readings"]
+    assert row["is_pending"] is False
+    assert row["readings"]["energy.joules_per_token"]["value"] == pytest.approx(3.0)
+    for key, found in row["readings"].items():
+        assert found.get("value") == whole[key].get("value"), key
+
+
+def test_just_the_charts_that_are_asked_for_are_drawn(
+    app: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "energy_line", None)  # whoever draws it fails
+    run = ids(app)["slow"]
+    found = app.get(f"/api/run/{run}/charts?only=steps,power").json()["charts"]
+    assert [one["id"] for one in found] == ["power", "steps"]
+    data = [layer.get("data", {}) for layer in found[0]["spec"]["layer"]]
+    points = [one["v"] for part in data for one in part.get("values", ()) if "v" in one]
+    assert set(points) == {300.0}
 
 
 def test_scripts_are_sent_once_and_kept_for_good(app: TestClient) -> None:

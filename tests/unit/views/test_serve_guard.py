@@ -183,6 +183,19 @@ def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:
     assert answer.json() == {"error": "one: the link writer leads out of the directory"}
 
 
+def test_packed_runs_are_left_out_with_the_way_to_have_them(tmp_path: Path) -> None:
+    a_run(tmp_path / "one")
+    for name in ("a.zip", "b.tar.gz", "c.tgz", "d.zip"):
+        (tmp_path / "away").mkdir(exist_ok=True)
+        (tmp_path / "away" / name).touch()
+    folder = Folder(tmp_path)
+    assert [place.name for place in folder.places("run")] == ["one"]
+    assert folder.left_out == [
+        "away/a.zip, away/b.tar.gz, away/c.tgz, ...: not looked into;"
+        " `erg runs unpack FILE` makes a run of a packed one"
+    ]
+
+
 def test_no_answer_tells_where_the_directory_lies(app: TestClient, tmp_path: Path) -> None:
     one = ids(app)["one"]
     others = f"/api/compare?ids={one},{one}"

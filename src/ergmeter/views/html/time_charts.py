@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
@@ -20,7 +21,7 @@ from ergmeter.views.html.phase_chart import phase_chart
 from ergmeter.views.html.time_axis import ground, line_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.timeline import Line
@@ -120,32 +121,27 @@ _KINDS = (
 IDS = ("phases", "power", "energy", *(one.id for one in _KINDS), "steps", "loss")
 
 
-def time_charts(evidence: Evidence) -> list[Chart]:
-    """Every chart over time, in the order in which they stand below each other."""
-    by_id = {one.id: one for one in _KINDS}
-    found = [
-        drawn("phases", "steps, phases and marks", "", lambda: phase_chart(evidence), on_time=True),
-        drawn("power", "power", "W", lambda: _power(evidence), on_time=True),
-        drawn(
-            "energy", "energy since the first reading", "J", lambda: _energy(evidence), on_time=True
-        ),
+def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
+    """Every chart over time, or some, in the order in which they stand below each other."""
+    of_samples = {one.id: (one.title, one.unit, partial(_of_kind, kind=one)) for one in _KINDS}
+    beside = {id_: of_samples.pop(id_) for id_ in ("node", "disk", "network")}
+    every: dict[str, tuple[str, str, Callable[[Evidence], Chart]]] = {
+        "phases": ("steps, phases and marks", "", phase_chart),
+        "power": ("power", "W", _power),
+        "energy": ("energy since the first reading", "J", _energy),
+        **of_samples,
+        "steps": ("step time", "s", _steps),
+        "loss": ("loss", "", _loss),
+        **beside,
+    }
+    return [
+        drawn(id_, title, unit, partial(draw, evidence), on_time=True)
+        for id_, (title, unit, draw) in every.items()
+        if id_ in only
     ]
-    found += [
-        *(
-            _sampled(evidence, by_id[id_])
-            for id_ in ("memory", "activity", "clocks", "temperature")
-        ),
-        drawn("steps", "step time", "s", lambda: _steps(evidence), on_time=True),
-        drawn("loss", "loss", "", lambda: _loss(evidence), on_time=True),
-    ]
-    return [*found, *(_sampled(evidence, by_id[id_]) for id_ in ("node", "disk", "network"))]
 
 
-def _sampled(evidence: Evidence, kind: _Kind) -> Chart:
-    return drawn(kind.id, kind.title, kind.unit, lambda: _of_kind(evidence, kind), on_time=True)
-
-
-def _of_kind(evidence: Evidence, kind: _Kind) -> Chart:
+def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
     lines, note = _lines_of(evidence, kind)
     return _chart(
         evidence,

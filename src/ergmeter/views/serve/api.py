@@ -17,7 +17,6 @@ from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.views.serve import openapi
-from ergmeter.views.serve.pool import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from ergmeter.views.serve.desk import Desk
     from ergmeter.views.serve.folder import Kind, Place
-    from ergmeter.views.serve.pool import Lane
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
 MOST_COMPARED = 50
@@ -99,13 +97,12 @@ class _Api:
 
     async def row(self, request: Request) -> Response:
         place = await self._place(request, "run")
-        return JSONResponse(await asyncio.to_thread(self._desk.listing.row, place))
+        return JSONResponse(await self._desk.listing.row_read(place))
 
     async def charts(self, request: Request) -> Response:
         place = await self._place(request, "run")
         only = sorted(set(_words(request, "only", MOST_COLUMNS)))
-        lane: Lane | None = "short" if only == [PHASES] else None
-        return _json(await self._desk.read("charts", place, only, lane=lane))
+        return _json(await self._desk.charts(place, only))
 
     async def series(self, request: Request) -> Response:
         place = await self._place(request, "run")

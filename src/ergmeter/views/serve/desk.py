@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import ErgmeterError
 from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.listing import Listing
-from ergmeter.views.serve.pool import LIVE, Pool
+from ergmeter.views.serve.pool import LIVE, SOON, Pool
 from ergmeter.views.serve.tail import Tails
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _LONG_BYTES = 20 * 10**6  # a million samples or so: a second to read
-_KEPT_S = 0.05
+_SOON_BYTES = 300 * 10**6  # thirty million or so: seconds for one column of them
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Desk:
     ) -> bytes:
         """What `work` says of a place, kept while its files stay as they are."""
         stamp = await asyncio.to_thread(self.folder.stamp, place)
-        question = f"{what} {place.id} {state} {arguments}"
+        question = _question(what, place, *arguments, state=state)
         root = str(self.folder.root)
         chosen = lane or self.lane(place)
 
@@ -52,6 +52,13 @@ class Desk:
             return await self.pool.ask(what, str(place.path), root, *arguments, lane=chosen)
 
         return await self.kept.answer(question, stamp, make)
+
+    async def charts(self, place: Place, only: list[str]) -> bytes:
+        """Charts over time; all of them, or just some. Those that are there soon wait for none of
+        the rest: the page of a long run shows them first."""
+        await asyncio.to_thread(self.folder.stamp, place)
+        is_soon = only and SOON.issuperset(only) and self.folder.size_bytes(place) < _SOON_BYTES
+        return await self.read("charts", place, only, lane="short" if is_soon else None)
 
     def lane(self, place: Place) -> Lane:
         """Whether reading all of it takes long."""
@@ -74,11 +81,14 @@ class Desk:
         return await self.read("report", place, state=await self.state(place))
 
     async def report_soon(self, place: Place, *, within_s: float) -> bytes | None:
-        """The report, if the run has ended and it is there in so short a time. It is made on."""
-        if await self.state(place) == "running":
+        """The report, if the run has ended and it is there in so short a time. It is made on; that
+        of a long run is not begun here, but when its page has asked for what comes first."""
+        state = await self.state(place)
+        if state == "running":
             return None
         if self.lane(place) == "long":
-            within_s = _KEPT_S  # it is kept already, or it takes its time
+            stamp = await asyncio.to_thread(self.folder.stamp, place)
+            return self.kept.known(_question("report", place, state=state), stamp)
         try:
             making = asyncio.ensure_future(self.report(place))
             return await asyncio.wait_for(asyncio.shield(making), within_s)
@@ -103,10 +113,14 @@ class Desk:
     async def _prepare(self) -> None:
         await asyncio.to_thread(importlib.import_module, LIVE)
         with suppress(ErgmeterError):  # who asks for it is told
-            await self.library()
+            await asyncio.gather(self.pool.ask("ready"), self.library())
 
     def stop(self) -> None:
         """End all that was begun."""
         self.listing.stop()
         self._preparing.cancel()
         self.pool.close()
+
+
+def _question(what: str, place: Place, *arguments: object, state: str = "") -> str:
+    return f"{what} {place.id} {state} {arguments}"

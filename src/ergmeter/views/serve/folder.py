@@ -150,13 +150,14 @@ class Folder:
             return
         waiting: list[tuple[Path, int, str | None]] = [(self.root, 0, None)]
         seen = 0
+        packed: list[str] = []
         while waiting:
             path, depth, bench = waiting.pop()
             seen += 1
             if seen > _MOST_DIRECTORIES:
                 left_out.append(f"more than {_MOST_DIRECTORIES} directories: the rest is not shown")
                 return
-            inside, ledgers = self._entries(path, left_out)
+            inside, ledgers = self._entries(path, left_out, packed)
             for one in ledgers:
                 yield self._found("ledger", one)
             if bench is None and any(_is_cell(one) for one in inside):
@@ -168,8 +169,12 @@ class Folder:
                     yield self._found("run", one, bench=bench)
                 elif depth < _DEPTH:
                     waiting.append((one, depth + 1, bench))
+        if packed:
+            left_out.append(_packed_in_words(sorted(packed)))
 
-    def _entries(self, path: Path, left_out: list[str]) -> tuple[list[Path], list[Path]]:
+    def _entries(
+        self, path: Path, left_out: list[str], packed: list[str]
+    ) -> tuple[list[Path], list[Path]]:
         """The directories in one, and the ledgers."""
         directories, ledgers = [], []
         try:
@@ -185,6 +190,8 @@ class Folder:
                         directories.append(one)
                     elif one.suffix == ".csv" and is_ledger(one):
                         ledgers.append(one)
+                    elif entry.name.endswith(fmt.PACKED):
+                        packed.append(self._name(one))
         except OSError as error:
             left_out.append(f"{self._name(path)}: can't be read ({error.strerror})")
         return directories, ledgers
@@ -198,6 +205,12 @@ class Folder:
     def _name(self, path: Path) -> str:
         name = self.root.name if path == self.root else path.relative_to(self.root).as_posix()
         return name.encode("utf-8", "replace").decode()  # a file's name may be no text at all
+
+
+def _packed_in_words(names: list[str]) -> str:
+    """By their endings alone: what is in an archive is not looked at with every scan."""
+    some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"{some}: not looked into; `erg runs unpack FILE` makes a run of a packed one"
 
 
 def _is_cell(path: Path) -> bool:

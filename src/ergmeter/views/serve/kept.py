@@ -52,17 +52,23 @@ class Kept:
         self, question: str, stamp: str, make: Callable[[], Awaitable[bytes]]
     ) -> bytes:
         """What was said to this question, or is said now: the first time, or where it is due."""
-        known = self._answers.get(question)
+        known = self.known(question, stamp)
         if known is not None:
-            self._answers.move_to_end(question)
-            if not known.is_due(stamp):
-                return known.body
+            return known
         if question not in self._asked:
             task = asyncio.ensure_future(self._made(question, stamp, make))
             self._asked[question] = task
             task.add_done_callback(lambda done: self._done(question, done))
         # Who goes away must not take the answer with him: others may wait for the same.
         return await asyncio.shield(self._asked[question])
+
+    def known(self, question: str, stamp: str) -> bytes | None:
+        """What was said to this question, if that still holds."""
+        kept = self._answers.get(question)
+        if kept is None:
+            return None
+        self._answers.move_to_end(question)
+        return None if kept.is_due(stamp) else kept.body
 
     async def _made(self, question: str, stamp: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
         began_s = time.monotonic()

@@ -58,6 +58,12 @@ class Listing:
         pending = sum(1 for row in rows if row["is_pending"])
         return {"runs": rows, "pending": pending, "left_out": self._folder.left_out}
 
+    async def row_read(self, place: Place) -> dict[str, Any]:
+        """One run with its figures, which are read now if they have not been: it is looked at."""
+        if place.id not in self._rows:
+            await self._read(place)
+        return await asyncio.to_thread(self.row, place)
+
     def row(self, place: Place) -> dict[str, Any]:
         """What is known of one run."""
         known = self._rows.get(place.id)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LIBRARY = "<!--the charting library-->"  # stands for it in a report: it has a file of its own
-PHASES = "phases"  # the one chart that is read quickly of any run
+# Charts that are there soon: of steps alone, and of one column of the samples.
+SOON = frozenset({"phases", "steps", "loss", "power"})
 # Loaded when it is needed, by name: a server that shows a list needs none of it.
 LIVE = "ergmeter.views.serve.live"
 Lane = Literal["short", "long"]

@@ -22,7 +22,7 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.ledgers import read_ledger
 from ergmeter.metrics.sources import found_in
-from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Missing, Reading
 from ergmeter.runlog.collection import Labels, labels_of
 from ergmeter.runlog.reader import Run, Series
@@ -33,10 +33,9 @@ from ergmeter.views.html import report as html_report
 from ergmeter.views.html.charts import drawn
 from ergmeter.views.html.compare_charts import compare_charts
 from ergmeter.views.html.page import vega
-from ergmeter.views.html.phase_chart import phase_chart
 from ergmeter.views.html.time_charts import IDS, time_charts
 from ergmeter.views.serve.matrix import matrix
-from ergmeter.views.serve.pool import LIBRARY, PHASES
+from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,15 +66,16 @@ _Span: TypeAlias = "tuple[float, float]"
 
 
 def row(path: str, root: str) -> bytes:
-    """A run in the list: what it is, and the figures of the columns."""
+    """A run in the list: what it is, and the figures of the columns, and no more: this is also what
+    the page of a long run shows first."""
     run = Run.open(path)
-    summary = summarize(run)
+    found = readings_of(evidence_of(run), LISTED)
     return _told(
         {
             **about(run),
-            "status": summary.status,
-            "readings": {key: _brief(summary.readings[key]) for key in LISTED},
-            "is_damaged": bool(run.damage),
+            "status": run.status,
+            "readings": {key: _brief(one) for key, one in found.items()},
+            "is_damaged": bool(run.verified()),
         },
         root,
     )
@@ -102,8 +102,8 @@ def about(run: Run) -> dict[str, Any]:
 def document(path: str, root: str) -> bytes:
     """A run's summary and what `erg check` found."""
     run = Run.open(path)
-    summary = summarize(run)
     evidence = evidence_of(run)
+    summary = summary_of(evidence)
     found = fitness(evidence)
     whole = {
         **documents.report(run, summary),
@@ -121,20 +121,21 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
     unknown = [name for name in only if name not in IDS]
     if unknown:
         raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
-    evidence = evidence_of(Run.open(path))
-    if list(only) == [PHASES]:  # of the steps alone, which are few: there at once, of any run
-        found = [drawn(PHASES, "steps, phases and marks", "", lambda: phase_chart(evidence))]
-    else:
-        found = [one for one in time_charts(evidence) if not only or one.id in only]
+    found = time_charts(evidence_of(Run.open(path)), only or IDS)
     return _told({"config": palette.config(), "charts": [asdict(one) for one in found]}, root)
 
 
 def report(path: str, root: str) -> bytes:
     """The page that `erg report --html` writes, less the charting library in it."""
-    run = Run.open(path)
-    page = html_report.report(evidence_of(run), summarize(run))
+    evidence = evidence_of(Run.open(path))
+    page = html_report.report(evidence, summary_of(evidence))
     page = page.replace(f"<script>{vega()}</script>", LIBRARY)
     return _under(page, root).encode()
+
+
+def ready() -> bytes:
+    """Nothing: whoever is asked has by then loaded all that reading takes."""
+    return b""
 
 
 def library() -> bytes:

@@ -315,8 +315,8 @@ function runPage() {
       await draw(chart, found.config, figure.querySelector(".chart"));
     }
     const lines = [...absent].map(([reason, titles]) => el("p", { class: "absent" }, `No ${titles.join(", ")}: ${reason}`));
-    const old = byId("no-charts");
-    const made = el("div", { id: "no-charts" }, ...lines);
+    const old = byId(`no-charts-${only}`);
+    const made = el("div", { id: `no-charts-${only}` }, ...lines);
     if (old) old.replaceWith(made); else section.append(made);
   }
 
@@ -346,15 +346,17 @@ function runPage() {
     byId("report-note").hidden = true;
   }
 
-  // Of a long run that has ended: what is known at once, until its report is made.
+  // Of a long run that has ended: what is there soon, and then its report, which takes longer.
   async function showSoon() {
-    showCharts("phases").catch(() => {});
-    const row = await ask(`/api/run/${id}/row`).catch(() => null);
-    if (!row || row.is_pending || byId("figures")) return;
-    const known = Object.entries(row.readings).filter(([key, one]) => LISTED[key] && one.missing === undefined);
-    byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
-      ...known.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
-        el("span", { class: `badge ${one.basis}` }, one.basis))))));
+    const charts = showCharts("phases,steps,loss").then(() => showCharts("power"));
+    const figures = ask(`/api/run/${id}/row`).then((row) => {
+      if (byId("figures")) return;
+      const known = Object.entries(row.readings).filter(([key, one]) => LISTED[key] && one.missing === undefined);
+      byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
+        ...known.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
+          el("span", { class: `badge ${one.basis}` }, one.basis))))));
+    });
+    await Promise.allSettled([charts, figures]); // what can't be had is told with the report
   }
 
   async function refresh() {
@@ -404,7 +406,10 @@ function runPage() {
     if (seen.title) { byId("title").textContent = seen.title; document.title = `${seen.title} · erg serve`; }
     if (state === "running" || before === "running") showLive(seen);
     if (state === "running") { isDone = false; wanted = wanted || seen.step !== step; step = seen.step; if (before !== "running") keepUp(); }
-    else { becomeReport(); if (before === null) showSoon(); if (GOOD.includes(state)) stop(); }
+    else {
+      if (before === null) showSoon().then(becomeReport); else becomeReport();
+      if (GOOD.includes(state)) stop();
+    }
   });
 }
 
