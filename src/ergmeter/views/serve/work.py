@@ -30,7 +30,6 @@ from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import bench_report, check, compare, compare_documents, documents, terminal
 from ergmeter.views.html import palette
 from ergmeter.views.html import report as html_report
-from ergmeter.views.html.charts import drawn
 from ergmeter.views.html.compare_charts import compare_charts
 from ergmeter.views.html.page import vega
 from ergmeter.views.html.time_charts import IDS, time_charts
