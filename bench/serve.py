@@ -36,7 +36,6 @@ import psutil
 import scale
 import tables
 from ergmeter.records import Mark, Step
-from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run
@@ -49,8 +48,6 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 WRITER = """
 import sys, time
 from ergmeter import Meter
-from ergmeter.runlog import format
-format.SEGMENT_AGE_S = float(sys.argv[2])
 with Meter(sys.argv[1], probes=["process"]) as meter:
     while True:
         with meter.step(tokens=100):
@@ -258,11 +255,10 @@ def delays_s(shown: Shown, ended_s: Sequence[float]) -> list[float]:
 class Live:
     """A server, and a run that is being written under it."""
 
-    def __init__(self, root: Path, *, file_s: float = fmt.SEGMENT_AGE_S) -> None:
+    def __init__(self, root: Path) -> None:
         self.path = root / "live"
         self.server = Server(root)
-        command = [sys.executable, "-c", WRITER, str(self.path), str(file_s)]
-        self.writing = subprocess.Popen(command)
+        self.writing = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)])
         while not self.server.runs()["runs"]:
             time.sleep(0.1)
         self.run = self.server.runs()["runs"][0]["id"]
@@ -312,10 +308,10 @@ def followed(root: Path, seconds: float) -> list[tables.Row]:
 def endured(root: Path, minutes: float) -> list[tables.Row]:
     """Memory over time, with a run that is written, many who watch it and a page that asks.
 
-    The writer closes a file every minute, and not every 15: what grows with an open file, and goes
-    when it is closed, is not taken for what grows for ever.
+    A look reads the writer's open file, which is closed after 15 minutes: less than that says
+    nothing of an hour.
     """
-    live = Live(root, file_s=60.0)
+    live = Live(root)
     is_over = threading.Event()
 
     def ask_as_a_page_does() -> None:
