@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ergmeter.runlog.reader import Series, joined
+from ergmeter.runlog.joining import Series, joined
 
 if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run

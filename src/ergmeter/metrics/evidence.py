@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ergmeter.records import Basis, Flops, Mark
-    from ergmeter.runlog.reader import Run, Series
+    from ergmeter.runlog.joining import Series
+    from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
 OUTPUT = "output"  # the stream of steps that were seen in a program's output

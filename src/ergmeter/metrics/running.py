@@ -26,7 +26,7 @@ from ergmeter.metrics.steps import Steps
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.metrics.tokens import known
 from ergmeter.records import Missing, Window
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from ergmeter.metrics.power import REFRESH_S, EnergyCurve, merged
 from ergmeter.records import PHASES
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

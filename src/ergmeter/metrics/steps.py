@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 import numpy as np
 
 from ergmeter.metrics.spool import Loaded, Spool
-from ergmeter.runlog.reader import joined_steps
+from ergmeter.runlog.joining import joined_steps
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy import curve_of
 from ergmeter.metrics.power import merged
 from ergmeter.records import PHASES
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.timeline import Line, bounded
 from ergmeter.neuron.logged import rate_unit
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:

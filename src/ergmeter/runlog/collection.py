@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.headers import WriterLog
 from ergmeter.runlog.liveness import boot_id, is_alive, started_s
-from ergmeter.runlog.reader import Run, WriterLog
+from ergmeter.runlog.reader import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

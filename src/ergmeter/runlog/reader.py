@@ -12,17 +12,26 @@ import json
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog.headers import WriterLog, run_header, training_of, writer_header
+from ergmeter.runlog.joining import (
+    FEW_STEPS,
+    Series,
+    Splits,
+    for_export,
+    joined,
+    joined_once,
+    joined_steps,
+    step_columns,
+)
 from ergmeter.runlog.liveness import is_alive
-from ergmeter.runlog.segments import Segment, Split, columns_in, segments
+from ergmeter.runlog.segments import Segment, columns_in, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S
 
@@ -31,65 +40,14 @@ if TYPE_CHECKING:
 
     from ergmeter.records import FloatArray, TimeArray
 
-_Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
-
 _AROUND_NS = 2 * NS_PER_S
 _CLOCK_SET_S = 60.0
-_TIMES = ("t_ns", "start_ns", "end_ns", "host_start_ns", "host_end_ns")
 _SMALL_ROWS = 1_000_000
-_FEW_STEPS = 10_000
-_DEVICE_FIELDS = {field.name for field in fields(Device)}
 
 RUNNING = "running"
 CUT_OFF = "cut off"
 FINISHED = "finished"
 IMPORTED = "imported"  # from a log, whole
-
-
-@dataclass(frozen=True)
-class Series:
-    """One column of one device: what it said and when, in order of time, without the gaps."""
-
-    t_ns: TimeArray
-    values: FloatArray
-
-
-@dataclass(frozen=True)
-class WriterLog:
-    """One writer's directory: header and marks. `offset_ns` takes its clock to the run's."""
-
-    directory: Path
-    header: dict[str, Any]
-    marks: tuple[Mark, ...]
-    offset_ns: int = 0
-
-    @property
-    def closed(self) -> bool:
-        """Whether the writer said it was done."""
-        return any(mark.name == "closed" for mark in self.marks)
-
-    @property
-    def clock_of(self) -> str:
-        """Whose monotonic clock it reads: the processes of a host share one, to the nanosecond."""
-        return str(self.header.get("boot_id") or self.header.get("host"))
-
-    @cached_property
-    def devices(self) -> tuple[Device, ...]:
-        """The devices this writer sampled."""
-        # A later version may say more of a device than this one knows.
-        return tuple(
-            Device(**{name: value for name, value in device.items() if name in _DEVICE_FIELDS})
-            for device in self.header["devices"]
-        )
-
-
-@dataclass
-class _Splits:
-    """How the files of a writer were split by device, for the columns that are asked for next."""
-
-    directory: Path
-    by_file: dict[Path, list[Split]] = field(default_factory=dict)
-    times: dict[tuple[int, ...], _Times] = field(default_factory=dict)  # joined, by their pieces
 
 
 @dataclass
@@ -103,15 +61,15 @@ class Run:
     torn: list[str] = field(default_factory=list)  # files that end half way: a killed writer's
     between: Window | None = None  # just what lies in here, where somebody asked for a part
     beside: tuple[WriterLog, ...] = ()  # of one training: who wrote of the others in the same run
-    _splits: _Splits = field(
-        default_factory=lambda: _Splits(Path()), init=False, repr=False, compare=False
+    _splits: Splits = field(
+        default_factory=lambda: Splits(Path()), init=False, repr=False, compare=False
     )
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
         """Open a run directory. Raises FormatError if there is no readable run at this path."""
         path = Path(path)
-        run = cls(path, _run_header(path), [])
+        run = cls(path, run_header(path), [])
         for directory in sorted(p.parent for p in path.glob(f"*/{fmt.WRITER_FILE}")):
             if not directory.name.startswith("."):
                 run._add_writer(directory)
@@ -248,10 +206,10 @@ class Run:
         return self._steps([number], stream, few=0)
 
     def _steps(
-        self, numbers: Iterable[int], stream: str, *, few: int = _FEW_STEPS
+        self, numbers: Iterable[int], stream: str, *, few: int = FEW_STEPS
     ) -> dict[str, FloatArray | TimeArray]:
         parts = [
-            _step_columns(segment, self.writers[number].offset_ns, number)
+            step_columns(segment, self.writers[number].offset_ns, number)
             for number in numbers
             for segment in self._segments(self.writers[number], "steps")
             if segment.stream == stream
@@ -277,7 +235,7 @@ class Run:
         if not found:
             return {column: {}}
         names = {column}
-        kept = _Splits(writer.directory)
+        kept = Splits(writer.directory)
         if sum(segment.rows for segment in found) > _SMALL_ROWS:
             if self._splits.directory != writer.directory:  # of one writer at a time: they are many
                 self._splits = kept
@@ -297,7 +255,7 @@ class Run:
                 part = Series(t_ns, values)
                 parts.setdefault(name, {}).setdefault(device, []).append(part)
         return {
-            name: {device: _joined_once(pieces, kept.times) for device, pieces in by_device.items()}
+            name: {device: joined_once(pieces, kept.times) for device, pieces in by_device.items()}
             for name, by_device in parts.items()
         }
 
@@ -325,7 +283,7 @@ class Run:
         if table == "marks":
             return self._marks_table()
         parts = [
-            _for_export(segment, writer, self.wall_zero_ns)
+            for_export(segment, writer, self.wall_zero_ns)
             for writer in self.writers
             for segment in self._segments(writer, table)
         ]
@@ -385,7 +343,7 @@ class Run:
 
     def _add_writer(self, directory: Path) -> None:
         try:
-            header = _writer_header(directory / fmt.WRITER_FILE)
+            header = writer_header(directory / fmt.WRITER_FILE)
         except FormatError as error:
             self.damage.append(str(error))
         else:
@@ -420,153 +378,3 @@ class Run:
             self.writers[number] = WriterLog(
                 writer.directory, writer.header, writer.marks, offset_ns
             )
-
-
-def training_of(writer: WriterLog) -> str | None:
-    """The training that a writer told of, if it said so."""
-    training = writer.header.get("training")
-    return str(training["id"]) if isinstance(training, dict) and "id" in training else None
-
-
-def _run_header(path: Path) -> dict[str, Any]:
-    if path.name.endswith(fmt.PACKED) and path.is_file():
-        raise FormatError(f"{path} is packed; `erg runs unpack {path}` makes a run of it")
-    if not path.is_dir():
-        what = "is a file, not a run directory" if path.exists() else "does not exist"
-        raise FormatError(f"{path} {what}; `erg list` shows the runs there are")
-    if not (path / fmt.RUN_FILE).exists():
-        inside = sorted(p.parent.name for p in path.glob(f"*/{fmt.RUN_FILE}"))
-        names = ", ".join(inside[:3]) + (", ..." if len(inside) > 3 else "")
-        hint = f"; it holds {len(inside)} run{'s'[: len(inside) > 1]}: {names}" if inside else ""
-        raise FormatError(f"{path} is not a run: it has no {fmt.RUN_FILE}{hint}")
-    header = _json_object(path / fmt.RUN_FILE)
-    if header.get("format") != fmt.FORMAT:
-        raise FormatError(
-            f"{path / fmt.RUN_FILE}: not a run of ergmeter's (format {header.get('format')!r})"
-        )
-    version = header.get("version")
-    if not isinstance(version, int) or version > fmt.VERSION:
-        raise FormatError(
-            f"{path}: run format {version!r} is not one this ergmeter reads (up to {fmt.VERSION});"
-            " upgrade ergmeter to open it"
-        )
-    return header
-
-
-def _writer_header(path: Path) -> dict[str, Any]:
-    header = _json_object(path)
-    try:
-        clock = header["clock"]
-        header["clock"] = {n: int(clock[n]) for n in ("monotonic_ns", "wall_ns")}
-        if clock.get("error_s") is not None:
-            header["clock"]["error_s"] = float(clock["error_s"])
-        for name in ("settings", "unavailable"):
-            header[name] = dict(header.get(name) or {})
-        header["devices"] = list(header.get("devices") or [])
-        for device in header["devices"]:
-            if not {"id", "kind", "name", "probe"} <= device.keys():
-                raise ValueError(f"a device without its name: {device}")
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{path}: not a writer's header ({error})") from error
-    return header
-
-
-def _json_object(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON ({error})") from error
-    except OSError as error:
-        raise FormatError(f"{path}: can't be read ({error.strerror})") from error
-    if not isinstance(parsed, dict):
-        raise FormatError(f"{path}: holds a {type(parsed).__name__}, not an object")
-    return parsed
-
-
-def _step_columns(segment: Segment, offset_ns: int, writer: int) -> dict[str, Any]:
-    segment = segment.loaded()
-    columns: dict[str, Any] = {}
-    for name, kind in COLUMN_KINDS["steps"].items():
-        if kind == "time":
-            columns[name] = segment.integers(name) + offset_ns
-        elif kind == "text":
-            columns[name] = _thin(segment.phases(name))
-        elif name in segment.names:
-            columns[name] = _thin(segment.floats(name) + (offset_ns if name in _TIMES else 0))
-    columns["writer"] = np.broadcast_to(np.int64(writer), segment.rows)
-    return columns
-
-
-def _thin(column: Any) -> Any:  # noqa: ANN401  whichever array type came in
-    """One number instead of many, where they are all the same."""
-    is_one_number = len(column) > 0 and bool((column == column[0]).all())
-    return np.broadcast_to(column[0], len(column)) if is_one_number else column
-
-
-def _for_export(segment: Segment, writer: WriterLog, wall_zero_ns: int) -> pa.Table:
-    table = segment.table()
-    for number, name in enumerate(table.column_names):
-        column = table[name]
-        if pa.types.is_dictionary(column.type):
-            table = table.set_column(number, name, column.cast(pa.string()))
-        elif name in _TIMES and writer.offset_ns:
-            table = table.set_column(number, name, pc.add(column, writer.offset_ns))
-    when = pc.add(table["t_ns" if "t_ns" in table.column_names else "start_ns"], wall_zero_ns)
-    table = table.append_column("time", when.cast(pa.timestamp("ns", "UTC")))
-    return table.append_column("writer", pa.array([writer.header["writer"]] * len(table)))
-
-
-def joined_steps(
-    parts: list[dict[str, Any]], *, few: int = _FEW_STEPS
-) -> dict[str, FloatArray | TimeArray]:
-    """Columns of steps one after the other. The parts are used up.
-
-    Column by column, so that no more than one of them is there twice.
-    """
-    rows = [len(part["start_ns"]) for part in parts]
-    names = [*COLUMN_KINDS["steps"], "writer"]
-    return {name: _joined([part.pop(name, None) for part in parts], rows, few) for name in names}
-
-
-def _joined(parts: list[Any], rows: list[int], few: int) -> Any:  # noqa: ANN401  of any array type
-    """Parts of so many rows one after the other, NaN where one is absent.
-
-    Half of the columns are never told, others always the same: one number, and not millions.
-    """
-    if not parts:
-        return np.empty(0)
-    filled = [
-        np.broadcast_to(np.nan, n) if p is None else p for p, n in zip(parts, rows, strict=True)
-    ]
-    if all(part.strides == (0,) for part in filled):
-        ones = np.array([part[0] for part in filled if len(part)])
-        is_one = len(ones) > 0 and sum(rows) > few and bool((ones == ones[0]).all())
-        if is_one or (len(ones) and np.isnan(ones).all()):
-            return np.broadcast_to(ones[0], sum(rows))
-    return np.concatenate(filled)
-
-
-def joined(pieces: list[Series]) -> Series:
-    """Pieces of one device's column as one, in order of time."""
-    return _joined_once(pieces, {})
-
-
-def _joined_once(pieces: list[Series], known: dict[tuple[int, ...], _Times]) -> Series:
-    """The same, where columns that share the times of their pieces share them joined as well."""
-    key = tuple(id(piece.t_ns) for piece in pieces)
-    if key not in known:
-        known[key] = _times(pieces)
-    t_ns, order = known[key]
-    values = (
-        pieces[0].values if len(pieces) == 1 else np.concatenate([piece.values for piece in pieces])
-    )
-    return Series(t_ns, values if order is None else values[order])
-
-
-def _times(pieces: list[Series]) -> _Times:
-    """The times of all pieces in order, and which order that is; None if they were in it."""
-    t_ns = pieces[0].t_ns if len(pieces) == 1 else np.concatenate([piece.t_ns for piece in pieces])
-    if not np.any(t_ns[1:] < t_ns[:-1]):
-        return t_ns, None
-    order = np.argsort(t_ns, kind="stable")
-    return t_ns[order], order

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.metrics.catalog import find
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
-from ergmeter.runlog.reader import training_of
+from ergmeter.runlog.headers import training_of
 from ergmeter.units import significant
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ergmeter.records import Device, FloatArray
-    from ergmeter.runlog.reader import Run, Series
+    from ergmeter.runlog.joining import Series
+    from ergmeter.runlog.reader import Run
 
 CELLS = 44, 8  # bars: at most, and at least
 _BARS = "▁▂▃▄▅▆▇█"

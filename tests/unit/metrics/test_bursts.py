@@ -23,7 +23,7 @@ from ergmeter.metrics.power import counter_curve, power_curve
 from ergmeter.metrics.shape import span_shape
 from ergmeter.metrics.steps import Steps
 from ergmeter.records import PHASES, Sample, Step
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from tests.runs import GPU, reading, run_of
 
 DATA = Path(__file__).parents[2] / "data" / "h200_bursts"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.timeline import bounded, energy_line, line_of, phase_spans, rate, step_line
 from ergmeter.records import Device, Mark, Sample, Step
-from ergmeter.runlog.reader import Series
+from ergmeter.runlog.joining import Series
 from tests.runs import GPU, run_of
 
 S = 10**9

@@ -25,7 +25,8 @@ from ergmeter.metrics.sources import found_in
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Missing, Reading
 from ergmeter.runlog.collection import Labels, labels_of
-from ergmeter.runlog.reader import Run, Series
+from ergmeter.runlog.joining import Series
+from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S, duration
 from ergmeter.views import bench_report, check, compare, compare_documents, documents, terminal
 from ergmeter.views.html import palette
