@@ -9,8 +9,8 @@ A step of more than twice the median is a stall by what it has beyond the median
 spans in it that somebody named; which end of the step that is, its times do not say: it is taken
 from its end. The first step's is warm-up. The other
 way, to call the whole step a stall, would count work as waste. A gap that no span accounts for is a
-stall too where a usual step and the gap behind it take more than twice the median: `erg check` and
-`erg explain` go by such periods.
+stall too, by what it has beyond the median gap, where a usual step and the gap behind it take more
+than twice the usual period: `erg check` and `erg explain` go by periods as well.
 """
 
 from __future__ import annotations
@@ -142,8 +142,13 @@ def _owned(evidence: Evidence) -> _Owned:
     for name, (starts, ends) in reversed(layers):  # the first of them has the last word
         owners[_covered(edges_ns, starts, ends)] = names.index(name)
     first_ns, last_ns = lane.lowest("start_ns"), lane.highest("end_ns")
-    is_long = np.diff(edges_ns) > (STALL - 1) * _usual_ns(evidence, lane)
-    owners[is_long & (owners == names.index("unknown"))] = names.index("stall")
+    usual_ns, gap_ns = _usual_ns(evidence, lane), _usual_gap_ns(evidence, lane)
+    is_long = usual_ns + np.diff(edges_ns) > STALL * (usual_ns + gap_ns)
+    long = np.flatnonzero(is_long & (owners == names.index("unknown")))
+    owners[long] = names.index("stall")
+    if gap_ns:  # of which so much is no stall
+        edges_ns = np.insert(edges_ns, long + 1, edges_ns[long] + gap_ns)
+        owners = np.insert(owners, long, names.index("unknown"))
     owners[edges_ns[1:] <= first_ns] = names.index("startup")
     owners[edges_ns[:-1] >= last_ns] = names.index("end")
     return _Owned(edges_ns, owners)
@@ -186,6 +191,20 @@ def _usual_ns(evidence: Evidence, lane: Steps) -> float:
     counted = train["end_ns"] > _counted_ns(evidence, train)
     times = _own_ns(train, _named(evidence))[counted]
     return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
+
+
+def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
+    """The median time between counted training steps that no span accounts for."""
+    is_train = lane["phase"] == PHASES.index("train")
+    train = lane.where(is_train)
+    train = train.where(train["end_ns"] > _counted_ns(evidence, train)) if len(train) else train
+    if len(train) < 2:
+        return 0
+    others = lane.where(~is_train)
+    spans = [(others["start_ns"].astype(np.int64), others["end_ns"].astype(np.int64))]
+    from_ns, to_ns = train["end_ns"].astype(np.int64)[:-1], train["start_ns"].astype(np.int64)[1:]
+    named_s = held_until_s(spans, to_ns) - held_until_s(spans, from_ns)
+    return max(0, round(float(np.median(to_ns - from_ns - named_s * NS_PER_S))))
 
 
 def _named(evidence: Evidence) -> list[_Pieces]:

@@ -181,3 +181,18 @@ def test_the_sleeps_of_a_recording_are_stalls(tmp_path: Path) -> None:
     """Half a second after every fifth step of 0.3 s, six times: a gap shorter than two steps."""
     found = spent(evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings()))
     assert seconds(found)["stall"] == pytest.approx(6 * 0.5, rel=0.02)
+
+
+def test_a_gap_after_every_step_is_none_and_a_longer_one_is_by_what_it_has_beyond_them(
+    tmp_path: Path,
+) -> None:
+    """Steps of 0.4 s every second; once it takes 2 s more, once 0.9 s more: not twice the period."""
+    starts_s = [float(number) for number in range(60)]
+    starts_s = [at + (2.0 if at >= 20 else 0.0) + (0.9 if at >= 40 else 0.0) for at in starts_s]
+    steps = [
+        Step(round(at * S), round((at + 0.4) * S), index=number)
+        for number, at in enumerate(starts_s)
+    ]
+    run = lived(tmp_path, steps[-1].end_ns, steps=steps)
+    found = seconds(spent(evidence_of(run, Settings())))
+    assert found == pytest.approx({"train": 60 * 0.4, "stall": 2.0, "unknown": 59 * 0.6 + 0.9})
