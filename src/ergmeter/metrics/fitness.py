@@ -210,16 +210,18 @@ def _window(evidence: Evidence) -> list[Finding]:
 def _warm_up(evidence: Evidence) -> list[Finding]:
     """Steps at the beginning that are slower than the rest."""
     _only_steps(evidence)
-    times_s = evidence.counted.longest.period_s
+    lane = evidence.counted.longest
+    times_s = lane.period_s
     if len(times_s) < _FEW_STEPS:
         raise NotMeasurable(f"{len(times_s)} steps are too few to tell a beginning from the rest")
-    slow, extra_s = _slow_start(times_s)
+    rows, extra_s = _slow_start(times_s)
     share = extra_s / float(times_s.sum())
     if share <= _SLOW_START_FRAC:
         return []
     usual_s = float(np.median(times_s))
+    slow = int(np.nan_to_num(lane["steps"][:rows], nan=1.0).sum())  # a printed line may be of ten
     which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
-    seen = f"{which} up to {times_s[:slow].max() / usual_s:.1f} times as slow as the median"
+    seen = f"{which} up to {times_s[:rows].max() / usual_s:.1f} times as slow as the median"
     steps = int(evidence.warmup()[0]) + slow  # an option counts from the run's beginning
     what = "it" if slow == 1 else "them"
     effect = f"beyond it {share:.1%} of the time: --warmup-steps {steps} leaves {what} out"

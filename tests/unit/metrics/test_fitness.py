@@ -197,6 +197,18 @@ def test_a_slow_beginning_is_counted_from_the_start_of_the_run(tmp_path: Path) -
     assert "1 of 35 steps took" in said(after, "stalls")
 
 
+def test_a_slow_beginning_is_in_steps_also_where_rows_hold_ten(tmp_path: Path) -> None:
+    lasts_s = [*[1.5] * 3, *[0.25] * 40]
+    edges = [round(sum(lasts_s[:number]) * S) for number in range(len(lasts_s) + 1)]
+    steps = [
+        Step(start, end, index=10 * number, steps=10, tokens_computed=10)
+        for number, (start, end) in enumerate(itertools.pairwise(edges))
+    ]
+    run = made(tmp_path / "run", steps)
+    assert "--warmup-steps 30 leaves them out" in said(checked(run), "warm_up")
+    assert "warm_up" not in names(checked(run, warmup_steps=30), "serious")
+
+
 def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
     lost = Mark(S, "rows_dropped", "12 samples")
     found = checked(made(tmp_path / "run", marks=[lost]))

@@ -186,7 +186,7 @@ def test_the_sleeps_of_a_recording_are_stalls(tmp_path: Path) -> None:
 def test_a_gap_after_every_step_is_none_and_a_longer_one_is_by_what_it_has_beyond_them(
     tmp_path: Path,
 ) -> None:
-    """Steps of 0.4 s every second; once it takes 2 s more, once 0.9 s more: not twice the period."""
+    """Steps of 0.4 s every second; once 2 s later, once 0.9 s: not twice the period."""
     starts_s = [float(number) for number in range(60)]
     starts_s = [at + (2.0 if at >= 20 else 0.0) + (0.9 if at >= 40 else 0.0) for at in starts_s]
     steps = [
