@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tables
-from ergmeter.bench import monitor, state
+from ergmeter.bench import monitor, opening, state
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.outcome import Outcome
 from ergmeter.bench.plan import plan
@@ -67,7 +67,7 @@ def finished(folder: Path, number: int) -> Path:
     (folder / "scenarios.yaml").write_text(SCENARIOS.format(rates=rates))
     run = a_run(folder / "run")
     out = folder / "results"
-    made = state.opened(out, plan(folder / "scenarios.yaml"), state.Opening())
+    made = opening.opened(out, plan(folder / "scenarios.yaml"), opening.Opening())
     assert len(made.cells) == number
     monitor.prepare(out, made)
     for cell in made.cells:

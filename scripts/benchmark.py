@@ -9,16 +9,30 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ergmeter import registry
-from ergmeter.bench import datastage, exports, hidden, launching, monitor, results, smi, state
+from ergmeter.bench import (
+    datastage,
+    exports,
+    hidden,
+    launching,
+    monitor,
+    needs,
+    opening,
+    results,
+    smi,
+    state,
+)
 from ergmeter.bench.cells import Plan
+from ergmeter.bench.listing import varying
 from ergmeter.bench.place import Place
 from ergmeter.bench.plan import plan
 from ergmeter.cli.bench_options import wrong
-from ergmeter.errors import ErgmeterError
+from ergmeter.errors import ErgmeterError, PluginError
+from ergmeter.views import bench_plan, bench_run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
 INTERRUPTED = 130
@@ -34,35 +48,53 @@ def truth(text: str) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """The flags."""
-    made = argparse.ArgumentParser(prog="benchmark.py", description=(__doc__ or "").splitlines()[0])
-    for name in ("effective_batch_size", "num_gpus", "max_seq_len"):
-        made.add_argument(f"--{name}_matrix", dest=name, type=int, nargs="+")
-    made.add_argument("--packing_matrix", dest="packing", type=truth, nargs="+")
-    made.add_argument("--acceleration_framework_config_keypairs", nargs="+", default=[])
-    made.add_argument("--run_only_scenarios", nargs="+", default=[])
-    made.add_argument("--scenarios_config_path", type=Path, default=SCENARIOS)
-    made.add_argument("--defaults_config_path", type=Path)
-    made.add_argument("--dataset_save_path", type=Path)
-    made.add_argument("--accelerate_config", type=Path)
-    made.add_argument("--results_output_path", type=Path, default=Path("benchmark_results"))
-    made.add_argument("--process_port", type=int, help="no effect: each cell gets a free port")
-    made.add_argument("--no_data_processing", action="store_true")
-    made.add_argument("--dry_run", action="store_true")
-    made.add_argument("--preload_models", action="store_true")
-    made.add_argument(
-        "--log_nvidia_smi", action="store_true", help="an nvidia-smi process beside each cell"
+    made = argparse.ArgumentParser(
+        prog="benchmark.py",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="docs/migrating-from-fms.md says what is different.",
     )
-    made.add_argument("--nvidia_smi_keywords", default=",".join(smi.KEYWORDS), help="what it logs")
-    made.add_argument("--nvidia_smi_interval", type=float, default=smi.INTERVAL_S, help="seconds")
+    many: dict[str, Any] = {"nargs": "+", "metavar": "N"}
     made.add_argument(
-        "--log_memory_hf", action="store_true", help="the Trainer's tracker, in every cell"
-    )
-    made.add_argument("--command", help="of all scenarios, whatever they name")
-    made.add_argument("--repeats", type=int)
+        "--effective_batch_size_matrix", dest="effective_batch_size", type=int, **many,
+        help="samples of a step over all GPUs; default: the file's axis, else 4 8",
+    )  # fmt: skip
     made.add_argument(
-        "--move_aside", action="store_true", help="keep earlier results under another name"
-    )
-    made.add_argument("--cool_down", type=float, default=15.0, help="seconds between two cells")
+        "--num_gpus_matrix", dest="num_gpus", type=int, **many,
+        help="GPUs of a cell; default: the file's axis, else 1 2",
+    )  # fmt: skip
+    made.add_argument(
+        "--max_seq_len_matrix", dest="max_seq_len", type=int, **many,
+        help="longest sequence; default: the file's axis, else 4096",
+    )  # fmt: skip
+    made.add_argument(
+        "--packing_matrix", dest="packing", type=truth, nargs="+", metavar="BOOL",
+        help="True, False or both; default: the file's axis, else True",
+    )  # fmt: skip
+    add = made.add_argument
+    add("--acceleration_framework_config_keypairs", nargs="+", default=[], metavar="NAME FILE",
+        help="files of frameworks, before those of CONTENTS.yaml")  # fmt: skip
+    add("--run_only_scenarios", nargs="+", default=[], metavar="NAME",
+        help="just these, slow ones too; default: all but slow ones")  # fmt: skip
+    add("--scenarios_config_path", type=Path, default=SCENARIOS,
+        help="the file of scenarios; default: %(default)s")  # fmt: skip
+    add("--defaults_config_path", type=Path, help="default: defaults.yaml beside the scenarios")
+    add("--dataset_save_path", type=Path, help="where data is kept; default: data/ of the results")
+    add("--accelerate_config", type=Path, help="default: accelerate.yaml beside the scenarios")
+    add("--results_output_path", type=Path, default=Path("benchmark_results"),
+        help="of results; taken up again if it is there; default: %(default)s")  # fmt: skip
+    add("--process_port", type=int, help="no effect: each cell gets a free port")
+    add("--no_data_processing", action="store_true", help="leave the data stage out")
+    add("--dry_run", action="store_true", help="show what would be started, and start nothing")
+    add("--preload_models", action="store_true", help="look each model up before the first cell")
+    add("--log_nvidia_smi", action="store_true", help="an nvidia-smi process beside each cell")
+    add("--nvidia_smi_keywords", default=",".join(smi.KEYWORDS), help="what it logs")
+    add("--nvidia_smi_interval", type=float, default=smi.INTERVAL_S, help="seconds")
+    add("--log_memory_hf", action="store_true", help="the Trainer's tracker, in every cell")
+    add("--command", help="of all scenarios, whatever they name; default: theirs, else sft_trainer")
+    add("--repeats", type=int, help="run each cell so many times")
+    add("--move_aside", action="store_true", help="keep earlier results under another name")
+    add("--cool_down", type=float,
+        help="seconds between two cells; default: 15 where there are GPUs, else 0")  # fmt: skip
     return made
 
 
@@ -105,40 +137,55 @@ def preload(made: Plan) -> None:
 
 
 def run(given: argparse.Namespace, made: Plan) -> int:
-    """Have the cells run; 1 if one of them failed."""
+    """Have the cells run; 1 if one of them failed, or is not what its scenario expects."""
     out: Path = given.results_output_path
     query = logged(given)
     script = {name: _plain(value) for name, value in sorted(vars(given).items())}
-    launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=given.cool_down))
+    rest_s = launching.cool_down_s(given.cool_down)
+    launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=rest_s))
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     aside = given.move_aside
-    opening = state.Opening(resume=not aside, move_aside=aside, script=script)
+    asked = opening.Opening(resume=not aside, move_aside=aside, script=script)
     before = {*out.parent.glob(f"{out.name}-*")}
-    made = state.opened(out, made, opening)
+    made = opening.opened(out, made, asked)
     for moved in {*out.parent.glob(f"{out.name}-*")} - before if aside else ():
-        sys.stdout.write(f"the earlier results are now in {moved}\n")
-    state.claim_driver(out)
+        say(f"the earlier results are now in {moved}")
+    for line in made.warnings:
+        say(line)
     smi.ask(out, query)
-    progress = monitor.prepare(out, made)
+    progress = monitor.prepare(out, made, cool_down_s=rest_s)
     cells = monitor.remaining(out, progress, seed=0)
     data = out / "data"
     if given.dataset_save_path is not None and not data.exists():
         given.dataset_save_path.mkdir(parents=True, exist_ok=True)
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
-        datastage.prepare(made, data, say=print)
+        datastage.prepare(made, data, say=say)
     with Place(out) as place:
-        is_done = monitor.drive(place, progress, cells, launcher, lambda _progress: None)
+        is_done = monitor.drive(place, progress, cells, launcher, teller(progress, out))
         out = place.path if place.has_moved else out
     exports.collected(results.batches(out), out)
-    if not is_done:
-        return INTERRUPTED
-    ended = [progress.states[cell.index] for cell in made.cells]
-    for cell, one in zip(made.cells, ended, strict=True):
-        sys.stdout.write(f"exp_{cell.index} {cell.scenario}: {one.status} {one.reason}".rstrip())
-        sys.stdout.write("\n")
-    return int(any(one.status not in ("ok", "skipped") for one in ended))
+    say(bench_run.counts(progress.counts, broken=progress.broken).plain)
+    return int(bool(progress.failed)) if is_done else INTERRUPTED
+
+
+def say(line: str) -> None:
+    """At once: whoever watches a log of hours wants to see it grow."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def teller(progress: monitor.Progress, out: Path) -> Callable[[monitor.Progress], None]:
+    """Says what becomes of each cell, with the settings that tell it from others."""
+    told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
+    names = varying(progress.plan.cells)
+
+    def tell(now: monitor.Progress) -> None:
+        for line in bench_run.news(now, told, names, out=out):
+            say(line)
+
+    return tell
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401  of argparse
@@ -154,13 +201,18 @@ def main() -> int:
     try:
         made = planned(given)
         hidden.hand_over(made.keys)
+        has_gpus = bool(launching.gpus_here())
+        lacks = needs.lack(made.cells, has_gpus=has_gpus)
         if given.dry_run:
-            has_gpus = bool(launching.gpus_here())
+            sys.stderr.write(f"benchmark.py: {lacks}\n" if lacks else "")
             for cell in made.cells:
                 at = state.directory_of(given.results_output_path, cell).resolve()
                 how = launching.command_line(launching.start(cell, at, has_gpus=has_gpus))
-                sys.stdout.write(f"# {at.name}: {cell.skip or cell.scenario}\n{how}\n")
+                say(bench_plan.heading(cell))
+                say(f"# skipped: {cell.skip}" if cell.skip else how)
             return 0
+        if lacks:
+            raise PluginError(lacks)
         if given.preload_models:
             preload(made)
         return run(given, made)

@@ -5,15 +5,26 @@
 #   bash scripts/run_benchmarks.sh NUM_GPUS_MATRIX EFFECTIVE_BS_MATRIX RESULT_DIR ...   (its later order,
 #                                  known by a second argument of numbers alone)
 #
-# Without arguments: a small representative set. SCENARIOS_FILTER "none" or "": all but slow ones.
+# Without arguments: a small representative set. RESULT_DIR is benchmark_outputs where it is not given.
+# SCENARIOS_FILTER: names; "none", "" or not given: all but slow ones.
 # DRY_RUN, NO_DATA_PROCESSING, NO_OVERWRITE=true|false; MEMORY_LOGGING=huggingface|nvidia|all.
+# CONTENTS.yaml is looked for beside the scenarios and in ../../sample-configurations of them.
 # For nvidia-smi: NVIDIA_SMI_KEYWORDS (timestamp,name,index,memory.used), NVIDIA_SMI_INTERVAL (1, in seconds).
 # Results are never deleted: those of an earlier run are moved aside once the new plan is known to be
-# sound, with NO_OVERWRITE=true refused. A folder that holds anything else is left alone.
+# sound. With NO_OVERWRITE=true the script goes on with them: nothing done runs again, what is new is
+# added. A folder that holds anything else is left alone. Exits with 1 if a cell failed.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 fail() { echo "run_benchmarks.sh: $*" >&2; exit 2; }
+
+case "${1-}" in
+-h | --help)
+    sed -n '2,/^set -eu/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+-*) fail "takes no options; got '$1'. The order is NUM_GPUS RESULT_DIR SCENARIOS FILTER; see --help" ;;
+esac
 
 true_or_false() { # NAME VALUE
     case "$2" in true | false) ;; *) fail "$1 must be true or false; got '$2'" ;; esac
@@ -30,6 +41,9 @@ true_or_false NO_OVERWRITE "$no_overwrite"
 small=lora # of scenarios/scenarios.yaml
 [ "$#" -eq 0 ] || small=
 gpus=${1-}
+case "$gpus" in
+*[!0-9\ ]*) fail "NUM_GPUS_MATRIX takes numbers with spaces between them, such as '1 2'; got '$gpus'" ;;
+esac
 batches=
 case "${2-}" in
 '' | *[!0-9\ ]*) ;;
@@ -40,13 +54,17 @@ scenarios=${3:-scenarios.yaml}
 filter=${4-$small}
 [ "$filter" != none ] || filter=
 
+# Scenarios are a file; a folder to put results in that is one, is an argument in the wrong place.
+[ ! -f "$results" ] ||
+    fail "RESULT_DIR is the file $results; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
 if [ ! -f "$scenarios" ]; then
     beside="$here/../scenarios/$scenarios"
-    [ -f "$beside" ] || fail "no scenarios at $scenarios"
+    [ ! -d "$scenarios" ] ||
+        fail "SCENARIOS_CONFIG is the folder $scenarios; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
+    [ -f "$beside" ] ||
+        fail "no scenarios at $scenarios; the order is NUM_GPUS RESULT_DIR SCENARIOS FILTER"
     scenarios=$beside
 fi
-# Scenarios are a file; a folder to put results in that is one, is an argument in the wrong place.
-[ ! -f "$results" ] || fail "RESULT_DIR is the file $results; the order is NUM_GPUS RESULT_DIR SCENARIOS"
 
 flags=(--scenarios_config_path "$scenarios" --results_output_path "$results" --preload_models)
 # shellcheck disable=SC2206  numbers, to be split
@@ -71,18 +89,22 @@ if [ "$dry_run" = true ]; then
     exec "$python" "$here/benchmark.py" "${flags[@]}" --dry_run
 fi
 if [ -d "$results" ] && [ -n "$(ls -A "$results")" ]; then
-    [ "$no_overwrite" = false ] || fail "$results is not empty, and NO_OVERWRITE=true"
     is_ours=false
     for one in "$results"/plan.json "$results"/script.json "$results"/exp_*; do
         [ ! -e "$one" ] || is_ours=true
     done
     [ "$is_ours" = true ] || fail "$results is not empty and holds no results; name another RESULT_DIR"
-    # Not `mv`: a cell that still runs would write into the results that take their place.
-    flags+=(--move_aside)
+    if [ "$no_overwrite" = true ]; then
+        [ -f "$results/plan.json" ] || fail "$results has no plan.json to go on with, and NO_OVERWRITE=true"
+    else
+        # Not `mv`: a cell that still runs would write into the results that take their place.
+        flags+=(--move_aside)
+    fi
 fi
 
 status=0
 "$python" "$here/benchmark.py" "${flags[@]}" || status=$?
+[ "$status" != 130 ] || echo "NO_OVERWRITE=true and the same arguments go on with $results" >&2
 if [ -f "$results/plan.json" ]; then
     "$python" -m ergmeter bench report "$results" # benchmarks.csv and raw_summary.csv are there
 fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from ergmeter.bench.claims import OF_ERG_TRAIN
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.nvml.library import Gpu, Script, build
@@ -130,22 +132,29 @@ def test_frameworks_and_ranks_train_and_are_reported(
         assert row["claims_held"] == (row["framework_config"] == "bnb")
         assert row["claims_broken"] in ("", None)
         header = Run.open(Path(lab.path, row["path"]) / "run")
+        assert set(header.workload) <= set(OF_ERG_TRAIN)  # which `expects` may name
         assert header.workload["world_size"] == row["num_gpus"]
     assert len((lab.path / "fms" / "benchmarks.csv").read_text().splitlines()) == 4
     listed = json.loads(lab.run(*BENCH, "list", "results", "--json").stdout)
     assert [one["status"] for one in listed] == ["ok"] * 3
 
 
-def test_ctrl_c_ends_the_cells_and_resume_goes_on(lab: Lab) -> None:
-    driver = caught(lab)
+def test_ctrl_c_ends_the_cells_and_what_it_says_goes_on(lab: Lab) -> None:
+    driver = caught(lab, stdout=subprocess.PIPE)
     child = worker_of(lab)["child"]["pid"]
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(TIMEOUT_S) == 130
+    said, _ = driver.communicate(timeout=TIMEOUT_S)
+    assert driver.returncode == 130
     assert statuses(lab) == {"1": "ok", "2": "cancelled", "3": "ok"}
     assert not psutil.pid_exists(child)
+    assert "it was ended with its bench, by Ctrl-C" in " ".join(said.decode().split())
+    assert b" left" not in said
+    hint = said.decode().split("go on with: ")[1].splitlines()[0]
+    assert hint == ("erg bench run scenarios.yaml --jobs 2 --cool-down 0.0 --out results --resume")
     (lab.path / "go").touch()
-    again = lab.run(*run(lab, "--resume"))
+    again = lab.run(*BENCH, *shlex.split(hint)[2:])
     assert again.returncode == 0, again.stderr.decode()
+    assert b"ended with its bench" not in again.stderr  # which is of the attempt before
     assert statuses(lab) == {"1": "ok", "2": "ok", "3": "ok"}
     assert began(lab) == {1: 1, 2: 2, 3: 1}
 

@@ -73,5 +73,8 @@ def shared(arguments: Mapping[str, Any], *, effective: int | None, devices: int)
 
 def _divided(number: int, by: int, what: str) -> int:
     if by < 1 or number % by or number < by:
-        raise UnevenBatch(f"{what} does not divide evenly")
+        raise UnevenBatch(
+            f"{what} does not divide evenly; `exclude` leaves such cells out, a constraint"
+            f" ({EFFECTIVE} % num_gpus == 0) skips them"
+        )
     return number // by

@@ -109,7 +109,7 @@ class Cell:
             REPEAT: str(self.repeat),
             SEED: str(FIRST_SEED + self.repeat - 1),
             PYTHON: sys.executable,
-            UNSLOTH_PYTHON: _unsloth_python(),
+            UNSLOTH_PYTHON: unsloth_python(),
             BRACE: "{",
         }
         return Cell(
@@ -146,7 +146,7 @@ class Cell:
         return cls(**known)
 
 
-def _unsloth_python() -> str:
+def unsloth_python() -> str:
     """Unsloth has an environment of its own, unless it is in this one; as `erg train` has it."""
     if importlib.util.find_spec("unsloth") is not None:
         return sys.executable

@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from ergmeter.bench.cells import Claim
 
 _LONGEST = 200
+# What the header of a run of `erg train` tells.
+OF_ERG_TRAIN = (
+    *("attention", "backend", "batch_size", "bits", "bitsandbytes", "checkpoints", "compute_dtype"),
+    *("config", "data_sha256", "dataset", "evaluation", "git_commit", "grad_accum"),
+    *("gradient_checkpointing", "kernels", "lora_alpha", "lora_dropout", "lora_r", "lora_targets"),
+    *("lr", "lr_scheduler", "model", "optimizer", "packing", "pad_to_multiple_of", "parameters"),
+    *("peft", "precision", "seed", "seq_len", "started", "status", "steps", "threads", "torch"),
+    *("train_loss", "trainable_parameters", "trainer", "transformers", "trl", "tuning", "unsloth"),
+    *("weights_dtype", "world_size", "eval_loss"),
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,12 @@ def config(
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
 
 
+def warmup_s(text: str) -> float | None:
+    """What such YAML leaves out of its figures; None where `erg train` decides."""
+    said = yaml.safe_load(text).get("metrics", {}).get("warmup_s")
+    return None if said is None else float(said)
+
+
 def reseeded(text: str, repeat: int) -> str:
     """The same of a later repeat: the seed goes up with it, the same in every configuration."""
     return _SEED.sub(lambda found: f"seed: {int(found[1]) + repeat - 1}", text, count=1)
@@ -110,13 +116,18 @@ def _whole_seed(value: Any) -> int:  # noqa: ANN401  of YAML
 def _key(name: str) -> str:
     if name in KEYS:
         return KEYS[name]
-    section, dot, rest = name.partition(".")
-    if name in TOP or (dot and rest and section in SECTIONS):
+    if takes(name):
         return name
     raise CannotMap(
-        f"erg train has nothing for the argument {name!r}; {hint(name, [*KEYS, *_SPECIAL, *HELD])};"
+        f"erg train has nothing for the argument {name!r}; {hint(name, TAKEN)};"
         f" `{name}: null` leaves it out, --command sft_trainer has it if it is FMS's"
     )
+
+
+def takes(name: str) -> bool:
+    """Whether an argument or axis of this name has an effect, or is known to have none."""
+    section, dot, rest = name.partition(".")
+    return name in TAKEN or name in TOP or bool(dot and rest and section in SECTIONS)
 
 
 def _unquoted(value: Any) -> Any:  # noqa: ANN401  of YAML
@@ -184,6 +195,9 @@ _SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
     "skip_memory_metrics": _memory,
     "target_modules": _targets,
 }
+
+
+TAKEN = (*_AXES, *KEYS, *_SPECIAL, *HELD)
 
 
 def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import UsageError
 
 NONE = "none"  # what the original writes for no framework
 DEFAULTS = "defaults.yaml"
@@ -51,13 +51,22 @@ def yaml_file(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise UsageError(f"no file at {path}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        said = " ".join(str(error).split())
-        raise FormatError(f"{path} is not YAML: {said}") from error
+        raise UsageError(f"{path}{_where(error)}") from error
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise FormatError(f"{path} must hold keys and values; got {type(value).__name__}")
+        raise UsageError(f"{path} must hold keys and values; got {type(value).__name__}")
     return value
+
+
+def _where(error: Exception) -> str:
+    """The line, and what YAML says of it."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f" is not YAML: {' '.join(str(error).split())}"
+    said = [getattr(error, name, None) for name in ("context", "problem")]
+    why = ", ".join(one for one in said if one)
+    return f", line {mark.line + 1}, column {mark.column + 1} is not YAML: {why}"
 
 
 def defaults(path: Path | None, *, beside: Path) -> dict[str, Any]:
@@ -79,8 +88,12 @@ def contents_path(given: Path | None, *, beside: Path) -> Path | None:
     """The list of frameworks: given, beside the scenarios, or where the original has it."""
     if given is not None:
         return given
-    folders = (beside.parent, beside.parent / _SAMPLES)
-    return next((at / CONTENTS for at in folders if (at / CONTENTS).is_file()), None)
+    return next((at for at in contents_places(beside) if at.is_file()), None)
+
+
+def contents_places(beside: Path) -> tuple[Path, ...]:
+    """Where it is looked for."""
+    return tuple(at / CONTENTS for at in (beside.parent, beside.parent / _SAMPLES))
 
 
 def contents(path: Path | None) -> dict[str, Framework]:
@@ -89,11 +102,11 @@ def contents(path: Path | None) -> dict[str, Framework]:
         return {}
     listed = yaml_file(path).get("framework_configs")
     if not isinstance(listed, list):
-        raise FormatError(f"{path} has no list framework_configs")
+        raise UsageError(f"{path} has no list framework_configs")
     found = {}
     for place, one in enumerate(listed):
         if not isinstance(one, dict) or not {"shortname", "filename"} <= one.keys():
-            raise FormatError(f"{path}: framework_configs[{place}] needs shortname and filename")
+            raise UsageError(f"{path}: framework_configs[{place}] needs shortname and filename")
         name = str(one["shortname"])
         tuning = BUILTIN[name].tuning if name in BUILTIN else None
         found[name] = Framework(name, tuning, path.parent / str(one["filename"]))

@@ -37,10 +37,14 @@ _NOT_INHERITED = (
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The cells that a launcher still has, by index: not started yet, and started."""
+    """The cells that a launcher still has, by index: not started yet, and started.
+
+    `rests_s`: for so long it starts none, since devices cool down; 0 where another reason holds.
+    """
 
     waiting: set[int]
     running: set[int]
+    rests_s: float = 0.0
 
 
 class Launcher(Protocol):
@@ -256,6 +260,16 @@ def command_line(how: Start) -> str:
     """The same in one line, for people."""
     own = [f"{name}={shlex.quote(value)}" for name, value in sorted(noted(how.own).items())]
     return " ".join([*own, shlex.join(redacted(how.words))])
+
+
+COOL_DOWN_S = 15.0
+
+
+def cool_down_s(asked_s: float | None) -> float:
+    """How long devices rest between two cells: as asked, else so long where there are GPUs."""
+    if asked_s is not None:
+        return asked_s
+    return COOL_DOWN_S if gpus_here() else 0.0
 
 
 def gpus_here() -> list[str]:

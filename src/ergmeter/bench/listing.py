@@ -13,6 +13,7 @@ from ergmeter.bench.outcome import FINAL
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+    from pathlib import Path
 
     from ergmeter.bench.cells import Cell, Value
     from ergmeter.bench.outcome import Status
@@ -52,6 +53,13 @@ def varying(cells: Iterable[Cell]) -> list[str]:
     return found.names
 
 
+def evidence(directory: Path) -> Path | None:
+    """What to read of a cell that failed: the first file of these that has something in it."""
+    names = ("stderr", "stderr.node0", "stdout", "stdout.node0", "runner.log")
+    paths = [directory / name for name in names]
+    return next((one for one in paths if one.is_file() and one.stat().st_size), None)
+
+
 class Listing:
     """The first cells, of those with these statuses if any are named, and counts of all."""
 
@@ -63,11 +71,13 @@ class Listing:
         self.rows: list[tuple[Cell, State]] = []
         self.more: Counter[Status] = Counter()
         self.counts: Counter[Status] = Counter()
+        self.broken = 0
 
     def add(self, cell: Cell, state: State) -> None:
         """One more."""
         self._varying.add(cell)
         self.counts[state.status] += 1
+        self.broken += bool(state.broken)
         if state.is_final and state.lasted_s is not None:
             self._took_s[0] += state.lasted_s
             self._took_s[1] += 1
@@ -85,7 +95,8 @@ class Listing:
 
     @property
     def eta_s(self) -> float | None:
-        """How long the rest may take one after the other; None before the first has ended."""
+        """How long the rest may take one after the other; None before the first has ended, and
+        where nothing runs."""
         left = sum(number for status, number in self.counts.items() if status not in FINAL)
         total_s, number = self._took_s
-        return total_s / number * left if number else None
+        return total_s / number * left if number and self.counts["running"] else None

@@ -71,6 +71,7 @@ class Making:
             return
         looks = hidden.warning(template.words, scenario=scenario.name)
         self.warnings += [looks] if looks else []
+        self.warnings += sound.absent_models(scenario, template)
         seen: set[str] = set()
         for point, excluded in _points(scenario, template, axes):
             try:

@@ -25,11 +25,13 @@ from ergmeter.bench.cells import Cell, Plan
 from ergmeter.bench.launching import Launcher, Places
 from ergmeter.bench.outcome import Outcome, Status
 from ergmeter.bench.place import Place
+from ergmeter.bench.schema import FAILED
 
 if TYPE_CHECKING:
     from types import FrameType
 
 POLL_S = 0.2
+ENDED_BY_US = "it was ended by SIGTERM"  # as its runner has it
 _END_S = 60.0  # longer than a runner gives its cell to end
 
 
@@ -40,11 +42,24 @@ class Progress:
     plan: Plan
     states: dict[int, state.State] = field(default_factory=dict)
     at_once: int = 1
+    cool_down_s: float = 0.0  # after each cell
+    rests_s: float = 0.0  # what is left of it now, where it is all that is waited for
 
     @property
     def counts(self) -> Counter[Status]:
         """How many cells are in each status."""
         return Counter(self.states[cell.index].status for cell in self.plan.cells)
+
+    @property
+    def broken(self) -> int:
+        """How many ended well and are not what their scenario claims of them."""
+        return sum(bool(self.states[cell.index].broken) for cell in self.plan.cells)
+
+    @property
+    def failed(self) -> list[tuple[Cell, state.State]]:
+        """The cells that did not end well, and those that did and are not what they claim."""
+        both = [(cell, self.states[cell.index]) for cell in self.plan.cells]
+        return [(cell, one) for cell, one in both if one.status in FAILED or one.broken]
 
     @property
     def running(self) -> list[Cell]:
@@ -61,7 +76,10 @@ class Progress:
         """How long the rest may take, by those that ended; None before the first."""
         took = [one.lasted_s for one in self.states.values() if one.is_final]
         known = [seconds for seconds in took if seconds is not None]
-        return sum(known) / len(known) * self.left / self.at_once if known else None
+        if not known:
+            return None
+        resting_s = self.cool_down_s * (self.left - len(self.running))  # before each that waits
+        return (sum(known) / len(known) * self.left + resting_s) / self.at_once
 
 
 def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
@@ -77,9 +95,9 @@ def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
     return drawn
 
 
-def prepare(out: Path, plan: Plan, *, at_once: int = 1) -> Progress:
+def prepare(out: Path, plan: Plan, *, at_once: int = 1, cool_down_s: float = 0.0) -> Progress:
     """Give every cell its directory; those that constraints leave out get their status now."""
-    progress = Progress(plan, at_once=at_once)
+    progress = Progress(plan, at_once=at_once, cool_down_s=cool_down_s)
     for cell in plan.cells:
         directory = state.directory_of(out, cell)
         directory.mkdir(exist_ok=True)
@@ -137,6 +155,7 @@ def drive(
         while watched and not interrupted and not place.has_moved:
             if not launcher.waits or not earlier & set(watched):
                 at = launcher.poll()
+            progress.rests_s = at.rests_s
             begun = [cell for index, cell in watched.items() if index not in at.waiting]
             for cell in begun:
                 if _looked_at(place, progress, cell, is_held=cell.index in at.running):
@@ -153,6 +172,8 @@ def drive(
             if index not in at.waiting or state.read(directory).status != "pending":
                 _end_here(directory)
                 _looked_at(place, progress, cell, is_held=False)
+                if interrupted:
+                    progress.states[index] = _named_by(interrupted[0], directory)
         tell(progress)
     return False
 
@@ -165,6 +186,9 @@ def _looked_at(place: Place, progress: Progress, cell: Cell, *, is_held: bool) -
     if has_ended:
         has_ended = _write_off(directory)
         known = state.read(directory)
+    if is_held and known.status == "cancelled":
+        # Of the attempt before: its runner has not come as far as to say that it is at it again.
+        known = replace(known, status="pending", reason="")
     progress.states[cell.index] = known
     return has_ended
 
@@ -195,6 +219,17 @@ def _end_here(directory: Path) -> None:
         with suppress(psutil.Error):
             process.terminate()
             process.wait(timeout=_END_S)
+
+
+def _named_by(number: int, directory: Path) -> state.State:
+    """The state of a cell that was ended with its bench, saying so: to its runner it was a SIGTERM,
+    which is not what a person did who pressed Ctrl-C."""
+    known = state.read(directory)
+    if known.status == "cancelled" and known.reason == ENDED_BY_US:
+        by = "Ctrl-C" if number == signal.SIGINT else "a SIGTERM to the driver"
+        known = replace(known, reason=f"it was ended with its bench, by {by}")
+        state.write(directory, known)
+    return known
 
 
 @contextmanager

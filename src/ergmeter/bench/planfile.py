@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ergmeter.bench.cells import VERSION, Cell
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 
 _PIECE = 1 << 18  # characters
 _BLANK = " \t\r\n"
@@ -27,6 +27,10 @@ def cells(path: Path) -> Iterator[Cell]:
                 yield Cell.from_json(one)
     except FileNotFoundError as error:
         raise FormatError(f"{path} is not there: no plan was made here") from error
+    except NotADirectoryError as error:
+        raise UsageError(
+            f"{path.parent} is a file; name the directory of results that it is in"
+        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is no plan: {type(error).__name__}: {error}") from error
 

@@ -1,9 +1,9 @@
-"""What is wrong with a file of scenarios, all of it, in one line?
+"""What is wrong with a file of scenarios, all of it at once, a line for each kind?
 
 The trap: a name that matches nothing and is dropped. The system this follows left out unknown
 names of frameworks in silence, so that a matrix of six ran four and nobody missed two.
 
-The other trap: a line that nobody reads to its end. What differs in quoted names alone is of one
+The other trap: a list that nobody reads to its end. What differs in quoted names alone is of one
 kind; each kind is told once, with its number, and the most frequent first.
 """
 
@@ -49,13 +49,14 @@ class Problems:
         ]
         left = sum(map(len, ranked[_KINDS:]))
         told += [f"and {left} others"] if left else []
-        raise UsageError(f"{self.path}: {'; '.join(told)}")
+        between = "\n  " if told[1:] else " "
+        raise UsageError(f"{self.path}:{between}{between.join(told)}")
 
 
-def hint(name: object, names: Iterable[str]) -> str:
-    """What may have been meant, or what there is."""
+def hint(name: object, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """What may have been meant, if anything is as near as that; or what there is."""
     known = list(dict.fromkeys(names))
-    near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), known, n=1, cutoff=cutoff)
     if near:
         return f"did you mean {near[0]}?"
     shown = ", ".join(known[:_SHOWN]) or "none"

@@ -75,6 +75,7 @@ class Scenarios:
     scenarios: tuple[Scenario, ...]
     frameworks: Mapping[str, fms.Framework]
     model_architectures: Mapping[str, str]
+    contents: Path | None = None  # the CONTENTS.yaml that was found
 
 
 def read(
@@ -95,9 +96,10 @@ def read(
     if defaults is None and values.get("defaults") is not None:
         defaults = path.parent / str(values["defaults"])
     given = fms.defaults(defaults, beside=path)
+    listed_in = fms.contents_path(contents, beside=path)
     known = {
         **fms.BUILTIN,
-        **fms.contents(fms.contents_path(contents, beside=path)),
+        **fms.contents(listed_in),
         **reading.frameworks(values.get("framework_configs")),
         **{name: fms.Framework(name, file=Path(at)) for name, at in (frameworks or {}).items()},
     }
@@ -115,7 +117,14 @@ def read(
         scenarios=found,
         frameworks=known,
         model_architectures={str(k): str(v) for k, v in architectures.items()},
+        contents=listed_in,
     )
+
+
+def seconds(value: object) -> float | None:
+    """Of a number, or of a text such as 90s, 30m, 2h; None if it is none."""
+    found = _TIME.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
+    return None if found is None else float(found[1]) * _UNITS_S[found[2] or ""]
 
 
 class _Reading:
@@ -171,7 +180,8 @@ class _Reading:
             own = value.get(key) if key in value else []
             both[key] = [*self.items(shared.get(key), key, ""), *self.items(own, key, name)]
         if "arguments" not in value:
-            self._problems.add("has no arguments", scenario=name)
+            wrong = "has no arguments; write `arguments: {}` if there are none"
+            self._problems.add(wrong, scenario=name)
         limited = self.items(both.get("architectures"), "architectures", name)
         return Scenario(
             name=name,
@@ -232,15 +242,12 @@ class _Reading:
 
     def time_s(self, value: object, key: str, name: str) -> float | None:
         """Seconds, or a text such as 90s, 30m, 2h."""
-        if value is None:
-            return None
-        found = _TIME.fullmatch(str(value).strip()) if not isinstance(value, bool) else None
-        if found is None:
+        found = None if value is None else seconds(value)
+        if value is not None and found is None:
             self._problems.add(
                 f"{key} must be seconds, or such as 90s, 30m, 2h; got {value!r}", scenario=name
             )
-            return None
-        return float(found[1]) * _UNITS_S[found[2] or ""]
+        return found
 
     def template(self, value: object, name: str) -> Template | None:
         if value is None:

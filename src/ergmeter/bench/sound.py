@@ -7,10 +7,11 @@ different, and their noise is read as a result.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ergmeter.bench import axes as combined
-from ergmeter.bench import fms, hidden, templates
+from ergmeter.bench import claims, erg_train, fms, hidden, templates
 from ergmeter.bench.architectures import architecture
 from ergmeter.bench.problems import hint
 from ergmeter.bench.scenarios import Scenario, Scenarios
@@ -18,6 +19,7 @@ from ergmeter.bench.templates import Template
 
 FRAMEWORK = "framework_config"
 DATA_PATH = "training_data_path"
+_NEAR = 0.8  # FMS's shortnames have much in common
 
 
 def complaints(
@@ -26,6 +28,8 @@ def complaints(
     """Everything that is wrong with it, a line each."""
     yield from _names(found, scenario, template, axes)
     yield from _values(axes)
+    if template.workload == "erg":
+        yield from _of_erg_train(scenario, axes)
     for name in scenario.frameworks or ():
         yield from _framework(found, template, name)
     for model in scenario.models if scenario.architectures else ():
@@ -34,6 +38,25 @@ def complaints(
                 f"the architecture of {model} is not known here; write it under"
                 " model_architectures, or fetch its config.json"
             )
+
+
+def _of_erg_train(scenario: Scenario, axes: Mapping[str, list[Any]]) -> Iterator[str]:
+    """What `erg train` has nothing for, where that can be told without its arguments."""
+    for name in scenario.axes:
+        if name in axes and not erg_train.takes(name):
+            yield f"axes: erg train has nothing for {name!r}; {hint(name, erg_train.TAKEN)}"
+    for one in scenario.expects:
+        name = one.claim.name
+        if one.claim.kind == "fact" and name not in claims.OF_ERG_TRAIN:
+            known = hint(name, claims.OF_ERG_TRAIN)
+            yield f"expects {name!r}, which no run of erg train tells; {known}"
+
+
+def absent_models(scenario: Scenario, template: Template) -> Iterator[str]:
+    """Folders of models that are not here: a warning, since a plan may be for another machine."""
+    for model in scenario.models if template.workload != "other" else ():
+        if model.startswith((".", "/")) and not Path(model).is_dir():
+            yield f"scenario {scenario.name!r}: there is no folder {model} here, which is its model"
 
 
 def known_architecture(found: Scenarios, model: str) -> str | None:
@@ -134,7 +157,9 @@ def _values(axes: Mapping[str, list[Any]]) -> Iterator[str]:
 def _framework(found: Scenarios, template: Template, name: str) -> Iterator[str]:
     one = found.frameworks.get(name)
     if one is None:
-        yield f"framework_config {name!r} is not known; {hint(name, found.frameworks)}"
+        near = hint(name, found.frameworks, cutoff=_NEAR)
+        lacks = "" if found.contents else f"; {_no_contents(found)}"
+        yield f"framework_config {name!r} is not known; {near}{lacks}"
     elif template.workload == "erg" and one.tuning is None:
         yield (
             f"framework_config {name!r} is a file of fms-acceleration, which erg train does not"
@@ -143,6 +168,15 @@ def _framework(found: Scenarios, template: Template, name: str) -> Iterator[str]
         )
     elif template.workload == "sft_trainer" and one.file is None and name != fms.NONE:
         yield (
-            f"framework_config {name!r} has no file for sft_trainer: give CONTENTS.yaml, or a file"
-            " of your own under framework_configs"
+            f"framework_config {name!r} has no file for sft_trainer: name one of your own under"
+            f" framework_configs" + ("" if found.contents else f"; {_no_contents(found)}")
         )
+
+
+def _no_contents(found: Scenarios) -> str:
+    """FMS's shortnames are a file of its own, which may not be where it is looked for."""
+    places = " nor ".join(str(at) for at in fms.contents_places(found.path))
+    return (
+        f"FMS's shortnames are those of its {fms.CONTENTS}, for --command sft_trainer: it is"
+        f" neither {places}; put it there, or give --contents"
+    )

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import secrets
 import socket
-import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ergmeter.bench.cells import Cell, Plan
+from ergmeter.bench.claims import Checked, broken
 from ergmeter.bench.outcome import FINAL, Outcome, Status
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
 
 ALIVE, CLAIM = "alive", "claim"
@@ -123,12 +121,26 @@ class State:
 
     @property
     def lasted_s(self) -> float | None:
-        """How long the last attempt took; None while it lasts, or where there was none."""
+        """How long the last attempt took; None while it lasts, where there was none, and of a cell
+        that is to run again."""
         last = self.attempts[-1] if self.attempts else {}
-        if not last.get("ended"):
+        if not last.get("ended") or self.status == "pending":
             return None
         start, end = (datetime.fromisoformat(last[name]) for name in ("started", "ended"))
         return (end - start).total_seconds()
+
+    @property
+    def lasts_s(self) -> float | None:
+        """How long the attempt that is under way has taken so far; None if none is."""
+        if self.status != "running" or not self.attempts:
+            return None
+        began = datetime.fromisoformat(self.attempts[-1]["started"])
+        return max(0.0, (datetime.now(timezone.utc) - began).total_seconds())
+
+    @property
+    def broken(self) -> str:
+        """What was claimed of it and did not hold, in one line; empty where all did."""
+        return broken(Checked(**one) for one in self.claims)
 
 
 def now() -> str:
@@ -223,136 +235,3 @@ def at_work(out: Path) -> set[int]:
             with suppress(psutil.Error):
                 found |= {process.pid, *(one.pid for one in process.children(recursive=True))}
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What to do with a directory that is there already, and what to write into a new one."""
-
-    resume: bool = False
-    move_aside: bool = False
-    script: Mapping[str, Any] = field(default_factory=dict)
-
-
-def opened(out: Path, plan: Plan, opening: Opening) -> Plan:
-    """Make the directory, or take it up again. The plan to run, with the indices it has there.
-
-    Nothing in it is ever deleted. Taken up, its own plan holds, of which the one that is given
-    must be all or a part: otherwise one directory would hold the results of two questions.
-    """
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out} is a file; --out names a directory")
-    if out.is_dir() and any(out.iterdir()):
-        if opening.move_aside:
-            _check_undriven(out)
-            _check_at_rest(out)
-            _move_aside(out)
-        elif not opening.resume:
-            raise UsageError(
-                f"{out} is not empty: --resume goes on with it, --move-aside keeps it under"
-                " another name and starts anew; results are never deleted"
-            )
-        elif (out / PLAN).exists():
-            return _taken_up(out, plan)
-        elif any(out.glob("exp_*")) or not _is_ours(out):
-            raise UsageError(f"{out} has no {PLAN}, so it can't be resumed; --move-aside keeps it")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "script.json", dict(opening.script), indent=4)
-    (out / "requirements.txt").write_text(_installed(), encoding="utf-8")
-    write_json(out / PLAN, plan.to_json(), indent=None)
-    return plan
-
-
-def _is_ours(out: Path) -> bool:
-    """Whether nothing is there but what we write before the plan."""
-    names = {"script.json", "requirements.txt"}
-    return all(path.name in names or path.name.startswith(".") for path in out.iterdir())
-
-
-def _taken_up(out: Path, plan: Plan) -> Plan:
-    """The cells of this plan as they are there. New ones (more repeats) are added to what is kept,
-    if their numbers are free."""
-    kept = Plan.read(out / PLAN)
-    # Scenarios that differ in a key alone have cells with one id.
-    there = {(cell.scenario, cell.id): cell for cell in kept.cells}
-    used = {cell.index for cell in kept.cells}
-    added = tuple(cell for cell in plan.cells if (cell.scenario, cell.id) not in there)
-    clash = next((cell for cell in added if cell.index in used), None)
-    if clash is not None:
-        raise UsageError(
-            f"{len(added)} of {len(plan.cells)} cells are not in the plan of {out} (the first:"
-            f" {clash.scenario}, {clash.id}): the scenarios or options changed since;"
-            " --move-aside keeps what is there and starts anew"
-        )
-    if added:
-        whole = Plan(source=kept.source, cells=(*kept.cells, *added), settings=kept.settings)
-        write_json(out / PLAN, whole.to_json(), indent=None)
-    cells = tuple(there.get((cell.scenario, cell.id), cell) for cell in plan.cells)
-    return Plan(source=kept.source, cells=cells, settings=plan.settings)
-
-
-def _check_at_rest(out: Path) -> None:
-    """A cell that runs holds its paths: it would go on writing into what takes their place.
-
-    So would one that waits in a scheduler's queue, which is known by the job beside it.
-    """
-    if not (out / PLAN).exists():
-        return
-    jobs: dict[Path, str] = {}
-    for cell, state in states(out, Plan.read(out / PLAN)):
-        directory = directory_of(out, cell)
-        if is_worked_on(directory, state):
-            raise UsageError(
-                f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
-            )
-        if not state.is_final and (directory / JOB).exists():
-            jobs[directory] = (directory / JOB).read_text(encoding="utf-8").strip()
-    queued = _queued() if jobs else ""
-    for directory, job in jobs.items():
-        # An id, or where none is known yet the name of its array and a place in it.
-        if queued is None or not {*job.split()[:1]} - {*queued.split()}:
-            raise UsageError(
-                f"{directory.name}'s job {job} may be queued: --resume goes on with it; or scancel"
-                " it, then move it aside"
-                + (f" (squeue can't be asked: remove {directory / JOB})" if queued is None else "")
-            )
-
-
-def _queued() -> str | None:
-    """Our jobs in SLURM's queue, by id and name; None where it can't be asked."""
-    words = ("squeue", "--me", "--noheader", "--array", "--format=%i %j")
-    try:
-        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return asked.stdout
-
-
-def _move_aside(out: Path) -> Path:
-    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
-    aside = out.with_name(f"{out.name}-{stamp}-{secrets.token_hex(2)}")
-    out.rename(aside)
-    return aside
-
-
-def _installed() -> str:
-    """What `pip freeze` would say of this environment, near enough to make it again."""
-    found = {(one.name or "").lower(): one for one in distributions() if one.name}
-    lines = sorted(f"{one.name}=={one.version}" for one in found.values())
-    return "\n".join(lines) + "\n"
-
-
-def claim_driver(out: Path) -> None:
-    """Be the one driver of this directory. Two would run every cell twice."""
-    _check_undriven(out)
-    write_json(out / DRIVER, asdict(Process.of(os.getpid())))
-
-
-def _check_undriven(out: Path) -> None:
-    try:
-        said = json.loads((out / DRIVER).read_text(encoding="utf-8"))
-        other = Process(**said)
-    except (OSError, ValueError, TypeError):
-        other = None
-    if other is not None and other.pid != os.getpid() and other.found() is not None:
-        raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import json
-import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ergmeter.cli import bench_tables
+from ergmeter.cli import bench_progress, bench_tables
 from ergmeter.cli.bench_options import (
     AGAIN,
     again,
     ask_for_log,
     check_launcher,
+    check_needs,
     plan_options,
     planned,
     smi_query,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ergmeter.bench.cells import Plan
     from ergmeter.bench.launching import Launcher
-    from ergmeter.bench.monitor import Progress
-
-_FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
-_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
-_REDRAW_S = 0.5  # drawing takes processor time from what is measured
-_MOST = 200  # rows on a terminal
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})  # also called by itself
@@ -78,6 +68,7 @@ def plan_command(
     from ergmeter.views import bench_plan
 
     plan = planned(given)
+    check_needs(plan, is_error=False)
     known = durations.known(results) if results is not None else None
     estimate = durations.estimate(plan, known, seconds_a_cell=cell_s)
     if as_json:
@@ -92,7 +83,9 @@ def plan_command(
     "--out", type=click.Path(path_type=Path), required=True, help="The directory of results."
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with what is in --out: nothing done runs again."
+    "--resume",
+    is_flag=True,
+    help="Go on with what is in --out: nothing done runs again; cells that are new are added.",
 )
 @click.option(
     "--rerun",
@@ -119,9 +112,8 @@ def plan_command(
     "--cool-down",
     "cool_down_s",
     type=click.FloatRange(min=0),
-    default=15.0,
-    show_default=True,
-    help="Seconds that a GPU rests between two cells; with the launcher local.",
+    help="Seconds of rest between two cells; with the launcher local.  [default: 15 where there"
+    " are GPUs, else 0]",
 )
 @click.option(
     "--launcher-option",
@@ -152,10 +144,10 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
 
     Every cell ends with a status: ok, oom, error, timeout, diverged, cancelled or skipped, and what
     it measured is kept. Ctrl-C ends the cells that run; whatever ended this command, --resume goes
-    on where it was. Exits with 1 if a cell failed.
+    on where it was. Exits with 1 if a cell failed, or is not what its scenario expects.
     """
-    from ergmeter.bench import datastage, hidden, monitor, state
-    from ergmeter.bench.launching import Options
+    from ergmeter.bench import datastage, hidden, monitor, opening, state
+    from ergmeter.bench.launching import cool_down_s
     from ergmeter.bench.place import Place
 
     if given["resume"] and given["move_aside"]:
@@ -166,39 +158,39 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     plan = planned(given)
     hidden.hand_over(plan.keys)
     out: Path = given["out"]
-    if given["dry_run"]:
-        _show_starts(plan, out)
-        return 0
-    launcher = _launcher(
-        given["launcher_name"],
-        Options(
-            jobs=given["jobs"],
-            cool_down_s=given["cool_down_s"],
-            allow_busy=given["allow_busy"],
-            given=_pairs(given["launcher_options"]),
-        ),
+    asked = opening.Opening(
+        resume=given["resume"],
+        move_aside=given["move_aside"],
+        script={name: str(v) if isinstance(v, Path) else v for name, v in given.items()},
     )
+    is_old = opening.is_resumed(out, asked)  # what is wrong with it is said before anything starts
+    check_needs(plan, is_error=given["launcher_name"] == "local" and not given["dry_run"])
+    if given["dry_run"]:
+        shown = opening.joined(out, plan)[1] if is_old else plan
+        bench_progress.show_starts(shown, out, seed=given["seed"], rerun=rerun)
+        return 0
+    rest_s = cool_down_s(given["cool_down_s"]) if given["launcher_name"] == "local" else 0.0
+    launcher = _launcher(given, rest_s=rest_s)
     own = state.at_work(out) if given["resume"] else set()
     launcher.check([cell for cell in plan.cells if not cell.skip], own=own)
-    script = {name: str(v) if isinstance(v, Path) else v for name, v in given.items()}
-    opening = state.Opening(resume=given["resume"], move_aside=given["move_aside"], script=script)
-    plan = state.opened(out, plan, opening)
-    state.claim_driver(out)
+    plan = opening.opened(out, plan, asked)
+    for line in plan.warnings:
+        click.echo(line, err=True)
     ask_for_log(out, given, query)
-    progress = monitor.prepare(out, plan, at_once=given["jobs"])
+    progress = monitor.prepare(out, plan, at_once=given["jobs"], cool_down_s=rest_s)
     monitor.reopened(out, progress, rerun)
     cells = monitor.remaining(out, progress, seed=given["seed"])
     with Place(out) as place:
         if cells:
             datastage.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
-        with _shown(progress) as tell:
+        with bench_progress.shown(progress, out) as tell:
             is_done = monitor.drive(place, progress, cells, launcher, tell)
         if place.has_moved:
             out = place.path
             ended = "" if is_done else ", so its cells were ended"
             click.echo(f"{given['out']} was moved to {out}{ended}", err=True)
         _collect(out)
-    return _ending(progress, out, is_done=is_done)
+    return bench_progress.ending(progress, out, is_done=is_done)
 
 
 def _collect(out: Path) -> None:
@@ -218,82 +210,18 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in given)
 
 
-def _launcher(name: str, options: Any) -> Launcher:  # noqa: ANN401  launching.Options
+def _launcher(given: dict[str, Any], *, rest_s: float) -> Launcher:
     from ergmeter import registry
+    from ergmeter.bench.launching import Options
 
-    found: Launcher = registry.load("launchers", name)(options)
+    options = Options(
+        jobs=given["jobs"],
+        cool_down_s=rest_s,
+        allow_busy=given["allow_busy"],
+        given=_pairs(given["launcher_options"]),
+    )
+    found: Launcher = registry.load("launchers", given["launcher_name"])(options)
     return found
-
-
-def _show_starts(plan: Plan, out: Path) -> None:
-    """Every cell as it would be started here, in the order of their numbers."""
-    from ergmeter.bench import launching, state
-
-    has_gpus = bool(launching.gpus_here())
-    for cell in plan.cells:
-        directory = state.directory_of(out, cell).resolve()
-        if cell.skip:
-            click.echo(f"# {directory.name}: skipped: {cell.skip}")
-            continue
-        click.echo(f"# {directory.name}: {cell.scenario}, repeat {cell.repeat}")
-        how = launching.start(cell, directory, has_gpus=has_gpus)
-        click.echo(launching.command_line(how))
-
-
-@contextmanager
-def _shown(progress: Progress) -> Iterator[Callable[[Progress], None]]:
-    """A live table on a terminal; lines elsewhere."""
-    from rich.console import Console
-    from rich.live import Live
-
-    from ergmeter.bench.listing import varying
-    from ergmeter.views import bench_run
-
-    names = varying(progress.plan.cells)
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
-
-        def say(now: Progress) -> None:
-            for line in bench_run.news(now, told, names):
-                click.echo(line, err=True)
-
-        yield say
-        return
-    drawn_s = 0.0
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-
-        def draw(now: Progress) -> None:
-            nonlocal drawn_s
-            if time.monotonic() - drawn_s > _REDRAW_S:
-                live.update(bench_run.live(now, names), refresh=True)
-                drawn_s = time.monotonic()
-
-        yield draw
-
-
-def _ending(progress: Progress, out: Path, *, is_done: bool) -> int:
-    from rich.console import Console
-
-    from ergmeter.bench.listing import varying
-    from ergmeter.views import bench_run
-
-    console = Console()
-    console.print(bench_run.counts(progress.counts, eta_s=progress.eta_s))
-    failed = [
-        (cell, progress.states[cell.index])
-        for cell in progress.plan.cells
-        if progress.states[cell.index].status in _FAILED
-    ]
-    if failed:
-        console.print(bench_run.table(failed[:_MOST], varying(progress.plan.cells)))
-    if len(failed) > _MOST:
-        click.echo(f"and {len(failed) - _MOST} more: erg bench list {out} --all")
-    if not is_done:
-        click.echo(f"go on with: erg bench run ... --out {out} --resume")
-        return _INTERRUPTED
-    click.echo(f"see more: erg bench report {out}")
-    return 1 if failed else 0
 
 
 command.add_command(bench_tables.listed)

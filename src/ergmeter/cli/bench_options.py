@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 _Value = TypeVar("_Value")
 AGAIN = ("oom", "error", "timeout", "diverged")  # cancelled cells run again in any case
 
+_SMI = "nvidia-smi"  # FMS calls it nvidia
+
+
+def _time_s(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """As a file of scenarios takes it."""
+    from ergmeter.bench.scenarios import seconds
+
+    found = None if text is None else seconds(text)
+    if text is not None and not found:
+        raise click.BadParameter(f"it takes seconds above 0, or such as 90s, 30m, 2h; got {text}")
+    return found
+
+
 _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--num-gpus",), {"metavar": "N[,N...]", "help": "GPUs of a cell: an axis of the matrix."}),
     (
@@ -42,9 +55,9 @@ _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--timeout", "timeout_s"),
         {
-            "type": click.FloatRange(min=0, min_open=True),
-            "metavar": "S",
-            "help": "End a cell after so many seconds, whatever its scenario says.",
+            "callback": _time_s,
+            "metavar": "TIME",
+            "help": "End a cell after so long, whatever its scenario says: seconds, 90s, 30m, 2h.",
         },
     ),
     (
@@ -59,7 +72,8 @@ _PLAN_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--memory",),
         {
-            "type": click.Choice(["nvidia-smi", "huggingface", "all"]),
+            "type": click.Choice(["nvidia-smi", "nvidia", "huggingface", "all"]),
+            "callback": lambda _context, _option, asked: _SMI if asked == "nvidia" else asked,
             "help": "Also log GPU memory: by an nvidia-smi process beside each cell, by the Trainer"
             " (in sft_trainer on unless only nvidia-smi is asked for). NVML is read in any case.",
         },
@@ -116,6 +130,47 @@ def wrong(text: str) -> str | None:
         except ErgmeterError as error:
             return str(error).removeprefix(f"{path}: ")
     return None
+
+
+def check_needs(plan: Plan, *, is_error: bool) -> None:
+    """Say once what this interpreter lacks for the cells; an error where they run by it."""
+    from ergmeter.bench.launching import gpus_here
+    from ergmeter.bench.needs import lack
+    from ergmeter.errors import PluginError
+
+    lacks = lack(plan.cells, has_gpus=bool(gpus_here()))
+    if lacks and is_error:
+        raise PluginError(lacks)
+    if lacks:
+        click.echo(lacks, err=True)
+
+
+_NOT_AGAIN = ("resume", "move_aside", "rerun", "out")
+
+
+def going_on(out: Path) -> str:
+    """The command that was given, as it goes on with what is in its directory."""
+    import shlex
+
+    from ergmeter.runlog.identity import redacted
+
+    context = click.get_current_context()
+    words: list[str] = []
+    for one in context.command.params:
+        name = one.name or ""
+        source = context.get_parameter_source(name)
+        if source is not click.core.ParameterSource.COMMANDLINE or name in _NOT_AGAIN:
+            continue
+        value = context.params[name]
+        if isinstance(one, click.Option):
+            flag = [one.opts[0]]
+            words += flag if one.is_flag else []
+            listed = value if one.multiple else (value,)
+            words += [] if one.is_flag else [word for v in listed for word in (*flag, str(v))]
+        else:
+            words.append(str(value))
+    words = redacted([*context.command_path.split(), *words, "--out", str(out), "--resume"])
+    return shlex.join(words)
 
 
 def again(text: str | None, *, is_resumed: bool) -> tuple[str, ...]:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.listing import evidence
 from ergmeter.bench.outcome import FINAL
+from ergmeter.bench.state import directory_of
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ _ORDER: tuple[Status, ...] = (
 )
 _FAILED = ("oom", "error", "timeout", "diverged", "cancelled")
 _MOST_ROWS = 12
+_REST = -1  # no cell's number: that a cool-down was told
 
 
 def label(cell: Cell, names: Sequence[str]) -> str:
@@ -40,7 +44,9 @@ def label(cell: Cell, names: Sequence[str]) -> str:
     return " ".join([cell.scenario, *parts, f"#{cell.repeat}"])
 
 
-def counts(found: Mapping[Status, int], *, eta_s: float | None) -> Text:
+def counts(
+    found: Mapping[Status, int], *, broken: int = 0, eta_s: float | None = None, rests_s: float = 0
+) -> Text:
     """ "12 of 48 cells ended: 10 ok, 1 oom, 1 error; about 14 min left"."""
     number = sum(found.values())
     left = number - sum(found.get(name, 0) for name in FINAL)
@@ -49,6 +55,11 @@ def counts(found: Mapping[Status, int], *, eta_s: float | None) -> Text:
     for place, name in enumerate(shown):
         text.append(": " if place == 0 else ", ")
         text.append(f"{found[name]} {name}", _STYLES.get(name, "red"))
+        if name == "ok" and broken:
+            them = "it claims" if broken == 1 else "they claim"
+            text.append(f", {broken} of them not what {them} (see report)", "red")
+    if left and rests_s:
+        text.append(f"; cooling down, {duration(rests_s)}")
     if left and eta_s is not None:
         text.append(f"; about {duration(eta_s)} left")
     return text
@@ -57,10 +68,13 @@ def counts(found: Mapping[Status, int], *, eta_s: float | None) -> Text:
 def live(progress: Progress, names: Sequence[str]) -> RenderableType:
     """The counts, what runs now, and what failed last."""
     cells = {cell.index: cell for cell in progress.plan.cells}
-    failed = [index for index, state in progress.states.items() if state.status in _FAILED]
+    failed = [cell.index for cell, _ in progress.failed]
     rows = [cell.index for cell in progress.running][:_MOST_ROWS] + failed[-_MOST_ROWS:]
     shown = table([(cells[i], progress.states[i]) for i in rows], names)
-    return Group(counts(progress.counts, eta_s=progress.eta_s), shown)
+    above = counts(
+        progress.counts, broken=progress.broken, eta_s=progress.eta_s, rests_s=progress.rests_s
+    )
+    return Group(above, shown)
 
 
 def listed(found: Listing) -> RenderableType:
@@ -69,7 +83,7 @@ def listed(found: Listing) -> RenderableType:
     if found.more:
         number = found.more.total()
         parts.append(Text(f"and {number} more ({_by_status(found.more)}): --all shows them", "dim"))
-    return Group(*parts, counts(found.counts, eta_s=found.eta_s))
+    return Group(*parts, counts(found.counts, broken=found.broken, eta_s=found.eta_s))
 
 
 def _by_status(found: Mapping[Status, int]) -> str:
@@ -83,41 +97,72 @@ def json_text(rows: Iterable[tuple[Cell, State]]) -> Iterator[str]:
         said = {
             "cell": cell.index, "id": cell.id, "scenario": cell.scenario, "repeat": cell.repeat,
             "status": one.status, "reason": one.reason, "attempts": len(one.attempts),
+            "claims_broken": one.broken,
         }  # fmt: skip
         yield before + json.dumps(said)
         before = ",\n "
     yield "[]\n" if before == "[\n " else "\n]\n"
 
 
-def table(rows: Sequence[tuple[Cell, State]], names: Sequence[str]) -> Table:
-    """A row a cell: its number, status, time and, where there is one, the reason."""
+def table(
+    rows: Sequence[tuple[Cell, State]], names: Sequence[str], *, out: Path | None = None
+) -> Table:
+    """A row a cell: its number, status, time and, where there is one, the reason.
+
+    `out`: the directory of results, where it is to say which file of a cell tells more.
+    """
     made = Table(box=None, pad_edge=False, header_style="dim")
     made.add_column("cell", justify="right")
     made.add_column("status", no_wrap=True)
     made.add_column("lasted", justify="right", no_wrap=True)
     made.add_column("what", overflow="fold")
     for cell, state in rows:
-        took_s = state.lasted_s
         what = Text(label(cell, names))
         if state.reason:
             what.append(f"  {state.reason}", "dim")
+        if state.broken:
+            what.append(f"  not what it claims: {state.broken}", "red")
+        told = evidence(directory_of(out, cell)) if out else None
+        if told and not state.broken:
+            what.append(f"  see {told}", "dim")
         made.add_row(
             str(cell.index),
             Text(state.status, _STYLES.get(state.status, "red")),
-            "" if took_s is None else duration(took_s),
+            _time(state),
             what,
         )
     return made
 
 
-def news(progress: Progress, told: dict[int, str], names: Sequence[str]) -> Iterator[str]:
+def _time(state: State) -> str:
+    """How long it took, or has taken."""
+    if state.lasts_s is not None:
+        return f"{duration(state.lasts_s)} so far"
+    return "" if state.lasted_s is None else duration(state.lasted_s)
+
+
+def news(
+    progress: Progress, told: dict[int, str], names: Sequence[str], *, out: Path
+) -> Iterator[str]:
     """A line for each cell whose status is not the one told before; `told` is kept up to date."""
     for cell in progress.plan.cells:
         state = progress.states[cell.index]
         if told.get(cell.index, "pending") == state.status:
             continue
         told[cell.index] = state.status
-        took_s = state.lasted_s
-        took = "" if took_s is None or state.status == "running" else f" after {duration(took_s)}"
-        why = f": {state.reason}" if state.reason else ""
-        yield f"exp_{cell.index} {state.status}{took} ({label(cell, names)}){why}"
+        took = "" if state.lasted_s is None else f" after {duration(state.lasted_s)}"
+        yield f"exp_{cell.index} {state.status}{took} ({label(cell, names)}){_why(state)}"
+        seen = evidence(directory_of(out, cell)) if state.status in _FAILED else None
+        if seen:
+            yield f"  see {seen}"
+    if progress.rests_s and _REST not in told:
+        yield f"cooling down for {duration(progress.rests_s)}"
+        told[_REST] = ""
+    elif not progress.rests_s:
+        told.pop(_REST, None)
+
+
+def _why(state: State) -> str:
+    if state.broken:
+        return f": not what it claims: {state.broken}"
+    return f": {state.reason}" if state.reason else ""

@@ -11,7 +11,7 @@ import pytest
 from ergmeter.bench.axes import UnevenBatch, shared
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.plan import plan
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import UsageError
 
 DEFAULTS = """
 use_flash_attn: True
@@ -224,7 +224,9 @@ def test_an_uneven_matrix_is_told_once_with_its_scenario(files: Path) -> None:
     with pytest.raises(UsageError) as told:
         plan(files, command="sft_trainer", num_gpus=[3], effective_batch_size=[4], only=["full"])
     assert str(told.value) == (
-        f"{files}: scenario 'full': effective_batch_size 4 on 3 devices does not divide evenly"
+        f"{files}: scenario 'full': effective_batch_size 4 on 3 devices does not divide evenly;"
+        " `exclude` leaves such cells out, a constraint (effective_batch_size % num_gpus == 0)"
+        " skips them"
     )
 
 
@@ -241,7 +243,7 @@ def test_files_by_keypairs_go_before_the_list(files: Path) -> None:
 
 def test_a_list_of_frameworks_without_files_is_no_list(files: Path) -> None:
     (files.parent / "CONTENTS.yaml").write_text("framework_configs: [{shortname: a}]\n")
-    with pytest.raises(FormatError, match=r"framework_configs\[0\] needs shortname and filename"):
+    with pytest.raises(UsageError, match=r"framework_configs\[0\] needs shortname and filename"):
         plan(files, command="sft_trainer")
 
 

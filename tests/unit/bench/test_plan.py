@@ -173,6 +173,31 @@ def test_a_plan_shows_its_cells_reasons_and_commands(tmp_path: Path) -> None:
     assert json.loads(json.dumps(told))["cells"][1]["skip"] == "too much"
 
 
+def test_a_plan_shows_what_all_cells_have_and_all_of_each(tmp_path: Path) -> None:
+    one = printed(plan(file(tmp_path, axes={"x": [5]})))
+    assert "in it: num_gpus=1, x=5" in one
+    two = plan(file(tmp_path, axes={"x": [5, 6]}))
+    assert "in all: num_gpus=1\n" in printed(two)
+    lines = printed(two, every=True).splitlines()
+    assert lines[lines.index("# exp_1: mine, repeat 1: num_gpus=1, x=6") + 1] == "run 6"
+
+
+def test_a_plan_of_nothing_but_skipped_cells_says_so(tmp_path: Path) -> None:
+    text = printed(plan(file(tmp_path, constraints=[{"require": "x > 9", "reason": "too few"}])))
+    assert "nothing would run: every cell is skipped" in text
+    assert "the command of" not in text
+
+
+@pytest.mark.parametrize(("keys", "shown_as"), [({}, "60 s (default)"), ({"warmup": "5s"}, " 5 s")])
+def test_a_plan_shows_the_warm_up_of_erg_train(
+    tmp_path: Path, keys: dict[str, Any], shown_as: str
+) -> None:
+    arguments = {"model_name_or_path": "builtin:tiny", "learning_rate": 0.001}
+    axes = {"num_gpus": [1], "effective_batch_size": [4]}
+    path = file(tmp_path, command="erg train", axes=axes, arguments=arguments, **keys)
+    assert printed(plan(path)).splitlines()[1].rstrip().endswith(shown_as)
+
+
 def test_five_thousand_cells_are_planned_in_the_time_of_a_few(tmp_path: Path) -> None:
     def took_s(number: int) -> float:
         path = file(tmp_path, axes={"x": list(range(number))})

@@ -12,7 +12,7 @@ from ergmeter.bench.cells import Cell, Claim
 from ergmeter.bench.constraints import BadCondition, Condition
 from ergmeter.bench.plan import plan
 from ergmeter.bench.problems import Problems
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import UsageError
 
 ADAPTERS: dict[str, Any] = {
     "name": "adapters",
@@ -55,7 +55,7 @@ def config(cell: Cell) -> dict[str, Any]:
 def wrong(path: Path, **options: Any) -> str:
     with pytest.raises(UsageError) as told:
         plan(path, **options)
-    assert "\n" not in str(told.value)
+    assert all(line.startswith("  ") for line in str(told.value).splitlines()[1:])
     return str(told.value)
 
 
@@ -285,7 +285,15 @@ def test_settings_of_the_whole_file_hold_for_each_scenario_unless_it_says_otherw
         (changed(expects=[{"pattern": "("}]), "expects pattern '('"),
         (changed(environment={"A": "{num_gpu}"}), "{num_gpu} in the command or environment"),
         (changed(command="python '"), "command"),
-        ({"name": "empty"}, "has no arguments"),
+        ({"name": "empty"}, "has no arguments; write `arguments: {}` if there are none"),
+        (
+            changed(axes={"efective_batch_size": [4]}),
+            "axes: erg train has nothing for 'efective_batch_size'; did you mean effective_batch_s",
+        ),
+        (
+            changed(expects=[{"atention": "sdpa"}]),
+            "expects 'atention', which no run of erg train tells; did you mean attention?",
+        ),
         ({"arguments": {}}, "scenarios[0] has no name"),
         ([ADAPTERS, ADAPTERS], "there are two of this name"),
     ],
@@ -299,10 +307,42 @@ def test_what_is_wrong_is_told_in_one_line_with_file_and_nearest(
     assert said in told
 
 
+def test_a_model_whose_folder_is_not_here_is_warned_of(tmp_path: Path) -> None:
+    here, gone = tmp_path / "here", tmp_path / "gone"
+    here.mkdir()
+    models = [str(here), str(gone), "org/name", "builtin:tiny"]
+    found = plan(written(tmp_path, arguments(model_name_or_path=models)))
+    assert found.warnings == (
+        f"scenario 'adapters': there is no folder {gone} here, which is its model",
+    )
+
+
+def test_a_fact_that_a_program_of_ones_own_tells_is_not_known_before(tmp_path: Path) -> None:
+    scenario = {"name": "a", "command": "run {run}", "arguments": {}, "axes": {"num_gpus": [1]}}
+    path = tmp_path / "scenarios.yaml"
+    path.write_text(yaml.safe_dump({"scenarios": [{**scenario, "expects": [{"atention": "x"}]}]}))
+    assert [one.name for one in plan(path).cells[0].expects] == ["atention"]
+
+
+@pytest.mark.parametrize("command", ["erg train", "sft_trainer"])
+@pytest.mark.parametrize("name", ["foak-fast-kernels", "accelerated-peft-bnb"])
+def test_a_shortname_of_fms_without_its_list_says_where_the_list_is_looked_for(
+    tmp_path: Path, command: str, name: str
+) -> None:
+    path = written(tmp_path, changed(framework_config=[name]))
+    told = wrong(path, command=command)
+    assert f"framework_config '{name}' is not known; there are none, torch, bnb" in told
+    assert "--command sft_trainer" in told
+    places = (tmp_path, tmp_path / "../../sample-configurations")
+    assert f"neither {places[0]}/CONTENTS.yaml nor {places[1]}/CONTENTS.yaml" in told
+    (tmp_path / "CONTENTS.yaml").write_text("framework_configs: []")
+    assert "CONTENTS.yaml nor" not in wrong(path, command=command)
+
+
 def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     told = wrong(written(tmp_path, changed(slow=3, repeats=-1), timeot=3))
     assert "timeot is no key; did you mean timeout?" in told
-    assert told.count("; scenario 'adapters': ") == 2
+    assert told.count("\n  scenario 'adapters': ") == 2
 
 
 def test_problems_of_one_kind_are_told_once_with_their_number(tmp_path: Path) -> None:
@@ -315,10 +355,12 @@ def test_problems_of_one_kind_are_told_once_with_their_number(tmp_path: Path) ->
         problems.add(f"problem {number}")
     with pytest.raises(UsageError) as told:
         problems.stop_if_any()
-    assert str(told.value).split(": ", 1)[1] == (
-        "scenario 'a': framework_config 'one' is not known (and 2 more like it);"
-        " scenario 'a': packing takes true and false; problem 0; problem 1; problem 2; and 3 others"
-    )
+    assert str(told.value).splitlines() == [
+        f"{tmp_path / 'scenarios.yaml'}:",
+        "  scenario 'a': framework_config 'one' is not known (and 2 more like it)",
+        "  scenario 'a': packing takes true and false",
+        *("  problem 0", "  problem 1", "  problem 2", "  and 3 others"),
+    ]
 
 
 def test_an_unknown_scenario_is_an_error_with_the_nearest(tmp_path: Path) -> None:
@@ -329,7 +371,7 @@ def test_an_unknown_scenario_is_an_error_with_the_nearest(tmp_path: Path) -> Non
 def test_a_file_that_is_no_yaml_says_so(tmp_path: Path) -> None:
     path = tmp_path / "scenarios.yaml"
     path.write_text("scenarios: [")
-    with pytest.raises(FormatError, match="is not YAML"):
+    with pytest.raises(UsageError, match=r"scenarios.yaml, line 1, column 13 is not YAML: .*node"):
         plan(path)
     with pytest.raises(UsageError, match="no file at"):
         plan(tmp_path / "none.yaml")

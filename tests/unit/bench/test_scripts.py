@@ -67,6 +67,77 @@ def test_results_are_moved_aside_for_a_plan_that_is_sound(tmp_path: Path) -> Non
     assert (results / "plan.json").exists()
 
 
+def test_no_overwrite_goes_on_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    assert benchmarks(results, scenarios(tmp_path)).returncode == 0
+    ended = (results / "exp_0" / "status.json").read_bytes()
+    monkeypatch.setenv("NO_OVERWRITE", "true")
+    told = benchmarks(results, scenarios(tmp_path, axes={"x": [1, 2]}))
+    assert told.returncode == 0, told.stderr
+    assert f"1 cell added to {results}: exp_1\n" in told.stdout
+    assert "exp_1 running (mine x=2 #1)\nexp_1 ok after " in told.stdout
+    assert "exp_0" not in told.stdout.split("2 of 2 cells ended: 2 ok")[0]
+    assert (results / "exp_0" / "status.json").read_bytes() == ended
+    assert list(tmp_path.glob("results-*")) == []
+    (results / "plan.json").unlink()
+    told = benchmarks(results, scenarios(tmp_path))
+    assert told.returncode == 2
+    assert "has no plan.json to go on with" in told.stderr
+
+
+def test_a_cell_that_is_not_what_it_claims_fails_the_script(tmp_path: Path) -> None:
+    path = scenarios(tmp_path, expects=[{"pattern": "flash attention on"}])
+    told = benchmarks(tmp_path / "results", path)
+    assert told.returncode == 1
+    assert "1 of 1 cells ended: 1 ok, 1 of them not what it claims (see report)\n" in told.stdout
+
+
+def shell(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", SCRIPTS / "run_benchmarks.sh", *map(str, words)],
+        env={**os.environ, "PYTHON": sys.executable, "DRY_RUN": "true"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["1,2"], "NUM_GPUS_MATRIX takes numbers with spaces between them, such as '1 2'"),
+        (["1", "mine.yaml", "results"], "RESULT_DIR is the file mine.yaml; the order is NUM_GPUS"),
+        (["1", "results", "nothing"], "no scenarios at nothing; the order is NUM_GPUS RESULT_DIR"),
+        (["1", "results", "."], "SCENARIOS_CONFIG is the folder .; the order is NUM_GPUS RESULT"),
+        (["--num_gpus", "1"], "takes no options; got '--num_gpus'"),
+    ],
+)
+def test_arguments_in_the_wrong_place_are_told_in_a_line(
+    tmp_path: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scenarios(tmp_path)
+    told = shell(*words)
+    assert told.returncode == 2
+    assert said in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
+def test_help_is_of_the_script_itself() -> None:
+    told = shell("--help")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "NUM_GPUS_MATRIX RESULT_DIR SCENARIOS_CONFIG SCENARIOS_FILTER" in told.stdout
+    assert "NO_OVERWRITE=true" in told.stdout
+    assert "set -eu" not in told.stdout
+
+
+def test_a_dry_run_says_which_cell_is_which(tmp_path: Path) -> None:
+    told = shell("1", tmp_path / "results", scenarios(tmp_path, axes={"x": [1, 2]}))
+    assert told.returncode == 0, told.stderr
+    heads = [line for line in told.stdout.splitlines() if line.startswith("#")]
+    assert heads == [f"# exp_{n}: mine, repeat 1: num_gpus=1, x={n + 1}" for n in (0, 1)]
+
+
 def test_results_are_not_moved_from_under_a_cell_that_still_runs(tmp_path: Path) -> None:
     """Its runner outlived the driver, and would write its end into the new results."""
     results = tmp_path / "results"

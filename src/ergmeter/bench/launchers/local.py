@@ -79,7 +79,8 @@ class LocalLauncher:
         while self._waiting and self._start(*self._waiting[0]):
             self._waiting.pop(0)
         waiting = {cell.index for cell, _ in self._waiting}
-        return Places(waiting, {one.cell.index for one in self._running})
+        running = {one.cell.index for one in self._running}
+        return Places(waiting, running, self._rests_s() if waiting and not running else 0.0)
 
     def cancel(self) -> None:
         """Ask every runner to end its cell, and wait until they have."""
@@ -110,6 +111,12 @@ class LocalLauncher:
             )  # fmt: skip
         self._running.append(_Running(cell, process, own))
         return True
+
+    def _rests_s(self) -> float:
+        """Until the next cell has its GPUs cool again."""
+        wanted = self._waiting[0][0].num_gpus
+        until_s = [self._next_s, *sorted(self._rested_s.values())[:wanted]]
+        return max(0.0, max(until_s) - time.monotonic())
 
     def _rest(self, one: _Running) -> None:
         until_s = time.monotonic() + self._options.cool_down_s
