@@ -146,7 +146,7 @@ def check_trainings(lab: Lab, how: tuple[object, ...], variables: dict[str, str]
     one, two, failed = table(lab).to_pylist()
     assert [row["status"] for row in (one, two)] == ["ok", "ok"], (one["reason"], two["reason"])
     assert (two["nodes"], two["num_gpus"], two["per_device_train_batch_size"]) == (2, 1, "2")
-    assert two["real_tokens_per_s_per_device"] == pytest.approx(two["real_tokens_per_s"] / 2)
+    assert two["real_tokens_per_s_per_device"] is None  # no accelerator
     runs = [Run.open(lab.path / row["path"] / "run") for row in (one, two)]
     assert [run.workload["world_size"] for run in runs] == [1, 2]
     alone, together = ([s for s in run.table("steps").to_pylist() if s["phase"] == "train"]

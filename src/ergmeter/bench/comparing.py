@@ -17,6 +17,7 @@ from ergmeter.bench.rules import METRICS, metric_named
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.ratios import contrast, mean
 from ergmeter.metrics.student import cdf, factor
+from ergmeter.units import duration, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,6 +148,15 @@ def figure(pair: Pair, metric: str, scale: Scale, options: Options) -> Figure | 
     if found.low is not None:
         return _measured(column, means, found)
     return _single(column, means, found, (new, ref), options.noise_of(metric))
+
+
+def amount(found: Figure, value: float) -> str:
+    """A side's own figure in words, in the unit of its column."""
+    if found.column.endswith("_bytes"):
+        return scaled(value, "B")
+    if found.column.endswith("_s") and "_per_" not in found.column:
+        return duration(value)
+    return significant(value)
 
 
 def together(figures: Sequence[Figure], options: Options) -> Figure | None:

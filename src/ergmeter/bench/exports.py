@@ -1,9 +1,10 @@
 """The results in the shape that FMS's programs and notebooks read: benchmarks.csv, raw_summary.csv.
 
-The trap is the format's own, and kept here because its readers count on it: a column whose values
-are all alike is left out, unless it is on a list, and rows that failed are left out as well. So
-which columns there are is known after the last row: rows wait in a file, not in memory. Our own
-tables (`results.parquet`, `results.csv`) leave out nothing.
+The trap is the format's own, and kept here because its readers count on it: a setting that is alike
+in all rows is left out, unless it is on a list. So which columns there are is known after the last
+row: rows wait in a file, not in memory. Figures stay, alike or not, and a cell that failed is a row
+without them, as in FMS's published files: a gate must see that it failed. All figures are of the
+whole training; our own tables (`results.parquet`, `results.csv`) have those after the warm-up.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench import tables
 from ergmeter.bench.memory import BYTES_PER_MIB
+from ergmeter.bench.schema import ARGUMENTS, FAILED
+from ergmeter.bench.trained import NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -29,10 +32,11 @@ BENCHMARKS, RAW = "benchmarks.csv", "raw_summary.csv"
 OURS = ("results.parquet", "results.csv")
 _KEPT = (
     *("torch_dtype", "framework_config", "peft_method", "model_name_or_path", "num_gpus"),
-    *("per_device_train_batch_size", "train_tokens_per_second"),
+    *("per_device_train_batch_size", *NAMES),
 )
 _MEM = "mem_"
 _ERRORS = ("error_messages", "dry_run")
+_SHOWN = ("ok", *(status for status in FAILED if status != "cancelled"))
 
 
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:
@@ -58,7 +62,8 @@ class Writer:
     """FMS's two files. They are there at the end, whole.
 
     raw_summary.csv has every cell with all of its results.json, and memory both ways;
-    benchmarks.csv is without failures, constants and errors. Names are in alphabetical order.
+    benchmarks.csv is without constant settings, error messages and cells that did not end by
+    themselves. Names are in alphabetical order.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +77,7 @@ class Writer:
     def add(self, batch: pa.Table) -> None:
         """Some rows more."""
         for row in batch.to_pylist():
-            is_shown = row["status"] == "ok" and not _is_dry(row)
+            is_shown = row["status"] in _SHOWN and not _is_dry(row)
             found = _fms(row)
             self._names |= found.keys()
             if is_shown:
@@ -113,8 +118,11 @@ class Writer:
                 writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
                 writer.writeheader()
                 for is_shown, row in self._kept():
-                    if is_all or is_shown:
+                    if is_all:
                         writer.writerow(row)
+                    elif is_shown:
+                        has_failed = row["status"] != "ok"
+                        writer.writerow(_without_figures(row) if has_failed else row)
             beside.replace(self._directory / name)
         finally:
             beside.unlink(missing_ok=True)
@@ -127,16 +135,15 @@ class Writer:
 
 
 def _fms(row: dict[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(row["raw"] or "{}")
+    # A cell that could not be started left no results.json.
+    said: dict[str, Any] = json.loads(row["raw"] or "{}") or {
+        name: row[name] for name in ARGUMENTS if row[name] is not None
+    }
+    said["status"] = row["status"]
     said["framework_config"] = row["framework_config"]
     said["num_gpus"] = row["num_gpus"]
     ours = {
-        "train_loss": row["loss"],
-        "train_runtime": row["runtime_s"],
-        "train_samples_per_second": row["samples_per_s"],
-        "train_steps_per_second": row["steps_per_s"],
-        # Theirs is one process's, with padding.
-        "train_tokens_per_second": row["computed_tokens_per_s_per_device"],
+        **json.loads(row["training"] or "{}"),
         "mem_peak_torch_mem_alloc_in_bytes": row["memory_hf_peak_bytes"],
         "mem_torch_mem_alloc_in_bytes": row["memory_hf_alloc_bytes"],
         "mem_nvidia_mem_reserved": _mib(row["memory_nvidia_mean_bytes"]),
@@ -145,6 +152,11 @@ def _fms(row: dict[str, Any]) -> dict[str, Any]:
         if said.get(name) in (None, "") and value is not None:
             said[name] = value
     return said
+
+
+def _without_figures(row: dict[str, Any]) -> dict[str, Any]:
+    """Of a cell that failed: what a training told before that is no result."""
+    return {name: value for name, value in row.items() if name not in NAMES}
 
 
 def _mib(value: float | None) -> float | None:

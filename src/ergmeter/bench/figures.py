@@ -43,9 +43,21 @@ def chosen(row: dict[str, Any], missing: Mapping[str, str]) -> dict[str, Any]:
     row["tokens_per_s"] = row.get(f"{kind}_tokens_per_s")
     row["tokens_per_s_per_device"] = row.get(f"{kind}_tokens_per_s_per_device")
     row["tokens_counted"] = kind if row["tokens_per_s"] is not None else None
+    missing = {**_of_tokens(missing), **missing}
     reasons = {name: why for name, why in missing.items() if row.get(name) is None}
     row["missing"] = json.dumps(reasons, sort_keys=True)
     return row
+
+
+def _of_tokens(missing: Mapping[str, str]) -> dict[str, str]:
+    """Why there is no headline rate: for want of what it is chosen from."""
+    found = {}
+    for ending in ("", "_per_device"):
+        for kind in ("real", "computed"):
+            why = missing.get(f"{kind}_tokens_per_s{ending}") or missing.get(f"{kind}_tokens_per_s")
+            if why:
+                found[f"tokens_per_s{ending}"] = why  # computed ones are what there is at the least
+    return found
 
 
 def number(value: object) -> float | None:

@@ -14,14 +14,17 @@ cases with three repeats at 1 % noise. Here a change right at the tolerance is r
 
 from __future__ import annotations
 
+import difflib
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.bench.comparing import TOGETHER, Figure, Options, figure, matched, together
+from ergmeter.bench.gate_words import change_in_words, noise_in_words, span_in_words
 from ergmeter.bench.paradox import counts_differ, paradox
+from ergmeter.bench.rules import DEFAULTS, METRICS
 from ergmeter.bench.rules import rule as parsed
-from ergmeter.metrics.ratios import PAIRED
-from ergmeter.units import duration, scaled, significant
+from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.bench.comparing import Way
-    from ergmeter.bench.pairing import Pair, Paired
+    from ergmeter.bench.pairing import Pair, Paired, Side
     from ergmeter.bench.rules import Rule
 
 State: TypeAlias = Literal["red", "inconclusive", "pass", "absent"]
@@ -67,6 +70,7 @@ class Gate:
     options: Options
     is_strict: bool = False
     is_plain: bool = False
+    needed: tuple[Rule, ...] = ()  # rules that must have something to judge
 
     def count(self, state: State) -> int:
         """How many judgements and findings came to this."""
@@ -86,28 +90,83 @@ class Gate:
         return "inconclusive" if self.count("inconclusive") or not self.count("pass") else "pass"
 
     @property
+    def unjudged(self) -> tuple[Rule, ...]:
+        """Rules whose figure no cell that works on both sides has on both."""
+        judged = {one.rule for one in self.judgements if one.figure is not None}
+        asked = {one.rule for one in self.judgements}
+        return tuple(one for one in self.rules if one in asked - judged)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was judged at all: no figure, and no cell that failed or is missing."""
+        return not any(self.count(state) for state in ("red", "inconclusive", "pass"))
+
+    @property
+    def why_useless(self) -> str:
+        """Why the gate can't be relied on, in one line; empty where it can.
+
+        A rule that nothing is judged by is green whatever happens: a metric that was renamed, or
+        that the programs no longer tell.
+        """
+        lost = [one for one in self.unjudged if one in self.needed]
+        if lost:
+            there = [name for name in METRICS if self._has(name)]
+            names = ", ".join(one.metric for one in lost)
+            near = difflib.get_close_matches(lost[0].metric, there, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? " if near else ""
+            return (
+                f"nothing to judge by {names}: no cell has it on both sides; {hint}both sides have"
+                f" {', '.join(there) or 'no figure'} (--allow-missing: judge by the other rules)"
+            )
+        if self.needed and self.is_empty:
+            return "nothing to judge: no cell worked on both sides, or none has a figure on both"
+        return ""
+
+    def is_in_ref(self, rule: Rule) -> bool:
+        """Whether a cell of REF has what the rule is about."""
+        return any(pair.ref.values(column) for pair in self.paired.pairs for column in rule.columns)
+
+    def _has(self, metric: str) -> bool:
+        return any(pair.column(METRICS[metric]) for pair in self.paired.both)
+
+    @property
     def exit_code(self) -> int:
-        """1 for red; for inconclusive too, where the gate is strict."""
+        """1 for red; 2 where a rule judged nothing; 1 for inconclusive, where it is strict."""
+        if self.state != "red" and self.why_useless:
+            return 2
         return int(self.state == "red" or (self.is_strict and self.state == "inconclusive"))
 
 
 def gate(
     new: pa.Table,
     ref: pa.Table,
-    rules: Sequence[str | Rule],
+    rules: Sequence[str | Rule] = (),
     *,
     options: Options | None = None,
     is_strict: bool = False,
     is_plain: bool = False,
+    allow_missing: bool = False,
 ) -> Gate:
-    """Judge NEW by REF. `is_plain`: single runs are held to the bare threshold, and named so."""
+    """Judge NEW by REF. `is_plain`: single runs are held to the bare threshold, and named so.
+
+    Without rules those of `rules.DEFAULTS`, of which one may have nothing to judge where REF has no
+    such figure either: a training that logs no loss has none.
+    """
     asked = options or Options()
+    is_default = not rules
+    rules = rules or DEFAULTS
     wanted = tuple(parsed(one) if isinstance(one, str) else one for one in rules)
     found = matched(new, ref, asked)
     drafts = [draft for one in wanted for draft in _drafts(found, one, asked, is_plain=is_plain)]
     findings = tuple(one for pair in found.pairs for one in _findings(pair))
     judged = _against_chance(drafts, 1.0 - asked.confidence)
-    return Gate(wanted, tuple(judged), findings, found, asked, is_strict, is_plain)
+    made = Gate(wanted, tuple(judged), findings, found, asked, is_strict, is_plain)
+    if allow_missing:
+        return made
+    spared = [one for one in made.unjudged if is_default and not made.is_in_ref(one)]
+    if len(spared) == len(wanted):
+        spared = []
+    return replace(made, needed=tuple(one for one in wanted if one not in spared))
 
 
 def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> list[Judgement]:
@@ -142,18 +201,18 @@ def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> l
 def _judged(name: str, rule: Rule, found: Figure, *, is_plain: bool) -> Judgement:
     """By the figure's own interval; whether chance over all cells explains it comes later."""
     beyond = _is_beyond(rule, found.value)
-    change = _change(found)
+    change = change_in_words(found)
     if found.low is None or found.high is None:
         if not is_plain:
             words = f"{change}; of single runs, whose noise is not known"
             return Judgement(name, rule, "inconclusive", words, found)
         words = f"{change}; by the plain threshold, as the noise is not known"
         return Judgement(name, rule, "red" if beyond else "pass", words, found)
-    span = _span(found)
+    span = span_in_words(found)
     if beyond:
         return Judgement(name, rule, "red", f"{change} ({span})", found)
     if _is_beyond(rule, found.low) or _is_beyond(rule, found.high):
-        words = f"{change}, but as much as {span} is possible: {_noise(found)}"
+        words = f"{change}, but as much as {span} is possible: {noise_in_words(found)}"
         return Judgement(name, rule, "inconclusive", words, found)
     return Judgement(name, rule, "pass", f"{change} ({span})", found)
 
@@ -187,7 +246,7 @@ def _taken_back(one: Judgement, p: float, alpha: float, tests: int) -> Judgement
         if p > alpha
         else f"1 of {tests} comparisons may well do so by chance (p = {significant(p, 2)})"
     )
-    words = f"{one.words}, beyond the rule, but {why}: {_noise(one.figure)}"
+    words = f"{one.words}, beyond the rule, but {why}: {noise_in_words(one.figure)}"
     return replace(one, state="inconclusive", words=words)
 
 
@@ -232,61 +291,24 @@ def _not_alike(pair: Pair, found: Figure) -> str:
     if not found.column.startswith(_COUNTED) or not counts_differ(pair):
         return ""
     return (
-        f"{_change(found)}, but not of the same tokens: padding is counted, and one side has more"
-        " of it in a sample; judge samples_per_s or runtime"
+        f"{change_in_words(found)}, but not of the same tokens: padding is counted, and one side"
+        " has more of it in a sample; judge samples_per_s or runtime"
     )
 
 
 def _why_absent(pair: Pair, rule: Rule) -> str:
     for side, rows in (("NEW", pair.new), ("REF", pair.ref)):
         if not any(rows.values(column) for column in rule.columns):
-            return f"{side} does not have it"
+            return f"{side} does not have it{_reason(rows, rule)}"
     return "the two sides have no figure of the same kind, or none that is above 0"
+
+
+def _reason(side: Side, rule: Rule) -> str:
+    """Why, as the first of its rows has it."""
+    reasons = json.loads(side.ok[0]["missing"] or "{}")
+    return next((f": {reasons[one]}" for one in rule.columns if one in reasons), "")
 
 
 def _is_beyond(rule: Rule, value: float) -> bool:
     below = rule.low is not None and value < rule.low
     return below or (rule.high is not None and value > rule.high)
-
-
-def _change(found: Figure) -> str:
-    return (
-        f"{_shown(found.value, found)} ({_amount(found, found.ref)} to {_amount(found, found.new)})"
-    )
-
-
-def _amount(found: Figure, value: float) -> str:
-    if found.column.endswith("_bytes"):
-        return scaled(value, "B")
-    return (
-        duration(value)
-        if found.column.endswith("_s") and "_per_" not in found.column
-        else (significant(value))
-    )
-
-
-def _span(found: Figure) -> str:
-    assert found.low is not None
-    assert found.high is not None
-    if found.low == found.high:
-        return "the same in every repeat"
-    return f"{_shown(found.low, found)} to {_shown(found.high, found)}"
-
-
-def _shown(value: float, found: Figure) -> str:
-    if found.scale == "difference":
-        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
-    return f"{(value - 1.0) * 100:+.1f} %"
-
-
-def _noise(found: Figure) -> str:
-    if found.noise is None:
-        return found.basis
-    size = (
-        f"{significant(found.noise * 100, 2)} %"
-        if found.scale == "ratio"
-        else significant(found.noise, 2)
-    )
-    if found.basis == PAIRED:
-        return f"the change scatters by {size} over {found.repeats[0]} cells"
-    return f"runs scatter by {size} ({found.repeats[0]} of NEW, {found.repeats[1]} of REF)"

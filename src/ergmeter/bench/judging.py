@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from ergmeter.bench.outcome import KILLED
 from ergmeter.errors import ErgmeterError
 from ergmeter.importers.dicts import items_of, kind_of
 from ergmeter.runlog.reader import Run
@@ -59,6 +61,12 @@ def opened(path: Path) -> Run | None:
         return Run.open(path)
     except (ErgmeterError, OSError):
         return None
+
+
+def killed_by(run: Run | None, exit_code: int | None) -> int | None:
+    """SIGKILL, if `erg record` saw its command end by it and then ended with exit code 137."""
+    is_killed = run is not None and run.status == f"killed by {signal.SIGKILL.name}"
+    return signal.SIGKILL if is_killed and exit_code == KILLED else None
 
 
 def last_loss(run: Run | None, trainer: Mapping[str, float]) -> float | None:

@@ -7,7 +7,7 @@ number by status is kept, and of each setting that it is not the same everywhere
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.outcome import FINAL
 
@@ -18,6 +18,26 @@ if TYPE_CHECKING:
     from ergmeter.bench.cells import Cell, Value
     from ergmeter.bench.outcome import Status
     from ergmeter.bench.state import State
+
+
+def document(cell: Cell, state: State, path: Path) -> dict[str, Any]:
+    """One cell, for programs: what it is, how it is with it, and where."""
+    return {
+        "cell": cell.index,
+        "id": cell.id,
+        "scenario": cell.scenario,
+        "repeat": cell.repeat,
+        "num_gpus": cell.num_gpus,
+        "nodes": cell.nodes,
+        "settings": dict(cell.settings),
+        "status": state.status,
+        "reason": state.reason,
+        "attempts": len(state.attempts),
+        "claims_broken": state.broken,
+        # Of a cell that is to run again, what went before is not its time.
+        "duration_s": state.lasted_s if state.is_final else None,
+        "path": str(path),
+    }
 
 
 class Varying:

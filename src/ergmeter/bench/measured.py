@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.bench.memory_columns import NVML, of_devices
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.unseen import need_all
 from ergmeter.runlog.reader import Run
@@ -25,6 +26,7 @@ _RATES = {
     "steps_per_s": "throughput.steps_per_s",
     "step_median_s": "time.step_median_s",
 }
+_TIMED = {"timed_steps": "steps.count", "timed_s": "time.window_s"}
 # A row holds these of all ranks. A Meter on one of them tells that rank's.
 _OF_ALL = {
     "real_tokens_per_s": "tokens",
@@ -48,7 +50,7 @@ _EACH = ("memory_allocator_devices_bytes", "memory_allocator_ids")
 
 def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> dict[str, Any]:
     """The columns that the run at this path fills; reasons for the others go into `missing`."""
-    columns = {**_RATES, **_FIGURES}
+    columns = {**_RATES, **_TIMED, **_FIGURES}
     try:
         evidence = evidence_of(Run.open(path))
     except ErgmeterError as error:
@@ -61,10 +63,17 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
         found["rates_from"] = FROM_RUN
     for kind in ("real", "computed"):
         whole = found.get(f"{kind}_tokens_per_s")
-        if whole is not None and num_gpus:
+        if whole is not None and num_gpus and evidence.devices("gpu"):
             found[f"{kind}_tokens_per_s_per_device"] = whole / num_gpus
+        elif whole is not None:
+            missing[f"{kind}_tokens_per_s_per_device"] = _why_not_each(evidence)
     run = evidence.run
     return found | _said(run) | _nvml(run) | _allocators(run, missing)
+
+
+def _why_not_each(evidence: Evidence) -> str:
+    why = evidence.why_no_device("accelerator", *ACCELERATORS)
+    return why if not evidence.devices("gpu") else "how many devices it ran on is not told"
 
 
 def _value(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> float | None:

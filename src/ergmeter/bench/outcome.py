@@ -140,6 +140,9 @@ def outcome(
         return Outcome("diverged", f"the loss became {loss}")
     if broken and not _causes(_raised(stdout, stderr)):
         return Outcome("error", _short(f"it was cut short: {broken}"))
+    killed = _killed(exit_code, signal, stdout, stderr)
+    if killed and not _causes(_raised(stdout, stderr)):
+        return Outcome("error", f"{killed}; the kernel's count of OOM kills did not rise")
     return Outcome("error", _error(exit_code, signal, stdout, stderr))
 
 
@@ -150,13 +153,20 @@ def _memory(
     said = _said_of_memory(stdout, stderr)
     if said:
         return said
-    if signal == signals.SIGKILL or exit_code in (KILLED, -signals.SIGKILL):
-        what = "it was killed (SIGKILL, exit code 137)"
-    elif _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
-        what = "one of its ranks was killed (SIGKILL)"
-    else:
-        return ""
-    return f"{what}, {_by_whom(kills)}"
+    if exit_code == KILLED and signal is None:
+        # Somebody else saw the SIGKILL, perhaps on another machine: our kernel's count is not its.
+        return f"exit code 137, as of what was killed (SIGKILL), {_by_whom(kills)}"
+    what = _killed(exit_code, signal, stdout, stderr)
+    return f"{what}, {_by_whom(kills)}" if what and kills != 0 else ""
+
+
+def _killed(exit_code: int | None, signal: int | None, stdout: str, stderr: str) -> str:
+    """Who was ended by a SIGKILL that was seen here; empty if nobody was."""
+    if signals.SIGKILL in (signal, -(exit_code or 0)):
+        return "it was killed (SIGKILL)"
+    if _RANK_KILLED.search(stderr) or _RANK_KILLED.search(stdout):
+        return "one of its ranks was killed (SIGKILL)"
+    return ""
 
 
 def _by_whom(kills: int | None) -> str:
@@ -164,7 +174,7 @@ def _by_whom(kills: int | None) -> str:
         return "as the kernel's OOM killer does; its count of kills can't be read here"
     if kills > 0:
         return f"by the kernel's OOM killer: it counted {kills} meanwhile"
-    return "as the kernel's OOM killer does; but its count did not rise, so it may be a kill -9"
+    return "as the kernel's OOM killer does; its count did not rise here"
 
 
 def _said_of_memory(stdout: str, stderr: str) -> str:

@@ -7,25 +7,20 @@ configurations, just the columns that a page shows; of the others there are coun
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.bench.absences import Absences
+from ergmeter.bench.naming import COMMON, NOT_TOLD, repeats_of, telling
+from ergmeter.metrics.ratios import mean
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
-NAMES = (
-    *("scenario", "framework_config", "model_name_or_path", "num_gpus", "nodes"),
-    *(
-        "peft_method",
-        "torch_dtype",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "packing",
-    ),
-    *("max_seq_length", "learning_rate", "effective_batch_size"),
-)
 MEMORY = {
     "memory_hf_peak_bytes": "hf",
     "memory_allocator_peak_bytes": "torch",
@@ -36,11 +31,11 @@ MEMORY = {
 _COLUMNS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
     *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
-    *("joules_per_token", "mfu_frac", "path"),
-    *NAMES,
+    *("joules_per_token", "mfu_frac", "path", "missing"),
+    *COMMON,
     *MEMORY,
 )
-_NO_NAMES = ("max_seq_len", "training_data_path")  # the one is above, the other follows from others
+_FEWEST = 3  # repeats that an interval is told of
 _WELL = ("ok", "pending", "running", "skipped")
 
 
@@ -60,6 +55,7 @@ class Overview:
         self.tokens_counted: set[str] = set()
         self.rates_from: set[str] = set()
         self.memory: set[str] = set()
+        self.absences = Absences()
 
     def add(self, batch: pa.Table) -> None:
         """Some rows more."""
@@ -72,27 +68,28 @@ class Overview:
         return len(self._others)
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether a configuration ran more than once."""
+        return any(len(rows) > 1 for rows in self.groups.values())
+
+    @property
     def shown(self) -> list[str]:
         """The settings that tell configurations apart; those of a bench's own where they must."""
-        found = [name for name in NAMES if name in self._differ]
-        if {"per_device_train_batch_size", "effective_batch_size"} <= set(found):
-            found.remove("effective_batch_size")  # it follows from the other, but for accumulation
-        told = {tuple(rows[0][name] for name in found) for rows in self.groups.values()}
-        if len(told) < len(self.groups):
-            found += sorted(self._differ - set(NAMES))
-        return found or ["scenario"]
+        firsts = [rows[0] for rows in self.groups.values()]
+        return telling(self._differ, firsts) or ["scenario"]
 
     def _add(self, row: Mapping[str, Any]) -> None:
         self.cells += 1
         self.statuses[row["status"]] += 1
         row = {**json.loads(row["settings"] or "{}"), **row}
-        for name in row.keys() - set(_COLUMNS) - set(_NO_NAMES) | set(NAMES):
+        for name in row.keys() - set(_COLUMNS) - set(NOT_TOLD) | set(COMMON):
             if self._first.setdefault(name, row[name]) != row[name]:
                 self._differ.add(name)
         self.tokens_counted |= {row["tokens_counted"]} - {None}
         self.rates_from |= {row["rates_from"]} - {None}
         kind = next((said for column, said in MEMORY.items() if row[column] is not None), None)
         self.memory |= {kind} if kind else set()
+        self.absences.add(row)
         self._keep(row)
         for line in _troubles(row):
             if self._most is None or len(self.troubles) < self._most:
@@ -101,7 +98,7 @@ class Overview:
                 self.more_troubles += 1
 
     def _keep(self, row: Mapping[str, Any]) -> None:
-        key = row["group"] or row["index"]
+        key = repeats_of(row)
         if key in self.groups:
             self.groups[key].append(row)
         elif self._most is None or len(self.groups) < self._most:
@@ -118,11 +115,47 @@ def overview(found: pa.Table) -> Overview:
 
 
 def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
-    """A figure of a configuration: the mean of its repeats, of memory the highest; None if none."""
+    """A figure of a configuration: the mean of its repeats, of memory the highest; None if none.
+
+    The mean is that of the comparison, the geometric one, where there is one.
+    """
     found: list[float] = [row[column] for row in rows if row[column] is not None]
     if not found:
         return None
-    return max(found) if column.startswith("memory_") else sum(found) / len(found)
+    if column.startswith("memory_"):
+        return max(found)
+    if len(found) == 1 or not _has_ratios(found):
+        return sum(found) / len(found)
+    return mean(found).value
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Where a configuration's mean lies: the comparison's interval of it, or all that was seen."""
+
+    low: float
+    high: float
+    is_interval: bool
+
+
+def spread(rows: Iterable[Mapping[str, Any]], column: str) -> Spread | None:
+    """Of three repeats or more the interval of 95 %, of two both; of one there is none.
+
+    An interval of two is 13 standard errors to each side, and tells less than the two.
+    """
+    found: list[float] = [row[column] for row in rows if row[column] is not None]
+    if len(found) < 2:
+        return None
+    if len(found) < _FEWEST or not _has_ratios(found):
+        return Spread(min(found), max(found), is_interval=False)
+    whole = mean(found)
+    assert whole.low is not None
+    assert whole.high is not None
+    return Spread(whole.low, whole.high, is_interval=True)
+
+
+def _has_ratios(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) and value > 0 for value in values)
 
 
 def _troubles(row: Mapping[str, Any]) -> list[str]:

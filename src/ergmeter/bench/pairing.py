@@ -2,26 +2,36 @@
 
 The trap: rows matched by position, or by a list of names that one file lacks. Cells are matched by
 the id of their configuration; where none is shared (a published file has no ids, a command has
-changed), by all arguments that both sides tell. What has no partner is told, never dropped.
+changed), by all arguments that both sides tell. Two scenarios may run the same thing: then their
+names tell them apart, and only then, since a scenario may be renamed. What has no partner is told,
+never dropped.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from ergmeter.bench import naming
 from ergmeter.bench.schema import ARGUMENTS, COLUMNS, FAILED
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.entries import fact
+from ergmeter.metrics.ratios import mean
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
+    Row: TypeAlias = Mapping[str, Any]
+    _Key: TypeAlias = tuple[str, ...]
+    _Sides: TypeAlias = tuple[list[Row], list[Row]]
+
+_LAST = ("scenario", "framework_config")  # what a row is called by where nothing else tells it
 _SETTINGS = ("scenario", "num_gpus", "nodes", *ARGUMENTS)
 _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?")
 # Where it ran, and not what; and FMS's axis, which is the argument max_seq_length.
@@ -57,9 +67,11 @@ class Side:
         return [row[column] for row in self.ok if row[column] is not None]
 
     def mean(self, column: str) -> float | None:
-        """Its plain mean."""
-        found = self.values(column)
-        return sum(found) / len(found) if found else None
+        """The mean that comparisons are made of: geometric."""
+        try:
+            return mean(self.values(column)).value
+        except NotMeasurable:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class Paired:
 
     by: tuple[str, ...]
     pairs: tuple[Pair, ...]
+    chosen: str = ""  # which rows of each side, where not all were asked for
 
     @property
     def both(self) -> tuple[Pair, ...]:
@@ -108,23 +121,76 @@ def paired(
     ref_where: Mapping[str, str] | None = None,
 ) -> Paired:
     """Match two tables. A column that is chosen with `where` on a side is not matched by."""
-    sides = _rows(new, new_where or {}), _rows(ref, ref_where or {})
-    chosen = {**(new_where or {}), **(ref_where or {})}
-    columns = tuple(by) or _columns(*sides, without=chosen)
-    shown = _telling(sides, columns)
-    found: dict[tuple[str, ...], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
+    new_where, ref_where = new_where or {}, ref_where or {}
+    sides = _rows(new, new_where, side="NEW"), _rows(ref, ref_where, side="REF")
+    without = {**new_where, **ref_where}
+    for name in by:
+        _check_told(name, sides)
+    columns = tuple(by) or _columns(*sides, without=without)
+    split = _split(sides, columns) if not by and "scenario" not in without else set()
+    found: dict[_Key, tuple[list[Row], list[Row]]] = defaultdict(lambda: ([], []))
     for number, rows in enumerate(sides):
         for row in rows:
-            found[tuple(_part(row, name) for name in columns)][number].append(row)
+            key = _key(row, columns)
+            found[(*key, _part(row, "scenario")) if key in split else key][number].append(row)
+    if not any(a and b for a, b in found.values()):
+        raise UsageError(_none_shared(sides, columns))
+    chosen = _choice(new_where, ref_where)
+    shown = _shown(found.values(), by=by, without=without)
     pairs = [
-        Pair(_name((a or b)[0], shown), Side(tuple(a)), Side(tuple(b))) for a, b in found.values()
+        Pair(_name((a or b)[0], shown, chosen), Side(tuple(a)), Side(tuple(b)))
+        for a, b in found.values()
     ]
-    if not any(pair.new.rows and pair.ref.rows for pair in pairs):
-        raise UsageError(
-            f"no cell of NEW ({len(sides[0])} rows) is in REF ({len(sides[1])} rows) by"
-            f" {', '.join(columns)}; name the columns to match by with --by"
-        )
-    return Paired(columns, tuple(pairs))
+    return Paired((*columns, *(["scenario"] if split else [])), tuple(pairs), chosen)
+
+
+def _key(row: Row, columns: Sequence[str]) -> _Key:
+    return tuple(_part(row, name) for name in columns)
+
+
+def _split(sides: _Sides, columns: Sequence[str]) -> set[_Key]:
+    """The keys under which a side has several scenarios, where both sides name theirs."""
+    if not all(_tells(rows, "scenario") for rows in sides):
+        return set()
+    found: set[_Key] = set()
+    for rows in sides:
+        names: dict[_Key, set[str]] = defaultdict(set)
+        for row in rows:
+            names[_key(row, columns)].add(_part(row, "scenario"))
+        found |= {key for key, several in names.items() if len(several) > 1}
+    return found
+
+
+def _check_told(name: str, sides: _Sides) -> None:
+    for side, rows in zip(("NEW", "REF"), sides, strict=True):
+        if not _tells(rows, name):
+            told = [one for one in _settings(rows) if _tells(rows, one)]
+            near = difflib.get_close_matches(name, told, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise UsageError(
+                f"no column {name!r} in {side} to match by; {hint}there are {', '.join(told)}"
+            )
+
+
+def _none_shared(sides: _Sides, columns: Sequence[str]) -> str:
+    """What to say where no configuration is on both sides: which columns keep them apart."""
+    apart = {}
+    for name in columns:
+        new, ref = ({_part(row, name) for row in rows} for rows in sides)
+        if not new & ref:
+            apart[name] = f"{name} is {_some(new)} in NEW and {_some(ref)} in REF"
+    left = [name for name in columns if name not in apart]
+    why = "; ".join(apart.values()) or f"by {', '.join(columns) or 'nothing that both tell'}"
+    way = f"--by {','.join(left)}" if apart and left else "--by COLUMNS"
+    return (
+        f"no cell of NEW ({len(sides[0])} rows) is in REF ({len(sides[1])} rows): {why};"
+        f" {way} matches by other columns"
+    )
+
+
+def _some(values: set[str]) -> str:
+    told = sorted(value or "not told" for value in values)
+    return ", ".join(told[:3]) + (", ..." if len(told) > 3 else "")
 
 
 def _part(row: Mapping[str, Any], name: str) -> str:
@@ -134,7 +200,7 @@ def _part(row: Mapping[str, Any], name: str) -> str:
 
 def spelled(value: object) -> str:
     """One spelling: 2.00E-05 and 2e-5 are one rate, 1 and 1.0 one number, True and true one."""
-    text = fact(value) or ""
+    text = fact(value) or ("nan" if isinstance(value, str) and value.lower() == "nan" else "")
     if not _NUMBER.fullmatch(text):
         return text
     return f"{float(text):.15g}"
@@ -151,17 +217,21 @@ def where(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _rows(found: pa.Table, chosen: Mapping[str, str]) -> list[Mapping[str, Any]]:
+def _rows(found: pa.Table, chosen: Mapping[str, str], *, side: str) -> list[Row]:
     """The rows with all their settings as columns, but for those that were never to run."""
-    rows = [_whole(row) for row in found.to_pylist() if row["status"] != "skipped"]
+    rows: list[Row] = [_whole(row) for row in found.to_pylist() if row["status"] != "skipped"]
     unknown = [name for name in chosen if not any(name in row for row in rows)]
     if unknown:
         raise UsageError(f"no column {unknown[0]!r} to choose by; there are {', '.join(_SETTINGS)}")
-    return [
-        row
-        for row in rows
-        if all(spelled(row.get(name)) == spelled(value) for name, value in chosen.items())
-    ]
+    for name, value in chosen.items():
+        kept = [row for row in rows if spelled(row.get(name)) == spelled(value)]
+        if not kept:
+            raise UsageError(
+                f"no row of {side} has {name}={value}: {name} is"
+                f" {_some({_part(row, name) for row in rows})} there"
+            )
+        rows = kept
+    return rows
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:
@@ -170,56 +240,60 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _columns(
-    new: Sequence[Mapping[str, Any]],
-    ref: Sequence[Mapping[str, Any]],
-    *,
-    without: Mapping[str, str],
+    new: Sequence[Row], ref: Sequence[Row], *, without: Mapping[str, str]
 ) -> tuple[str, ...]:
     groups = [{row["group"] for row in rows if row["group"]} for rows in (new, ref)]
     if not without and groups[0] & groups[1]:
         return ("group",)
-    further = {name for rows in (new, ref) for row in rows for name in row} - set(COLUMNS)
     return tuple(
         name
-        for name in (*_SETTINGS, *sorted(further))
-        if name not in without and _tells(new, name) and _tells(ref, name)
+        for name in _settings([*new, *ref])
+        if name != "scenario" and name not in without and _tells(new, name) and _tells(ref, name)
     )
 
 
-def _tells(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+def _settings(rows: Sequence[Row]) -> tuple[str, ...]:
+    """All that these rows may be told apart by."""
+    further = {name for row in rows for name in row} - set(COLUMNS)
+    return (*_SETTINGS, *sorted(further))
+
+
+def _tells(rows: Sequence[Row], name: str) -> bool:
     return any(row.get(name) not in (None, "") for row in rows)
 
 
-def _telling(
-    sides: tuple[Sequence[Mapping[str, Any]], ...], columns: Sequence[str]
-) -> tuple[str, ...]:
-    """What a configuration is called by: the settings that tell some from others."""
-    rows = [row for side in sides for row in side]
-    further = sorted({name for row in rows for name in row} - set(COLUMNS))
-    names = (*_SETTINGS, *further) if tuple(columns) == ("group",) else columns
-    telling = [name for name in names if len({spelled(row.get(name)) for row in rows}) > 1]
-    return tuple(telling) or ("framework_config",)
+def _shown(
+    found: Iterable[tuple[Sequence[Row], Sequence[Row]]],
+    *,
+    by: Sequence[str],
+    without: Mapping[str, str],
+) -> list[str]:
+    """What configurations are called by: as in a report, or what they were asked to match by."""
+    firsts = [(a or b)[0] for a, b in found]
+    if by:
+        return list(by)
+    differ = {
+        name
+        for name in _settings(firsts)
+        if name not in without and len({_part(row, name) for row in firsts}) > 1
+    }
+    return naming.telling(differ, firsts)
 
 
-_SHORT = {
-    "model_name_or_path": "",
-    "framework_config": "",
-    "scenario": "",
-    "peft_method": "",
-    "torch_dtype": "",
-    "num_gpus": "gpus",
-    "per_device_train_batch_size": "batch",
-    "effective_batch_size": "global batch",
-    "gradient_accumulation_steps": "accumulation",
-    "learning_rate": "lr",
-}
+def _name(row: Row, shown: Sequence[str], chosen: str) -> str:
+    """By what tells it from others; where nothing does, by what was chosen, or its scenario."""
+    last = (naming.name(row, [name]) for name in _LAST)
+    return naming.name(row, shown) or chosen or next(filter(None, last), "(no settings)")
 
 
-def _name(row: Mapping[str, Any], shown: Sequence[str]) -> str:
+def _choice(new: Mapping[str, str], ref: Mapping[str, str]) -> str:
+    """In words which rows were asked for: "mode a against b"."""
     parts = []
-    for name in shown:
-        value = spelled(row.get(name))
-        if value:
-            short = _SHORT.get(name, name)
-            parts.append(f"{short} {value}" if short else value)
-    return ", ".join(parts) or "(no settings)"
+    for name in dict.fromkeys((*new, *ref)):
+        if name in new and name in ref:
+            same = new[name] == ref[name]
+            parts.append(f"{name} {new[name]}" + ("" if same else f" against {ref[name]}"))
+        else:
+            side, value = ("NEW", new[name]) if name in new else ("REF", ref[name])
+            parts.append(f"{name} {value} of {side}")
+    return ", ".join(parts)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.figures import chosen, fms_figures, number
 from ergmeter.bench.memory import BYTES_PER_MIB
-from ergmeter.bench.schema import ARGUMENTS
+from ergmeter.bench.schema import ARGUMENTS, FAILED
 from ergmeter.bench.tables import as_table
 from ergmeter.errors import FormatError
 
@@ -64,6 +64,7 @@ def _row(said: Mapping[str, str | None], index: int, path: Path) -> dict[str, An
         "repeat": 1,
         "num_gpus": int(gpus) if gpus else None,
         "nodes": 1,
+        "scenario": cells.get("scenario"),  # in files of ours
         "path": f"{path}, line {index + 2}",
         "device": cells.get("gpu_device_name"),
         "settings": json.dumps({k: v for k, v in cells.items() if k in ARGUMENTS}, sort_keys=True),
@@ -92,6 +93,9 @@ def _memory(cells: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _outcome(cells: Mapping[str, str]) -> tuple[str, str]:
+    told = cells.get("status")  # in files of ours, of cells that failed
+    if told in FAILED:
+        return told, "as the reference says; it does not say why"
     if any(number(cells.get(name)) is not None for name in _METRICS):
         return "ok", ""
     read_as = next((name for name in _MEMORY if name.endswith("reserved") and name in cells), None)

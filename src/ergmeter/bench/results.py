@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.bench import references, smi
 from ergmeter.bench.cells import Cell
 from ergmeter.bench.figures import chosen, fms_figures, number
+from ergmeter.bench.judging import plain
 from ergmeter.bench.measured import measured
 from ergmeter.bench.memory import SAVED, saved_by_trainer
 from ergmeter.bench.memory_columns import of_smi, of_trainer
 from ergmeter.bench.schema import ARGUMENTS, DONE, RATES, VERSION
+from ergmeter.bench.state import RESULTS, write_json
 from ergmeter.bench.tables import batched, from_csv, from_parquet, is_ours, whole, write
+from ergmeter.bench.trained import trained
 from ergmeter.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["batches", "collect", "load", "table", "write"]
+__all__ = ["batches", "collect", "complete", "load", "table", "write"]
 
 ROW = "row.json"
 _INPUTS = (
@@ -36,6 +39,7 @@ _INPUTS = (
     *(smi.LOG, smi.NOTE, f"hf/{SAVED}"),
 )
 _PREFIX = "exp_"
+_ADDED = "measured_by_ergmeter"  # names in results.json that no program told, joined by spaces
 
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
@@ -80,6 +84,21 @@ def collect(cell: Path, *, keep: bool = True) -> dict[str, Any]:
     return row
 
 
+def complete(cell: Path) -> None:
+    """Add to an ended cell's results.json what FMS has there: the final figures of its training.
+
+    Those that the program did not print are named in it, so that they are never taken for its own.
+    """
+    row = collect(cell)
+    told = json.loads(row["raw"])
+    figures = json.loads(row["training"] or "{}")
+    ours = {name: value for name, value in figures.items() if told.get(name) in (None, "")}
+    if ours and row["status"] in DONE:
+        added = {**told, **ours, _ADDED: " ".join(sorted(ours))}
+        write_json(cell / RESULTS, {k: plain(v) for k, v in sorted(added.items())}, indent=4)
+        _keep(cell / ROW, {"stamp": _stamp(cell), "row": row})
+
+
 def _cells(directory: Path) -> list[Path]:
     numbered = [
         (int(number), one)
@@ -90,7 +109,7 @@ def _cells(directory: Path) -> list[Path]:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 4
+_MAKING = 5
 
 
 def _stamp(cell: Path) -> list[int]:
@@ -105,7 +124,8 @@ def _stamp(cell: Path) -> list[int]:
 
 
 def _row(cell: Path) -> dict[str, Any]:
-    said, status, results = (_json(cell / f"{n}.json") for n in ("cell", "status", "results"))
+    said, status = (_json(cell / f"{n}.json") for n in ("cell", "status"))
+    results = _as_told(_json(cell / RESULTS))
     settings = {**_arguments(results), **dict(said.get("settings") or {})}
     row = _identity(cell, said, results) | _outcome(status, results)
     row |= {name: _text(settings.get(name)) for name in ARGUMENTS}
@@ -119,6 +139,10 @@ def _row(cell: Path) -> dict[str, Any]:
     row |= of_trainer(results, missing)
     row |= of_smi(cell, row, missing)
     row |= {"settings": json.dumps(settings, sort_keys=True), "raw": json.dumps(results)}
+    row["training"] = None
+    if row["status"] == "ok":
+        figures = trained(results, cell / "run", ranks=devices, loss=row.get("loss"))
+        row["training"] = json.dumps(figures, sort_keys=True)
     return chosen(row, missing) | {"path": str(cell)}
 
 
@@ -191,6 +215,12 @@ def _original_outcome(results: Mapping[str, Any]) -> tuple[str, str]:
     if number(results.get("train_runtime")) is None:
         return "error", "no figures were found in its output: it did not train to the end"
     return "ok", ""
+
+
+def _as_told(results: Mapping[str, Any]) -> dict[str, Any]:
+    """A results.json without what `complete` put into it."""
+    added = {_ADDED, *str(results.get(_ADDED, "")).split()}
+    return {name: value for name, value in results.items() if name not in added}
 
 
 def _arguments(results: Mapping[str, Any]) -> dict[str, Any]:

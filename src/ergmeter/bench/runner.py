@@ -190,7 +190,7 @@ class Runner:
         run = judging.opened(self._directory / "run")
         found = outcome(
             said.exit_code,
-            signal=said.signal,
+            signal=said.signal or judging.killed_by(run, said.exit_code),
             stdout=said.stdout,
             stderr=said.stderr,
             loss=judging.last_loss(run, trainer),
@@ -265,7 +265,7 @@ def main(arguments: list[str]) -> int:
             sys.stderr.write(f"{error}\n")
             return 1
         with suppress(ErgmeterError, OSError):  # whoever reads the row first makes it else
-            results.collect(place.path)
+            results.complete(place.path)
     return 0
 
 

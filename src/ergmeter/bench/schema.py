@@ -60,6 +60,8 @@ FIGURES = {
     "loss": pa.float64(),
     "eval_loss": pa.float64(),
     "epoch": pa.float64(),
+    "timed_steps": pa.float64(),  # that the rates are of, after the warm-up
+    "timed_s": pa.float64(),  # and how long they took together
     "mfu_frac": pa.float64(),
     "joules_per_token": pa.float64(),
     "energy_j": pa.float64(),
@@ -95,7 +97,8 @@ REST = {
     "device": pa.string(),
     "missing": pa.string(),  # JSON: column to the reason why it is empty
     "settings": pa.string(),  # JSON: every argument and axis
-    "raw": pa.string(),  # JSON: results.json, or the reference's row, as it was
+    "raw": pa.string(),  # JSON: what results.json was told, or the reference's row, as it was
+    "training": pa.string(),  # JSON: the whole training, warm-up included, by the Trainer's names
     "path": pa.string(),
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 ROWS = 250  # in a batch
 _ENDINGS = (".parquet", ".csv")
 _NEEDED = {"id", "status"}
+_JSON = ("missing", "settings", "raw", "training")
 _LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
 
 
@@ -114,6 +116,13 @@ def _cell(value: object) -> object:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return int(value)
     return value
+
+
+def documents(found: pa.Table) -> Iterator[dict[str, Any]]:
+    """Each row for programs: what is JSON in it as such."""
+    for row in found.to_pylist():
+        told = {name: json.loads(row[name]) if row[name] else None for name in _JSON}
+        yield {**row, **told}
 
 
 def is_ours(path: Path) -> bool:

@@ -13,7 +13,9 @@ from ergmeter.cli.bench_options import statuses
 from ergmeter.cli.pages import check_page, with_page, write_page
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
 
 _MOST = 200  # rows on a page; a file has them all
 
@@ -50,6 +52,7 @@ _MOST = 200  # rows on a page; a file has them all
     show_default=True,
     help="csv has all cells and columns; with --memory, those of memory.",
 )
+@click.option("--json", "as_json", is_flag=True, help="All cells and columns, as a list in JSON.")
 @with_page
 def report(
     results: Path,
@@ -59,6 +62,7 @@ def report(
     every: bool,
     memory: bool,
     form: str,
+    as_json: bool,
     page: Path | None,
 ) -> None:
     """Show what the cells in RESULTS came to: a directory, a table of ours, or FMS's own."""
@@ -70,6 +74,8 @@ def report(
     from ergmeter.bench.results import batches
     from ergmeter.views import bench_memory, bench_report
 
+    if as_json and (memory or form != "text"):
+        raise click.UsageError("--json has all columns: leave --format and --memory out")
     for path in exports:
         tables.check_ending(path)
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
@@ -85,9 +91,10 @@ def report(
         takers += [stack.enter_context(tables.Writer(path)) for path in exports]
         if fms_directory is not None:
             takers.append(stack.enter_context(fms.Writer(fms_directory)))
-        for number, batch in enumerate(rows):
-            for taker in takers:
-                taker.add(batch)
+        if as_json:
+            _echo_list(one for batch in _handed_on(rows, takers) for one in tables.documents(batch))
+            form = "json"
+        for number, batch in enumerate(_handed_on(rows, takers)):
             if form == "csv":
                 shown = batch.select(memory_table.COLUMNS) if memory else batch
                 click.echo(tables.csv_text(shown, header=number == 0), nl=False)
@@ -99,6 +106,24 @@ def report(
         click.echo(view.markdown(found), nl=False)
     elif form == "text":
         Console().print(view.page(found))
+
+
+def _handed_on(batches: Iterable[pa.Table], takers: Sequence[Any]) -> Iterator[pa.Table]:
+    for batch in batches:
+        for taker in takers:
+            taker.add(batch)
+        yield batch
+
+
+def _echo_list(rows: Iterable[dict[str, Any]]) -> None:
+    """A list in JSON, an object a line, as they come."""
+    from ergmeter.views.documents import finite
+
+    before = "[\n "
+    for one in rows:
+        click.echo(before + json.dumps(finite(one), allow_nan=False), nl=False)
+        before = ",\n "
+    click.echo("[]" if before == "[\n " else "\n]")
 
 
 def _check_free(paths: Sequence[Path], *, results: Path, force: bool) -> None:
@@ -122,16 +147,18 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
     from rich.console import Console
 
     from ergmeter.bench import planfile, state
-    from ergmeter.bench.listing import Listing
+    from ergmeter.bench.listing import Listing, document
     from ergmeter.views import bench_run
 
     wanted = statuses(chosen)
     cells = planfile.cells(directory / state.PLAN)
     rows = ((cell, state.read(state.directory_of(directory, cell))) for cell in cells)
     if as_json:
-        shown = ((cell, one) for cell, one in rows if not wanted or one.status in wanted)
-        for piece in bench_run.json_text(shown):
-            click.echo(piece, nl=False)
+        _echo_list(
+            document(cell, one, state.directory_of(directory, cell))
+            for cell, one in rows
+            if not wanted or one.status in wanted
+        )
         return
     listing = Listing(most=None if every else _MOST, statuses=wanted)
     for cell, one in rows:
@@ -207,10 +234,9 @@ def compare(
     found = comparing.compare(*sides, options=options)
     if page is not None:
         from ergmeter.bench.gate import gate
-        from ergmeter.bench.rules import DEFAULTS
         from ergmeter.views.html.bench_compare_page import bench_compare_page
 
-        judged = gate(*sides, rules or DEFAULTS, options=options)
+        judged = gate(*sides, rules, options=options)
         write_page(page, bench_compare_page(found, judged, new=str(new), ref=str(ref)))
     if form == "text":
         Console().print(view.page(found))

@@ -46,6 +46,11 @@ _FORMATS = ("text", "md", "json")
     help="Where nothing changed, the whole gate is not red in at least this share of cases.",
 )
 @click.option("--strict", is_flag=True, help="Exit 1 where it is inconclusive, too.")
+@click.option(
+    "--allow-missing",
+    is_flag=True,
+    help="A rule whose figure no cell has on both sides is said, and no error.",
+)
 @click.option("--format", "form", type=click.Choice(_FORMATS), default="text", show_default=True)
 @click.option(
     "--markdown",
@@ -62,6 +67,7 @@ def command(
     by: str | None,
     confidence: float,
     strict: bool,
+    allow_missing: bool,
     form: str,
     markdown: Path | None,
 ) -> int:
@@ -70,17 +76,24 @@ def command(
     NEW and REF are directories of `erg bench run`, tables that `erg bench report` wrote, or
     published FMS files. A figure is red if its change is beyond the rule and more than chance;
     a cell that is too noisy to tell is inconclusive. A cell that worked in REF and failed in NEW is
-    red; missing cells are named. Exits 1 for red, 0 otherwise, unless --strict.
+    red; missing cells are named. Exits 1 for red; 2 where a rule that was asked for has nothing to
+    judge, unless --allow-missing; 0 otherwise, unless --strict.
     """
     from ergmeter.bench.comparing import Options
     from ergmeter.bench.gate import gate
     from ergmeter.bench.results import load
-    from ergmeter.bench.rules import DEFAULTS, noise
+    from ergmeter.bench.rules import noise
 
     columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
     options = Options(confidence=confidence, noise=noise(noises), by=columns)
     found = gate(
-        load(new), load(ref), rules or DEFAULTS, options=options, is_strict=strict, is_plain=plain
+        load(new),
+        load(ref),
+        rules,
+        options=options,
+        is_strict=strict,
+        is_plain=plain,
+        allow_missing=allow_missing,
     )
     _show(found, form)
     if markdown:
@@ -88,6 +101,8 @@ def command(
 
         with markdown.open("a", encoding="utf-8") as file:
             file.write(gate_markdown(found))
+    if found.exit_code == 2:
+        click.echo(f"erg gate: {found.why_useless}", err=True)
     return found.exit_code
 
 

@@ -11,8 +11,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.bench.comparing import TOGETHER, amount
+from ergmeter.bench.conditions import conditions
 from ergmeter.units import significant
 from ergmeter.views import documents
+from ergmeter.views.analyze_markdown import escaped
 from ergmeter.views.bench_report import markdown_row
 
 if TYPE_CHECKING:
@@ -48,12 +51,13 @@ def page(found: Comparison, *, most: int = _MOST) -> RenderableType:
     for cell in found.cells[:most]:
         table.add_row(*map(Text, changes(cell.pair.name, cell.figures, found.metrics)))
     if found.together:
-        row = changes("all cells together", found.together, found.metrics)
+        row = changes(TOGETHER, found.together, found.metrics)
         table.add_row(*(Text(one, "bold") for one in row))
     parts: list[RenderableType] = [table]
     if len(found.cells) > most:
         parts.append(Text(f"and {len(found.cells) - most} more: --format csv has them", "dim"))
-    parts += [Text(line) for line in remarks(found)[:most]]
+    parts += [Text(line) for line in (*amounts(found)[:most], *remarks(found)[:most])]
+    parts += [Text(line, "dim") for line in legend(found)]
     return Group(*parts)
 
 
@@ -65,8 +69,9 @@ def markdown(found: Comparison) -> str:
         markdown_row(changes(cell.pair.name, cell.figures, found.metrics)) for cell in found.cells
     ]
     if found.together:
-        lines.append(markdown_row(changes("**all**", found.together, found.metrics)))
-    return "\n".join([*lines, "", *(f"- {line}" for line in remarks(found))]).rstrip() + "\n"
+        lines.append(markdown_row(changes(TOGETHER, found.together, found.metrics)))
+    told = [*amounts(found), *remarks(found), *legend(found)]
+    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in told)]).rstrip() + "\n"
 
 
 def csv_text(found: Comparison) -> str:
@@ -94,14 +99,41 @@ def document(found: Comparison) -> dict[str, Any]:
             for cell in found.cells
         ],
         "together": {metric: asdict(one) for metric, one in found.together.items()},
+        "chosen": found.paired.chosen or None,
         "remarks": remarks(found),
     }
     return dict(documents.finite(whole))
 
 
+def amounts(found: Comparison) -> list[str]:
+    """What each side came to, with the number of its runs."""
+    return [
+        f"{cell.pair.name}, REF to NEW: "
+        + ", ".join(
+            f"{metric} {amount(one, one.ref)} to {amount(one, one.new)}"
+            for metric, one in cell.figures.items()
+        )
+        + f" ({len(cell.pair.ref.ok)} and {len(cell.pair.new.ok)} runs)"
+        for cell in found.cells
+        if cell.figures
+    ]
+
+
+def legend(found: Comparison) -> list[str]:
+    """How the table is to be read."""
+    chosen = f"; {found.paired.chosen}" if found.paired.chosen else ""
+    return [
+        f"by how much NEW is above (+) or below (-) REF{chosen}; cells are matched by"
+        f" {', '.join(found.paired.by)}",
+        "figures are geometric means of the runs that are ok, in brackets is the interval of"
+        f" {found.options.confidence * 100:g} % of their ratio",
+    ]
+
+
 def remarks(found: Comparison) -> list[str]:
     """What the table can't show: paradoxes, failures, cells without a partner, single runs."""
-    lines = [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
+    lines = conditions(found.paired)
+    lines += [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
     lines += [line for cell in found.cells for line in _failures(cell)]
     lines += [f"missing in NEW: {pair.name}" for pair in found.paired.only_ref]
     lines += [f"not in REF: {pair.name}" for pair in found.paired.only_new]
@@ -140,7 +172,7 @@ def gate_page(found: Gate, *, most: int = _MOST) -> RenderableType:
 
 def gate_markdown(found: Gate, *, most: int = 100) -> str:
     """For a pull request: the verdict, a table of what is not plainly fine, the rest folded."""
-    lines = [f"### {_MARKS[found.state]} {gate_title(found)}", ""]
+    lines = [f"### {_MARKS[found.state]} {escaped(gate_title(found))}", ""]
     told = _told(found)
     if told:
         lines += [markdown_row(("", "cell", "what")), markdown_row(("---",) * 3)]
@@ -154,7 +186,7 @@ def gate_markdown(found: Gate, *, most: int = 100) -> str:
         lines += [markdown_row(("cell", "rule", "change")), markdown_row(("---",) * 3)]
         lines += [markdown_row((one.name, str(one.rule), one.words)) for one in passed[:most]]
         lines += ["", "</details>", ""]
-    return "\n".join([*lines, *(f"- {line}" for line in gate_method(found))]) + "\n"
+    return "\n".join([*lines, *(f"- {escaped(line)}" for line in gate_method(found))]) + "\n"
 
 
 def gate_document(found: Gate) -> dict[str, Any]:
@@ -168,6 +200,9 @@ def gate_document(found: Gate) -> dict[str, Any]:
         "judgements": [_judgement(one) for one in found.judgements],
         "findings": [asdict(one) for one in found.findings],
         "missing": [pair.name for pair in found.paired.only_ref],
+        "unjudged": [str(rule) for rule in found.unjudged],
+        "problem": found.why_useless or None,
+        "conditions": conditions(found.paired),
     }
     return dict(documents.finite(whole))
 
@@ -203,7 +238,12 @@ def _told(found: Gate) -> list[tuple[State, str, str]]:
 
 def gate_method(found: Gate) -> list[str]:
     """The rules, and how it was judged by them."""
-    lines = [f"rules: {'; '.join(str(rule) for rule in found.rules)}"]
+    lines = [found.why_useless] if found.why_useless else []
+    if found.unjudged and not found.why_useless:
+        said = "; ".join(str(rule) for rule in found.unjudged)
+        lines.append(f"not judged, since no cell has it on both sides: {said}")
+    lines += conditions(found.paired)
+    lines.append(f"rules: {'; '.join(str(rule) for rule in found.rules)}")
     alpha = (1.0 - found.options.confidence) * 100
     lines.append(
         "red is beyond the rule and more than chance; where nothing changed, the whole gate goes"
@@ -218,6 +258,8 @@ def gate_method(found: Gate) -> list[str]:
                 else "repeat the cells (--repeats 3), give their --noise, or judge --plain"
             )
         )
+    elif found.is_plain:
+        lines.append("--plain changed nothing: no figure is of single runs without a known noise")
     return lines
 
 

@@ -9,8 +9,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from ergmeter.bench.overview import MEMORY, of_repeats
+from ergmeter.bench.naming import name
+from ergmeter.bench.overview import MEMORY, of_repeats, spread
 from ergmeter.units import duration, scaled, significant
+from ergmeter.views.analyze_markdown import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from ergmeter.bench.overview import Overview
 
 HEADS = ("cell", "status", "tokens/s", "/device", "samples/s", "loss", "memory", "time")
-_SHORT = {"num_gpus": "gpus", "per_device_train_batch_size": "batch", "max_seq_length": "length"}
-_BARE = ("scenario", "framework_config", "model_name_or_path", "peft_method", "torch_dtype")
+_UNWELL = "!"
+_MARKED = ("tokens_per_s", "samples_per_s", "loss", "runtime_s", *MEMORY)
 _COLORS = {"ok": "green", "pending": "dim", "running": "cyan", "skipped": "dim"}
 _MEMORY_SAID = {
     "hf": "in tensors, as the Trainer tells it",
@@ -55,7 +57,7 @@ def markdown(found: Overview) -> str:
     shown += [markdown_row(line) for line in lines(found)]
     said = [*more_in_words(found.more, "configurations"), *found.troubles]
     said += [*more_in_words(found.more_troubles, "troubles"), *notes(found)]
-    shown += ["", *(f"- {line}" for line in said)]
+    shown += ["", *(f"- {escaped(line)}" for line in said)]
     return "\n".join(shown).rstrip() + "\n"
 
 
@@ -84,7 +86,19 @@ def more_in_words(number: int, what: str) -> list[str]:
 
 def notes(found: Overview) -> list[str]:
     """How the figures are to be read."""
-    said = []
+    said = found.absences.lines
+    if found.is_repeated:
+        said.append(
+            "figures are geometric means of the repeats that are ok; beside tokens/s is the"
+            " interval of the mean (95 %, three repeats or more) or both of two"
+        )
+    if any(_mark(rows) for rows in found.groups.values()):
+        said.append(f"figures marked {_UNWELL} are of runs that did not end well")
+    if "run" in found.rates_from:
+        said.append(
+            "tokens/s and samples/s are of the steps after the warm-up (timed_steps in timed_s of"
+            " --export); time is of the whole training or, where nobody told that, of the run"
+        )
     if "computed" in found.tokens_counted:
         said.append("tokens/s marked * counts padding, as the program did: real ones are not known")
     used = [f"{one}: {_MEMORY_SAID[one]}" for one in sorted(found.memory)]
@@ -99,7 +113,7 @@ def notes(found: Overview) -> list[str]:
 
 def markdown_row(cells: Iterable[str]) -> str:
     """A row of a Markdown table."""
-    return f"| {' | '.join(one.replace('|', '/') for one in cells)} |"
+    return f"| {' | '.join(escaped(one) for one in cells)} |"
 
 
 def _totals(found: Overview) -> Text:
@@ -116,34 +130,32 @@ def lines(found: Overview) -> list[tuple[str, ...]]:
 
 def _line(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> tuple[str, ...]:
     ok = [row for row in rows if row["status"] == "ok"] or list(rows)
-    star = "*" if any(row["tokens_counted"] == "computed" for row in ok) else ""
+    mark = _mark(rows)
+    star = mark + "*" * any(row["tokens_counted"] == "computed" for row in ok)
     counts = Counter(row["status"] for row in rows)
     status = ", ".join(f"{n} {s}" if len(rows) > 1 else s for s, n in counts.most_common())
     return (
-        name(rows[0], shown),
+        name(rows[0], shown) or f"cell {rows[0]['index']}",
         status,
-        _mean(ok, "tokens_per_s", star),
+        _mean(ok, "tokens_per_s", star) + _spread(ok),
         _mean(ok, "tokens_per_s_per_device", star),
-        _mean(ok, "samples_per_s"),
-        _mean(ok, "loss"),
-        _peak(ok),
-        _time(ok),
+        _mean(ok, "samples_per_s", mark),
+        _mean(ok, "loss", mark),
+        _peak(ok, mark),
+        _time(ok, mark),
     )
 
 
-def name(row: Mapping[str, Any], shown: Sequence[str]) -> str:
-    """What a cell is called: the settings that tell it from the others."""
-    parts = [
-        str(row[one]) if one in _BARE else f"{_SHORT.get(one, one)} {row[one]}"
-        for one in shown
-        if row.get(one) not in (None, "")
-    ]
-    return ", ".join(parts) or f"cell {row['index']}"
+def _mark(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Said of figures where no repeat is ok, and one has any."""
+    if any(row["status"] == "ok" for row in rows):
+        return ""
+    return _UNWELL if any(row[one] is not None for row in rows for one in _MARKED) else ""
 
 
-def setting(name: str) -> str:
-    """What a setting is called in the head of a table."""
-    return _SHORT.get(name, name).replace("_", " ")
+def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
+    found = spread(rows, "tokens_per_s")
+    return "" if found is None else f" ({significant(found.low)} to {significant(found.high)})"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], column: str, mark: str = "") -> str:
@@ -151,14 +163,14 @@ def _mean(rows: Sequence[Mapping[str, Any]], column: str, mark: str = "") -> str
     return "-" if found is None else significant(found) + mark
 
 
-def _peak(rows: Sequence[Mapping[str, Any]]) -> str:
+def _peak(rows: Sequence[Mapping[str, Any]], mark: str) -> str:
     for column, source in MEMORY.items():
         found = of_repeats(rows, column)
         if found is not None:
-            return f"{scaled(found, 'B')} {source}"
+            return f"{scaled(found, 'B')}{mark} {source}"
     return "-"
 
 
-def _time(rows: Sequence[Mapping[str, Any]]) -> str:
+def _time(rows: Sequence[Mapping[str, Any]], mark: str) -> str:
     found = of_repeats(rows, "runtime_s")
-    return "-" if found is None else duration(found)
+    return "-" if found is None else duration(found) + mark

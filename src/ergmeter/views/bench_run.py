@@ -6,8 +6,7 @@ own while it runs, and when it failed, with the reason.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,20 +87,6 @@ def listed(found: Listing) -> RenderableType:
 
 def _by_status(found: Mapping[Status, int]) -> str:
     return ", ".join(f"{found[name]} {name}" for name in _ORDER if found.get(name))
-
-
-def json_text(rows: Iterable[tuple[Cell, State]]) -> Iterator[str]:
-    """The same as a list in JSON, an object a cell; piece by piece."""
-    before = "[\n "
-    for cell, one in rows:
-        said = {
-            "cell": cell.index, "id": cell.id, "scenario": cell.scenario, "repeat": cell.repeat,
-            "status": one.status, "reason": one.reason, "attempts": len(one.attempts),
-            "claims_broken": one.broken,
-        }  # fmt: skip
-        yield before + json.dumps(said)
-        before = ",\n "
-    yield "[]\n" if before == "[\n " else "\n]\n"
 
 
 def table(

@@ -53,7 +53,11 @@ def test_a_run_leaves_its_tables_and_another_renews_them(erg: Erg, scenarios: Pa
     assert [(out / name).is_file() for name in TABLES] == [True] * 4
     assert [one["status"] for one in read(out / "results.csv")] == ["ok", "error"]
     assert pq.read_table(out / "results.parquet")["status"].to_pylist() == ["ok", "error"]
-    assert [one["train_tokens_per_second"] for one in read(out / "benchmarks.csv")] == ["100.0"]
+    # A cell that failed is a row without figures, as in FMS's published files.
+    ended = [
+        (one["status"], one["train_tokens_per_second"]) for one in read(out / "benchmarks.csv")
+    ]
+    assert ended == [("ok", "100.0"), ("error", "")]
     assert len(read(out / "raw_summary.csv")) == 2
     (scenarios.parent / "go").touch()
     code, _, said = erg(*words, "--resume", "--rerun", "error")
@@ -65,6 +69,14 @@ def test_a_run_leaves_its_tables_and_another_renews_them(erg: Erg, scenarios: Pa
     assert erg("bench", "report", out, "--export", scenarios.parent / "again.csv")[0] == 0
     assert (scenarios.parent / "again.csv").read_text() == (out / "results.csv").read_text()
     assert results.load(out / "results.parquet").equals(results.load(out))
+    listed = json.loads(erg("bench", "list", out, "--json")[1])
+    assert [(one["status"], one["settings"]["x"]) for one in listed] == [("ok", 1), ("ok", 2)]
+    assert [one["path"] for one in listed] == [str(out / "exp_0"), str(out / "exp_1")]
+    assert all(one["duration_s"] > 0 for one in listed)
+    told = json.loads(erg("bench", "report", out, "--json")[1])
+    assert [one["training"]["train_tokens_per_second"] for one in told] == [100.0, 200.0]
+    assert [one["settings"]["x"] for one in told] == [1, 2]
+    assert erg("bench", "report", out, "--json", "--memory")[0] == 2
     assert not [path.name for path in out.iterdir() if path.name.startswith(".")]
 
 
@@ -124,7 +136,7 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
         ),
         row(index=1, raw=json.dumps({"same": 1, "late": 5, "differs": 1})),
         row(index=2, raw=json.dumps({"same": 1, "late": 6, "differs": 2})),
-        row(index=3, raw=json.dumps({"same": 2, "late": 6, "only_failed": 1}), status="oom"),
+        row(index=3, raw=json.dumps({"same": 2, "differs": 1}), status="cancelled"),
     ]
     with exports.Writer(tmp_path) as writer:
         for one in made:
@@ -134,7 +146,30 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
     assert [one["late"] for one in shown] == ["", "5", "6"]
     raw = read(tmp_path / "raw_summary.csv")
     assert [one["same"] for one in raw] == ["1", "1", "1", "2"]
-    assert "only_failed" in raw[0]
+    assert raw[3]["status"] == "cancelled"
+
+
+def test_figures_stay_in_benchmarks_csv_also_where_they_are_alike(tmp_path: Path) -> None:
+    told = {"train_runtime": 2.0, "train_loss": 1.5, "train_steps_per_second": 5.0, "seed": "1"}
+    exports.write(tables.as_table([row(raw=json.dumps(told))]), tmp_path)
+    (only,) = read(tmp_path / "benchmarks.csv")
+    assert (only["train_runtime"], only["train_loss"]) == ("2.0", "1.5")
+    assert only["train_steps_per_second"] == "5.0"
+    assert "seed" not in only
+
+
+def test_a_cell_that_failed_is_read_back_as_failed_though_it_told_figures(tmp_path: Path) -> None:
+    told = {"train_runtime": 2.0, "train_tokens_per_second": 9.0, "per_device_train_batch_size": 1}
+    made = [
+        row(index=0, raw=json.dumps(told)),
+        row(index=1, raw=json.dumps({**told, "train_loss": "nan"}), status="diverged"),
+        row(index=2, raw="{}", status="error", per_device_train_batch_size="4"),
+    ]
+    exports.write(tables.as_table(made), tmp_path)
+    found = results.load(tmp_path / "benchmarks.csv").to_pylist()
+    assert [one["status"] for one in found] == ["ok", "diverged", "error"]
+    assert [one["computed_tokens_per_s"] for one in found] == [9.0, None, None]
+    assert found[2]["per_device_train_batch_size"] == "4"
 
 
 def test_cells_that_differ_by_a_setting_of_their_own_are_told_apart(

@@ -11,10 +11,11 @@ import pytest
 from ergmeter.bench import results
 from ergmeter.bench.comparing import TOGETHER, Options, compare
 from ergmeter.bench.gate import Gate, gate
+from ergmeter.bench.overview import overview
 from ergmeter.bench.rules import noise, rule
 from ergmeter.bench.tables import as_table
 from ergmeter.errors import UsageError
-from ergmeter.views import bench_compare
+from ergmeter.views import bench_compare, bench_report
 from tests.unit.bench.rows import noisy, repeats, row
 
 SPEED = "tokens_per_s -3%"
@@ -131,7 +132,9 @@ def test_a_figure_that_only_the_reference_has_is_no_pass() -> None:
     rules = ["loss +-1%", "peak_memory +2%"]
     found = gate(as_table(new), as_table(ref), rules, is_strict=True)
     assert found.state == "inconclusive"
-    assert found.exit_code == 1
+    assert found.exit_code == 2  # no cell can be judged by memory
+    lenient = gate(as_table(new), as_table(ref), rules, is_strict=True, allow_missing=True)
+    assert lenient.exit_code == 1
     back = gate(as_table(ref), as_table(new), rules)  # new figures are none that was lost
     assert back.state == "pass"
 
@@ -161,6 +164,8 @@ def test_failing_on_both_sides_is_no_news_and_working_again_is_good() -> None:
     failed = as_table([row(group="a", status="error")])
     worked = as_table(repeats("a", "loss", [1.0]))
     assert gate(failed, failed, ["loss +-1%"]).findings[0].state == "absent"
+    assert gate(failed, failed, ["loss +-1%"]).exit_code == 2  # nothing was judged at all
+    assert gate(failed, failed, ["loss +-1%"], allow_missing=True).exit_code == 0
     assert gate(worked, failed, ["loss +-1%"]).findings[0].state == "pass"
 
 
@@ -319,3 +324,163 @@ def test_a_cell_that_somebody_ended_is_not_done_and_not_red(
     found = gate(as_table(new), as_table(repeats("a", "loss", [1.0])), ["loss +-1%"])
     assert [one.state for one in found.findings] == [state]
     assert found.state == state
+
+
+def scenarios(*names: str, column: str = "loss", value: float = 1.0, group: str = "g") -> Any:
+    return as_table(
+        [
+            row(index=i, group=group, scenario=name, repeat=n, **{column: value * (i + 1)})
+            for i, name in enumerate(names)
+            for n in (1, 2)
+        ]
+    )
+
+
+def test_two_scenarios_with_one_command_are_two_cells() -> None:
+    found = compare(scenarios("one", "two"), scenarios("one", "two"))
+    assert [cell.pair.name for cell in found.cells] == ["one", "two"]
+    assert [cell.figures["loss"].repeats for cell in found.cells] == [(2, 2), (2, 2)]
+    assert [cell.figures["loss"].new for cell in found.cells] == pytest.approx([1.0, 2.0])
+    assert found.paired.by == ("group", "scenario")
+
+
+@pytest.mark.parametrize("group", ["g", "another command"])
+def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> None:
+    found = compare(scenarios("new name"), scenarios("old name", group=group))
+    assert len(found.cells) == 1
+    told = "measured otherwise in 1 of 1 cells: scenario new name in NEW, old name in REF"
+    assert told in bench_compare.remarks(found)
+    # Where REF has two that run the same, the name says which.
+    both = compare(scenarios("one"), scenarios("two", "one", group=group))
+    assert [cell.figures["loss"].ref for cell in both.cells] == pytest.approx([2.0])
+    assert [pair.name for pair in both.paired.only_ref] == ["two"]
+
+
+def test_a_column_to_match_by_that_there_is_not_is_refused() -> None:
+    table = as_table([row(group=f"g{n}", loss=1.0, settings={"depth": n}) for n in (1, 2)])
+    assert len(compare(table, table, options=Options(by=("depth",))).cells) == 2
+    with pytest.raises(UsageError, match=r"no column 'dept' in NEW .* did you mean depth"):
+        compare(table, table, options=Options(by=("dept",)))
+    with pytest.raises(UsageError, match="no column 'peft_method' in NEW"):
+        compare(table, table, options=Options(by=("peft_method",)))
+
+
+def test_a_choice_that_no_row_meets_is_told_with_what_there_is() -> None:
+    table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("a", "b")])
+    with pytest.raises(UsageError, match=r"no row of NEW has mode=zzz: mode is a, b there"):
+        compare(table, table, options=Options(new_where={"mode": "zzz"}))
+    found = compare(table, table, options=Options(new_where={"mode": "a"}, ref_where={"mode": "b"}))
+    assert "mode a against b" in bench_compare.legend(found)[0]
+    assert [pair.name for pair in found.paired.pairs] == ["mode a against b"]
+
+
+def test_where_no_cell_is_shared_the_columns_that_keep_them_apart_are_named() -> None:
+    sides = [as_table([row(num_gpus=n, loss=1.0, packing="True")]) for n in (1, 2)]
+    with pytest.raises(UsageError, match=r"num_gpus is 1 in NEW and 2 in REF; --by nodes,"):
+        compare(sides[0], sides[1])
+
+
+def test_a_setting_called_nan_has_its_name() -> None:
+    table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("nan", "b")])
+    assert [pair.name for pair in compare(table, table).paired.pairs] == ["mode nan", "mode b"]
+    # Nor is it what is not told, where cells are matched by their settings.
+    sides = [
+        as_table([row(group=f"{side}{m}", loss=1.0, settings={"mode": m}) for m in ("nan", None)])
+        for side in "xy"
+    ]
+    assert len(compare(sides[0], sides[1]).cells) == 2
+
+
+def test_a_cell_has_one_name_in_report_and_gate() -> None:
+    table = as_table(
+        [
+            row(
+                index=n,
+                group=f"g{n}",
+                scenario="s",
+                loss=1.0,
+                per_device_train_batch_size=str(n),
+                effective_batch_size=str(n),
+            )
+            for n in (2, 4)
+        ]
+    )
+    names = [line[0] for line in bench_report.lines(overview(table))]
+    assert [pair.name for pair in compare(table, table).paired.pairs] == names
+    assert names == ["batch 2", "batch 4"]
+    by = compare(table, table, options=Options(by=("scenario",)))
+    assert [pair.name for pair in by.paired.pairs] == ["s"]
+
+
+def test_a_rule_that_nothing_can_be_judged_by_is_an_error() -> None:
+    table = as_table(repeats("g", "loss", [1.0, 1.0]))
+    lost = gate(table, table, ["samples_per_s -3%", "loss +-1%"])
+    assert (lost.state, lost.exit_code) == ("pass", 2)
+    assert lost.why_useless.startswith("nothing to judge by samples_per_s: no cell has it")
+    assert "both sides have loss" in lost.why_useless
+    allowed = gate(table, table, ["samples_per_s -3%", "loss +-1%"], allow_missing=True)
+    assert (allowed.exit_code, allowed.why_useless) == (0, "")
+    assert "not judged, since no cell has it on both sides: samples_per_s -3%" in (
+        bench_compare.gate_method(allowed)
+    )
+    # A regression is red all the same.
+    worse = as_table(repeats("g", "loss", [2.0, 2.0]))
+    assert gate(worse, table, ["samples_per_s -3%", "loss +-1%"]).exit_code == 1
+
+
+def test_default_rules_may_lack_what_the_reference_never_had() -> None:
+    table = as_table(repeats("g", "loss", [1.0, 1.0]))
+    assert gate(table, table).exit_code == 0
+    speed = as_table([{**one, "real_tokens_per_s": 5.0} for one in repeats("g", "loss", [1.0] * 2)])
+    assert gate(table, speed).exit_code == 2  # NEW tells no tokens any more
+    nothing = as_table(repeats("g", "loss", [1.0]))
+    none = nothing.set_column(nothing.column_names.index("loss"), "loss", [[None]])
+    assert gate(none, none).exit_code == 2
+
+
+def test_the_command_says_which_metric_nothing_has(
+    tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    path = tmp_path / "a.parquet"
+    results.write(as_table(repeats("g", "loss", [1.0, 1.0])), path)
+    code, out, said = erg("gate", path, path, "--rule", "mfu -3%", "--format", "json")
+    assert code == 2
+    assert json.loads(out)["exit_code"] == 2
+    assert said.count("\n") == 1
+    assert said.startswith("erg gate: nothing to judge by mfu: ")
+    assert erg("gate", path, path, "--rule", "mfu -3%", "--allow-missing")[0] == 0
+
+
+def test_runs_that_were_measured_otherwise_are_told() -> None:
+    tracked = json.dumps({"train_mem_cpu_alloc_delta": 1})
+    plain = {"id": "x", "rates_from": "run"}
+    ref = as_table(repeats("g", "loss", [1.0, 1.0], device="A", **plain))
+    new = as_table(repeats("g", "loss", [1.0, 1.0], device="B", **{**plain, "raw": tracked}))
+    found = gate(new, ref, ["loss +-1%"])
+    said = bench_compare.gate_method(found)
+    begun = "measured otherwise in 1 of 1 cells: "
+    assert f"{begun}device B in NEW, A in REF" in said
+    assert f"{begun}the Trainer's memory tracker was on in NEW, off in REF" in said
+    assert not [line for line in bench_compare.gate_method(gate(ref, ref)) if "otherwise" in line]
+
+
+def test_a_comparison_says_how_it_is_to_be_read() -> None:
+    table = as_table(repeats("g", "real_tokens_per_s", FAST))
+    slow = as_table(repeats("g", "real_tokens_per_s", SLOW))
+    text = bench_compare.markdown(compare(slow, table))
+    assert "- g, REF to NEW: tokens_per_s 1000 to 950 (3 and 3 runs)" in text
+    assert "above (+) or below (-) REF" in text
+    assert "the interval of 95 %" in text
+    assert "--plain changed nothing" in " ".join(
+        bench_compare.gate_method(gate(slow, table, [SPEED], is_plain=True))
+    )
+
+
+def test_names_are_no_markup_in_markdown() -> None:
+    table = as_table([row(index=i, group=str(i), loss=1.0, scenario=f"<b>|{i}") for i in range(2)])
+    for text in (
+        bench_compare.markdown(compare(table, table)),
+        bench_compare.gate_markdown(gate(table, table, ["loss +-1%"])),
+    ):
+        assert "<b>" not in text
+        assert "&lt;b&gt;\\|0" in text

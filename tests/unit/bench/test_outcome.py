@@ -80,12 +80,25 @@ def test_a_kill_is_the_kernels_and_says_how_sure_that_is(how: dict[str, Any]) ->
     assert unsure.status == "oom"
     assert "OOM killer" in unsure.reason
     assert "it counted 2" in outcome(code, kernel_kills=2, **how).reason
-    assert "may be a kill -9" in outcome(code, kernel_kills=0, **how).reason
+
+
+@pytest.mark.parametrize("how", [{"exit_code": -9, "signal": 9}, {"exit_code": -9}])
+def test_a_kill_that_the_kernel_did_not_count_is_an_error(how: dict[str, Any]) -> None:
+    code = how.pop("exit_code")
+    found = outcome(code, kernel_kills=0, **how)
+    assert found.status == "error"
+    assert found.reason == ("it was killed (SIGKILL); the kernel's count of OOM kills did not rise")
+    said = "torch.OutOfMemoryError: CUDA out of memory."
+    assert outcome(code, kernel_kills=0, stderr=said, **how).status == "oom"
+    # An exit code alone may be of a kill on another machine, which our kernel does not count.
+    assert outcome(137, kernel_kills=0).status == "oom"
+    assert outcome(137, signal=9, kernel_kills=0).status == "error"
 
 
 def test_torchrun_tells_of_a_rank_that_was_killed() -> None:
     said = "Root Cause (first observed failure):\n  rank : 1\n  exitcode  : -9 (pid: 4711)\n"
     assert outcome(1, stderr=said).status == "oom"
+    assert outcome(1, stderr=said, kernel_kills=0).status == "error"
     assert outcome(1, stderr=said.replace("-9", "-11")).status == "error"
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from ergmeter.bench.overview import overview
 from ergmeter.bench.schema import SCHEMA
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views import bench_report
-from tests.runs import add_writer, even_steps, make_run
+from tests.runs import GPU, add_writer, even_steps, make_run
 
+S100 = 100 * 10**9
 TRAINED = {
     "train_loss": 1.5,
     "train_runtime": 100.0,
@@ -66,7 +68,7 @@ def test_what_the_trainer_printed_is_per_device_and_global(tmp_path: Path) -> No
 def test_a_cells_run_gives_real_and_computed_tokens_of_one_window(tmp_path: Path) -> None:
     path = add_cell(tmp_path, 0, results_=TRAINED)
     steps = even_steps(20, seconds=2.0, tokens_computed=1000, tokens_real=600, samples=8)
-    add_writer(make_run(path / "run"), steps=steps, settings={"warmup_steps": 0})
+    add_writer(make_run(path / "run"), steps=steps, settings={"warmup_steps": 0}, devices=[GPU])
     (row,) = rows(tmp_path)
     # 20 steps of 2 s one after the other: 500 and 300 tokens a second, on 2 devices.
     assert row["computed_tokens_per_s"] == pytest.approx(500)
@@ -77,6 +79,83 @@ def test_a_cells_run_gives_real_and_computed_tokens_of_one_window(tmp_path: Path
     assert row["samples_per_s"] == pytest.approx(4)
     assert row["rates_from"] == "run"
     assert (row["loss"], row["runtime_s"]) == (1.5, 100.0)
+
+
+def test_without_an_accelerator_there_is_no_rate_of_each(tmp_path: Path) -> None:
+    path = add_cell(tmp_path, 0, results_={})
+    steps = even_steps(20, seconds=2.0, tokens_computed=1000)
+    add_writer(make_run(path / "run"), steps=steps, settings={"warmup_steps": 0})
+    (row,) = rows(tmp_path)
+    assert (row["tokens_per_s"], row["tokens_per_s_per_device"]) == (pytest.approx(500), None)
+    assert "no accelerator" in json.loads(row["missing"])["tokens_per_s_per_device"]
+
+
+def test_a_figure_that_is_not_there_is_in_the_report_with_its_reason(tmp_path: Path) -> None:
+    for index in (0, 1):
+        path = add_cell(tmp_path, index, results_={"num_gpus": 1})
+        steps = even_steps(4 + index, seconds=2.0, tokens_computed=1000, samples=8)
+        add_writer(make_run(path / "run"), steps=steps, settings={"warmup_s": 60.0})
+    add_cell(tmp_path, 2, status="oom", reason="CUDA out of memory")
+    why = "the run is shorter than its warm-up: 4 steps in 8 s, warm-up 60 s"
+    assert json.loads(rows(tmp_path)[0]["missing"])["tokens_per_s"] == why
+    text = bench_report.markdown(overview(results.table(tmp_path)))
+    # One line for both cells, though the second has 5 steps in 10 s.
+    assert f"- no tokens/s, /device, samples/s, loss in all 2 cells that are ok: {why}\n" in text
+    assert text.count("shorter than its warm-up") == 1
+    assert "- no memory in all 2 cells that are ok: no process reading was sampled" in text
+
+
+def slow_start(path: Path) -> None:
+    """10 steps of 10 s, which are the warm-up, then 10 of 2 s."""
+    slow = even_steps(10, seconds=10.0, tokens_computed=1000, tokens_real=600, samples=8)
+    fast = even_steps(10, seconds=2.0, tokens_computed=1000, tokens_real=600, samples=8)
+    moved = [
+        replace(one, start_ns=one.start_ns + S100, end_ns=one.end_ns + S100, index=i)
+        for i, one in enumerate(fast, 10)
+    ]
+    add_writer(make_run(path / "run"), steps=[*slow, *moved], settings={"warmup_steps": 10})
+
+
+def test_fms_files_are_of_the_whole_training_and_ours_of_what_follows_the_warmup(
+    tmp_path: Path,
+) -> None:
+    slow_start(add_cell(tmp_path, 0, results_={"num_gpus": 2}))
+    (row,) = rows(tmp_path)
+    # By hand: 10 steps in 20 s after the warm-up; in all 20 in 120 s, 20 000 tokens by 2 ranks.
+    assert row["steps_per_s"] == pytest.approx(0.5)
+    assert (row["timed_steps"], row["timed_s"]) == (10, pytest.approx(20))
+    benchmarks, _ = exports.write(results.table(tmp_path), tmp_path)
+    (told,) = csv.DictReader(benchmarks.read_text().splitlines())
+    assert float(told["train_runtime"]) == pytest.approx(120)
+    assert float(told["train_runtime"]) * float(told["train_steps_per_second"]) == pytest.approx(20)
+    assert float(told["train_samples_per_second"]) == pytest.approx(160 / 120)
+    assert float(told["train_tokens_per_second"]) == pytest.approx(20_000 / 2 / 120)
+
+
+def test_what_the_trainer_left_out_is_counted_over_the_trainers_time(tmp_path: Path) -> None:
+    slow_start(add_cell(tmp_path, 0, results_={"train_runtime": 125.0, "train_loss": 2.0}))
+    training = json.loads(rows(tmp_path)[0]["training"])
+    assert training["train_runtime"] == 125.0
+    assert training["train_steps_per_second"] * 125.0 == pytest.approx(20)
+
+
+def test_a_cells_results_json_gets_its_final_figures_and_they_are_never_taken_for_the_trainers(
+    tmp_path: Path,
+) -> None:
+    path = add_cell(tmp_path, 0, results_={"num_gpus": 2, "seed": "1"})
+    slow_start(path)
+    before = rows(tmp_path)
+    results.complete(path)
+    told = json.loads((path / "results.json").read_text())
+    assert told["train_runtime"] == pytest.approx(120)
+    assert told["train_tokens_per_second"] == pytest.approx(20_000 / 2 / 120)
+    assert told["seed"] == "1"
+    kept = (path / results.ROW).read_bytes()
+    assert rows(tmp_path) == before
+    assert (path / results.ROW).read_bytes() == kept  # the row that was kept still holds
+    (path / results.ROW).unlink()  # made anew of the same files
+    assert rows(tmp_path) == before
+    assert before[0]["rates_from"] == "run"
 
 
 def test_a_run_that_knows_steps_alone_takes_no_tokens_away(tmp_path: Path) -> None:
@@ -154,7 +233,7 @@ def test_memory_of_both_ways_is_in_the_row(tmp_path: Path) -> None:
     assert row["memory_nvidia_from"] == "nvidia-smi"
 
 
-def test_benchmarks_csv_keeps_fms_columns_and_drops_constants_and_failures(tmp_path: Path) -> None:
+def test_benchmarks_csv_keeps_figures_and_fms_columns_and_drops_constants(tmp_path: Path) -> None:
     plain = {"torch_dtype": "float16", "seed": "42", "num_gpus": 2}
     add_cell(tmp_path, 0, results_={**plain, **TRAINED, "learning_rate": "1e-5"})
     add_cell(tmp_path, 1, results_={**plain, **TRAINED, "learning_rate": "2e-5"})
@@ -162,10 +241,21 @@ def test_benchmarks_csv_keeps_fms_columns_and_drops_constants_and_failures(tmp_p
     benchmarks, raw = exports.write(results.table(tmp_path), tmp_path)
     head, *lines = list(csv.reader(benchmarks.read_text().splitlines()))
     # By hand: what varies (learning_rate) and what FMS always keeps, in alphabetical order.
-    kept = ["framework_config", "learning_rate", "num_gpus", "torch_dtype"]
-    assert head == [*kept, "train_tokens_per_second"]
-    assert lines[0] == ["foak", "1e-5", "2", "float16", "2048.0"]
-    assert len(lines) == 2
+    kept = ["framework_config", "learning_rate", "num_gpus", "status", "torch_dtype"]
+    assert head == [*kept, *sorted(TRAINED)]
+    assert lines[0] == [
+        "foak",
+        "1e-5",
+        "2",
+        "ok",
+        "float16",
+        "1.5",
+        "100.0",
+        "4.0",
+        "1.0",
+        "2048.0",
+    ]
+    assert lines[2] == ["foak", "", "2", "oom", "float16", "", "", "", "", ""]
     whole = list(csv.DictReader(raw.read_text().splitlines()))
     assert len(whole) == 3
     assert whole[0]["seed"] == "42"
@@ -226,8 +316,8 @@ def test_a_report_tells_cells_on_one_node_from_those_on_two(tmp_path: Path) -> N
         said = json.loads((path / "cell.json").read_text())
         (path / "cell.json").write_text(json.dumps({**said, "nodes": nodes}))
     text = bench_report.markdown(overview(results.table(tmp_path)))
-    assert "| nodes 1 | ok | 4096* |" in text
-    assert "| nodes 2 | ok | 8192* |" in text
+    assert "| nodes 1 | ok | 4096\\* |" in text
+    assert "| nodes 2 | ok | 8192\\* |" in text
 
 
 def test_a_directory_without_cells_is_refused(tmp_path: Path) -> None:
@@ -242,7 +332,7 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
     found = results.table(tmp_path)
     text = bench_report.markdown(overview(found))
-    assert "| ok | 4096* | 2048* | 4 | 1.5 | - | 100 s |" in text
+    assert "| ok | 4096\\* | 2048\\* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
     assert "cell 2 is not what it says: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())

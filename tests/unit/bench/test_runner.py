@@ -26,6 +26,7 @@ from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.launching import Options
 from ergmeter.bench.outcome import Outcome
 from ergmeter.bench.place import Place
+from ergmeter.bench.process import kernel_kills
 from ergmeter.cli.bench import command
 from ergmeter.errors import UsageError
 
@@ -37,10 +38,17 @@ PROGRAMS = {
     "ok": "print({'train_runtime': 2.0, 'train_loss': 1.5, 'epoch': 1.0})",
     "oom": f"import sys; sys.stderr.write('[rank1]: {OOM}\\n'); sys.exit(1)",
     "killed": "import os; os.kill(os.getpid(), 9)",
+    "137": "raise SystemExit(137)",
     "hang": "import time; time.sleep(600)",
     "nan": "print({'train_runtime': 2.0, 'train_loss': float('nan'), 'epoch': 1.0})",
     "import": "import no_such_module",
 }
+# By somebody, and not by the kernel; where that does not say so, it may have been the kernel.
+KILLED = (
+    ("oom", "OOM killer")
+    if kernel_kills() is None
+    else ("error", "the kernel's count of OOM kills did not rise")
+)
 
 
 def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
@@ -97,7 +105,8 @@ def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     [
         ("ok", "ok", ""),
         ("oom", "oom", "rank 1: torch.OutOfMemoryError: CUDA out of memory."),
-        ("killed", "oom", "OOM killer"),
+        ("killed", *KILLED),
+        ("137", "oom", "OOM killer"),
         ("hang", "timeout", "after 2 s"),
         ("nan", "diverged", "nan"),
         ("import", "error", "ModuleNotFoundError: No module named 'no_such_module'"),
@@ -112,6 +121,16 @@ def test_each_way_to_end_has_its_status(
     said = read(out, index, "status.json")
     assert (said["status"], reason in said["reason"]) == (status, True), said
     assert [one["status"] for one in said["attempts"]] == ([status] if status != "skipped" else [])
+
+
+def test_a_kill_that_the_recorder_saw_is_judged_as_one_that_we_saw(tmp_path: Path) -> None:
+    recorded = dataclasses.replace(
+        cell(0, ""), command=("{python}", "-c", "import os; os.kill(os.getpid(), 9)")
+    )
+    driven(tmp_path / "out", Plan("s", (recorded,)))
+    ended = read(tmp_path / "out", 0, "status.json")
+    assert ended["exit_code"] == 137
+    assert (ended["status"], KILLED[1] in ended["reason"]) == (KILLED[0], True)
 
 
 def test_what_was_done_is_not_done_again(injected: tuple[Path, Plan]) -> None:

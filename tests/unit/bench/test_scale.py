@@ -89,7 +89,8 @@ def test_memory_does_not_grow_with_the_cells(
             assert pq.ParquetFile(to / "a.parquet").metadata.num_rows == number
             assert len((to / "a.csv").read_text().splitlines()) == number + 1
             assert len((to / "raw_summary.csv").read_text().splitlines()) == number + 1
-            assert len((to / "benchmarks.csv").read_text().splitlines()) == number * 0.99 + 1
+            # Cells that failed are rows there, too.
+            assert len((to / "benchmarks.csv").read_text().splitlines()) == number + 1
     # Kept in memory, 4 000 cells more were half as much again for a report, twice for a list.
     assert peaks[MANY] < 1.15 * peaks[FEW]
 

@@ -21,7 +21,8 @@ if speed == 0:
 rate = speed + noise
 print({'train_runtime': 10000 / rate, 'train_samples_per_second': rate / 250,
        'train_steps_per_second': rate / 1000, 'train_tokens_per_second': rate,
-       'train_loss': 2.0, 'epoch': 1.0})
+       'train_loss': 2.0, 'epoch': 1.0, 'before_init_mem_gpu': 1000,
+       'train_mem_gpu_alloc_delta': 500, 'train_mem_gpu_peaked_delta': 50})
 """
 
 

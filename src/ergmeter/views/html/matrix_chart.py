@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.matrix import FIGURES, LOWER
-from ergmeter.views.bench_report import figure_in_words, setting
+from ergmeter.bench.naming import setting
+from ergmeter.views.bench_report import figure_in_words
 from ergmeter.views.html.page import text
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.matrix import FIGURES, LOWER, Configuration, configuration
+from ergmeter.bench.naming import repeats_of
 from ergmeter.bench.schema import ARGUMENTS
 from ergmeter.views.bench_report import figure_in_words
 
@@ -25,7 +26,7 @@ def matrix(found: pa.Table) -> dict[str, Any]:
     axes = [name for name in _AXES if len({row[name] for row in rows}) > 1] or ["scenario"]
     groups: dict[object, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        groups[row["group"] or row["index"]].append(row)
+        groups[repeats_of(row)].append(row)
     figures = {
         name: {"title": title, "is_lower_better": name in LOWER}
         for name, title in FIGURES.items()
