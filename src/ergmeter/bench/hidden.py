@@ -37,9 +37,11 @@ _ARGUMENT = re.compile(
     re.IGNORECASE,
 )
 
-# As those begin that are given out: Hugging Face, OpenAI and its like, GitHub, GitLab, AWS, Slack.
+# As those begin that are given out: Hugging Face, GitHub, GitLab, AWS, Slack; and OpenAI and its
+# like, whose `sk-` begins names too, but not with so much by chance in one piece.
 _ISSUED = re.compile(
-    r"\b(hf_|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
+    r"\b(?:(hf_|gh[pousr]_|github_pat_|glpat-|AKIA|xox[abpr]-)(?=[\w-]*\d)[\w-]{12,}"
+    r"|(sk-)[\w-]*?(?=[A-Za-z]*\d)[A-Za-z\d]{16,})"
 )
 _NAMED = re.compile(r"-{0,2}([A-Za-z_][\w.-]*)(?:=(.*))?")
 
@@ -88,7 +90,7 @@ def _key(word: str, after: str) -> str:
     """How a key begins, in a word of a command or as the value that comes after it; or nothing."""
     issued = _ISSUED.search(word)
     if issued:
-        return f"{issued[1]}..."
+        return f"{issued[1] or issued[2]}..."
     if _IN_ADDRESS.search(word):
         return "an address with a password"
     found = _NAMED.fullmatch(word)

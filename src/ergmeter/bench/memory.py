@@ -200,7 +200,7 @@ def smi_log(path: Path) -> SmiLog:
             value = row.figure(_USED)
             if value is not None:
                 used.setdefault(device, []).append(value)
-    if log.header is None or _USED not in log.header.names:
+    if _USED not in log.names:
         raise FormatError(
             f"{path}: no column {_USED} in its first line ({log.first or 'empty'}); log with"
             " --query-gpu timestamp,name,index,memory.used --format csv"

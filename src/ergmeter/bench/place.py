@@ -12,11 +12,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergmeter.errors import ErgmeterError
+
 if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Gone(OSError):  # noqa: N818  its text says what is
+class Gone(ErgmeterError, OSError):  # noqa: N818  its text says what is
     """The directory was deleted, or moved to where it can't be found: nothing is written."""
 
 
@@ -59,8 +61,12 @@ class Place:
         return now
 
     def _is_at(self, path: Path) -> bool:
+        """Whether it is there, for all that is known: a file system of the network that does not
+        answer says nothing of where it is, and is asked again."""
         try:
             found = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError:
+            return True
         return (found.st_dev, found.st_ino) == self._identity

@@ -19,7 +19,7 @@ from ergmeter.errors import UsageError
 
 _SHOWN = 12
 _KINDS = 5
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_QUOTED = re.compile(r"(?<!\w)(?:'[^']*'|\"[^\"]*\")(?!\w)")
 
 
 @dataclass(slots=True)

@@ -44,6 +44,11 @@ _REASONS = 3  # shown of those why runs began
     type=click.Choice(["step", "line", "total"]),
     help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
 )
+@click.option(
+    "--one-device",
+    is_flag=True,
+    help="A log of nvidia-smi with no column that tells devices apart is of one device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="What was made, as JSON.")
 @with_model
 @with_settings
@@ -55,6 +60,7 @@ def command(
     name: str | None,
     format_name: str | None,
     tokens_are: str | None,
+    one_device: bool,
     as_json: bool,
 ) -> int:
     """Make a run of a training log, for `erg report` and everything else that reads runs.
@@ -70,7 +76,7 @@ def command(
     """
     from ergmeter.importers.importing import Request, import_log
 
-    request = Request(log, out, name, format_name, settings, flops, tokens_are)
+    request = Request(log, out, name, format_name, settings, flops, tokens_are, one_device)
     with _progress(log) as progress:
         imported = import_log(request, progress=progress)
     if imported.is_cut_off:

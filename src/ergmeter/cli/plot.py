@@ -51,14 +51,13 @@ def command(
     The charts are those of `erg report --html`. One that can't be drawn is not written, and the
     reason is told. Needs pip install 'ergmeter[html]'.
     """
-    from ergmeter.metrics.summarize import evidence_of, summarize
+    from ergmeter.metrics.summarize import evidence_of, summary_of
     from ergmeter.views.plots import FORMATS, plot
 
     form = out.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
     evidence = evidence_of(run, settings, flops=flops)
-    summary = summarize(run, settings, flops=flops)
     theme = "dark" if dark else "light"
-    out.write_bytes(plot(evidence, summary, kind, form=form, theme=theme))
+    out.write_bytes(plot(evidence, summary_of(evidence), kind, form=form, theme=theme))
     click.echo(out)

@@ -21,8 +21,10 @@ from ergmeter.importers.logfile import LogFile, Words
 if TYPE_CHECKING:
     from ergmeter.ports import Importer, Line
 
-# Those whose lines are most like any program's are asked last.
-_LAST = ("nxdt", "keyvalue")
+# A file of its own kind is asked for first. Those whose lines are most like any program's are asked
+# last; and after them nvidia-smi, which somebody may have run from within a training.
+_SOONEST = ("torch_trace",)
+_LAST = ("nxdt", "keyvalue", "nvidia_smi")
 _FURTHER = 2000  # lines looked at after the first that was recognised
 _BEFORE = 20  # lines before it that the importer gets to see
 _SHOWN = 120
@@ -49,15 +51,16 @@ def chosen(
     for line in lines:
         before.append(line)
         best = _best(importers.values(), line.text)
-        if best is not None and not getattr(best, "is_live", True):
-            log.words = None  # a file of its own kind, of which every line is wanted
-            return Chosen(best, _shown(line.text, _SHOWN), chain(before, lines))
         if best is not None:
+            if _words(best, line.text) is None:
+                log.words = None  # every line is wanted, also those that are looked at on the way
             settled = _settled(importers, best, line, [*before], lines)
             log.words = _words(settled.importer, settled.recognised)
             return settled
     if not log.line_count:
         raise FormatError(f"{log.path} is empty")
+    advices = (getattr(one, "advice", lambda _: "")(log.first_texts) for one in importers.values())
+    hint = next(filter(None, advices), hint)
     raise FormatError(_nothing(log, importers) + (f"; {hint}" if hint else ""))
 
 
@@ -97,8 +100,8 @@ def _names(wanted: str | None) -> list[str]:
         if wanted not in known:
             raise UsageError(f"no format {wanted!r}; there are {', '.join(known)}")
         return [wanted]
-    last = [name for name in _LAST if name in known]
-    return [*(name for name in known if name not in last), *last]
+    first, last = ([name for name in some if name in known] for some in (_SOONEST, _LAST))
+    return [*first, *(name for name in known if name not in {*first, *last}), *last]
 
 
 def _best(importers: Iterable[Importer], text: str) -> Importer | None:
@@ -131,10 +134,11 @@ def _settled(
 def _nothing(log: LogFile, importers: dict[str, Importer]) -> str:
     lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
     shown = " / ".join(repr(_shown(text, _SHOWN // 3)) for text in log.first_texts)
-    *known, last = importers.items()
-    looked = getattr(last[1], "looks_for", last[0])
+    last = "keyvalue" if "keyvalue" in importers else next(iter(importers))
+    looked = getattr(importers[last], "looks_for", last)
+    known = [name for name in importers if name != last]
     if known:
-        looked = f"lines of {', '.join(name for name, _ in known)}, or {looked}"
+        looked = f"lines of {', '.join(known)}, or {looked}"
     return (
         f"{log.path}: no training step recognised in {lines}; looked for {looked}; "
         f"it begins {shown}"

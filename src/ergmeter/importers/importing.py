@@ -8,8 +8,10 @@ becomes the moment at which the run was made, and the header holds which wall-cl
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import FormatError
-from ergmeter.importers.choice import chosen
+from ergmeter.importers.choice import Chosen, chosen
 from ergmeter.importers.logfile import STDIN, LogFile
 from ergmeter.records import Device, Flops, Mark, Record, Reported, Sample, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
@@ -35,6 +37,7 @@ _BEFORE_FIRST = 1000  # records that wait for the first step, to know when the r
 _WALL_NS = 10**17  # a time above this, in 1973, counts from 1970
 # dataclasses.replace takes as long as all else that is done here to a record.
 _BESIDE_TIMES = attrgetter(*(one.name for one in fields(Step)[2:]))
+_BESIDE_TIME = attrgetter(*(one.name for one in fields(Sample)[1:]))
 _WHY_NO_STEPS = ("output_unrecognised", "several_programs")
 _UNTIMED = (
     "no steps: nothing in the log says how long a step took (a timestamp, a printed step time, or a"
@@ -53,6 +56,7 @@ class Request:
     settings: Settings = field(default_factory=Settings)
     flops: tuple[Flops, ...] = ()
     tokens_are: str | None = None
+    one_device: bool = False  # that a log of nvidia-smi which names none is of one
 
 
 @dataclass(frozen=True)
@@ -83,17 +87,39 @@ class Imported:
 
 
 def import_log(request: Request, *, progress: Progress | None = None) -> Imported:
-    """Make a run of a log, or several where it holds several. Raises FormatError for no steps."""
+    """Make a run of a log, or several where it holds several. Raises FormatError for no steps.
+
+    All of it or nothing: where it fails, the runs that it had made are removed again."""
     log = LogFile(request.log, progress=progress)
-    options = {"tokens_are": request.tokens_are} if request.tokens_are else {}
+    options: dict[str, Any] = {"one_device": True} if request.one_device else {}
+    if request.tokens_are:
+        options["tokens_are"] = request.tokens_are
     hint = "" if request.format else "--format NAME chooses a reader"
     found = chosen(log, format=request.format, options=options, hint=hint)
+    with ExitStack() as undo:
+        runs = _made(request, found, log, undo)
+        undo.pop_all()
+    return Imported(
+        log.path,
+        found.importer.name,
+        found.recognised,
+        log.bytes_read,
+        log.line_count,
+        tuple(runs),
+        log.is_cut_off,
+    )
+
+
+def _made(request: Request, found: Chosen, log: LogFile, undo: ExitStack) -> list[ImportedRun]:
+    """The runs of a log. `undo` is given what removes them again."""
     runs: list[ImportedRun] = []
     sink = _Sink(request, found.importer.name, number=1)
+    undo.callback(sink.discard)
     for record in found.importer.records(found.lines):
         if isinstance(record, Mark) and record.name == "restarted" and sink.has_records:
             runs.append(sink.close(_devices(found.importer)))
             sink = _Sink(request, found.importer.name, number=len(runs) + 1, began=record.detail)
+            undo.callback(sink.discard)
             continue
         sink.take(record)
     if log.is_cut_off:
@@ -106,15 +132,7 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
         raise FormatError(
             f"{log.path}: recognised as {found.importer.name}, but it holds no step{cut}{why}"
         )
-    return Imported(
-        log.path,
-        found.importer.name,
-        found.recognised,
-        log.bytes_read,
-        log.line_count,
-        tuple(runs),
-        log.is_cut_off,
-    )
+    return runs
 
 
 class _Sink:
@@ -127,6 +145,7 @@ class _Sink:
         self._number = number
         self._early: list[Record] = []
         self._writer: Writer | None = None
+        self._is_made = False
         self._run = Path()
         self._shift_ns = 0
         self._opened_ns = self._last_ns = 0
@@ -182,6 +201,11 @@ class _Sink:
             sum(self._sampled.values()),
         )
 
+    def discard(self) -> None:
+        """Remove what was written, if anything was."""
+        if self._is_made:
+            shutil.rmtree(self._run, ignore_errors=True)
+
     def _open(self) -> None:
         """Make the run, of the first time there is, and write what has waited for it."""
         times = [_begins_ns(record) for record in self._early]
@@ -190,6 +214,7 @@ class _Sink:
         header = run_header(self._name, ["erg", "import", str(self._request.log)])
         imported = {"log": str(self._request.log), "format": self._format, "run": self._number}
         create_run(self._run.absolute(), {**header, "imported": imported})
+        self._is_made = True
         writer = _writer_header(self._request)
         self._opened_ns = self._last_ns = time.monotonic_ns()
         wall_ns = began_ns if began_ns > _WALL_NS else time.time_ns()
@@ -228,7 +253,7 @@ class _Sink:
             if len(self._reported) > _BATCH_ROWS:
                 self._flush("reported", self._reported)
         elif isinstance(record, Sample):
-            self._samples.append(replace(record, t_ns=self._shifted(record.t_ns)))
+            self._samples.append(Sample(self._shifted(record.t_ns), *_BESIDE_TIME(record)))
             self._sampled[record.device] = self._sampled.get(record.device, 0) + 1
             if len(self._samples) > _BATCH_ROWS:
                 self._flush("samples", self._samples)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.alerts import Alert, Judge
+    from ergmeter.metrics.alerts import Alert, Judge, Rows
     from ergmeter.metrics.following import Following
     from ergmeter.runlog.settings import Settings
 
@@ -98,6 +98,7 @@ class Alarm:
         self._notices = Notices(plan.ways, mark=mark)
         self._followed: tuple[Following, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
+        self._spans: dict[str, tuple[int, int]] = {}  # by writer, from its first step to its last
         self._failed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
@@ -139,8 +140,15 @@ class Alarm:
         is_behind = True
         while is_behind:
             _, ready, is_behind = following.look(is_last=is_last)
+            self._note_spans(ready)
             for alert in judge.feed(ready):
                 self._raised(alert, may_stop=not is_last)
+
+    def _note_spans(self, rows: Rows) -> None:
+        for writer, steps in rows.steps.items():
+            start_ns, end_ns = int(steps["start_ns"].min()), int(steps["end_ns"].max())
+            first_ns, last_ns = self._spans.get(writer, (start_ns, end_ns))
+            self._spans[writer] = (min(first_ns, start_ns), max(last_ns, end_ns))
 
     def _begun(self) -> tuple[Following, Judge]:
         from ergmeter.metrics.alerts import Judge  # noqa: PLC0415  numpy and pyarrow
@@ -179,5 +187,8 @@ class Alarm:
         if alert.is_over:
             lost.discard(alert.about)
             return False
+        # One that had taken its last step when this one took its first is of a training before.
+        began_ns, _ = self._spans.get(alert.about, (0, 0))
+        lost -= {one for one in lost if self._spans.get(one, (0, began_ns))[1] < began_ns}
         lost.add(alert.about)
         return len(lost) == 1

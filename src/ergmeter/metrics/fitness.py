@@ -61,6 +61,7 @@ _LOW_LOAD_FRAC = 0.5
 _DISAGREE_FRAC = 0.05
 _GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of what was held at first
 _LEFT = "figures that need it are absent, or of what was left"
+_CHECK_FAILED = "the check failed"
 _LOST = (
     "steps_dropped",
     "rows_dropped",
@@ -118,7 +119,12 @@ class Fitness:
         without, whole = len(self.unchecked), len(CHECKS)
         if self.verdict == "not known":
             which = ", ".join(name.replace("_", " ") for name in self.undecided)
-            return f"not known: {without} of {whole} checks had no data, {which} among them"
+            failed = sum(why.startswith(_CHECK_FAILED) for why in self.unchecked.values())
+            parts = (
+                [f"{without - failed} of {whole} checks had no data"] if without > failed else []
+            )
+            parts += [f"{failed} of {whole} checks failed"] if failed else []
+            return f"not known: {' and '.join(parts)}, {which} among them"
         word = "fit to be compared" if self.is_fit else "not fit to be compared"
         return f"{word}: {whole - without} of {whole} checks could be made"
 
@@ -133,7 +139,7 @@ def fitness(evidence: Evidence) -> Fitness:
         except NotMeasurable as error:
             unchecked[name] = str(error)
         except Exception as error:  # noqa: BLE001  a card is shown, whatever is wrong with a check
-            unchecked[name] = f"the check failed: {type(error).__name__}: {error}"
+            unchecked[name] = f"{_CHECK_FAILED}: {type(error).__name__}: {error}"
     ordered = sorted(findings, key=lambda one: one.weight != "serious")
     return Fitness(tuple(ordered), unchecked, _window_note(evidence))
 

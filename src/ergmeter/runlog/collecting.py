@@ -104,13 +104,14 @@ def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None)
             return Outcome(run.name, "is being written; collect it when it has ended")
         if before is not None and not _has_more(run, before):
             return Outcome(run.name, f"is here already, as {before.name}")
-        path, kept = _brought(run, into, before)
+        path, kept, aside = _brought(run, into, before)
     except (ErgmeterError, OSError, shutil.Error) as error:
         return Outcome(run.name, f"left out: {error}")
     if identity:
         known[identity] = path
     said = "collected" if before is None else "brought up to date"
     said += _several("; what had been put into the copy is still there", kept)
+    said += _several("; what has no place in it any more is in the copy before", aside)
     said += _several("; links and hidden files were not copied", list(_left(run)))
     return Outcome(run.name, said, path)
 
@@ -139,8 +140,8 @@ def _rows(run: Path) -> int:
     return opened.count("steps") + opened.count("samples")
 
 
-def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path]]:
-    """Where it is now, and what of the copy before was kept."""
+def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Path], list[Path]]:
+    """Where it is now, what of the copy before was kept, and what could not be and where it is."""
     staging = into / f".{run.name}.{secrets.token_hex(4)}"
     try:
         # With the times of its files, by which a run that was cut off is known; without links,
@@ -154,24 +155,36 @@ def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Pat
             return _replaced(before, staging)
         target = _free(into / run.name)
         staging.rename(target)
-        return target, []
+        return target, [], []
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _replaced(before: Path, by: Path) -> tuple[Path, list[Path]]:
+def _replaced(before: Path, by: Path) -> tuple[Path, list[Path], list[Path]]:
     """A newer copy in the place of one, with what people said of that and put into it: neither is
-    anywhere else. Of a file that the run has too, the run's stays."""
+    anywhere else. Of a file that the run has too, the run's stays.
+
+    They are copied before anything is renamed, so that a failure leaves the copy as it was. Where
+    the run has a file by now and people had a directory, the copy before is kept, and named."""
     add_labels(by, labels_of(before))
-    kept = [path for path in foreign(before) if not os.path.lexists(by / path)]
+    kept, left = [], []
+    for path in foreign(before):
+        if os.path.lexists(by / path):
+            continue
+        try:
+            (by / path).parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            left.append(path)
+            continue
+        shutil.copy2(before / path, by / path, follow_symlinks=False)
+        kept.append(path)
     aside = before.with_name(f".{before.name}.old-{secrets.token_hex(4)}")
     before.rename(aside)
     by.rename(before)
-    for path in kept:
-        (before / path).parent.mkdir(parents=True, exist_ok=True)
-        (aside / path).rename(before / path)
+    if left:
+        return before, kept, [aside / path for path in left]
     shutil.rmtree(aside)
-    return before, kept
+    return before, kept, []
 
 
 def _unwanted(folder: str, names: list[str]) -> list[str]:

@@ -236,12 +236,14 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
         ("train.py --hub-token=abc {run}", ["--hub-token=..."]),
         ("env HF_TOKEN=abc train.py {run}", ["HF_TOKEN=..."]),
         ("login.py hf_AbCdEfGh1jKlMnOpQr {run}", ["hf_..."]),
+        ("a.py sk-proj-Ab1_cdEfGhIjKlMnOpQrSt2 sk-0123456789abcdef {run}", ["sk-...", "sk-..."]),
         ("curl http://me:word@host/{run}", ["an address with a password"]),
         ("sh -c 'WANDB_API_KEY=abc a.py' {run}", ["WANDB_API_KEY=..."]),
         ("sh -c 'train.py --password x' {run}", ["--password ..."]),
         # Settings, names of settings, and what is put in elsewhere.
         ("train.py --pad_token x --max-tokens 512 --token {t} --hf_token $HF_TOKEN {run}", []),
         ("train.py --use_auth_token --model hf_models/llama MAX_TOKENS=4096 {run}", []),
+        ("train.py --model sk-learn-model-2024-abcdef --run sk-llama_3_8b-bench_run_12 {run}", []),
         ("{python} -m ergmeter train --config key.yaml --token-type x {run}", []),
     ],
 )  # fmt: skip

@@ -144,3 +144,24 @@ def test_on_an_h200_the_two_ways_differ_by_reserve_and_context() -> None:
         peak = max(used for t, used in samples if start <= t <= end)
         reserved = max(int(step["memory_reserved_bytes"]) for step in steps[phase])
         assert peak - first - reserved == 804_061_184
+
+
+def test_a_second_header_without_memory_takes_nothing_from_the_readings_before(
+    tmp_path: Path,
+) -> None:
+    text = "index, memory.used [MiB]\n0, 10 MiB\n0, 30 MiB\nindex, power.draw [W]\n0, 70 W\n"
+    (device,) = smi_log(log(tmp_path, text)).devices
+    assert (device.readings, device.taken_bytes) == (2, 20 * BYTES_PER_MIB)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "index, encoder.stats.sessionCount, memory.used [MiB]",
+        "index, Some Title, memory.used [MiB],",
+        '"index","x","memory.used [MiB]"',
+    ],
+)
+def test_titles_that_nobody_knows_are_passed_over(tmp_path: Path, header: str) -> None:
+    (device,) = smi_log(log(tmp_path, f'{header}\n0, 1, 10 MiB\n"0","1","30 MiB"\n')).devices
+    assert (device.readings, device.taken_bytes) == (2, 20 * BYTES_PER_MIB)

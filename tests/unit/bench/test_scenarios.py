@@ -410,3 +410,17 @@ def test_arguments_that_the_command_does_not_take_are_an_error(tmp_path: Path) -
     assert "takes no max_seq_len" in told
     (cell,) = plan(mine(tmp_path, command="python x.py {lr} {arguments}", **given)).cells
     assert cell.command[2:] == ("0.1", "--width", "64", "--decay", "0.2")
+
+
+def test_an_apostrophe_in_a_word_quotes_nothing(tmp_path: Path) -> None:
+    problems = Problems(tmp_path / "scenarios.yaml")
+    problems.add("it can't be A and won't run")
+    problems.add("it can't be B and won't run")
+    problems.add("name 'x' is not known")
+    problems.add('name "it\'s" is not known')
+    with pytest.raises(UsageError) as caught:
+        problems.stop_if_any()
+    assert str(caught.value).partition(": ")[2] == (
+        "name 'x' is not known (and 1 more like it); it can't be A and won't run;"
+        " it can't be B and won't run"
+    )

@@ -20,6 +20,7 @@ from tests.unit.importers.programs import (
 )
 from tests.unit.importers.trained import BAR, printed
 
+DATA = Path(__file__).parents[2] / "data" / "logs"
 LOOP = [f"step={n} loss=2.5 tokens_per_step=64" for n in range(1, 6)]
 TRAINER = [
     line
@@ -108,3 +109,21 @@ def _empty(tmp_path: Path) -> Path:
     path = tmp_path / "empty.log"
     path.touch()
     return path
+
+
+@pytest.mark.parametrize("before", [0, 200])
+@pytest.mark.parametrize("first", ["", "timestamp, "])
+def test_a_training_that_printed_nvidia_smi_is_read_as_the_training(
+    tmp_path: Path, first: str, before: int
+) -> None:
+    printed = f"{first}index, name, memory.used [MiB], utilization.gpu [%]\n"
+    printed += f"{first and '2026/11/15 10:00:00.000, '}0, NVIDIA H100 80GB HBM3, 4 MiB, 0 %\n"
+    printed += "loading\n" * before
+    whole = (DATA / "megatron.log").read_text()
+    (tmp_path / "alone.log").write_text(whole)
+    (tmp_path / "both.log").write_text(printed + whole)
+    alone = import_log(Request(tmp_path / "alone.log", tmp_path / "alone"))
+    both = import_log(Request(tmp_path / "both.log", tmp_path / "both"))
+    assert both.format == "megatron"
+    assert [run.steps for run in both.runs] == [run.steps for run in alone.runs]
+    assert both.runs[0].steps > 0

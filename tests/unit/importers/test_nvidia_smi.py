@@ -10,8 +10,9 @@ import pytest
 from ergmeter.errors import FormatError
 from ergmeter.importers.importing import ImportedRun, Request, import_log
 from ergmeter.importers.nvidia_smi import NvidiaSmiImporter
+from ergmeter.importers.nvidia_smi_csv import Row
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Missing, Reading, Result
+from ergmeter.records import Missing, Reading, Result, Sample
 from ergmeter.runlog.reader import Run
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -178,17 +179,145 @@ def test_a_clock_that_falls_back_begins_another_run(tmp_path: Path) -> None:
     assert reading(second, "energy.run_j").value == pytest.approx(400)
 
 
-def test_one_device_needs_no_name_and_several_do(tmp_path: Path) -> None:
-    header = "timestamp, power.draw [W]"
-    (run,) = imported(tmp_path, header, *(f"{stamp(n)}, 100.00 W" for n in range(20)))
-    assert any("taken for one device's" in note for note in run.notes)
-    assert reading(run, "energy.run_j").value == pytest.approx(1900)
-    both = [line for n in range(20) for line in (f"{stamp(n)}, 1 W", f"{stamp(n + 0.003)}, 2 W")]
-    with pytest.raises(FormatError, match="several devices"):
-        import_log(Request(log_of(tmp_path, header, *both), tmp_path / "several"))
-    assert not (tmp_path / "several").exists()
-    late = [f"{stamp(n + (30 if n > 10 else 0))}, 1 W" for n in range(20)]
-    import_log(Request(log_of(tmp_path, header, *late), tmp_path / "late"))
+@pytest.mark.parametrize("columns", ["timestamp, ", "timestamp, name, "])
+def test_a_log_that_names_no_device_is_refused_unless_it_is_said_to_be_of_one(
+    erg: Erg, tmp_path: Path, columns: str
+) -> None:
+    """However its times lie: two devices that are read by turns lie as evenly as one."""
+    name = "NVIDIA A100-SXM4-80GB, " if "name" in columns else ""
+    lines = [f"{stamp(n / 2)}, {name}{(100, 300)[n % 2]}.00 W" for n in range(41)]
+    log = log_of(tmp_path, f"{columns}power.draw [W]", *lines)
+    code, _, said = erg("import", str(log), "--out", str(tmp_path / "run"))
+    assert code == 1
+    assert said.count("\n") == 1
+    assert "(uuid, index, pci.bus_id, serial)" in said
+    assert "--one-device" in said
+    assert not (tmp_path / "run").exists()
+    code, _, said = erg("import", str(log), "--one-device", "--out", str(tmp_path / "run"))
+    assert (code, said) == (0, "")
+    run = Run.open(tmp_path / "run")
+    energy = summarize(run).readings["energy.run_j"]
+    assert isinstance(energy, Reading)
+    assert energy.value == pytest.approx(20 * 200)
+    assert any(m.detail.endswith("one device's, as was said") for m in run.marks)
+
+
+def test_a_serial_number_tells_devices_apart(tmp_path: Path) -> None:
+    lines = [f"{stamp(n)}, {s}, {w} W" for n in range(5) for s, w in ((165, 100), (166, 300))]
+    (run,) = imported(tmp_path, "timestamp, serial, power.draw [W]", *lines)
+    assert reading(run, "energy.run_j").value == pytest.approx(4 * 400)
+
+
+@pytest.mark.parametrize(
+    ("mask", "seen"),
+    [
+        ("0x8000000000000000", None),
+        ("0xffffffffffffffffff", None),
+        ("0x0020000000000001", None),
+        ("0x001fffffffffffff", 2**53 - 1),
+    ],
+)
+def test_a_mask_of_more_bits_than_a_column_has_is_no_reading(
+    tmp_path: Path, mask: str, seen: int | None
+) -> None:
+    lines = [row(n, 0, "100.00 W").replace("0x0000000000000004", mask) for n in range(4)]
+    (run,) = imported(tmp_path, HEADER, *lines)
+    found = Run.open(run.path).series("throttled")
+    assert [set(one.values) for one in found.values()] == ([] if seen is None else [{seen}])
+    assert reading(run, "energy.run_j").value == pytest.approx(300)
+
+
+@pytest.mark.parametrize("digits", [20, 400])
+def test_a_number_past_all_bounds_is_no_reading(tmp_path: Path, digits: int) -> None:
+    damaged = row(2, 0, f"{'9' * digits} W").replace(" 1000 MiB", f" {'9' * digits} MiB")
+    lines = [row(n, 0, "100.00 W") for n in (0, 1, 3, 4)]
+    (run,) = imported(tmp_path, HEADER, *lines[:2], damaged, *lines[2:])
+    assert reading(run, "memory.device_peak_bytes").value == 1000 * MIB
+    assert reading(run, "energy.run_j").value == pytest.approx(400)
+
+
+def test_an_import_that_fails_leaves_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor the whole ones before the one that it failed in."""
+    read = NvidiaSmiImporter._sample
+
+    def failing(self: NvidiaSmiImporter, device: str, of: Row) -> Sample | None:
+        if of.cells["timestamp"] == stamp(2):
+            raise OSError("no more")
+        return read(self, device, of)
+
+    monkeypatch.setattr(NvidiaSmiImporter, "_sample", failing)
+    lines = [row(n, 0, "100.00 W") for n in (30, 31, 0, 1, 2)]
+    with pytest.raises(OSError, match="no more"):
+        imported(tmp_path, HEADER, *lines)
+    assert [path.name for path in tmp_path.iterdir()] == ["gpus.csv"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "timestamp, index, power.draw [W], encoder.stats.sessionCount",
+        "timestamp, index, power.draw [W], encoder.stats.sessionCount,",
+        '"timestamp","index","power.draw [W]","encoder.stats.sessionCount"',
+        "timestamp, index, power.draw [W], My Column",
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["{}, 0, 100.00 W, 3", "{}, 0, 100.00 W, 3,", '"{}","0","100.00 W","3"']
+)
+def test_titles_of_any_kind_commas_at_the_end_and_quotation_marks(
+    tmp_path: Path, header: str, form: str
+) -> None:
+    (run,) = imported(tmp_path, header, *(form.format(stamp(n)) for n in range(6)))
+    assert reading(run, "energy.run_j").value == pytest.approx(400)
+    assert set(Run.open(run.path).devices) == {"GPU 0"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([], "of 1 line, none a reading"),
+        ([f"{stamp(n)}, 0, 100,50 W" for n in range(3)], "line 2 has 4 cells, its header 3"),
+        (["15 Nov, 0, 100 W"] * 3, "the time '15 Nov' can't be read"),
+        ([f"{stamp(0)}, 0, 100"], "the last may be cut"),
+        ([f"{stamp(0)}, [N/A], 1 W", f"{stamp(1)}, [N/A], 1 W"], "line 2 has index '[N/A]'"),
+    ],
+)
+def test_of_a_log_without_a_reading_it_is_said_why(
+    tmp_path: Path, lines: list[str], why: str
+) -> None:
+    with pytest.raises(FormatError) as caught:
+        imported(tmp_path, "timestamp, index, power.draw [W]", *lines)
+    assert why in str(caught.value)
+    assert "no step" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["{}, 0, 100.00 W", "{}, 0, 100.00", "{}, 0, 5 %, 3"])
+def test_without_a_header_the_message_is_of_the_header(tmp_path: Path, form: str) -> None:
+    with pytest.raises(FormatError, match="without their header: log with --format=csv"):
+        imported(tmp_path, *(form.format(stamp(n)) for n in range(4)))
+
+
+def test_a_gpu_that_is_lost_is_no_further_device(tmp_path: Path) -> None:
+    header = "timestamp, index, uuid, power.draw [W]"
+    lines = [f"{stamp(n)}, {i}, {(A, B)[i]}, 100.00 W" for n in range(3) for i in (0, 1)]
+    for n in (3, 4, 5):
+        lines += [f"{stamp(n)}, 0, {A}, 100.00 W"]
+        lines += [f"{stamp(n)}, , [GPU is lost], [GPU is lost]"]
+    (run,) = imported(tmp_path, header, *lines)
+    opened = Run.open(run.path)
+    assert set(opened.devices) == {A, B}
+    said = [mark.detail for mark in opened.marks if mark.name == "rows_dropped"]
+    assert said == ["3 of 13 lines are no readings: line 9 has uuid '[GPU is lost]'"]
+    assert isinstance(readings(run)["energy.run_j"], Missing)
+
+
+def test_a_table_without_times_between_the_readings_is_left_out(tmp_path: Path) -> None:
+    asked = ["index, name", "0, NVIDIA H100 80GB HBM3"]
+    lines = [row(n, 0, "100.00 W") for n in range(4)]
+    (run,) = imported(tmp_path, HEADER, *lines[:2], *asked, HEADER, *lines[2:])
+    assert reading(run, "energy.run_j").value == pytest.approx(300)
 
 
 def test_a_log_without_times_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from ergmeter.meter.alarm import Alarm, AlertPlan
 from ergmeter.metrics.alert_rules import all_parsed
 from ergmeter.metrics.alerts import Alert, Judge
 from ergmeter.metrics.following import Following
-from ergmeter.records import Mark, Reading
+from ergmeter.records import Mark, Reading, Step
 from ergmeter.runlog.settings import Settings
+from tests.runs import add_writer, make_run
 
 
 def trained(path: Path, *, steps: int = 250, nan_at: int = 60, **options: Any) -> tuple[Meter, int]:
@@ -309,3 +310,23 @@ def test_what_judging_costs_is_part_of_what_we_cost(
     own = meter.summary().readings["overhead.cpu_frac"]
     assert isinstance(own, Reading)
     assert "that judge alerts" in own.note
+
+
+@pytest.mark.parametrize(("second_at", "told"), [(30, 2), (3, 1)])
+def test_the_loss_of_a_second_training_is_news_and_that_of_a_second_rank_is_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], second_at: int, told: int
+) -> None:
+    """The first ended with its loss lost: no alert of it is ever over."""
+    run = make_run(tmp_path / "run")
+    for at in (0, second_at):
+        steps = [
+            Step((at + n) * 10**9, (at + n + 1) * 10**9, loss=math.nan, index=n) for n in range(10)
+        ]
+        add_writer(run, steps=steps)
+    alarm = Alarm(
+        AlertPlan(all_parsed(["loss nan"])), run, settings=Settings(), mark=lambda _: None
+    )
+    alarm.start()
+    alarm.stop(lambda: None)
+    line = "ergmeter: alert: loss nan: loss nan at step 0"
+    assert capfd.readouterr().err.splitlines() == [line] * told

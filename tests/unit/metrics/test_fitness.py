@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.fitness import CHECKS, Fitness, fitness
+from ergmeter.metrics.fitness import CHECKS, Finding, Fitness, fitness
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
@@ -345,3 +345,20 @@ def test_a_gpu_that_two_probes_read_keeps_what_the_first_said_of_it(tmp_path: Pa
         run = run_of(path, steps=even_steps(12), samples=read_w, devices=devices)
         (found,) = evidence_of(run).devices("gpu")
         assert found.facts == {"power_field": "draw", "dcgm": "4.2"}
+
+
+def test_a_check_that_failed_is_not_one_without_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> list[Finding]:
+        raise ZeroDivisionError
+
+    run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
+    monkeypatch.setitem(CHECKS, "noise", broken)
+    said = checked(run).said
+    assert said == (
+        "not known: 7 of 15 checks had no data and 1 of 15 checks failed, noise, throttling among"
+        " them"
+    )
+    only = made(tmp_path / "quiet")
+    assert checked(only).said == "not known: 1 of 15 checks failed, noise among them"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,3 +229,50 @@ def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) ->
 )
 def test_another_machine_is_known_by_its_colon(source: str, remote: bool) -> None:
     assert is_remote(source) is remote
+
+
+def test_a_file_that_has_no_place_any_more_is_named_and_not_lost(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    copy = into / "one"
+    (copy / "plots").mkdir()
+    (copy / "plots" / "p.svg").write_text("<svg/>")
+    (copy / "report.html").write_text("a page")
+    (run / "plots").write_text("a file by now")
+    add_writer(run, steps=even_steps(3))
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert Run.open(copy).count("steps") == 8
+    assert (copy / "report.html").read_text() == "a page"
+    assert (copy / "plots").read_text() == "a file by now"
+    (aside,) = (path for path in into.iterdir() if path != copy)
+    assert (aside / "plots" / "p.svg").read_text() == "<svg/>"
+    assert outcome.said == (
+        "brought up to date; what had been put into the copy is still there: report.html; what has"
+        f" no place in it any more is in the copy before: {aside / 'plots' / 'p.svg'}"
+    )
+
+
+def test_a_failure_while_files_are_kept_leaves_the_copy_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run(tmp_path / "a" / "one")
+    add_writer(run, steps=even_steps(5), closed=False, header={"pid": 2**22 + 1})
+    into = tmp_path / "all"
+    collect(str(tmp_path / "a"), into)
+    (into / "one" / "report.html").write_text("a page")
+    add_writer(run, steps=even_steps(3))
+    copied_to = shutil.copy2
+
+    def full(source: str | Path, target: str | Path, **how: Any) -> object:
+        if Path(source).name == "report.html":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return copied_to(source, target, **how)
+
+    monkeypatch.setattr(shutil, "copy2", full)
+    (outcome,) = collect(str(tmp_path / "a"), into)
+    assert outcome.said.startswith("left out: ")
+    assert Run.open(into / "one").count("steps") == 5
+    assert (into / "one" / "report.html").read_text() == "a page"
+    assert [path.name for path in into.iterdir()] == ["one"]

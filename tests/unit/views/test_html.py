@@ -239,6 +239,20 @@ def test_a_plot_is_a_file_of_the_kind_its_name_says(erg: Erg, ladder: Path, tmp_
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_is_read_once_for_a_plot(
+    erg: Erg, ladder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[object] = []
+
+    def counted(run: Run, *given: Any, **named: Any) -> Any:
+        reads.append(run)
+        return evidence_of(run, *given, **named)
+
+    monkeypatch.setattr("ergmeter.metrics.summarize.evidence_of", counted)
+    assert erg("plot", ladder, "-o", tmp_path / "power.svg")[0] == 0
+    assert len(reads) == 1
+
+
 def test_a_file_has_no_points_that_only_a_pointer_would_show(
     erg: Erg, ladder: Path, tmp_path: Path
 ) -> None:

@@ -15,13 +15,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from ergmeter.metrics import timeline
-from ergmeter.records import Device, Mark
+from ergmeter.records import Device, Mark, Sample
 from ergmeter.runlog.collection import annotate, tag
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.html.page import vega
 from ergmeter.views.serve.pool import Pool
-from tests.runs import make_run
+from tests.runs import GPU, make_run
 from tests.unit.views.serving import HOSTILE, a_run, client, ids, until
 
 
@@ -263,6 +263,22 @@ def test_the_figures_of_one_run_do_not_wait_for_the_list(
     assert row["readings"]["energy.joules_per_token"]["value"] == pytest.approx(3.0)
     for key, found in row["readings"].items():
         assert found.get("value") == whole[key].get("value"), key
+
+
+def test_the_figures_of_one_run_are_those_of_its_files_now(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ergmeter.views.serve.listing.Listing.start", lambda _: None)
+    monkeypatch.setattr("ergmeter.views.serve.folder._STAMP_AGE_S", 0.0)
+    with client(root) as app:
+        run = ids(app)["slow"]
+        before = app.get(f"/api/run/{run}/row").json()["readings"]
+        shutil.rmtree(root / "slow")
+        twice = [Sample(i * 10**9, GPU.id, power_w=600.0, energy_j=600.0 * i) for i in range(21)]
+        a_run(root / "slow", samples=twice)
+        after = app.get(f"/api/run/{run}/row").json()["readings"]
+    assert before["energy.joules_per_token"]["value"] == pytest.approx(3.0)
+    assert after["energy.joules_per_token"]["value"] == pytest.approx(6.0)
 
 
 def test_just_the_charts_that_are_asked_for_are_drawn(

@@ -220,3 +220,18 @@ def test_a_name_that_is_no_text_is_listed(tmp_path: Path) -> None:
         rows = app.get("/api/runs").json()["runs"]
         assert json.dumps(rows)
         assert len(rows) == 1
+
+
+def test_packed_runs_are_named_also_where_there_are_too_many_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ergmeter.views.serve.folder._MOST_DIRECTORIES", 3)
+    (tmp_path / "one.zip").touch()
+    for number in range(5):
+        (tmp_path / f"{number}").mkdir()
+    folder = Folder(tmp_path)
+    folder.places("run")
+    assert [said.partition(":")[0] for said in folder.left_out] == [
+        "more than 3 directories",
+        "one.zip",
+    ]

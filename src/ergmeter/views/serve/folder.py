@@ -156,7 +156,7 @@ class Folder:
             seen += 1
             if seen > _MOST_DIRECTORIES:
                 left_out.append(f"more than {_MOST_DIRECTORIES} directories: the rest is not shown")
-                return
+                break
             inside, ledgers = self._entries(path, left_out, packed)
             for one in ledgers:
                 yield self._found("ledger", one)

@@ -59,8 +59,8 @@ class Listing:
         return {"runs": rows, "pending": pending, "left_out": self._folder.left_out}
 
     async def row_read(self, place: Place) -> dict[str, Any]:
-        """One run with its figures, which are read now if they have not been: it is looked at."""
-        if place.id not in self._rows:
+        """One run with its figures, which are read now if they are not those of its files."""
+        if await self._is_due(place):
             await self._read(place)
         return await asyncio.to_thread(self.row, place)
 
