@@ -37,6 +37,20 @@ def significant(value: float, digits: int = 4) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def ratio_text(value: float, *, decimals: int = 3) -> str:
+    """Print a ratio: with more decimals where it takes them to tell it from 1 or from 0.
+
+    >>> ratio_text(1.31), ratio_text(1.00004), ratio_text(0.0001234)
+    ('1.310', '1.00004', '0.000123')
+    """
+    if not 0.1 <= value < 10:
+        return significant(value, 3)
+    apart = abs(value - 1.0)
+    if 0.0 < apart < 0.5 * 10.0**-decimals:
+        decimals = min(12, -math.floor(math.log10(apart)))
+    return f"{value:.{decimals}f}"
+
+
 def printable(text: str) -> str:
     """A text of somebody's on one line, without characters that a terminal would obey."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -52,6 +66,8 @@ def scaled(value: float, unit: str) -> str:
 
 def duration(seconds: float) -> str:
     """Print a duration in the unit a person would say it in: 16.3 ms, 4.21 s, 2 h 03 min."""
+    if not math.isfinite(seconds):
+        return str(seconds)
     if seconds < 1e-3:
         return f"{significant(seconds * 1e6, 3)} µs"
     if seconds < 1:

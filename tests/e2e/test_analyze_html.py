@@ -271,9 +271,10 @@ def test_inputs_have_their_source(opened: Any) -> None:
     found = {row[0]: row[1:] for row in rows(opened("full"), "inputs")}
     assert found["sequences a step"] == ["64", "the YAML"]
     assert found["compile cache"] == ["cache", "--compile-dir"]
-    assert found["log"][0] == "train.log"
+    assert found["log"] == ["train.log", "--log-file, read as nxdt"]
     assert found["neuronxcc"][0] == COMPILER
-    assert "assumed" not in found["nodes"][1]
+    assert found["nodes"] == ["1", "the YAML"]
+    assert found["type of products"][1] == "the YAML"
 
 
 def test_outputs_side_by_side_with_their_spread(opened: Any) -> None:

@@ -109,14 +109,27 @@ def test_csv_and_markdown(erg: Erg, ledger: Path) -> None:
     assert out.count("1,323 tokens/s") + out.count("1323 tokens/s") == 1  # each run has its row
 
 
+def test_a_name_is_no_markup(erg: Erg, tmp_path: Path) -> None:
+    name = "*a*|<b>_c_![d](https://e.f) @g"
+    rows = [row("bnb", 0, 1000.0), row(name, 0, 900.0)]
+    (tmp_path / "energy_results.csv").write_text("\n".join([COLUMNS, *rows]) + "\n")
+    code, out, _ = erg("compare", tmp_path / "energy_results.csv", "--format", "md")
+    assert code == 0
+    inert = r"\*a\*\|&lt;b&gt;\_c\_\!\[d\](https:<!-- -->//e.f) @<!-- -->g"
+    assert f"**{inert} against bnb (1 and 1 runs)**" in out
+    assert f"| {inert} | 1 | 900 |" in out
+    for text in (name, "<b>", "https://", "@g"):
+        assert text not in out
+
+
 def test_a_page_is_not_written_over_what_is_read(erg: Erg, ledger: Path, tmp_path: Path) -> None:
     before = ledger.read_text()
     code, _, err = erg("compare", ledger, "--html", ledger)
     assert (code, ledger.read_text()) == (2, before)
-    assert "is what is read; name another file" in err
+    assert "no HTML page, which is not replaced; name another" in err
     code, _, err = erg("compare", ledger, "--html", tmp_path / "none" / "page.html")
     assert code == 2
-    assert "there is no directory" in err
+    assert "none does not exist" in err
 
 
 def test_what_is_not_comparable_exits_1_and_says_why(erg: Erg, tmp_path: Path) -> None:

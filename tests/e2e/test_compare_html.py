@@ -18,7 +18,8 @@ from tests.e2e.test_report_html import CHROMIUM, EVIL, Opened, axe_api, playwrig
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 SINGLE = 1200.0  # tokens/s of torch's one run
-PAGES = ["three", "refused", "evil", "target"]
+LONG = "x" * 300
+PAGES = ["three", "refused", "evil", "target", "long"]
 
 
 def compared(out: Path, *sources: object, code: int = 0) -> Path:
@@ -51,6 +52,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     three = ledger(folder / "three" / "energy_results.csv", {**RATES, "torch": (SINGLE,)})
     refused = written(folder / "refused" / "energy_results.csv", seq_len=2048)
     evil = ledger(folder / "evil" / "energy_results.csv", {"bnb": RATES["bnb"], EVIL: (900.0,)})
+    long = ledger(folder / "long" / "energy_results.csv", {LONG: RATES["bnb"], "b": (900.0,)})
     for number, more in enumerate((0.99, 1.0, 1.01)):
         trained(folder / "quick" / str(number), seconds=1.0 * more)
         trained(folder / "slow" / str(number), seconds=1.95 * more)
@@ -58,6 +60,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "three": compared(folder / "three.html", three),
         "refused": compared(folder / "refused.html", refused, code=1),
         "evil": compared(folder / "evil.html", evil),
+        "long": compared(folder / "long.html", long),
         "target": compared(
             folder / "target.html", folder / "quick", folder / "slow", "--target-loss", "2.001"
         ),
@@ -211,7 +214,7 @@ def test_nothing_is_wider_than_the_window(
         assert 200 < svg.bounding_box()["width"] <= width
 
 
-@pytest.mark.parametrize("name", ["three", "evil"])  # short names, and one of 79 characters
+@pytest.mark.parametrize("name", ["three", "evil", "long"])  # short, 79 and 300 characters
 @pytest.mark.parametrize("width", [1280, 400])
 def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
     opened: Callable[..., Opened], name: str, width: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import math
 import os
 import re
 import shutil
@@ -83,7 +84,8 @@ def directory(root: Path) -> Path:
     ):
         cell = root / "matrix" / f"exp_{number}"
         cell.mkdir(parents=True)
-        said = {"train_tokens_per_second": 100.0 * batch, "train_runtime": 10.0}
+        loss = math.nan if number == 1 else float(number + 1)
+        said = {"train_tokens_per_second": 100.0 * batch, "train_runtime": 10.0, "train_loss": loss}
         settings = {"per_device_train_batch_size": batch, "max_seq_length": length, "num_gpus": 1}
         why = f"out of memory {EVIL}" if status == "oom" else ""
         (cell / "status.json").write_text(json.dumps({"status": status, "reason": why}))
@@ -304,6 +306,18 @@ def test_a_matrix_tells_failed_cells_apart_without_colour(
     assert style == "dashed"
     page.select_option("#across", "")
     playwright_api.expect(page.locator(".matrix thead th")).to_have_count(1)
+
+
+def test_a_loss_that_is_no_number_is_told_and_is_not_in_the_scale(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    page = opened(served.address + "/benches")
+    page.click("text=matrix")
+    page.wait_for_selector(".matrix")
+    page.select_option("#figure", "loss")
+    playwright_api.expect(page.locator(".cell.none span")).to_have_text(["nan"])
+    playwright_api.expect(page.locator(".cell.level0 span")).to_have_text(["1"])
+    playwright_api.expect(page.locator(".cell.level4 span")).to_have_text(["3"])
 
 
 def test_a_cell_of_a_bench_links_to_the_page_of_its_run(

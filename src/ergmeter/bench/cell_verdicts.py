@@ -1,4 +1,4 @@
-"""What does a gate come to for each cell: pass, worse, inconclusive, missing?
+"""What does a gate come to for each cell: pass, worse, inconclusive, missing, new?
 
 The trap: a cell that is fine in two rules and red in a third, shown as mostly fine. The word of a
 cell is that of the worst that was found of it; what could not be judged at all is no pass.
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ergmeter.bench.gate import Gate, State
     from ergmeter.bench.pairing import Pair
 
-Word: TypeAlias = Literal["worse", "inconclusive", "missing", "pass", "not judged"]
-WORDS: tuple[Word, ...] = ("worse", "missing", "inconclusive", "not judged", "pass")
+Word: TypeAlias = Literal["worse", "inconclusive", "missing", "new", "pass", "not judged"]
+WORDS: tuple[Word, ...] = ("worse", "missing", "inconclusive", "not judged", "new", "pass")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,9 @@ def _verdict(name: str, pair: Pair | None, states: list[tuple[State, str]]) -> C
     told = sorted(states, key=lambda one: order.index(one[0]))
     worst = tuple(words for state, words in told if state == told[0][0])
     reasons = worst or ("no figure that both sides have",)
-    if pair is not None and not (pair.new.rows and pair.ref.rows):
+    if pair is not None and not pair.new.rows:
         return CellVerdict(name, "missing", reasons)
+    if pair is not None and not pair.ref.rows:
+        return CellVerdict(name, "new", reasons)
     words: dict[State, Word] = {"red": "worse", "inconclusive": "inconclusive", "pass": "pass"}
     return CellVerdict(name, words.get(told[0][0], "not judged") if told else "not judged", reasons)

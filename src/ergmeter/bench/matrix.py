@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.bench.overview import of_repeats
+from ergmeter.bench.overview import MEMORY, of_repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,15 +26,15 @@ FIGURES = {
     "samples_per_s": "samples/s",
     "joules_per_token": "J/token",
     "mfu_frac": "MFU",
+    "memory_hf_peak_bytes": "memory in tensors, peak (hf)",
+    "memory_allocator_peak_bytes": "memory in tensors, peak (torch)",
     "memory_nvidia_peak_bytes": "device memory, peak",
+    "memory_nvidia_mean_bytes": "device memory, peak, mean of the devices",
     "memory_process_peak_bytes": "host memory, peak",
     "runtime_s": "time",
     "loss": "loss",
 }
-LOWER = (
-    *("joules_per_token", "memory_nvidia_peak_bytes", "memory_process_peak_bytes"),
-    *("runtime_s", "loss"),
-)
+LOWER = ("joules_per_token", *MEMORY, "runtime_s", "loss")
 # What is read best from left to right: the sizes that a bench is made to scale.
 _ACROSS = (
     *("num_gpus", "nodes", "per_device_train_batch_size", "effective_batch_size"),
@@ -55,8 +55,8 @@ class Configuration:
     is_ok: bool  # whether a repeat came to its end
     is_waiting: bool
     reason: str
-    repeats: int
-    figures: Mapping[str, float]
+    figures: Mapping[str, float]  # one may be nan, as a loss that diverged is
+    runs: Mapping[str, int]  # how many values each figure is of
     is_padded: bool  # whether its tokens count padding
     paths: tuple[str, ...]  # of its cells
 
@@ -120,8 +120,8 @@ def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Co
         is_ok=bool(ok),
         is_waiting=not ok and counts.keys() <= set(_WAITING),
         reason=reasons[0] if reasons else "",
-        repeats=len(rows),
         figures={name: mean for name, mean in means.items() if mean is not None},
+        runs={name: sum(row[name] is not None for row in ok) for name in FIGURES},
         is_padded=any(row["tokens_counted"] == "computed" for row in ok),
         paths=tuple(str(row["path"]) for row in rows if row["path"]),
     )

@@ -43,6 +43,11 @@ def paradox(pair: Pair) -> str:
     )
 
 
+def tells_both(pair: Pair) -> bool:
+    """Whether both sides have samples/s and tokens/s, so that they could go different ways."""
+    return all(side.mean(_TOKENS) and side.mean(_SAMPLES) for side in (pair.new, pair.ref))
+
+
 def counts_differ(pair: Pair) -> bool:
     """Whether a sample is of other tokens on the two sides: their tokens/s are not alike."""
     each = []

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.analyze_options import with_options
+from ergmeter.cli.options import chosen_form
+from ergmeter.cli.pages import check_page, check_writable, write_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,20 +46,20 @@ def command(
     """
     from ergmeter.errors import UsageError
 
-    form = "json" if as_json else form
-    if page is not None:
-        _check_writable(page, option="--html")
-        _check_drawing()
+    form = chosen_form(form, as_json=as_json)
     if compare:
         _check_alone()
+        check_page(page)
         _compare(earlier, form=form, page=page)
         return
     if earlier:
         raise UsageError(f"{earlier[0]!r} is no option; files are for --compare")
     request = _request(**given)
     path = output or ("training_metrics.json" if form == "text" else None)
+    _check_shown(request, form=form, per_file=print_per_file, is_written=path is not None)
     if path is not None:
-        _check_writable(Path(path), option="--output")
+        _check_output(Path(path), request)
+    check_page(page, [Path(path)] if path is not None else ())
     found = _analyze(request, compat=compat, is_quiet=form != "text", per_file=print_per_file)
     if path is not None:
         Path(path).write_text(_text(found.document) + "\n", encoding="utf-8")
@@ -70,7 +72,7 @@ def command(
     if page is not None:
         from ergmeter.views.html.analyze_page import analysis_page
 
-        _write_page(page, analysis_page(found), form=form)
+        write_page(page, analysis_page(found), is_told_apart=form != "text")
 
 
 def main() -> None:
@@ -144,29 +146,25 @@ def _request(**given: Any) -> Request:  # noqa: ANN401  click passes what it par
     return Request(**given, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline)
 
 
-def _check_writable(path: Path, *, option: str) -> None:
-    """Before the work, not after it."""
+def _check_output(path: Path, request: Request) -> None:
+    """Before the work: there is a place for it, and it is no file that is read."""
     from ergmeter.errors import UsageError
 
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: is a directory; it takes a file")
-    folder = path.parent
-    if not folder.is_dir():
-        what = "is no directory" if folder.exists() else "does not exist"
-        raise UsageError(f"{option} {path}: the directory {folder} {what}")
+    check_writable(path, option="--output")
+    read = (request.config, request.model_config, request.log_file, request.graph_runs)
+    for one in filter(None, read):
+        if path.exists() and Path(one).exists() and path.samefile(one):
+            raise UsageError(f"--output {path} is what is read; name another file")
 
 
-def _check_drawing() -> None:
-    """Refuse a page where nothing can draw, also before the work."""
-    from ergmeter.views.plots import converter
+def _check_shown(request: Request, *, form: str, per_file: bool, is_written: bool) -> None:
+    """Refuse options that would be left without effect."""
+    from ergmeter.errors import UsageError
 
-    converter()
-
-
-def _write_page(path: Path, page: str, *, form: str) -> None:
-    path.write_text(page, encoding="utf-8")
-    # Where stdout is a document it stays one.
-    click.echo(f"{path} ({len(page.encode()) / 1e6:.2f} MB)", err=form != "text")
+    if per_file and form != "text":
+        raise UsageError(f"--print-per-file is for the console, and --format {form} is alone there")
+    if request.detailed and form == "md" and not is_written:
+        raise UsageError("--detailed is of the JSON: give its --output, or leave out --format md")
 
 
 def _markdown(found: Analysis) -> str:
@@ -246,4 +244,4 @@ def _compare(paths: tuple[str, ...], *, form: str, page: Path | None) -> None:
     if page is not None:
         from ergmeter.views.html.analyze_page import comparison_page
 
-        _write_page(page, comparison_page(found), form=form)
+        write_page(page, comparison_page(found), is_told_apart=form != "text")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
+
+from ergmeter.cli.pages import with_page
 
 FORMATS = ("text", "json", "md")
 
@@ -88,7 +89,7 @@ _SCORE = [
         help="The score's NKI factor is this plus the ratio; 0.1 since 2025-06-26.",
     ),
 ]
-_OUTPUT = [
+_OUTPUT: list[Any] = [
     click.option(
         "--output",
         metavar="JSON",
@@ -96,13 +97,7 @@ _OUTPUT = [
     ),
     click.option("--detailed", is_flag=True, help="Graphs one by one in the JSON."),
     click.option("--print-per-file", is_flag=True, help="Graphs one by one on the console."),
-    click.option(
-        "--html",
-        "page",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Write one page as well, that needs no network (pip install 'ergmeter[html]').",
-    ),
+    with_page,
     click.option(
         "--format",
         "form",

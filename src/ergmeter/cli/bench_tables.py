@@ -80,7 +80,7 @@ def report(
         tables.check_ending(path)
     files = [fms_directory / name for name in (fms.BENCHMARKS, fms.RAW)] if fms_directory else []
     _check_free((*exports, *files), results=results, force=force)
-    check_page(page, [results])
+    check_page(page, (*exports, *files))
     rows = batches(results)
     most = None if every else _MOST
     pictured = Overview(most=most)
@@ -229,7 +229,7 @@ def compare(
     )
     if rules and page is None:
         raise click.UsageError("--rule is for the page of --html; `erg gate` judges without one")
-    check_page(page, [new, ref])
+    check_page(page)
     sides = load(new), load(ref)
     found = comparing.compare(*sides, options=options)
     if page is not None:

@@ -67,6 +67,8 @@ def command(
     key = find(_SHORT.get(metric.lower(), metric))[0].key
     for target in (out, badge):
         _check_free(target, force=force)
+    if out is not None and badge is not None and out.resolve() == badge.resolve():
+        raise UsageError(f"{out} is for the card and for the badge; name another file")
     _check_one(run)
     summary = summarize(run, settings, flops=flops)
     told = view.Told(location, training_type)

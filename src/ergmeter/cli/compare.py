@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ergmeter.cli.options import with_settings
+from ergmeter.cli.options import chosen_form, with_settings
 from ergmeter.cli.pages import check_page, with_page, write_page
 
 if TYPE_CHECKING:
@@ -89,13 +89,14 @@ def command(
     options = Options(
         columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
-    check_page(page, sources)
+    form = chosen_form(form, as_json=as_json)
+    check_page(page)
     found = compare(found_in(sources, settings), options)
     if page is not None:
         from ergmeter.views.html.compare_page import compare_page
 
         write_page(page, compare_page(found))
-    _show(found, "json" if as_json else form)
+    _show(found, form)
     return 0 if found.is_comparable else 1
 
 

@@ -164,3 +164,15 @@ def _sink(text: str) -> tuple[str, dict[str, Any]]:
             )
         options[option] = yaml.safe_load(value)
     return name, options
+
+
+def chosen_form(form: str, *, as_json: bool) -> str:
+    """What `--format` and `--json` come to. Raises UsageError where they want different things."""
+    from click.core import ParameterSource
+
+    is_said = (
+        click.get_current_context().get_parameter_source("form") is ParameterSource.COMMANDLINE
+    )
+    if as_json and is_said and form != "json":
+        raise click.UsageError(f"--json and --format {form} are two forms; give one")
+    return "json" if as_json else form

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.pages import check_page, write_page
 from ergmeter.cli.shown import show_run, with_run
 from ergmeter.cli.work_options import with_model
 
@@ -62,6 +63,7 @@ def command(
     if page is not None:
         if as_json or metrics or memory or show_all:
             raise click.UsageError("--html has everything on its page: give it alone")
+        check_page(page)
         _write_page(run, page, settings, flops)
     elif memory:
         from ergmeter.views.memory import timeline
@@ -107,5 +109,4 @@ def _write_page(run: Run, page: Path, settings: Settings, flops: tuple[Flops, ..
         )
     evidence = evidence_of(run, settings, flops=flops)
     whole = report(evidence, summary_of(evidence))
-    page.write_text(whole, encoding="utf-8")
-    click.echo(f"{page} ({len(whole.encode()) / 1e6:.2f} MB)")
+    write_page(page, whole, is_told_apart=False)

@@ -15,7 +15,7 @@ from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.entries import EVAL_LOSS
 from ergmeter.metrics.grouping import Fairness, Group, fairness, grouped, mixed, question
 from ergmeter.metrics.pareto import Front, front
-from ergmeter.metrics.ratios import Contrast, Mean, contrast, mean
+from ergmeter.metrics.ratios import UNBOUNDED, Contrast, Mean, contrast, mean
 from ergmeter.metrics.targets import ENERGY, SMOOTHING, TIME, to_target
 from ergmeter.metrics.verdicts import (
     DEVICE_MEMORY,
@@ -33,11 +33,13 @@ from ergmeter.metrics.verdicts import (
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ergmeter.metrics.entries import Entry, Found
 
 DEFAULT = (RATE, JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, LOSS, EVAL_LOSS)
+# What a front is over; of memory, that of the devices where all groups have it.
+_FRONT = ((RATE,), (JOULES,), (DEVICE_MEMORY, HOST_MEMORY))
 _SENSOR = 0.01
 
 
@@ -82,6 +84,12 @@ class Comparison:
     def is_comparable(self) -> bool:
         """Whether every pair may be compared."""
         return all(pair.is_comparable for pair in self.pairs)
+
+    @property
+    def to_compare(self) -> tuple[Group, ...]:
+        """The baseline, and the groups that may be compared with it."""
+        refused = {pair.other for pair in self.pairs if not pair.is_comparable}
+        return tuple(group for group in self.groups if group.name not in refused)
 
 
 def compare(found: Found, options: Options) -> Comparison:
@@ -132,6 +140,8 @@ def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: fl
     if middle.low is None or not open_:
         return middle
     ends = between("low", "high").low, between("high", "low").high
+    if None in ends:
+        return replace(middle, low=None, high=None, why=UNBOUNDED)
     note = open_[0].figures[measured.key]
     assert isinstance(note, Reading)
     return replace(middle, low=ends[0], high=ends[1], why=note.note)
@@ -139,6 +149,8 @@ def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: fl
 
 def mean_of(group: Group, measured: Measure, *, confidence: float) -> Mean:
     """What a group's runs come to in one figure. NotMeasurable where there is none."""
+    if measured.key in (TIME, ENERGY):
+        _need_all(measured, group)
     own = [entry.value(measured.key) for entry in group.entries]
     values = [value for value in own if value is not None]
     if not values:
@@ -251,10 +263,8 @@ def _need_all(measured: Measure, *groups: Group) -> None:
 
 
 def _front(whole: Comparison) -> Front | None:
-    refused = {pair.other for pair in whole.pairs if not pair.is_comparable}
-    groups = {group.name: group for group in whole.groups if group.name not in refused}
-    memory = DEVICE_MEMORY if _all_have(groups.values(), DEVICE_MEMORY) else HOST_MEMORY
-    axes = [measure(key) for key in (RATE, JOULES, memory) if _all_have(groups.values(), key)]
+    groups = {group.name: group for group in whole.to_compare}
+    axes, _ = front_axes(whole)
     try:
         return front(
             list(groups),
@@ -267,8 +277,31 @@ def _front(whole: Comparison) -> Front | None:
         return None
 
 
-def _all_have(groups: Iterable[Group], key: str) -> bool:
-    return all(_having(group, key) for group in groups)
+def front_axes(whole: Comparison) -> tuple[list[Measure], dict[tuple[str, str], list[str]]]:
+    """The figures that a front is over, which all groups have; of the others, who lacks them.
+
+    Those by figure and reason. A figure of which no ratio can be taken, a rate of 0, is lacking.
+    """
+    axes: list[Measure] = []
+    lacking: dict[tuple[str, str], list[str]] = {}
+    for keys in _FRONT:
+        without = [_without(whole, measure(key)) for key in keys]
+        full = [key for key, found in zip(keys, without, strict=True) if not found]
+        if full:
+            axes.append(measure(full[0]))
+        else:
+            lacking |= without[0]
+    return axes, lacking
+
+
+def _without(whole: Comparison, measured: Measure) -> dict[tuple[str, str], list[str]]:
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in whole.to_compare:
+        try:
+            mean_of(group, measured, confidence=whole.options.confidence)
+        except NotMeasurable as error:
+            found.setdefault((measured.key, str(error)), []).append(group.name)
+    return found
 
 
 def _notes(whole: Comparison) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ def front(
             if rival == one:
                 continue
             found = [(axis, compared(rival, one, axis)) for axis in axes]
-            single = single or any(contrast.low is None for _, contrast in found)
+            single = single or any(min(one.repeats) == 1 for _, one in found)
             signs = [_sign(axis, contrast) for axis, contrast in found]
             if max(signs) > 0 and min(signs) >= 0:
                 better.append(rival)
@@ -56,7 +56,7 @@ def front(
 
 def _sign(axis: Measure, contrast: Contrast) -> int:
     """1: shown to be better; -1: worse; 0: not shown."""
-    if contrast.low is not None and not contrast.is_shown:
+    if min(contrast.repeats) > 1 and not contrast.is_shown:
         return 0
     if contrast.value == contrast.neutral:
         return 0

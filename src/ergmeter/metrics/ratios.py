@@ -35,6 +35,11 @@ PAIRED = "paired t-interval"
 WELCH = "Welch's t-interval"
 # Below this the scatter is rounding of the figures, and not of the runs.
 _SAME = 1e-12
+# Of a factor and of its inverse, so that both are numbers above 0: e^700 is about 1e304.
+_MOST_LOG = 700.0
+UNBOUNDED = (
+    "no interval: at this confidence and with so few repeats it reaches beyond a factor of 1e304"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +111,18 @@ def contrast(
         return Contrast(back(middle), None, None, scale, confidence, method, repeats, why=why)
     error, freedom, noise = _paired(a - b) if is_paired else _welch(a, b)
     margin = factor(confidence, freedom) * error
+    low, high = _ends(middle, margin, scale)
     return Contrast(
         back(middle),
-        back(middle - margin),
-        back(middle + margin),
+        low,
+        high,
         scale,
         confidence,
         method,
         repeats,
         noise,
         freedom,
+        why=UNBOUNDED if low is None else "",
     )
 
 
@@ -139,7 +146,17 @@ def mean(values: Sequence[float], *, scale: Scale = "ratio", confidence: float =
         return Mean(back(middle), None, None, None, 1)
     noise = _std(found)
     margin = factor(confidence, len(found) - 1.0) * noise / math.sqrt(len(found))
-    return Mean(back(middle), back(middle - margin), back(middle + margin), noise, len(found))
+    low, high = _ends(middle, margin, scale)
+    return Mean(back(middle), low, high, noise, len(found))
+
+
+def _ends(middle: float, margin: float, scale: Scale) -> tuple[float, float] | tuple[None, None]:
+    """The ends of an interval; none where a ratio is so open that its ends are no numbers."""
+    if scale == "difference":
+        return middle - margin, middle + margin
+    if abs(middle) + margin > _MOST_LOG:
+        return None, None
+    return math.exp(middle - margin), math.exp(middle + margin)
 
 
 def _axis(values: Sequence[float], scale: Scale) -> FloatArray:

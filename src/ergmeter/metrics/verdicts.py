@@ -16,7 +16,7 @@ from ergmeter.metrics.entries import EVAL_LOSS
 from ergmeter.metrics.ratios import PAIRED
 from ergmeter.metrics.repeats import Needed, needed, power, relative
 from ergmeter.metrics.targets import ENERGY, TIME
-from ergmeter.units import significant
+from ergmeter.units import ratio_text, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -170,12 +170,12 @@ def _interval(found: Contrast, write: Callable[[float, float], str], unit: str =
 
 def _span(low: float, high: float) -> str:
     """Two ratios, with as many digits as the one nearer to 1 needs to be told from it."""
-    digits = 3 if min(abs(low - 1.0), abs(high - 1.0)) < _LITTLE else 2
-    return f"{low:.{digits}f} to {high:.{digits}f}"
+    decimals = 3 if min(abs(low - 1.0), abs(high - 1.0)) < _LITTLE else 2
+    return f"{ratio_text(low, decimals=decimals)} to {ratio_text(high, decimals=decimals)}"
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3f}" if abs(ratio - 1.0) < _LITTLE else f"{ratio:.2f}"
+    return ratio_text(ratio, decimals=3 if abs(ratio - 1.0) < _LITTLE else 2)
 
 
 def _percents(low: float, high: float) -> str:

@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     from ergmeter.records import Basis
 
 
+_GIVEN, _MEAN = "--throughput", "--log-file, the mean of its values"
 _ASSUMED = "assumed, as the original does"
+_FORMULAS = {
+    _GIVEN: "as given by --throughput",
+    _MEAN: "mean of the values that the log prints, all of them",
+    _ASSUMED: _ASSUMED,
+}
 _RATED = ("throughput_seq_per_sec", "mfu_percent", "training_score")
 
 
@@ -73,7 +79,7 @@ def analyze_compat(request: Request, watch: Watch) -> Analysis:
     rate = request.throughput or (log.throughput.average if log else None)
     if log and not request.throughput and rate is not None:
         watch(ThroughputChosen(rate, is_from_log=True))
-    rate_from = "--throughput" if request.throughput else "--log-file, the mean of its values"
+    rate_from = _GIVEN if request.throughput else _MEAN
     if not rate:
         rate, rate_from = DEFAULT_SEQ_PER_S, _ASSUMED
         watch(ThroughputChosen(rate, is_from_log=False))
@@ -123,6 +129,7 @@ def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
     counted = Reading(0.0, "", "derived", note="as the original has it")
     return {
         **{key: as_origin(rated) for key in _RATED},
+        "throughput_seq_per_sec": as_origin(rated) | {"formula": _FORMULAS[rate_from]},
         **{key: as_origin(counted) for key in ("tflops_per_second", "overall_nki_ratio")},
     }
 

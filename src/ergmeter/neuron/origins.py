@@ -27,7 +27,8 @@ def origins(parts: Parts) -> dict[str, dict[str, Any]]:
     }
     if pace.seq_per_s is not None:
         rate = Reading(pace.seq_per_s, "", pace.basis, pace.low, pace.high, pace.said)
-        origin["throughput_seq_per_sec"] = as_origin(rate)
+        how = pace.how or "as given by --throughput"
+        origin["throughput_seq_per_sec"] = as_origin(rate) | {"formula": how}
         basis = weakest("derived", pace.basis)
         work = Reading(pace.seq_per_s, "", basis, pace.low, pace.high, found.convention)
         origin["tflops_per_second"] = as_origin(work, factor=found.model_flops / _TERA)

@@ -34,11 +34,6 @@ class Ranked:
     rest_macs_frac: float | None
     failed: tuple[File, ...]
 
-    @property
-    def readable(self) -> int:
-        """Graphs that could be read."""
-        return len(self.graphs) + self.rest
-
 
 def ranked(files: Sequence[File], *, most: int) -> Ranked:
     """So many graphs at most, those with the most work first."""

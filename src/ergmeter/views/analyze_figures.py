@@ -62,14 +62,15 @@ def headlines(document: Document) -> Iterator[Headline]:
     if not is_original and _is_more(document["hfu_percent"], document["mfu_percent"]):
         hfu = "as MFU, with what is computed twice"
         yield _headline(document, "hfu_percent", "HFU", "%", hfu)
-    pace = "sequences of the counted steps / their time"
+    rate = document.get("obtained", {}).get("throughput_seq_per_sec", {})
+    pace = rate.get("formula", "sequences of the counted steps / their time")
     yield _headline(document, "throughput_seq_per_sec", "throughput", "sequences/s", pace)
     if is_original:
         work = "forward and backward FLOPs of one sequence; the original calls it TFLOPs/second"
         yield _headline(document, "tflops_per_second", "work of a sequence", "TFLOP", work)
     else:
-        rate = f"TFLOP of a sequence x sequences/s, {under}"
-        yield _headline(document, "tflops_per_second", "work", "TFLOP/s", rate)
+        speed = f"TFLOP of a sequence x sequences/s, {under}"
+        yield _headline(document, "tflops_per_second", "work", "TFLOP/s", speed)
         work = str(document["convention_formula"])
         yield _headline(document, "tflop_per_sequence", "work of a sequence", "TFLOP", work)
     nki = "multiply-adds that NKI kernels state / all multiply-adds of the graphs"

@@ -67,9 +67,10 @@ def _graphs(found: Ranked) -> Grid:
     """A row for each; columns that no graph has are left out."""
     files = [one.file for one in found.graphs]
     has_scores = any("training_score" in file for file in files)
-    has_runs = any(file.get("runs") is not None for file in files)
+    has_runs = _has_runs(found)
     compilers = {file.get("neuronxcc_version") for file in files}
-    head = ["module", "file", "MACs", "of all", "NKI MACs", "NKI share", "kernels (calls)"]
+    share = "of all MACs x runs" if has_runs else "of all"
+    head = ["module", "file", "MACs", share, "NKI MACs", "NKI share", "kernels (calls)"]
     head += ["runs"] * has_runs + ["score"] * has_scores + ["compiler"] * (len(compilers) > 1)
     rows = []
     for one in found.graphs:
@@ -82,6 +83,11 @@ def _graphs(found: Ranked) -> Grid:
             row.append(str(one.file.get("neuronxcc_version") or "-"))
         rows.append(tuple(row))
     return Grid("compiled graphs, by work", tuple(head), tuple(rows), is_sortable=True)
+
+
+def _has_runs(found: Ranked) -> bool:
+    """Whether the graphs are ranked by how often they ran as well."""
+    return any(one.file.get("runs") is not None for one in found.graphs)
 
 
 def _graph(one: RankedGraph) -> list[Cell]:
@@ -126,11 +132,13 @@ def _about_graphs(found: Ranked) -> Iterator[Block]:
     if legend:
         yield Items(tuple(legend))
     said = "A MAC is a multiply-add: 2 FLOP."
+    macs = "MACs x runs" if _has_runs(found) else "MACs"
     if found.rest:
-        share = "" if found.rest_macs_frac is None else f" with {percent(found.rest_macs_frac)} of"
+        frac = found.rest_macs_frac
+        share = "" if frac is None else f" with {percent(frac)} of the {macs}"
         said += (
-            f" The {len(found.graphs)} graphs with the most MACs are shown; the other"
-            f" {found.rest:,}{share + ' the MACs' if share else ''} are in the JSON of --detailed."
+            f" The {len(found.graphs)} graphs with the most {macs} are shown; the other"
+            f" {found.rest:,}{share} are in the JSON of --detailed."
         )
     yield Words(said)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ergmeter.bench.comparing import TOGETHER, amount
 from ergmeter.bench.conditions import conditions
-from ergmeter.units import significant
+from ergmeter.units import scaled, significant
 from ergmeter.views import documents
 from ergmeter.views.analyze_markdown import escaped
 from ergmeter.views.bench_report import markdown_row
@@ -280,8 +280,18 @@ def change_in_words(one: Figure) -> str:
 
 def _share(value: float, one: Figure, percent: str = " %") -> str:
     if one.scale == "difference":
-        return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
+        size = (
+            scaled(abs(value), "B") if one.column.endswith("_bytes") else significant(abs(value), 3)
+        )
+        return f"{'+' if value >= 0 else '-'}{size}"
     return f"{(value - 1.0) * 100:+.1f}{percent}"
+
+
+def unit_of(column: str) -> str:
+    """The unit of a figure, by its column's name; empty where it has none, or a compound one."""
+    units = {"_bytes": "B", "_j": "J", "_s": "s", "_frac": ""}
+    ends = (unit for end, unit in units.items() if column.endswith(end) and "_per_" not in column)
+    return next(ends, "")
 
 
 def _flat(one: Figure) -> dict[str, Any]:

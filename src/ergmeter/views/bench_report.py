@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,8 @@ def totals(found: Overview) -> str:
 def figure_in_words(one: Configuration, name: str) -> str:
     """A configuration's mean figure; tokens that count padding are marked, as in the table."""
     value = one.figures[name]
+    if not math.isfinite(value):
+        return str(value)
     if name.endswith("_bytes"):
         return scaled(value, "B")
     if name.endswith("_frac"):

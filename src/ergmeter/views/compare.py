@@ -18,11 +18,11 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import mean_of
 from ergmeter.metrics.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.records import Reading
-from ergmeter.units import significant
+from ergmeter.units import ratio_text, significant
 from ergmeter.views.terminal import bare, interval, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
@@ -56,7 +56,7 @@ SIGNS = {
     "worse": "- worse",
     "differs": "* differs",
     "not shown": "= no difference shown",
-    "no interval": "? one run",
+    "no interval": "? no interval",
     "absent": "absent",
 }
 _ACROSS = 6  # figures beside one another in 80 columns
@@ -122,6 +122,12 @@ def front_in_words(front: Front) -> str:
     return said + (f" ({front.remark})" if front.remark else "")
 
 
+def some(names: Sequence[str], *, most: int = 8) -> str:
+    """The first of some names, and how many more there are."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return ", ".join([*names[:most], *more])
+
+
 def title(pair: Pair) -> str:
     """Who against whom, and how it was done."""
     done = next((v.contrast for v in pair.verdicts if v.contrast), None)
@@ -154,14 +160,14 @@ def contrast_in_words(one: Contrast | None) -> str:
         return "absent"
     said = _short(one.value, one)
     if one.low is None or one.high is None:
-        return f"{said}, one run"
+        return f"{said}, {'one run' if min(one.repeats) == 1 else 'no interval'}"
     if one.is_exact:
         return f"{said}, in every run"
     return f"{said} ({_short(one.low, one)} to {_short(one.high, one)})"
 
 
 def _short(number: float, one: Contrast) -> str:
-    return f"{number:.3f}" if one.scale == "ratio" and number < 10 else significant(number, 3)
+    return ratio_text(number) if one.scale == "ratio" else significant(number, 3)
 
 
 def figure_in_words(entry: Entry, measured: Measure) -> str:

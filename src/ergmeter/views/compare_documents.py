@@ -11,8 +11,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import mean_of
 from ergmeter.metrics.grouping import differing
 from ergmeter.records import Missing
-from ergmeter.units import printable
 from ergmeter.views import documents
+from ergmeter.views.analyze_markdown import escaped
 from ergmeter.views.compare import (
     around,
     cell,
@@ -82,17 +82,17 @@ def markdown(found: Comparison) -> str:
     """The whole of it, to paste: verdicts, the front, then the tables they rest on."""
     lines: list[str] = []
     for pair in found.pairs:
-        lines += [f"**{_text(title(pair))}**", ""]
-        lines += [f"- **{one.state}**: {_text(one.words)}" for one in pair.verdicts]
-        lines += [f"- {_text(line)}" for _, line in around(pair)]
+        lines += [f"**{escaped(title(pair))}**", ""]
+        lines += [f"- **{one.state}**: {escaped(one.words)}" for one in pair.verdicts]
+        lines += [f"- {escaped(line)}" for _, line in around(pair)]
         lines.append("")
     if found.front:
-        lines += [_text(front_in_words(found.front)), ""]
+        lines += [escaped(front_in_words(found.front)), ""]
     for heads, rows in (_groups(found), _contrasts(found), _differing(found), _runs(found)):
         if rows:
             lines += [_line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
-    lines += [f"- note: {_text(note)}" for note in footnotes(found)]
-    lines += [f"- left out: {_text(line)}" for line in found.left_out]
+    lines += [f"- note: {escaped(note)}" for note in footnotes(found)]
+    lines += [f"- left out: {escaped(line)}" for line in found.left_out]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -138,12 +138,7 @@ def _runs(found: Comparison) -> _Rows:
 
 
 def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(_text(one).replace('|', '/') for one in cells)} |"
-
-
-def _text(said: str) -> str:
-    """On one line, and no HTML: Markdown lets that through."""
-    return printable(said).replace("<", "&lt;")
+    return f"| {' | '.join(map(escaped, cells))} |"
 
 
 def _mean(found: Comparison, group: Group, measured: Measure) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,26 @@ def test_repeats_are_averaged_and_one_that_failed_is_told() -> None:
     rows[2] |= {"status": "timeout", "tokens_per_s": None}
     (one,) = of(*rows).configurations
     assert one.figures["tokens_per_s"] == pytest.approx(200**0.5)  # of 10 and 20
-    assert one.repeats == 3
+    # A mean of two, whatever became of the third; nobody told the loss.
+    assert (one.runs["tokens_per_s"], one.runs["loss"]) == (2, 0)
+    assert "14.14 (2 runs)" in matrix_chart(of(*rows), "tokens_per_s", links={})
     assert one.status == "2 ok, 1 timeout"
+
+
+def test_a_loss_that_is_no_number_is_told_and_is_not_in_the_scale() -> None:
+    nan, inf = float("nan"), float("inf")
+    found = of(*(cell("a", n, 1.0, loss=x) for n, x in enumerate((1.0, nan, 3.0, inf), start=1)))
+    made = matrix_chart(found, "loss", links={})
+    classes = re.findall(r'class="cell (\w+)"><span>(\w+)', made)
+    assert classes == [("level0", "1"), ("none", "nan"), ("level4", "3"), ("none", "inf")]
+    assert ">nan<" in matrix_chart(of(cell("a", 1, 1.0, loss=nan)), "loss", links={})
+
+
+def test_a_long_reason_is_cut_and_says_so() -> None:
+    made = matrix_chart(
+        of(cell("a", 1, 1.0), cell("b", 1, None, reason="x" * 161)), "tokens_per_s", links={}
+    )
+    assert f"<small>{'x' * 160}...</small>" in made
 
 
 def test_a_hostile_setting_is_text_and_a_link_is_escaped() -> None:
@@ -100,7 +119,7 @@ def test_the_word_of_a_cell_is_that_of_the_worst_of_it() -> None:
     assert {one.name: one.word for one in found} == {
         "slower": "worse",
         "gone": "missing",
-        "fresh": "missing",
+        "fresh": "new",
         "bare": "not judged",
         "same": "pass",
     }

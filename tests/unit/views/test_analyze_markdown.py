@@ -94,6 +94,18 @@ def test_a_hostile_name_is_text(erg: Erg, job: Path) -> None:
         ("50 %* ~ x", r"50 %\* \~ x"),
         ("# head", r"\# head"),
         ("a&lt;b", "a&amp;lt;b"),
+        ("#5 is no head", "#5 is no head"),
+        ("- item", r"\- item"),
+        ("+ item", r"\+ item"),
+        ("-3 %", "-3 %"),
+        ("-", "-"),
+        ("12. item", r"12\. item"),
+        ("1.5 times", "1.5 times"),
+        ("![x](y)", r"\!\[x\](y)"),
+        ("see https://a.b/c", "see https:<!-- -->//a.b/c"),
+        ("WWW.a.b", "WWW<!-- -->.a.b"),
+        ("by @name or a@b.c", "by @<!-- -->name or a@<!-- -->b.c"),
+        ("a\nb\x1b[0m", r"a b \[0m"),
     ],
 )
 def test_what_is_markup_is_escaped(text: str, said: str) -> None:

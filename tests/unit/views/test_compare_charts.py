@@ -34,6 +34,11 @@ def run(backend: str, seed: int, rate: float, joules: float | None, **facts: str
     return Entry(f"{backend}-{seed}", "ledger.csv", said, figures)
 
 
+def with_memory(one: Entry, value: float) -> Entry:
+    held = Reading(value, "B", "measured")
+    return replace(one, figures={**one.figures, "memory.device_peak_bytes": held})
+
+
 def compared(*entries: Entry, **options: Any) -> Comparison:
     return compare(Found(entries), replace(Options(), **options))
 
@@ -89,14 +94,15 @@ def test_what_one_group_lacks_keeps_its_row_and_says_why() -> None:
     assert made["mean-1"].table is not None
     assert ("b", "2", "absent", "no sensor") in made["mean-1"].table.rows
     assert made["pareto"].spec is None
-    assert made["pareto"].reason.endswith("b has no J/token: no sensor")
+    lacking = "no J/token to compare in b: no sensor; no memory to compare in a, b: the source"
+    assert lacking in made["pareto"].reason
 
 
 def test_a_single_run_has_a_dot_of_its_own_shape_and_no_span() -> None:
     made = charts(compared(run("a", 0, 100.0, 2.0), run("b", 0, 150.0, 1.0)))
     assert data(made["ratios"], "spans") == []
     assert {row["shape"] for row in data(made["ratios"], "points")} == {"diamond"}
-    assert ("◆ a single run: no interval", "c8") in made["ratios"].legend
+    assert ("◆ no interval: a single run, or too few", "c8") in made["ratios"].legend
     assert data(made["pareto"], "across") == data(made["pareto"], "upright") == []
 
 
@@ -104,6 +110,97 @@ def test_the_front_is_of_shapes() -> None:
     made = charts(compared(run("a", 0, 100.0, 2.0), run("b", 0, 150.0, 1.0)))
     shapes = {row["name"]: row["shape"] for row in data(made["pareto"], "points")}
     assert shapes == {"a": "circle", "b": "diamond"}
+
+
+def test_which_way_is_better_is_said_of_each_axis() -> None:
+    assert "; higher and further to the left is better" in charts(compared(*TWO))["pareto"].note
+    held = [with_memory(one, 1e9) for one in TWO]
+    made = charts(compared(*held))["pareto"]
+    assert "; higher, further to the left and less memory is better" in made.note
+    # Without tokens/s: joules upright, memory across.
+    silent = [replace(one, figures={**one.figures, RATE: NO_SENSOR}) for one in held]
+    made = charts(compared(*silent))["pareto"]
+    assert "; lower and further to the left is better" in made.note
+
+
+def test_a_rate_of_zero_is_left_out_of_the_front_and_told() -> None:
+    stuck = run("c", 0, 0.0, 3.0)
+    made = charts(compared(*TWO, stuck))
+    assert "no tokens/s to compare in c: no ratio of a value that is not above 0" in (
+        made["pareto"].reason
+    )
+    assert made["mean-0"].table is not None
+    (row,) = [row for row in made["mean-0"].table.rows if row[0] == "c"]
+    assert row[2:] == ("absent", "no ratio of a value that is not above 0 (0)")
+    # With memory there are two figures that all have.
+    found = compared(*(with_memory(one, 1e9) for one in (*TWO, stuck)))
+    assert found.front is not None
+    assert found.front.axes == (JOULES, "memory.device_peak_bytes")
+
+
+def test_what_may_not_be_compared_does_not_lack_anything() -> None:
+    long = [run("c", seed, 100.0, None, seq_len="2048") for seed in (0, 1)]
+    short = [replace(one, facts={**one.facts, "seq_len": "1024"}) for one in TWO]
+    found = compared(*(replace(e, figures={**e.figures, JOULES: NO_SENSOR}) for e in short), *long)
+    assert [pair.is_comparable for pair in found.pairs] == [True, False]
+    assert "in a, b: no sensor" in charts(found)["pareto"].reason
+
+
+def test_of_many_groups_the_first_are_drawn_and_the_table_has_all() -> None:
+    made = charts(compared(*(run(f"g{n:03}", 0, 100.0 + n, None) for n in range(70))))
+    assert len(data(made["mean-0"], "points")) == 60
+    assert made["mean-0"].table is not None
+    assert len(made["mean-0"].table.rows) == 70
+    assert made["mean-0"].note.endswith("the first 60 of 70 rows: the table has all")
+    assert made["ratios"].note.endswith("the first 60 of 69 rows: the table has all")
+
+
+def test_a_small_ratio_and_one_near_1_keep_their_digits() -> None:
+    made = charts(compared(run("a", 0, 1e6, None), run("b", 0, 123.4, None)))
+    assert data(made["ratios"], "points")[0]["said"] == "0.000123, one run"
+    made = charts(compared(run("a", 0, 100000.0, None), run("b", 0, 100004.0, None)))
+    assert data(made["ratios"], "points")[0]["said"] == "1.00004, one run"
+
+
+def test_an_interval_beyond_all_numbers_is_absent_with_its_reason() -> None:
+    # Two pairs at 99.99 %: t of one degree of freedom is 6366, and half of ln 2.2 - ln 1.5 is 0.19.
+    found = compared(*TWO, confidence=0.9999)
+    (speed,) = [one for one in found.pairs[0].verdicts if one.measure.key == RATE]
+    assert speed.contrast is not None
+    assert (speed.contrast.low, speed.contrast.high) == (None, None)
+    assert speed.words.endswith("it reaches beyond a factor of 1e304")
+    made = charts(found)
+    said = {row["name"]: row["said"] for row in data(made["ratios"], "points")}
+    assert said["b: tokens/s"] == "1.817, no interval"
+    assert made["mean-0"].table is not None
+    assert made["mean-0"].table.rows[1][2].endswith(", no interval")
+    assert found.front is not None
+    assert "single run" not in found.front.remark
+
+
+def test_a_mean_of_those_that_got_there_is_not_drawn() -> None:
+    time = "target.time_s"
+
+    def reached(backend: str, *times: float | None) -> list[Entry]:
+        never = Missing("the loss stayed above 2")
+        return [
+            replace(
+                run(backend, seed, 100.0, 2.0),
+                figures={time: never if at is None else Reading(at, "s", "derived")},
+            )
+            for seed, at in enumerate(times)
+        ]
+
+    found = compared(
+        *reached("a", 10.0, 10.1, 10.2), *reached("b", 5.0, 5.1, None), metrics=(time,)
+    )
+    made = charts(found)["mean-0"]
+    assert [row["name"] for row in data(made, "points")] == ["a"]
+    assert made.table is not None
+    assert made.table.rows[1][2:] == (
+        "absent",
+        "b: 2 of 3 runs have it (the loss stayed above 2)",
+    )
 
 
 def test_one_group_has_its_figures_and_nothing_to_compare() -> None:

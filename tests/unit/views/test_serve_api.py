@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterator
@@ -172,7 +173,7 @@ def test_a_comparison_is_that_of_erg_compare(app: TestClient) -> None:
 
 def test_the_cells_of_a_bench_are_told_apart_by_how_they_ended(tmp_path: Path) -> None:
     for number, (batch, status, rate) in enumerate(
-        [("1", "ok", 100.0), ("2", "ok", 190.0), ("4", "oom", None)]
+        [("1", "ok", 100.0), ("2", "ok", 190.0), ("4", "oom", None), ("8", "ok", math.inf)]
     ):
         cell = tmp_path / "bench" / f"exp_{number}"
         cell.mkdir(parents=True)
@@ -188,12 +189,18 @@ def test_the_cells_of_a_bench_are_told_apart_by_how_they_ended(tmp_path: Path) -
         assert [one["name"] for one in names] == ["bench"]
         found = app.get(f"/api/bench/{names[0]['id']}").json()
     assert found["axes"] == ["per_device_train_batch_size"]
-    assert [group["status"] for group in found["groups"]] == ["ok", "ok", "oom"]
-    assert [group["is_ok"] for group in found["groups"]] == [True, True, False]
+    assert [group["status"] for group in found["groups"]] == ["ok", "ok", "oom", "ok"]
+    assert [group["is_ok"] for group in found["groups"]] == [True, True, False, True]
     assert found["groups"][1]["figures"]["tokens_per_s"]["value"] == 190.0
     # As `erg bench report` marks it: what the Trainer told counts padding.
     assert found["groups"][1]["figures"]["tokens_per_s"]["text"] == "190*"
     assert found["groups"][2]["figures"]["tokens_per_s"] is None
+    # No number to compute with, and a word to show.
+    assert found["groups"][3]["figures"]["tokens_per_s"] == {
+        "value": None,
+        "text": "inf",
+        "runs": 1,
+    }
     assert found["groups"][2]["reason"].startswith("out of memory")
     assert sorted(path.name for path in (tmp_path / "bench").rglob("*")) == before, "it wrote"
 

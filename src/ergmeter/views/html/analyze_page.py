@@ -17,7 +17,7 @@ from ergmeter.views.analyze_parts import analysis_parts
 from ergmeter.views.html.analyze_blocks import cards, part_section
 from ergmeter.views.html.charts import drawn
 from ergmeter.views.html.pace_chart import pace_chart
-from ergmeter.views.html.page import figure, page, section, text
+from ergmeter.views.html.page import figure, header, page, section
 from ergmeter.views.html.score_chart import score_chart
 from ergmeter.views.html.spread_chart import spread_charts
 
@@ -86,18 +86,10 @@ def _of(document: dict[str, object]) -> str:
 def _page(
     name: str, below: str, links: dict[str, str], sections: Sequence[str], charts: Iterable[Chart]
 ) -> str:
-    items = "".join(
-        f'<li><a href="#{text(id_)}">{text(word.lower())}</a></li>' for id_, word in links.items()
-    )
-    header = (
-        f'<header><div class="bar"><h1>{text(name)}</h1>'
-        '<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(below)} · erg analyze of ergmeter {text(__version__)}</p>'
-        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
-    )
+    about = f"{below} · erg analyze of ergmeter {__version__}"
     return page(
         title=name,
-        header=header,
+        header=header(name, about, {id_: word.lower() for id_, word in links.items()}),
         sections=sections,
         charts=charts,
         whole_s=_NO_TIME_S,

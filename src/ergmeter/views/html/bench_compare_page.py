@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.bench.cell_verdicts import WORDS, cell_verdicts
 from ergmeter.bench.comparing import TOGETHER
+from ergmeter.bench.paradox import tells_both
 from ergmeter.version import __version__
 from ergmeter.views.bench_compare import (
     change_in_words,
@@ -19,11 +20,11 @@ from ergmeter.views.bench_compare import (
     gate_method,
     gate_title,
     remarks,
+    unit_of,
 )
-from ergmeter.views.html.charts import Chart, Table
-from ergmeter.views.html.compare_page import header
+from ergmeter.views.html.charts import Chart, Scale, Table, scale_for
 from ergmeter.views.html.interval_chart import Axis, Dot, interval_chart
-from ergmeter.views.html.page import figure, page, section, table, text
+from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
     from ergmeter.bench.cell_verdicts import CellVerdict, Word
@@ -49,6 +50,7 @@ _WORDS: dict[Kind, str] = {
 _SIGNS: dict[Word, str] = {
     "worse": "▼ worse",
     "missing": "- missing",
+    "new": "+ new",
     "inconclusive": "? inconclusive",
     "not judged": "- not judged",
     "pass": "✓ pass",
@@ -70,8 +72,8 @@ def bench_compare_page(found: Comparison, judged: Gate, *, new: str, ref: str) -
         section("verdicts", "Verdicts", _summary(judged, verdicts), _verdicts(verdicts)),
         section("ratios", "NEW over REF", *(figure(one) for one in charts)),
         section("paradox", "Faster and slower at once", _paradoxes(found)),
-        section("changes", "All changes", _changes(found), _listed(remarks(found))),
-        section("method", "How it was judged", _listed(gate_method(judged))),
+        section("changes", "All changes", _changes(found), listed(remarks(found))),
+        section("method", "How it was judged", listed(gate_method(judged))),
     ]
     about = (
         f"NEW {new} held against REF {ref}; cells matched by {', '.join(found.paired.by)};"
@@ -103,17 +105,16 @@ def _verdicts(verdicts: tuple[CellVerdict, ...]) -> str:
 
 
 def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
-    own = sorted(
-        (one for one in judged.judgements if one.rule == rule),
-        key=lambda one: _ORDER.index(one.state),
-    )
+    own = sorted((one for one in judged.judgements if one.rule == rule), key=_badness)
     id_, title = f"rule-{number}", str(rule)
     if not any(one.figure for one in own):
         why = "; ".join(dict.fromkeys(one.words for one in own)) or "no cell works on both sides"
         return Chart(id_, title, "", None, reason=why)
     is_ratio = rule.scale == "ratio"
+    scale = Scale(1.0, "") if is_ratio else _scale(own)
+    less = f"NEW less REF, {scale.unit}" if scale.unit else "NEW less REF"
     axis = Axis(
-        "NEW over REF (logarithmic)" if is_ratio else "NEW less REF",
+        "NEW over REF (logarithmic)" if is_ratio else less,
         is_log=is_ratio,
         neutral=1.0 if is_ratio else 0.0,
     )
@@ -125,7 +126,7 @@ def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
         id_,
         title,
         "",
-        [_dot(one) for one in own[:_MOST]],
+        [_dot(one, scale) for one in own[:_MOST]],
         axis,
         words=_WORDS,
         table=Table(("cell", "change", "verdict", "why"), rows),
@@ -133,13 +134,36 @@ def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
     )
 
 
-def _dot(one: Judgement) -> Dot:
+def _badness(one: Judgement) -> tuple[int, float]:
+    """The worst first: by what was found, then by how far it went the way that is not wanted."""
+    place = _ORDER.index(one.state)
+    if one.figure is None:
+        return place, 0.0
+    change = one.figure.value - one.figure.neutral
+    if one.rule.is_two_sided:
+        return place, -abs(change)
+    return place, change if one.rule.rise is None else -change
+
+
+def _dot(one: Judgement, scale: Scale) -> Dot:
     found = one.figure
     if found is None:
         return Dot(one.name, None, None, None, "absent", "absent")
     kind: Kind = "bare" if found.low is None else _KINDS[one.state]
-    limits = tuple(end for end in (one.rule.low, one.rule.high) if end is not None)
-    return Dot(one.name, found.value, found.low, found.high, _said(one), kind, limits)
+    value, low, high = (
+        None if end is None else end / scale.factor for end in (found.value, found.low, found.high)
+    )
+    ends = (one.rule.low, one.rule.high)
+    limits = tuple(end / scale.factor for end in ends if end is not None)
+    return Dot(one.name, value, low, high, _said(one), kind, limits)
+
+
+def _scale(own: list[Judgement]) -> Scale:
+    """How a difference is written: bytes and joules with a prefix."""
+    figures = [one.figure for one in own if one.figure is not None]
+    unit = unit_of(figures[0].column)
+    ends = [end for one in figures for end in (one.value, one.low, one.high) if end is not None]
+    return scale_for(unit, max(map(abs, ends)))
 
 
 def _said(one: Judgement) -> str:
@@ -148,8 +172,13 @@ def _said(one: Judgement) -> str:
 
 def _paradoxes(found: Comparison) -> str:
     told = [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
-    none = '<p class="dim">No cell: samples/s and tokens/s go the same way in all of them.</p>'
-    return _listed(told) or none
+    both = sum(tells_both(cell.pair) for cell in found.cells)
+    none = (
+        f"No cell: samples/s and tokens/s go the same way in all {both} that tell both."
+        if both
+        else "Not known: no cell tells both samples/s and tokens/s with padding on both sides."
+    )
+    return listed(told) or f'<p class="dim">{none}</p>'
 
 
 def _changes(found: Comparison) -> str:
@@ -158,7 +187,3 @@ def _changes(found: Comparison) -> str:
         rows.append(tuple(changes(TOGETHER, found.together, found.metrics)))
     told = table(Table(("cell", *found.metrics), tuple(rows)), caption="all changes")
     return f'<div class="roomy">{told}</div>'
-
-
-def _listed(told: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in told)}</ul>" if told else ""

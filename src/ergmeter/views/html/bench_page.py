@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ergmeter.bench.matrix import FIGURES, matrix, report_of
+from ergmeter.bench.overview import MEMORY
 from ergmeter.version import __version__
 from ergmeter.views.bench_report import HEADS, lines, more_in_words, notes, totals
-from ergmeter.views.html.compare_page import header
 from ergmeter.views.html.matrix_chart import matrix_chart
-from ergmeter.views.html.page import page, section, text
+from ergmeter.views.html.page import header, listed, page, section, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ergmeter.bench.overview import Overview
 
 # What is looked at first; the others are folded.
-_OPEN = ("tokens_per_s", "joules_per_token", "memory_nvidia_peak_bytes")
+_OPEN = ("tokens_per_s", "joules_per_token")
 _SIGNS = {"ok": "✓", "pending": "…", "running": "…", "skipped": "…"}
 _LINKS = {
     "overview": "overview",
@@ -43,10 +43,10 @@ def bench_page(found: Overview, *, name: str, out: Path) -> str:
     links = _links(shown, out)
     sections = [
         section("overview", "Overview", _statuses(found)),
-        section("matrices", "Matrices", _matrices(shown, links)),
+        section("matrices", "Matrices", _matrices(found, shown, links)),
         section("rows", "Configurations", _rows(found, shown, links)),
         section("failures", "Failures", _failures(found)),
-        section("notes", "Notes", _listed(notes(found)) or '<p class="dim">None.</p>'),
+        section("notes", "Notes", listed(notes(found)) or '<p class="dim">None.</p>'),
     ]
     return page(
         title=f"Bench: {name}",
@@ -77,19 +77,30 @@ def _statuses(found: Overview) -> str:
     return f'<ul class="findings">{items}</ul>'
 
 
-def _matrices(shown: Matrix, links: Mapping[str, str]) -> str:
+def _matrices(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
+    """The maps; where configurations were cut off, all that is said is of those that are shown."""
+    number = len(shown.configurations)
+    these = f"The first {number} of {number + found.more} configurations"
+    cut = f"<p>{these}: --all shows the others.</p>" if found.more else ""
+    which = "cell that is shown" if cut else "cell"
     if not shown.figures:
-        return '<p class="absent">Not shown: no cell has a figure yet. Failures stand below.</p>'
+        none = f"Not shown: no {which} has a figure yet. Failures stand below."
+        return f'{cut}<p class="absent">{none}</p>'
     maps = {name: matrix_chart(shown, name, links=links) for name in shown.figures}
-    first = [name for name in shown.figures if name in _OPEN] or [shown.figures[0]]
+    memory = [name for name in shown.figures if name in MEMORY]
+    open_ = (*_OPEN, *memory[:1])
+    first = [name for name in shown.figures if name in open_] or [shown.figures[0]]
     folded = "".join(
         f"<details><summary>{text(FIGURES[name])}</summary>{one}</details>"
         for name, one in maps.items()
         if name not in first
     )
-    absent = [title for name, title in FIGURES.items() if name not in shown.figures]
-    none = f'<p class="absent">No cell tells: {text(", ".join(absent))}.</p>' if absent else ""
-    return "".join(maps[name] for name in first) + folded + none
+    absent = [
+        title for name, title in FIGURES.items() if name not in shown.figures and name not in MEMORY
+    ]
+    absent += [] if memory else ["memory"]
+    none = f'<p class="absent">No {which} tells: {text(", ".join(absent))}.</p>' if absent else ""
+    return cut + "".join(maps[name] for name in first) + folded + none
 
 
 def _rows(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
@@ -103,7 +114,7 @@ def _rows(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
     return (
         '<div class="scroll roomy" tabindex="0" role="region" aria-label="configurations"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        + _listed(more_in_words(found.more, "configurations"))
+        + listed(more_in_words(found.more, "configurations"))
     )
 
 
@@ -113,8 +124,4 @@ def _run(path: str, links: Mapping[str, str]) -> str:
 
 def _failures(found: Overview) -> str:
     told = [*found.troubles, *more_in_words(found.more_troubles, "troubles")]
-    return _listed(told) or '<p class="dim">No cell failed.</p>'
-
-
-def _listed(told: list[str]) -> str:
-    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in told)}</ul>" if told else ""
+    return listed(told) or '<p class="dim">No cell failed.</p>'

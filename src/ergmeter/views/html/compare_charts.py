@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import mean_of
+from ergmeter.metrics.ratios import UNBOUNDED
 from ergmeter.records import Reading
 from ergmeter.views.compare import contrast_in_words, head, is_assumed
 from ergmeter.views.html import pareto_chart
@@ -23,6 +24,7 @@ from ergmeter.views.terminal import bare, interval
 if TYPE_CHECKING:
     from ergmeter.metrics.comparison import Comparison
     from ergmeter.metrics.grouping import Group
+    from ergmeter.metrics.ratios import Mean
     from ergmeter.metrics.verdicts import Measure, State, Verdict
     from ergmeter.views.html.charts import Scale
     from ergmeter.views.html.interval_chart import Kind
@@ -41,12 +43,13 @@ _VERDICTS: dict[Kind, str] = {
     "worse": "shown to be worse",
     "differs": "shown to differ",
     "open": "no difference shown",
-    "bare": "a single run: no interval",
+    "bare": "no interval: a single run, or too few",
 }
 _MEANS: dict[Kind, str] = {
     "plain": "mean of the runs, with its interval",
-    "bare": "no interval: a single run, or assumed",
+    "bare": "no interval: a single run, too few, or assumed",
 }
+_MOST = 60  # rows of a chart; the table below it has all
 
 
 def compare_charts(found: Comparison) -> list[Chart]:
@@ -86,11 +89,11 @@ def _contrasts(found: Comparison, id_: str, title: str, *, sure: str) -> Chart:
     ]
     if not any(one.contrast for _, one in told):
         raise NotMeasurable(_why_none(found, [one for _, one in told]))
-    baseline = found.groups[0].name
+    # Whose it is stands in the title, which wraps: a long name makes an axis wider than a page.
     axis = (
-        Axis(f"times that of {baseline} (logarithmic)", is_log=True, neutral=1.0)
+        Axis("times that of the baseline (logarithmic)", is_log=True, neutral=1.0)
         if is_ratio
-        else Axis(f"loss less that of {baseline}", neutral=0.0)
+        else Axis("loss less that of the baseline", neutral=0.0)
     )
     rows = tuple(
         (who, one.measure.noun, contrast_in_words(one.contrast), one.words) for who, one in told
@@ -101,12 +104,16 @@ def _contrasts(found: Comparison, id_: str, title: str, *, sure: str) -> Chart:
         id_,
         title,
         "",
-        dots,
+        dots[:_MOST],
         axis,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
-        note=f"{known}; the dashed line is where nothing differs",
+        note=f"{known}; thin upright lines are where nothing differs{_cut(len(dots))}",
     )
+
+
+def _cut(rows: int) -> str:
+    return f"; the first {_MOST} of {rows} rows: the table has all" if rows > _MOST else ""
 
 
 def _why_none(found: Comparison, told: list[Verdict]) -> str:
@@ -131,9 +138,9 @@ def _means(found: Comparison, at: int, measured: Measure) -> Chart:
     dots, rows = [], []
     scale = pareto_chart.scale_of(measured, _most(found, measured))
     for group in found.groups:
-        dot = _mean_dot(found, group, measured, scale)
+        dot, why = _mean_dot(found, group, measured, scale)
         dots.append(dot)
-        rows.append((group.name, str(len(group.entries)), dot.said, _why(group, measured, dot)))
+        rows.append((group.name, str(len(group.entries)), dot.said, why))
     unit = "%" if scale.unit == "frac" else scale.unit
     title = head(measured)
     axis = Axis(
@@ -144,11 +151,11 @@ def _means(found: Comparison, at: int, measured: Measure) -> Chart:
         f"{MEAN}{at}",
         title,
         unit if title != unit else "",
-        dots,
+        dots[:_MOST],
         axis,
         words=_MEANS,
         table=Table(("group", "runs", "mean and interval", "to know"), tuple(rows)),
-        note=f"{measured.title}; {_way(measured)}",
+        note=f"{measured.title}; {_way(measured)}{_cut(len(dots))}",
     )
 
 
@@ -165,29 +172,32 @@ def _most(found: Comparison, measured: Measure) -> float:
     return max(known)
 
 
-def _mean_dot(found: Comparison, group: Group, measured: Measure, scale: Scale) -> Dot:
+def _mean_dot(found: Comparison, group: Group, measured: Measure, scale: Scale) -> tuple[Dot, str]:
+    """A group's mean, and what to know of it; without one, why there is none."""
     try:
         mean = mean_of(group, measured, confidence=found.options.confidence)
-    except NotMeasurable:
-        return Dot(group.name, None, None, None, "absent", "absent")
+    except NotMeasurable as error:
+        return Dot(group.name, None, None, None, "absent", "absent"), str(error)
     low, high = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
     reading = Reading(mean.value, measured.unit, "measured", low, high)
     said = bare(reading)  # the axis has the unit
     at, low, high = (None if one is None else one / scale.factor for one in (mean.value, low, high))
+    why = _why(group, measured, mean)
     if low is None:
-        why = "assumed" if is_assumed(group, measured) else "one run"
-        return Dot(group.name, at, None, None, f"{said}, {why}", "bare")
+        short = "one run" if mean.repeats == 1 else "no interval"
+        short = "assumed" if is_assumed(group, measured) else short
+        return Dot(group.name, at, None, None, f"{said}, {short}", "bare"), why
     alike = "in every run" if low == high else f"({interval(reading)})"
-    return Dot(group.name, at, low, high, f"{said} {alike}", "plain")
+    return Dot(group.name, at, low, high, f"{said} {alike}", "plain"), why
 
 
-def _why(group: Group, measured: Measure, dot: Dot) -> str:
-    if dot.value is None:
-        return group.entries[0].why_not(measured.key)
+def _why(group: Group, measured: Measure, mean: Mean) -> str:
     lacking = [one for one in group.entries if one.value(measured.key) is None]
     if lacking:
         why = lacking[0].why_not(measured.key)
         return f"{len(lacking)} of {len(group.entries)} runs lack it: {why}"
     if is_assumed(group, measured):
         return "rests on an assumption: the notes say which"
-    return "" if dot.low is not None else "a single run does not say how runs scatter"
+    if mean.repeats == 1:
+        return "a single run does not say how runs scatter"
+    return UNBOUNDED if mean.low is None else ""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ergmeter.metrics.grouping import differing
 from ergmeter.version import __version__
+from ergmeter.views.analyze_text import counted
 from ergmeter.views.compare import SIGNS, around, cell, figure_in_words, footnotes, head, title
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
-from ergmeter.views.html.page import figure, page, section, table, text
+from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +30,9 @@ _LINKS = {
     "runs": "every run",
     "notes": "notes",
 }
+# What stands open on the page; the rest is counted, or folded.
+_MOST_NAMES = 8
+_MOST_PAIRS = 20
 
 
 def compare_page(found: Comparison) -> str:
@@ -50,10 +54,10 @@ def compare_page(found: Comparison) -> str:
         section("runs", "Every run", _runs(found)),
         section("notes", "Notes", _notes(found)),
     ]
-    names = ", ".join(group.name for group in found.groups)
+    name = f"Comparison: {_names(found)}"
     return page(
-        title=f"Comparison: {names}",
-        header=header(f"Comparison: {names}", _about(found), _LINKS),
+        title=name,
+        header=header(name, _about(found), _LINKS),
         sections=sections,
         charts=charts,
         whole_s=(0.0, 1.0),
@@ -61,24 +65,19 @@ def compare_page(found: Comparison) -> str:
     )
 
 
-def header(name: str, about: str, links: dict[str, str]) -> str:
-    """The head of a page: what it is of, and the way to its parts."""
-    items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
-    return (
-        f'<header><div class="bar"><h1>{text(name)}</h1>'
-        f'<button type="button" id="theme">dark colours</button></div>'
-        f'<p class="dim">{text(about)}</p>'
-        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
-    )
+def _names(found: Comparison) -> str:
+    """The groups by name, or where they are many how many."""
+    if len(found.groups) > _MOST_NAMES:
+        return f"{len(found.groups)} groups"
+    return ", ".join(group.name for group in found.groups)
 
 
 def _about(found: Comparison) -> str:
     runs = sum(len(group.entries) for group in found.groups)
     sure = f"{found.options.confidence * 100:g} %"
-    return (
-        f"{runs} runs in {len(found.groups)} groups by {', '.join(found.group_by)}, each held"
-        f" against {found.groups[0].name}; intervals of {sure}; ergmeter {__version__}"
-    )
+    held = f", each held against {found.groups[0].name}" if found.pairs else ""
+    many = f"{counted(runs, 'runs in')} {counted(len(found.groups), 'groups by')}"
+    return f"{many} {', '.join(found.group_by)}{held}; intervals of {sure}; ergmeter {__version__}"
 
 
 def _verdicts(found: Comparison) -> Iterable[str]:
@@ -86,8 +85,14 @@ def _verdicts(found: Comparison) -> Iterable[str]:
         yield '<p class="absent">One group: nothing to compare it with.</p>'
     elif not found.is_comparable:
         yield "<p><strong>Not all groups are comparable: the reasons stand below.</strong></p>"
-    for pair in found.pairs:
-        yield f"<h3>{text(title(pair))}</h3><ul class='findings'>{_lines(pair)}</ul>"
+    told = [
+        f"<h3>{text(title(pair))}</h3><ul class='findings'>{_lines(pair)}</ul>"
+        for pair in found.pairs
+    ]
+    yield from told[:_MOST_PAIRS]
+    more = told[_MOST_PAIRS:]
+    if more:
+        yield f"<details><summary>{len(more)} more groups</summary>{''.join(more)}</details>"
 
 
 def _lines(pair: Pair) -> str:
@@ -134,6 +139,4 @@ def _runs(found: Comparison) -> str:
 
 def _notes(found: Comparison) -> str:
     lines = [*footnotes(found), *(f"left out: {line}" for line in found.left_out)]
-    if not lines:
-        return '<p class="dim">None.</p>'
-    return f"<ul>{''.join(f'<li>{text(line)}</li>' for line in lines)}</ul>"
+    return listed(lines) or '<p class="dim">None.</p>'

@@ -7,6 +7,7 @@ and printed. A picture drawn by a script would have none of this.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.matrix import FIGURES, LOWER
@@ -26,7 +27,8 @@ _REASON_CHARACTERS = 160
 def matrix_chart(found: Matrix, figure: str, *, links: Mapping[str, str]) -> str:
     """One figure of all configurations. `links`: by a cell's directory, the page of its run."""
     values = [one.figures[figure] for one in found.configurations if figure in one.figures]
-    ends = min(values), max(values)
+    known = [one for one in values if math.isfinite(one)] or [0.0]
+    ends = min(known), max(known)
     corner = ", ".join(setting(name) for name in found.down)
     heads = [_head(found, value, figure) for value in found.columns]
     head = "".join(f'<th scope="col">{text(one)}</th>' for one in heads)
@@ -67,12 +69,12 @@ def _cell(
 ) -> str:
     runs = _runs(one, links)
     if figure in one.figures:
-        many = f" ({one.repeats} runs)" if one.repeats > 1 else ""
+        many = f" ({one.runs[figure]} runs)" if one.runs[figure] > 1 else ""
         part = "" if one.status == "ok" else f"<small>✕ {text(one.status)}</small>"
         said = f"<span>{text(figure_in_words(one, figure) + many)}</span>{part}"
-        return f'<div class="cell level{_level(one.figures[figure], ends)}">{said}{runs}</div>'
+        return f'<div class="cell {_level(one.figures[figure], ends)}">{said}{runs}</div>'
     kind, word = _without(one)
-    why = f"<small>{text(one.reason[:_REASON_CHARACTERS])}</small>" if one.reason else ""
+    why = f"<small>{text(shortened(one.reason))}</small>" if one.reason else ""
     return f'<div class="cell {kind}"><span>{text(word)}</span>{why}{runs}</div>'
 
 
@@ -83,11 +85,20 @@ def _without(one: Configuration) -> tuple[str, str]:
     return ("waiting", f"… {one.status}") if one.is_waiting else ("failed", f"✕ {one.status}")
 
 
-def _level(value: float, ends: tuple[float, float]) -> int:
+def shortened(reason: str) -> str:
+    """A reason as far as a cell has room for it."""
+    is_long = len(reason) > _REASON_CHARACTERS
+    return f"{reason[:_REASON_CHARACTERS].rstrip()}..." if is_long else reason
+
+
+def _level(value: float, ends: tuple[float, float]) -> str:
+    """How dark a cell is; what is no finite number has no place among the others."""
     low, high = ends
+    if not math.isfinite(value):
+        return "none"
     if high <= low:
-        return 0
-    return min(_LEVELS - 1, int(_LEVELS * (value - low) / (high - low)))
+        return "level0"
+    return f"level{min(_LEVELS - 1, int(_LEVELS * (value - low) / (high - low)))}"
 
 
 def _runs(one: Configuration, links: Mapping[str, str]) -> str:

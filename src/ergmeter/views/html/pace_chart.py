@@ -33,13 +33,16 @@ def pace_chart(parts: Parts | None) -> Chart:
     (low, low_at), (high, high_at) = line.lowest, line.highest
     ends = f"from {significant(low)} to {significant(high)} {_UNIT}"
     drawn = "; lowest and highest of each stretch are drawn" if line.is_bounded else ""
-    note = f"{found.how}; grey is not counted, it is before {found.over} {found.counted_from:,.0f}"
+    before = f"before {found.over} {found.counted_from:,.0f}"
+    grey = f"; grey is not counted, it is {before}" if found.counted_from > line.t_s[0] else ""
+    note = f"{found.how}{grey}"
+    taken_of = "of the counted ones" if parts.pace.is_from_log else "as given"
     table = Table(
         ("of the log's last run", _UNIT, f"at {found.over}"),
         (
             ("lowest", significant(low), f"{low_at:,.0f}"),
             ("highest", significant(high), f"{high_at:,.0f}"),
-            ("taken", "-" if taken is None else significant(taken), "of the counted ones"),
+            ("taken", *(("-", "-") if taken is None else (significant(taken), taken_of))),
         ),
     )
     return Chart(

@@ -36,6 +36,17 @@ def text(value: object) -> str:
     return html.escape(cleaned, quote=True)
 
 
+def header(name: str, about: str, links: dict[str, str]) -> str:
+    """The head of a page: what it is of, and the way to its parts."""
+    items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
+    return (
+        f'<header><div class="bar"><h1>{text(name)}</h1>'
+        f'<button type="button" id="theme">dark colours</button></div>'
+        f'<p class="dim">{text(about)}</p>'
+        f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
+    )
+
+
 def section(id_: str, title: str, *parts: str) -> str:
     """A part of the page, with a heading that can be linked to."""
     inner = "\n".join(part for part in parts if part)
@@ -55,6 +66,12 @@ def table(found: Table, *, caption: str) -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def listed(told: Iterable[str]) -> str:
+    """Sentences, one below the other; nothing where there are none."""
+    items = "".join(f"<li>{text(line)}</li>" for line in told)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def figure(chart: Chart) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.comparison import mean_of
-from ergmeter.metrics.verdicts import JOULES, RATE, measure
+from ergmeter.metrics.comparison import front_axes, mean_of
+from ergmeter.metrics.verdicts import measure
 from ergmeter.records import Reading
-from ergmeter.views.compare import front_in_words, head, is_assumed
+from ergmeter.views.compare import front_in_words, head, is_assumed, some
 from ergmeter.views.html.charts import Chart, Table, framed, scale_for
 from ergmeter.views.terminal import interval, value
 
@@ -50,7 +50,7 @@ def pareto_chart(found: Comparison) -> Chart:
     for row, own in zip(rows, means, strict=True):
         row["third"] = f"{head(axes[2])} {_said(axes[2], own[2])}" if len(axes) > 2 else ""
     legend = ((f"{_ON[2]} not beaten", _ON[0]), (f"{_BEATEN[2]} beaten", _BEATEN[0]))
-    note = f"{front_in_words(found.front)}; higher and further to the left is better"
+    note = f"{front_in_words(found.front)}; {_better(axes)} is better"
     words = "; ".join(
         f"{g.name} {_said(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)
     )
@@ -167,6 +167,16 @@ def _layers(
     return [one for one in layers if one["data"].get("values") != []]
 
 
+def _better(axes: list[Measure]) -> str:
+    """Which way is better, by what each figure says of itself: upright, across, and the third."""
+    upright = "higher" if axes[0].direction == "higher" else "lower"
+    across = f"further to the {'right' if axes[1].direction == 'higher' else 'left'}"
+    if len(axes) < 3:
+        return f"{upright} and {across}"
+    third = f"{'more' if axes[2].direction == 'higher' else 'less'} {head(axes[2])}"
+    return f"{upright}, {across} and {third}"
+
+
 def _title(axis: Measure, scale: Scale) -> str:
     unit = "%" if scale.unit == "frac" else scale.unit
     return head(axis) if head(axis) == unit else f"{head(axis)}, {unit}"
@@ -187,7 +197,8 @@ def _table(
         cells = []
         for axis, mean in zip(axes, own, strict=True):
             said = Reading(mean.value, axis.unit, "measured", mean.low, mean.high)
-            between = interval(said) or "one run: no interval"
+            why = "one run: no interval" if mean.repeats == 1 else "no interval"
+            between = interval(said) or why
             between = "assumed" if is_assumed(group, axis) else between
             cells.append(f"{_said(axis, mean)} ({between})")
         rows.append((group.name, *cells, place))
@@ -195,16 +206,13 @@ def _table(
 
 
 def _why_none(found: Comparison) -> str:
-    """What the front lacks, by group."""
-    refused = [pair.other for pair in found.pairs if not pair.is_comparable]
-    if len(found.groups) - len(refused) < 2:
+    """What the front lacks, and in which groups."""
+    if len(found.to_compare) < 2:
         return "it takes two groups that may be compared"
-    lacking = []
-    for group in found.groups:
-        for key in (RATE, JOULES):
-            try:
-                mean_of(group, measure(key), confidence=found.options.confidence)
-            except NotMeasurable as error:
-                lacking.append(f"{group.name} has no {head(measure(key))}: {error}")
+    _, lacking = front_axes(found)
+    told = [
+        f"no {head(measure(key))} to compare in {some(names)}: {why}"
+        for (key, why), names in lacking.items()
+    ]
     what = "it takes two of tokens/s, J/token and memory that all groups have"
-    return "; ".join([what, *lacking])
+    return "; ".join([what, *told])

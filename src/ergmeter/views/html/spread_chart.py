@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
-from ergmeter.views.analyze_compare import TITLES, names_of
+from ergmeter.views.analyze_compare import heads, names_of
 from ergmeter.views.html.charts import Chart, Table, framed
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _values(found: Comparison, name: str) -> list[dict[str, Any]]:
     """Each output's own, under its group."""
     called, labels = names_of(found), _groups(found)
     return [
-        {"g": label, "v": float(f"{value:.6g}"), "name": called[output.path]}
+        {"g": label, "v": value, "said": significant(value, 5), "name": called[output.path]}
         for label, group in zip(labels, found.groups, strict=True)
         for output in group.outputs
         if (value := output.value(name, convention=found.convention)) is not None
@@ -48,14 +48,14 @@ def _groups(found: Comparison) -> list[str]:
 
 
 def _chart(found: Comparison, name: str) -> Chart:
-    title = TITLES[name]
+    title = dict(zip(METRICS, heads(found)[1:], strict=True))[name]
     points, means = _values(found, name), []
     for label, group in zip(_groups(found), found.groups, strict=True):
         spread = group.spreads.get(name)
         if spread is not None and spread.deviation is not None:
             ends = {"e": spread.mean + spread.deviation, "b": spread.mean - spread.deviation}
             means.append({"g": label, "v": spread.mean, **ends})
-    rows = tuple((point["name"], point["g"], significant(point["v"], 5)) for point in points)
+    rows = tuple((point["name"], point["g"], point["said"]) for point in points)
     described = ", ".join(f"{output} {value}" for output, _, value in rows)
     apart = [
         str(number)
@@ -100,7 +100,7 @@ def _layers(
         "title": None,
         "axis": {"labelLimit": 130},
     }
-    tooltip = [{"field": "name", "title": "output"}, {"field": "v", "title": title}]
+    tooltip = [{"field": "name", "title": "output"}, {"field": "said", "title": title}]
     layers: list[dict[str, Any]] = []
     if means:
         ruled = {"type": "rule", "color": "var(--c2)", "strokeWidth": 3, "aria": False}

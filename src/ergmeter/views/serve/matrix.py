@@ -6,6 +6,7 @@ says which two; where more vary, several configurations stand in one place, each
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,6 @@ def _group(one: Configuration, figures: tuple[str, ...]) -> dict[str, Any]:
         "status": one.status,
         "is_ok": one.is_ok,
         "reason": one.reason,
-        "repeats": one.repeats,
         "figures": {name: _figure(one, name) for name in figures},
         "paths": list(one.paths),
     }
@@ -52,4 +52,9 @@ def _figure(one: Configuration, name: str) -> dict[str, Any] | None:
     """The mean of the repeats that came to an end, as `erg bench report` has it."""
     if name not in one.figures:
         return None
-    return {"value": one.figures[name], "text": figure_in_words(one, name)}
+    value, runs = one.figures[name], one.runs[name]
+    return {
+        "value": value if math.isfinite(value) else None,
+        "text": figure_in_words(one, name),
+        "runs": runs,
+    }

@@ -414,8 +414,9 @@ function runPage() {
 }
 
 // -- comparison -----------------------------------------------------------------------------------
-const VERDICTS = { better: "+ better", worse: "− worse", differs: "* differs", "not shown": "= no difference shown",
-  "no interval": "? one run each", absent: "absent" };
+// As `views.compare.SIGNS` has them.
+const VERDICTS = { better: "+ better", worse: "- worse", differs: "* differs", "not shown": "= no difference shown",
+  "no interval": "? no interval", absent: "absent" };
 
 // A chart with its legend, its note and its content in words, as the pages in files have it.
 function chartFigure(chart) {
@@ -507,18 +508,19 @@ async function benchPage() {
   function entry(group, name, scale, rest) {
     const said = rest.map((axis) => `${axis.replaceAll("_", " ")} ${group.axes[axis] ?? "-"}`).join(", ");
     const one = group.figures[name];
-    const many = group.repeats > 1 ? ` (${group.repeats} runs)` : "";
+    const many = one && one.runs > 1 ? ` (${one.runs} runs)` : "";
     const runs = runsOf(group);
     if (group.is_ok && one) {
       const level = scale.most > scale.least ? Math.min(LEVELS - 1, Math.floor(LEVELS * (one.value - scale.least) / (scale.most - scale.least))) : 0;
-      return el("div", { class: `cell level${level}` }, el("span", {}, one.text + many), said ? el("small", {}, said) : null,
+      const shade = one.value === null ? "none" : `level${level}`; // nan and inf have no place in the scale
+      return el("div", { class: `cell ${shade}` }, el("span", {}, one.text + many), said ? el("small", {}, said) : null,
         group.status === "ok" ? null : el("small", { class: "part" }, `✕ ${group.status}`), runs);
     }
     const word = group.is_ok ? "- no figure" : `✕ ${group.status}`;
     const kind = ["pending", "running", "skipped"].includes(group.status) ? "waiting" : group.is_ok ? "none" : "failed";
     const sign = kind === "waiting" ? word.replace("✕", "…") : word;
     return el("div", { class: `cell ${kind}` }, el("span", {}, sign), said ? el("small", {}, said) : null,
-      group.reason ? el("small", {}, group.reason.slice(0, 160)) : null, runs);
+      group.reason ? el("small", {}, group.reason.length > 160 ? `${group.reason.slice(0, 160).trimEnd()}...` : group.reason) : null, runs);
   }
 
   function show() {

@@ -1,0 +1,94 @@
+"""What the page of `erg analyze` says of its figures: how each was obtained, and of what."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_analyze import bar
+from tests.unit.neuron.graphs import config, one_dot, write
+
+pytest.importorskip("vl_convert")
+
+Erg = Callable[..., tuple[int, str, str]]
+DATA = Path(__file__).parents[2] / "data"
+YAML, MODEL = DATA / "neuron" / "llama3_8b_sft.yaml", DATA / "configs" / "llama-3.1-8b.json"
+JOB = ("analyze", "--config", YAML, "--model-config", MODEL, "--compile-dir", "cache")
+LOG = ("--log-file", "t.log")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of two graphs, and a log of 20 steps of which the first has no pace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    write(tmp_path / "cache" / "MODULE_1+0", one_dot(3, 5, 7, config(45)))
+    write(tmp_path / "cache" / "MODULE_2+0", one_dot(1, 2, 3))
+    lines = [bar(step, 600 + 32 * step, 0.5 if step == 1 else 2.0) for step in range(1, 21)]
+    (tmp_path / "t.log").write_text("\r".join(lines) + "\n")
+    return tmp_path
+
+
+def said(erg: Erg, *words: object) -> str:
+    """The words of a page, a space for each tag."""
+    code, _, err = erg(*words, "--html", "a.html")
+    assert (code, err) == (0, "")
+    whole = re.sub(r"<script.*?</script>", "", Path("a.html").read_text(), flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", whole)).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "formula"),
+    [
+        (("--throughput", "7"), "as given by --throughput"),
+        (("--throughput", "7", *LOG), "as given by --throughput"),
+        (("--throughput", "7", "--compat"), "as given by --throughput"),
+        ((*LOG, "--compat"), "mean of the values that the log prints, all of them"),
+        (("--compat",), "assumed, as the original does"),
+        (LOG, "1216 sequences in 608 s by the progress bar"),  # 19 x 64 in 19 x 32 s
+    ],
+)
+def test_the_formula_of_the_throughput_is_how_it_was_obtained(
+    erg: Erg, job: Path, words: tuple[str, ...], formula: str
+) -> None:
+    found = said(erg, *JOB, *words)
+    assert re.search(rf"throughput formula {re.escape(formula)}", found), found[:3000]
+
+
+def test_a_pace_that_was_given_is_not_one_of_the_log_s(erg: Erg, job: Path) -> None:
+    assert "taken 7 as given" in said(erg, *JOB, *LOG, "--throughput", "7")
+    assert "taken 2 of the counted ones" in said(erg, *JOB, *LOG)
+
+
+def test_grey_is_spoken_of_where_there_is_some(erg: Erg, job: Path) -> None:
+    def shaded() -> bool:
+        return '"uncounted"' in (job / "a.html").read_text()
+
+    assert ("grey is not counted" in said(erg, *JOB, *LOG), shaded()) in (
+        (True, True),
+        (False,) * 2,
+    )
+    lines = [bar(step, 600 + 32 * step, 2.0) for step in (1, 2, 3)]
+    (job / "t.log").write_text("\r".join(lines) + "\n")
+    assert ("grey is not counted" in said(erg, *JOB, *LOG), shaded()) == (False, False)
+
+
+def test_a_share_of_work_times_runs_is_called_so(erg: Erg, job: Path) -> None:
+    (job / "runs.txt").write_text("MODULE_1+0 1\nMODULE_2+0 100\n")
+    assert "of all MACs x runs" in said(erg, *JOB, "--graph-runs", "runs.txt")
+    assert "of all MACs x runs" not in said(erg, *JOB)
+
+
+def test_outputs_are_rounded_once_and_named_with_their_convention(erg: Erg, job: Path) -> None:
+    for name, rate in (("a", 22.1094999), ("b", 22.3)):
+        erg(*JOB, "--throughput", rate, "--output", f"{name}.json")
+    found = said(erg, "analyze", "--compare", "a.json", "b.json")
+    assert "MFU % (exact)" in found.partition("Side by side")[2]
+    assert "22.11 " not in found  # 22.1095 would be, rounded again
+    assert found.count("22.109 ") >= 2
+    assert json.loads((job / "a.json").read_text())["throughput_seq_per_sec"] == 22.1094999
