@@ -309,3 +309,16 @@ def test_what_judging_costs_is_part_of_what_we_cost(
     own = meter.summary().readings["overhead.cpu_frac"]
     assert isinstance(own, Reading)
     assert "that judge alerts" in own.note
+
+
+def test_a_rule_that_nothing_is_told_for_is_said_once_and_marked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Meter(tmp_path / "run", probes=(), alerts=["loss nan", "stalled > 1 h"]) as meter:
+        for _ in range(3):
+            with meter.step(tokens=100):
+                pass
+    lacks = "no step tells its loss, and no line prints it"
+    assert capfd.readouterr().err == f"ergmeter: alert 'loss nan' is not judged: {lacks}\n"
+    assert marks(tmp_path / "run", "alert_unjudged") == [f"loss nan: {lacks}"]
+    assert f"an alert was not judged: loss nan: {lacks}" in meter.summary().notes
