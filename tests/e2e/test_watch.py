@@ -134,6 +134,23 @@ def test_alerts_of_a_recorded_command_come_from_the_steps_inside_it(lab: Lab) ->
     assert b"! loss nan: loss nan at step 60\n" in again.stdout  # and not: seen only now
 
 
+def test_a_plain_loop_is_stopped_by_the_loss_that_it_prints(lab: Lab) -> None:
+    """The hook sees its steps, which tell no loss."""
+    rules = ("--alert", "loss nan", "--alert", "grad_norm nan", "--stop-on", "nan")
+    done = lab.record(*script("hook_lost", 60), options=("--probe", "process", "--quiet", *rules))
+    assert done.returncode == 128 + signal.SIGTERM
+    said = done.stderr.decode().splitlines()
+    assert "ergmeter: alert: loss nan: loss nan at step 60, as printed" in said
+    assert sum("'grad_norm nan' is not judged" in line for line in said) == 1
+    run = Run.open(lab.path / "run")
+    assert len(run.steps("")["start_ns"]) >= 60
+    assert [m.detail for m in run.marks if m.name == "stop_asked"] == [
+        "loss nan: loss nan at step 60, as printed"
+    ]
+    again = lab.run(ERG, "watch", "--once", "run")
+    assert b"! loss nan: loss nan at step 60, as printed\n" in again.stdout
+
+
 def test_a_recorded_command_is_stopped_by_its_budget(lab: Lab) -> None:
     options = ("--probe", "process", "--quiet", "--budget", "2 s", "--stop-on", "budget")
     done = lab.record(*script("watched", "-", FOREVER), options=options)
@@ -158,6 +175,8 @@ def test_a_command_that_heeds_the_signal_ends_as_it_likes(lab: Lab) -> None:
         (("--alert", "tokens_per_sec < -20%"), b"did you mean 'tokens_per_s < -20%'"),
         (("--stop-on", "budget"), b"nothing to stop on for 'budget'"),
         (("--budget", "50 EUR"), b"needs a price: --price-per-gpu-hour or --price-per-kwh"),
+        (("--budget", "2 kw"), b"no unit 'kw'; did you mean kWh?"),
+        (("--budget", "8"), b"--budget '8': no unit '' ('2 kWh'"),
     ],
 )
 def test_a_wrong_rule_starts_nothing(lab: Lab, options: tuple[str, ...], said: bytes) -> None:

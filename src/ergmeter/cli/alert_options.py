@@ -78,7 +78,9 @@ def _rule(budget: str) -> str:
         return f"energy > {number} {unit}"
     if unit in SECONDS:
         return f"time > {number} {unit}"
-    near = {one.lower(): one for one in (*JOULES, *SECONDS)}.get(unit.lower())
+    units = {one.lower(): one for one in (*JOULES, *SECONDS)}
+    # By another case, or 2 kW for 2 kWh.
+    near = unit and (units.get(unit.lower()) or units.get(f"{unit.lower()}h"))
     if near or not unit:
         hint = f"; did you mean {near}?" if near else ""
         raise UsageError(f"--budget {budget!r}: no unit {unit!r}{hint} ('2 kWh', '8 h', '50 EUR')")

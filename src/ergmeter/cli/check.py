@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.shown import with_training
 
 if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
@@ -16,11 +17,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1)
+@with_training
 @click.option(
     "--json", "as_json", is_flag=True, help="As JSON, a list with one entry for each run."
 )
 @with_settings
-def command(settings: Settings, runs: tuple[Path, ...], as_json: bool) -> int:
+def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as_json: bool) -> int:
     """Say whether measurements are fit to be compared. Without RUNS: the newest under runs/.
 
     Looks for throttling, clocks that move, warming, stalls, a beginning that is too slow, a window
@@ -38,6 +40,7 @@ def command(settings: Settings, runs: tuple[Path, ...], as_json: bool) -> int:
     from ergmeter.views import check as view
 
     opened = [Run.open(run) for run in runs or (newest_run(Path("runs")),)]
+    opened = [run.training(training) for run in opened] if training else opened
     found = [(run, fitness(evidence_of(run, settings))) for run in opened]
     if as_json:
         click.echo(json.dumps([view.document(*one) for one in found], indent=1, allow_nan=False))

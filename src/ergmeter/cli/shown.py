@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from ergmeter.runlog.settings import Settings
 
 
+with_training = click.option(
+    "--training",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of several trainings that one command ran, just this one.",
+)
+
+
 def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add RUN and --training to a command, which gets the `run` opened. The newest without RUN.
 
@@ -37,13 +45,8 @@ def with_run(function: Callable[..., Any]) -> Callable[..., Any]:
         code = function(run=opened, **given) or 0
         return tell_damage(opened) or code
 
-    wrapped = click.option(
-        "--training",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Of several trainings that one command ran, just this one.",
-    )(wrapped)
-    return click.argument("run", type=click.Path(path_type=Path), required=False)(wrapped)
+    argument = click.argument("run", type=click.Path(path_type=Path), required=False)
+    return argument(with_training(wrapped))
 
 
 def tell_damage(run: Run) -> int:

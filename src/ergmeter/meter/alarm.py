@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.meter.notices import Notices, Ways, ways
+from ergmeter.meter.opening import say
 from ergmeter.metrics.alert_rules import NAN, Rule, all_parsed, check_prices, classes_parsed
 from ergmeter.records import Mark
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 _STOP_S = 5.0
+_SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class Alarm:
         self._followed: tuple[Following, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
         self._spans: dict[str, tuple[int, int]] = {}  # by writer, from its first step to its last
+        self._steps = 0
+        self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
         self._failed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="ergmeter-alarm", daemon=True)
@@ -143,6 +147,9 @@ class Alarm:
             self._note_spans(ready)
             for alert in judge.feed(ready):
                 self._raised(alert, may_stop=not is_last)
+            self._steps += sum(len(steps["end_ns"]) for steps in ready.steps.values())
+        if is_last or self._steps >= _SOME_STEPS:
+            self._say_unjudged(judge, is_last=is_last)
 
     def _note_spans(self, rows: Rows) -> None:
         for writer, steps in rows.steps.items():
@@ -164,6 +171,15 @@ class Alarm:
         )
         self._followed = (following, judge)
         return self._followed
+
+    def _say_unjudged(self, judge: Judge, *, is_last: bool) -> None:
+        """A rule that can't fire must not look like one that did not: once a line, and a mark."""
+        for rule, lacks in judge.unjudged.items() if self._is_first() else ():
+            if rule not in self._unjudged:
+                self._unjudged.add(rule)
+                say(f"alert {rule!r} is not judged{'' if is_last else ' so far'}: {lacks}")
+            if is_last:
+                self._mark(Mark(time.monotonic_ns(), "alert_unjudged", f"{rule}: {lacks}"[:1000]))
 
     def _raised(self, alert: Alert, *, may_stop: bool) -> None:
         name = "alert_over" if alert.is_over else "alert"

@@ -57,7 +57,7 @@ DEFAULT = (
     "stalled > 10 min",
 )
 
-_WORDS = re.compile(r"(loss|grad_norm)\s+(?:nan|inf)")
+_WORDS = re.compile(r"(loss|grad_norm)\s+(?:nan|inf)", re.IGNORECASE)
 _GROWTH = re.compile(r"memory\s*\+\s*([\d.]+)\s*%(?:\s+over\s+(\d+)\s+steps)?")
 _LIMIT = re.compile(r"(\w+)\s*([<>])\s*([+-]?[\d.]+(?:e[+-]?\d+)?)\s*(%|[A-Za-z]*)")
 
@@ -99,7 +99,7 @@ def parsed(text: str) -> Rule:
     if said == "throttled":
         return Rule(said, said, THROTTLED)
     if match := _WORDS.fullmatch(said):
-        return Rule(said, match[1], NAN)
+        return Rule(said.lower(), match[1].lower(), NAN)
     if match := _GROWTH.fullmatch(said):
         share = _share(said, f"+{match[1]}")
         return Rule(said, "memory", MEMORY, share, True, int(match[2] or _OVER_STEPS))
@@ -137,6 +137,11 @@ def _speed(said: str, subject: str, sign: str, number: str, unit: str) -> Rule:
         scale = SECONDS[unit] if unit else 1.0
         if unit and subject != "step_s":
             raise _unreadable(said)
+        if not unit and number.startswith(("+", "-")):
+            raise UsageError(
+                f"alert {said!r}: a limit of {subject} has no sign; relative to the run's median it"
+                f" is {subject} {sign} {number}%"
+            )
         return Rule(said, subject, SPEED, _number(said, number) * scale)
     share = _share(said, number)
     if (share > 0) != (sign == ">"):

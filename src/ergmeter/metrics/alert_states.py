@@ -160,29 +160,49 @@ class Speed:
 
 
 class NotANumber:
-    """A loss or a gradient norm that was told and is none."""
+    """A loss or a gradient norm that was told and is none; by the steps, else as it was printed.
+
+    Lines count up to the first step that tells it: by time, so that batches make no difference.
+    """
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}"
+        self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}, and no line prints it"
         self._raised: dict[str, bool] = {}
+        self._by_steps_ns: int | None = None  # the end of the first step that tells it
 
     def feed(self, rows: Rows) -> Iterator[Told]:
         """Where a number turned into none, and back."""
-        for writer, steps in rows.steps.items():
-            told = steps[f"{self.rule.subject}_told"] & (steps["phase"] == _TRAIN)
-            if not told.any():
-                continue
-            self.lacks = ""
-            values, ends = steps[self.rule.subject][told], steps["end_ns"][told]
-            numbers = steps["index"][told]
-            bad = ~np.isfinite(values)
-            before = np.concatenate([[self._raised.get(writer, False)], bad[:-1]])
-            for at in np.flatnonzero(bad != before).tolist():
-                step = "" if np.isnan(numbers[at]) else f" at step {numbers[at]:.0f}"
-                what = f"{self.rule.subject} {values[at]:g}{step}"
-                yield int(ends[at]), float(values[at]), np.nan, what, writer, not bad[at]
-            self._raised[writer] = bool(bad[-1])
+        told = {w: self._told(s) for w, s in rows.steps.items() if w not in rows.printed}
+        first = [int(steps["end_ns"][0]) for steps in told.values() if len(steps["end_ns"])]
+        if self._by_steps_ns is None and first:
+            self._by_steps_ns = min(first)
+        for writer, steps in told.items():
+            yield from self._turns(writer, steps)
+        for writer, lines in rows.printed.items():
+            told_lines = self._told(lines)
+            if self._by_steps_ns is not None:
+                early = told_lines["end_ns"] < self._by_steps_ns
+                told_lines = {name: column[early] for name, column in told_lines.items()}
+            yield from self._turns(writer, told_lines, how=", as printed")
+
+    def _told(self, steps: dict[str, Any]) -> dict[str, Any]:
+        """Of the training steps that tell it: the value, the end and the number."""
+        told = steps[f"{self.rule.subject}_told"] & (steps["phase"] == _TRAIN)
+        return {name: steps[name][told] for name in (self.rule.subject, "end_ns", "index")}
+
+    def _turns(self, writer: str, told: dict[str, Any], *, how: str = "") -> Iterator[Told]:
+        values, ends, numbers = told[self.rule.subject], told["end_ns"], told["index"]
+        if not len(values):
+            return
+        self.lacks = ""
+        bad = ~np.isfinite(values)
+        before = np.concatenate([[self._raised.get(writer, False)], bad[:-1]])
+        for at in np.flatnonzero(bad != before).tolist():
+            step = "" if np.isnan(numbers[at]) else f" at step {numbers[at]:.0f}"
+            what = f"{self.rule.subject} {values[at]:g}{step}{how}"
+            yield int(ends[at]), float(values[at]), np.nan, what, writer, not bad[at]
+        self._raised[writer] = bool(bad[-1])
 
 
 class Silence:

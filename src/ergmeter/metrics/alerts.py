@@ -76,12 +76,14 @@ class Rows:
 
     `steps` has by writer the columns of its steps in order of their end, absent numbers NaN, and
     `loss_told`, `grad_norm_told`: whether a NaN there is one that was told. `samples` has by column
-    and device the times and values, in order.
+    and device the times and values, in order. `printed` has the columns of all printed lines, also
+    where a Meter tells the same steps: these often tell no loss, and the lines do.
     """
 
     until_ns: int
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
+    printed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 class Judge:

@@ -77,23 +77,36 @@ class Evidence:
         return len(self._told) == 0
 
     @cached_property
+    def printed(self) -> Steps:
+        """The training steps that were seen in the output, also where a Meter told them."""
+        rows = Steps(self.run.steps(OUTPUT))
+        return rows.where(rows["phase"] == _TRAIN)
+
+    @cached_property
     def _told(self) -> Steps:
         return told(self.run)
 
     @cached_property
     def work(self) -> Steps:
         """The spans the run is about: training steps, or prefill and decode in an inference run."""
-        several = len(self.run.trainings)
-        if several > 1:
-            raise NotMeasurable(
-                f"{several} trainings in this run, each with figures of its own:"
-                f" erg report {self.run.path} --training 1 (to {several})"
-            )
+        if self.several:
+            raise NotMeasurable(self.several)
         phases = (_TRAIN,) if self.trains else _INFERENCE
         rows = self.all_steps.where_each(lambda lane: np.isin(lane["phase"], phases))
         if not len(rows):
             raise NotMeasurable(self._why_no_steps())
         return rows
+
+    @property
+    def several(self) -> str:
+        """That there are several trainings in this run, and how to name one; "" of a single one."""
+        number = len(self.run.trainings)
+        if number < 2:
+            return ""
+        return (
+            f"{number} trainings in this run, each with figures of its own: name one,"
+            f" --training 1 (to {number})"
+        )
 
     @cached_property
     def trains(self) -> bool:
@@ -178,7 +191,8 @@ class Evidence:
     def window_note(self) -> str:
         """Which part of the run a figure is over, in words."""
         if not self.has_work:
-            return f"over the whole run, {duration(self.span.duration_s)}: no steps were seen"
+            why = self.several or "no steps were seen"
+            return f"over the whole run, {duration(self.span.duration_s)}: {why}"
         start_ns, end_ns = self.window.start_ns, self.window.end_ns
         before = self.work.where_each(lambda lane: lane["start_ns"] < start_ns)
         after = self.work.where_each(lambda lane: lane["end_ns"] > end_ns)

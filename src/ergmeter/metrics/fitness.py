@@ -167,7 +167,7 @@ def _record(evidence: Evidence) -> list[Finding]:
     found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
     if not found and not evidence.has_work:
         effect = "what there is to compare is the whole command: its time, energy and memory"
-        found.append(Finding("record", "minor", "no steps were seen", effect))
+        found.append(Finding("record", "minor", evidence.several or "no steps were seen", effect))
     return found
 
 
@@ -402,7 +402,7 @@ def _memory(evidence: Evidence) -> list[Finding]:
 
 def _only_steps(evidence: Evidence) -> None:
     if not evidence.has_work:
-        raise NotMeasurable("no steps were seen")
+        raise NotMeasurable(evidence.several or "no steps were seen")
     if not evidence.trains:
         raise NotMeasurable("requests differ in length, so that none is slow by itself")
     if evidence.from_output:

@@ -22,7 +22,7 @@ from ergmeter.runlog.follow import Follower, header_of
 from ergmeter.runlog.segments import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ergmeter.runlog.follow import Part
 
@@ -131,9 +131,11 @@ class Following:
             shift_ns = self._follower.offsets_ns.get(part.writer, 0)
             if part.table == "samples":
                 self._add_samples(found, segment, part.writer, shift_ns)
-            elif part.stream != _OUTPUT or not self._has_told:
-                columns = {part.writer: _steps(segment, shift_ns)}
-                found = _joined(found, Rows(until_ns, columns))
+                continue
+            columns = {part.writer: _steps(segment, shift_ns)}
+            is_printed = part.stream == _OUTPUT
+            steps = {} if is_printed and self._has_told else columns
+            found = _joined(found, Rows(until_ns, steps, printed=columns if is_printed else {}))
         return found
 
     def _add_samples(self, found: Rows, segment: Segment, writer: str, shift_ns: int) -> None:
@@ -181,14 +183,12 @@ def _in_order(before: tuple[Any, Any] | None, new: tuple[Any, Any]) -> tuple[Any
 
 
 def _joined(first: Rows, second: Rows) -> Rows:
-    both = Rows(second.until_ns, dict(first.steps), {n: dict(d) for n, d in first.samples.items()})
-    for writer, new in second.steps.items():
-        before = both.steps.get(writer)
-        if before is not None:
-            new = {name: np.concatenate([before[name], new[name]]) for name in new}
-            order = np.argsort(new["end_ns"], kind="stable")
-            new = {name: column[order] for name, column in new.items()}
-        both.steps[writer] = new
+    both = Rows(
+        second.until_ns,
+        _joined_steps(first.steps, second.steps),
+        {n: dict(d) for n, d in first.samples.items()},
+        _joined_steps(first.printed, second.printed),
+    )
     for column, devices in second.samples.items():
         by_device = both.samples.setdefault(column, {})
         for device, readings in devices.items():
@@ -196,15 +196,23 @@ def _joined(first: Rows, second: Rows) -> Rows:
     return both
 
 
+def _joined_steps(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(first)
+    for writer, new in second.items():
+        before = both.get(writer)
+        if before is not None:
+            new = {name: np.concatenate([before[name], new[name]]) for name in new}
+            order = np.argsort(new["end_ns"], kind="stable")
+            new = {name: column[order] for name, column in new.items()}
+        both[writer] = new
+    return both
+
+
 def _split(rows: Rows, until_ns: int) -> tuple[Rows, Rows]:
     """What lies before an instant, and the rest."""
     early, late = Rows(until_ns), Rows(until_ns)
-    for writer, steps in rows.steps.items():
-        cut = int(np.searchsorted(steps["end_ns"], until_ns, side="right"))
-        for into, part in ((early, slice(0, cut)), (late, slice(cut, None))):
-            taken = {name: column[part] for name, column in steps.items()}
-            if len(taken["end_ns"]):
-                into.steps[writer] = taken
+    early.steps, late.steps = _split_steps(rows.steps, until_ns)
+    early.printed, late.printed = _split_steps(rows.printed, until_ns)
     for column, devices in rows.samples.items():
         for device, (t_ns, values) in devices.items():
             cut = int(np.searchsorted(t_ns, until_ns, side="right"))
@@ -212,4 +220,18 @@ def _split(rows: Rows, until_ns: int) -> tuple[Rows, Rows]:
                 early.samples.setdefault(column, {})[device] = (t_ns[:cut], values[:cut])
             if cut < len(t_ns):
                 late.samples.setdefault(column, {})[device] = (t_ns[cut:], values[cut:])
+    return early, late
+
+
+def _split_steps(
+    by_writer: Mapping[str, Any], until_ns: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    early: dict[str, Any] = {}
+    late: dict[str, Any] = {}
+    for writer, steps in by_writer.items():
+        cut = int(np.searchsorted(steps["end_ns"], until_ns, side="right"))
+        for into, part in ((early, slice(0, cut)), (late, slice(cut, None))):
+            taken = {name: column[part] for name, column in steps.items()}
+            if len(taken["end_ns"]):
+                into[writer] = taken
     return early, late

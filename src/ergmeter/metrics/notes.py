@@ -14,6 +14,7 @@ from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.layout import disagreement
 from ergmeter.metrics.throughput import samples
 from ergmeter.metrics.tokens import tokens
+from ergmeter.metrics.training import divergence
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import duration
@@ -50,6 +51,7 @@ _TOLD = {
     "several_programs": "{}",
     "handover_failed": "part of the record is missing: {}",
     "alert_failed": "an alert was not told: {}",
+    "alert_unjudged": "an alert was not judged: {}",
     "alarm_failed": "alerts may be missing: {}",
     "stop_asked": "the run was asked to stop: {}",
     "sink_failed": "a sink failed: {}",
@@ -58,6 +60,7 @@ _TOLD = {
 }
 
 
+_LOSS_LOST = "loss is not a number"  # how an importer says it
 _SAID_ALREADY = ("record", "warm_up", "noise")
 # Of these, what the recorder says of printed lines.
 _READING_LINES = (
@@ -73,10 +76,14 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     if run.status == CUT_OFF:
         said.append("the run was cut off: its writer died; what it had handed over is here")
     said += [f"damaged file left out: {line}" for line in run.damage]
+    diverged = divergence(readings)
     of_lines = _of_lines(evidence)
     for mark in run.marks:
+        if diverged and mark.name == "value_refused" and mark.detail.startswith(_LOSS_LOST):
+            continue  # the same with less
         if mark.name in _TOLD and (mark.name, mark.detail) not in of_lines:
             said.append(_TOLD[mark.name].format(mark.detail))
+    said += [f"the training {diverged}"] if diverged else []
     said += [f"alert: {one.said}" for one in told(run, _ranks_of_writers(evidence))]
     said += _unused(evidence)
     said += _above_one(readings)

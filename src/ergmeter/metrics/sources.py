@@ -14,6 +14,7 @@ from ergmeter.metrics.boards import board_facts
 from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, facts_of, why_left_out
 from ergmeter.metrics.ledgers import is_ledger, read_ledger
 from ergmeter.metrics.summarize import settings_of, summarize
+from ergmeter.metrics.training import divergence
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, Run
@@ -110,6 +111,9 @@ def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Foun
     if why:
         return Found(left_out=(f"{source}: {why}",))
     summary = summarize(run, settings)
+    diverged = divergence(summary.readings)
+    if diverged:
+        return Found(left_out=(f"{source}: it {diverged}",))
     figures = {**summary.readings, EVAL_LOSS: _eval_loss(run, summary.readings.get(EVAL_LOSS))}
     damaged = tuple(f"damaged, left out: {line}" for line in run.damage)
     entry = Entry(source, given, _facts(run, settings), figures, run.path, damaged)

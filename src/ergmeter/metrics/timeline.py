@@ -40,6 +40,7 @@ class Line:
     values: FloatArray
     readings: int  # that there were; more than are kept, where it was bounded
     unbroken: int = 0  # gaps in which nothing was read that have no break, as there are too many
+    is_printed: bool = False  # seen in the output, beside steps that do not tell it
 
     @property
     def is_bounded(self) -> bool:
@@ -222,12 +223,15 @@ def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
 
 
 def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
-    """The loss of the steps, of the rank that told the most. Raises NotMeasurable if none did."""
-    lane = evidence.work.longest
+    """The loss of the steps, of the rank that told the most; where no step told one, as printed.
+    Raises NotMeasurable if nobody did."""
+    lane, is_printed = evidence.work.longest, False
+    if not np.isfinite(lane["loss"]).any() and not evidence.from_output:
+        lane, is_printed = evidence.printed, True
     told = np.isfinite(lane["loss"])
     if not told.any():
         raise NotMeasurable("no step told its loss (step.loss = ..., or print loss=..)")
     series = Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told])
     line = bounded(series, zero_ns=zero_ns(evidence), points=points)
     whole = np.isfinite(line.values)
-    return replace(line, t_s=line.t_s[whole], values=line.values[whole])
+    return replace(line, t_s=line.t_s[whole], values=line.values[whole], is_printed=is_printed)

@@ -2,6 +2,9 @@
 
 Not efficiency, but a step that is twice as fast and learns nothing is no gain: a comparison and a
 live view need both on the same axis. Values are the program's own, passed on.
+
+The trap: the last number of a run that diverged. It looks as healthy as any, and is of a step long
+before the end: where what was told last is no number, there is none.
 """
 
 from __future__ import annotations
@@ -15,12 +18,17 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.evidence import OUTPUT
 from ergmeter.metrics.steps import Steps
-from ergmeter.records import Reading
+from ergmeter.records import PHASES, Missing, Reading
+from ergmeter.units import significant
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Direction
+    from collections.abc import Mapping
 
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Direction, Result
+
+_DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
+_TRAIN = PHASES.index("train")
 _HOW = {
     "loss": "set step.loss, print loss=.., or use an integration (a Trainer tells it every"
     " logging_steps)",
@@ -29,31 +37,80 @@ _HOW = {
 }
 
 
+def divergence(readings: Mapping[str, Result]) -> str:
+    """Where the loss of a summarized run stopped being a number for good; "" if it did not."""
+    found = readings.get("training.loss")
+    said = found.reason if isinstance(found, Missing) else ""
+    return said if said.startswith(_DIVERGED) else ""
+
+
 def _last(column: str, evidence: Evidence) -> Reading:
     """The last that was told in the window, of the first rank that tells it; else as printed."""
-    for lane in evidence.counted.lanes:
-        found = _of(lane, column, evidence)
-        if found is not None:
-            return found
+    for number, lane in enumerate(evidence.counted.lanes):
+        # Whether a rank tells none or told no number is asked of the first alone: of a thousand
+        # ranks that tell none it would be a thousand files.
+        if number == 0 or np.isfinite(lane[column]).any():
+            stream = OUTPUT if evidence.from_output else ""
+            found = _of(lane, column, evidence, stream=stream)
+            if found is not None:
+                return found
     if not evidence.from_output:
-        printed = Steps(evidence.run.steps(OUTPUT))
-        window = evidence.window
+        printed, window = evidence.printed, evidence.window
         inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < window.end_ns)
-        found = _of(printed.where(inside), column, evidence, how=", as printed")
+        found = _of(printed.where(inside), column, evidence, stream=OUTPUT, how=", as printed")
         if found is not None:
             return found
     raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
 
 
-def _of(rows: Steps, column: str, evidence: Evidence, *, how: str = "") -> Reading | None:
-    told = np.flatnonzero(~np.isnan(rows[column]))
+def _of(
+    rows: Steps, column: str, evidence: Evidence, *, stream: str, how: str = ""
+) -> Reading | None:
+    """The last number that these rows tell; NotMeasurable where what they told after it is none."""
+    if not len(rows):
+        return None
+    told = np.flatnonzero(np.isfinite(rows[column]))
+    broken = _not_numbers(rows, column, evidence, stream)
+    last_ns = rows["end_ns"][told[-1]] if len(told) else 0
+    since = broken.where(broken["end_ns"] > last_ns)
+    if len(since):
+        raise NotMeasurable(_lost(column, since, rows.where(told[-1:])) + how)
     if not len(told):
         return None
     index = rows["index"][told[-1]]
     # A program that prints counts as it likes; our own numbers begin at 0.
     which = "" if np.isnan(index) or how else f" of step {index + 1:.0f}"
-    note = f"the program's own{which}{how}, the last of {len(told)} told; {evidence.window_note}"
+    others = f", {len(broken)} before it are no numbers" if len(broken) else ""
+    note = (
+        f"the program's own{which}{how}, the last of {len(told)} told{others};"
+        f" {evidence.window_note}"
+    )
     return Reading(float(rows[column][told[-1]]), "1", "reported", note=note)
+
+
+def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> Steps:
+    """The training steps among these rows, and in the order of their ends, that told no number."""
+    writers = np.unique(rows["writer"]).astype(int).tolist()
+    found = Steps(evidence.run.not_numbers(column, writers, stream))
+    first_ns, last_ns = rows["end_ns"].min(), rows["end_ns"].max()
+    inside = (found["end_ns"] >= first_ns) & (found["end_ns"] <= last_ns)
+    chosen = found.where(inside & (found["phase"] == _TRAIN))
+    return chosen.where(np.argsort(chosen["end_ns"], kind="stable"))
+
+
+def _lost(column: str, since: Steps, last: Steps) -> str:
+    """From where on it is no number, and what it was before."""
+    what = f"{_DIVERGED}loss" if column == "loss" else column.replace("_", " ")
+    said = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
+    if not len(last):
+        return f"{said}, as far as the figures go back"
+    return f"{said}; the last number was {significant(last[column][0])}{_at(last, ' at step {}')}"
+
+
+def _at(rows: Steps, words: str) -> str:
+    """The step by the number it was told or printed with, as in alerts."""
+    index = rows["index"][0]
+    return "" if np.isnan(index) else words.format(f"{index:.0f}")
 
 
 def _metric(column: str, title: str, direction: Direction) -> Metric:

@@ -79,6 +79,7 @@ class Frame:
     so_far: dict[str, Result]
     so_far_ns: int  # the newest row that those know of
     loss: float | None
+    loss_is_printed: bool  # seen in the output, as no step tells it
     curves: dict[str, tuple[float, ...]]
     gauges: tuple[Gauges, ...]
     energy_j: float | None
@@ -161,6 +162,7 @@ class Watching:
         self._tokens = 0.0
         self._pace = _Pace()
         self._loss: float | None = None
+        self._loss_is_printed = True
 
     def _take(self, new: Rows) -> None:
         by_rank: list[tuple[int, dict[str, Any]]] = []
@@ -177,6 +179,7 @@ class Watching:
             self._start_anew()
         for rank, steps in sorted(by_rank, key=lambda one: one[0]):
             self._take_steps(rank, steps)
+        self._take_losses(new)
         for column, devices in new.samples.items():
             for device, (_, values) in devices.items():
                 known = self._following.devices.get(device)
@@ -196,11 +199,21 @@ class Watching:
         many = np.where(np.nan_to_num(steps["steps"]) > 0, steps["steps"], 1.0)
         self._curves["step_s"].add(each_s / many)
         self._curves["tokens_per_s"].add((tokens / np.maximum(each_s, 1e-9))[~np.isnan(tokens)])
-        told = steps["loss"][steps["loss_told"]]
-        if len(told):
-            self._loss = float(told[-1])
-            self._curves["loss"].add(told[np.isfinite(told)])
         self._pace.add(int(steps["start_ns"].min()), steps["end_ns"], many, np.nan_to_num(tokens))
+
+    def _take_losses(self, new: Rows) -> None:
+        """Of the lowest rank that is watched; as printed, while no step has told one."""
+        first = min(self._steps, default=0)
+        by_steps = {w: s for w, s in new.steps.items() if w not in new.printed}
+        told = [loss for s in by_steps.values() if len(loss := _losses(s, rank=first))]
+        if told and self._loss_is_printed:
+            self._loss_is_printed = False
+            self._curves["loss"] = Curve()
+        if not told and self._loss_is_printed:
+            told = [loss for s in new.printed.values() if len(loss := _losses(s, rank=self._rank))]
+        for losses in told:
+            self._loss = float(losses[-1])
+            self._curves["loss"].add(losses[np.isfinite(losses)])
 
     def _take_power(self, new: Rows) -> None:
         """Of the boards, else of the CPUs: one of them alone stands for the shape of the curve."""
@@ -234,6 +247,7 @@ class Watching:
             run, status, max(0.0, (newest_ns - start_ns) / NS_PER_S), step,
             dict(sorted(self._steps.items())), total, unit, done, eta_s, no_eta, lately,
             self._so_far, self._so_far_ns, self._loss,
+            self._loss is not None and self._loss_is_printed,
             {name: curve.points for name, curve in self._curves.items()},
             tuple(self._gauges.values()), self._judge.energy_j,
             tuple(with_seen(told(run, self._ranks), self._seen)),
@@ -300,6 +314,14 @@ class _Pace:
         usual_ns = float(np.median(gaps_ns)) if len(gaps_ns) else 0.0
         quiet_ns = now_ns - int(self._ends[-1])
         return quiet_ns / NS_PER_S if quiet_ns > max(LATELY_NS, _QUIET_STEPS * usual_ns) else None
+
+
+def _losses(steps: dict[str, Any], *, rank: int | None) -> Any:  # noqa: ANN401  an array
+    """The losses that training steps tell, NaN among them; of a rank, or of all."""
+    told = steps["loss_told"] & (steps["phase"] == _TRAIN)
+    if rank is not None:
+        told &= np.nan_to_num(steps["rank"]) == rank
+    return steps["loss"][told]
 
 
 def _rules_of(following: Following) -> list[str]:

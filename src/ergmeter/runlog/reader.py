@@ -216,6 +216,19 @@ class Run:
         ]
         return joined_steps(parts, few=few)
 
+    def not_numbers(
+        self, column: str, numbers: Iterable[int], stream: str = ""
+    ) -> dict[str, FloatArray | TimeArray]:
+        """The steps of some writers that tell a NaN or an infinity here. In the columns of `steps`
+        a NaN that was told and one that stands for nothing are the same."""
+        parts = [
+            step_columns(broken, self.writers[number].offset_ns, number)
+            for number in numbers
+            for segment in self._segments(self.writers[number], "steps", column)
+            if segment.stream == stream and (broken := segment.not_numbers(column)).rows
+        ]
+        return joined_steps(parts)
+
     def series(self, column: str) -> dict[str, Series]:
         """A column of the samples, device by device. A device that never said it is not in it."""
         parts: dict[str, list[Series]] = {}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ergmeter.errors import FormatError
 from ergmeter.records import PHASES
@@ -57,6 +58,15 @@ class Segment:
         else:
             kept = self.table().take(pa.array(rows))
         return Segment(self.path, self.stream, len(rows), self.names, kept)
+
+    def not_numbers(self, column: str) -> Segment:
+        """The rows in which a number was told that is none."""
+        told = self.table([column])[column]
+        rows = pc.and_(pc.is_valid(told), pc.invert(pc.is_finite(told)))
+        if not pc.any(rows).as_py():
+            return replace(self, rows=0)  # nearly always: no other column is read
+        kept = self.table().filter(rows)
+        return replace(self, rows=kept.num_rows, _batches=kept)
 
     def table(self, names: list[str] | None = None) -> pa.Table:
         """These columns, or all, as an Arrow table."""

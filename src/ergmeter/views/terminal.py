@@ -128,8 +128,10 @@ def _from_here(path: Path) -> str:
 
 def card(run: Run, summary: Summary) -> RenderableType:
     """The card of a run: what ran, the figures with their basis, what to know about them."""
+    from ergmeter.metrics.training import divergence  # noqa: PLC0415  numpy
+
     body: list[RenderableType] = [*_what_ran(run, summary), _figures(run, summary)]
-    curve = sparkline(run)
+    curve = sparkline(run, is_lost=bool(divergence(summary.readings)))
     if curve:
         body.append(curve)
     told = {found.reason for found in summary.readings.values() if isinstance(found, Missing)}
@@ -338,8 +340,9 @@ def _remarks(notes: tuple[str, ...]) -> Table:
     return lines
 
 
-def sparkline(run: Run) -> Text | None:
-    """The loss over the run, if there was one: each bar the mean of as many steps."""
+def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
+    """The loss over the run, if there was one: each bar the mean of as many steps. `is_lost`: what
+    came after the last number of it is none."""
     import numpy as np  # noqa: PLC0415
 
     from ergmeter.metrics.steps import told  # noqa: PLC0415
@@ -359,14 +362,15 @@ def sparkline(run: Run) -> Text | None:
     loss = loss[np.isfinite(loss)]
     if len(loss) < 3:
         return None
-    cells = min(_CELLS + len("loss  ") - len(label), len(loss))
+    after = ", then no number" if is_lost else ""
+    cells = min(_CELLS + len("loss  ") - len(label) - len(after), len(loss))
     edges = np.linspace(0, len(loss), cells + 1).astype(int)
     means = np.array([loss[a:b].mean() for a, b in pairwise(edges)])
     low, high = float(means.min()), float(means.max())
     level = (means - low) / (high - low) if high > low else np.zeros(cells)
     bars = "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
     ends = f" {significant(float(loss[0]))} to {significant(float(loss[-1]))}"
-    return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"))
+    return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
 
 
 def _before_steps(run: Run, start_ns: int | None) -> list[float]:

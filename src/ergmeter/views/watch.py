@@ -149,7 +149,8 @@ def _figures(frame: Frame, columns: int) -> Table:
             row.append(sparkline(frame.curves.get(curve, ()), cells))
         row.append(_value(found) if so_far else "")
         if with_bases:
-            row.append(Text(found.basis if isinstance(found, Reading) else "", "dim"))
+            printed = "as printed" if title == "loss" and frame.loss_is_printed else ""
+            row.append(Text(found.basis if isinstance(found, Reading) else printed, "dim"))
         table.add_row(*row)
     return table
 

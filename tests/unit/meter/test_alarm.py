@@ -330,3 +330,16 @@ def test_the_loss_of_a_second_training_is_news_and_that_of_a_second_rank_is_not(
     alarm.stop(lambda: None)
     line = "ergmeter: alert: loss nan: loss nan at step 0"
     assert capfd.readouterr().err.splitlines() == [line] * told
+
+
+def test_a_rule_that_nothing_is_told_for_is_said_once_and_marked(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Meter(tmp_path / "run", probes=(), alerts=["loss nan", "stalled > 1 h"]) as meter:
+        for _ in range(3):
+            with meter.step(tokens=100):
+                pass
+    lacks = "no step tells its loss, and no line prints it"
+    assert capfd.readouterr().err == f"ergmeter: alert 'loss nan' is not judged: {lacks}\n"
+    assert marks(tmp_path / "run", "alert_unjudged") == [f"loss nan: {lacks}"]
+    assert f"an alert was not judged: loss nan: {lacks}" in meter.summary().notes

@@ -58,6 +58,8 @@ def test_a_rule_that_is_given_twice_is_one() -> None:
     [
         ("token_per_s < -20%", "did you mean 'tokens_per_s < -20%'?"),
         ("los nan", "did you mean 'loss nan'?"),
+        ("tokens_per_s < -20", "relative to the run's median it is tokens_per_s < -20%"),
+        ("step_s > +50", "relative to the run's median it is step_s > +50%"),
         ("throtled", "did you mean 'throttled'?"),
         ("tokens_per_s > -20%", "no alert 'tokens_per_s > -20%'"),
         ("tokens_per_s < +20%", "relative to the run's median it is tokens_per_s < -20%"),
@@ -93,3 +95,7 @@ def test_a_budget_of_money_needs_a_price() -> None:
     with pytest.raises(UsageError, match="--price-per-gpu-hour or --price-per-kwh"):
         check_prices(rules, Settings())
     check_prices(rules, Settings(price_per_kwh=0.3))
+
+
+def test_a_loss_that_is_none_may_be_spelled_in_any_case() -> None:
+    assert parsed("loss Nan") == parsed("Loss NaN") == parsed("loss nan")

@@ -117,7 +117,7 @@ def test_a_loss_that_nobody_tells_is_not_nan_and_the_rule_says_that_it_judges_no
 ) -> None:
     found, judge = alerts(tmp_path / "run", "loss nan", steps=even_steps(20))
     assert found == []
-    assert judge.unjudged == {"loss nan": "no step tells its loss"}
+    assert judge.unjudged == {"loss nan": "no step tells its loss, and no line prints it"}
 
 
 def held(bits: dict[range, int]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,19 @@ def test_a_training_there_is_not_is_refused_with_how_many_there_are(tmp_path: Pa
     add_writer(other, steps=even_steps(1))
     with pytest.raises(UsageError, match="none told apart"):
         Run.open(other).training(1)
+
+
+def test_who_checks_or_explains_two_at_once_is_told_how_to_name_one(
+    tmp_path: Path, erg: Callable[..., tuple[int, str, str]]
+) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=even_steps(10, tokens_computed=100), header=training("A"))
+    add_writer(run, steps=even_steps(20, seconds=0.5, tokens_computed=10), header=training("B"))
+    for command in ("check", "explain"):
+        said = " ".join(erg(command, run)[1].split())
+        assert "2 trainings in this run, each with figures of its own: name one" in said
+        assert "no steps were seen" not in said
+    assert "over 20 steps in 10 s" in " ".join(erg("check", run, "--training", "2")[1].split())
+    code, _, wrong = erg("check", run, "--training", "3")
+    assert (code, wrong.count("\n")) == (2, 1)
+    assert "no training 3 in" in wrong

@@ -25,8 +25,8 @@ _FIRST = (
 )
 # For files: the page has legends that wrap.
 _LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
-# What every run has, and says nothing about its course.
-_PLAIN = ("opened", "closed", "device_used", "ended", "ticks_missed")
+# What says nothing about the course of a run.
+_PLAIN = ("opened", "closed", "device_used", "ended", "ticks_missed", "alert_unjudged")
 
 
 def time_axis(evidence: Evidence) -> dict[str, Any]:

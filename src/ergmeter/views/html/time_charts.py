@@ -258,7 +258,8 @@ def _steps(evidence: Evidence) -> Chart:
 
 def _loss(evidence: Evidence) -> Chart:
     line = timeline.loss_line(evidence, points=_POINTS)
-    return _chart(evidence, "loss", "loss", "", {"loss": line}, has_zero=False)
+    note = "as printed: no step tells it" if line.is_printed else ""
+    return _chart(evidence, "loss", "loss", "", {"loss": line}, note=note, has_zero=False)
 
 
 def _chart(
