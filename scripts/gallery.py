@@ -79,6 +79,7 @@ def made_run(name: str, training: Training, folder: Path) -> Run:
         "clock": {"monotonic_ns": began_ns, "wall_ns": DAY_NS + began_ns},
         "settings": settings.as_json(),
         "flops": [asdict(one) for one in flops],
+        "workload": _told(phase),
     }
     writer = Writer(run, header=header, devices=[recorded_device(RECORDING)])
     steps = [step for of, step in recorded_steps(RECORDING) if of == training.phase]
@@ -94,6 +95,20 @@ def made_run(name: str, training: Training, folder: Path) -> Run:
 
 def _phases() -> list[dict]:
     return json.loads((RECORDING / "h200_trace.json").read_text())["phases"]
+
+
+def _told(phase: dict) -> dict[str, object]:
+    """What was trained and how, as far as the recording says."""
+    hidden, layers, *_ = phase["dims"]
+    adapters = {"tuning": "lora", "lora_r": phase["lora_r"]} if phase["lora_r"] else {}
+    return {
+        "model": f"Llama of {layers} layers, {hidden} wide",
+        "seq_len": phase["seq"],
+        "batch_size": phase["batch"],
+        "tuning": "full",
+        "trainable_parameters": phase["trainable"],
+        **adapters,
+    }
 
 
 def _work(training: Training, phase: dict, folder: Path) -> tuple[tuple[Flops, ...], Settings]:

@@ -8,12 +8,13 @@ import json
 import runpy
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from ergmeter.cli.main import main
-from ergmeter.records import Sample, Step
+from ergmeter.records import Flops, Sample, Step
 from tests.runs import GPU, add_writer, make_run
 
 ROOT = Path(__file__).parents[2]
@@ -194,6 +195,64 @@ def test_folders_of_runs_and_the_way_to_a_target(erg: Erg, tmp_path: Path) -> No
     joules = whole["groups"][0]["means"]["target.energy_j"]["value"]
     assert joules == pytest.approx(13 * 250, rel=0.01)
     assert any("mean of the last 5 told losses" in note for note in whole["notes"])
+
+
+def counted(path: Path, *, steps: int, flops: float, stalls_s: float = 0.0) -> Path:
+    """A run that tells no workload: steps of 1 s, every fifth of them longer; its FLOPs."""
+    each = [
+        Step(
+            i * S + round(i // 5 * stalls_s * S),
+            (i + 1) * S + round((i + 1) // 5 * stalls_s * S),
+            index=i,
+            tokens_computed=100,
+            loss=2.0,
+        )
+        for i in range(steps)
+    ]
+    work = Flops(flops * 100, "exact", "analytic", tokens_per_step=100)
+    header = {"flops": [asdict(work)]}
+    samples = [Sample(t * S // 10, GPU.id, power_w=250.0) for t in range(-10, 15 * steps)]
+    add_writer(make_run(path), steps=each, samples=samples, devices=[GPU], header=header)
+    return path
+
+
+def test_runs_that_tell_no_workload_are_not_taken_to_do_the_same(erg: Erg, tmp_path: Path) -> None:
+    """40 steps of 6 GFLOP a token against 37 of 4: nothing says that one of them is LoRA."""
+    full = counted(tmp_path / "full", steps=40, flops=6e9)
+    lora = counted(tmp_path / "lora", steps=37, flops=4e9)
+    html = tmp_path / "page.html"
+    code, out, _ = erg("compare", full, lora, "--json", "--html", html)
+    (pair,) = json.loads(out)["pairs"]
+    assert code == 0
+    assert "what is tuned" in pair["unknown"]
+    assert pair["explanations"] == ["FLOPs per token (6 GFLOP, exact / 4 GFLOP, exact)"]
+    (loss,) = [one for one in pair["verdicts"] if one["metric"] == "training.loss"]
+    assert loss["words"] == "training loss: not comparable: number of steps differs (40 / 37)"
+    assert "not told by both sides: model" in html.read_text()
+
+
+def test_a_page_without_differences_says_what_it_could_not_see(erg: Erg, tmp_path: Path) -> None:
+    runs = [counted(tmp_path / name, steps=40, flops=6e9) for name in ("a", "b")]
+    html = tmp_path / "page.html"
+    erg("compare", *runs, "--html", html)
+    assert "tell of themselves. Not told by both sides: model, data set" in html.read_text()
+
+
+def test_a_run_that_is_not_fit_is_compared_and_said_to_be(erg: Erg, tmp_path: Path) -> None:
+    even = counted(tmp_path / "even", steps=40, flops=6e9)
+    unfit = counted(tmp_path / "stalls", steps=40, flops=6e9, stalls_s=4.0)
+    code, _, _ = erg("check", unfit)
+    assert code == 1
+    _, out, _ = erg("compare", even, unfit, "--json")
+    (note,) = [one for one in json.loads(out)["notes"] if "not fit" in one]
+    assert note.startswith(f"{unfit}: not fit to be compared: steps per second are known to ")
+    assert note.endswith("(`erg check`)")
+
+
+def test_one_run_compares_with_nothing(erg: Erg, tmp_path: Path) -> None:
+    code, out, _ = erg("compare", counted(tmp_path / "run", steps=40, flops=6e9))
+    assert code == 1
+    assert "one group: nothing to compare it with" in out
 
 
 def test_the_script_of_the_guide(

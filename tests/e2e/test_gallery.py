@@ -13,6 +13,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from ergmeter.metrics.comparison import Options, compare
+from ergmeter.metrics.sources import found_in
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, environment
 
 pytest.importorskip("vl_convert")
@@ -31,7 +33,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of docs with the gallery as it is made now."""
     docs = tmp_path_factory.mktemp("docs")
     done = subprocess.run(
-        [PYTHON, str(ROOT / "scripts" / "gallery.py"), "-o", str(docs)],
+        [
+            PYTHON,
+            str(ROOT / "scripts" / "gallery.py"),
+            "-o",
+            str(docs),
+            "--runs",
+            str(docs / "runs"),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -63,6 +72,12 @@ def test_the_page_is_what_the_script_writes_now(made: Path) -> None:
     assert (made / "gallery.md").read_text() == (DOCS / "gallery.md").read_text(), (
         "run python scripts/gallery.py"
     )
+
+
+def test_its_runs_tell_what_is_tuned(made: Path) -> None:
+    found = found_in([made / "runs" / "train-1b", made / "runs" / "lora-1b"])
+    (pair,) = compare(found, Options()).pairs
+    assert "what is tuned differs (full / lora)" in pair.fairness.refusals
 
 
 def test_the_folder_has_what_the_script_makes_and_the_screenshots(made: Path) -> None:

@@ -41,6 +41,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 DATA = Path(__file__).parents[1] / "data" / "h200_run"
+BACKENDS = DATA.with_name("h200_backends") / "first.csv"
 S = 10**9
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 WAIT_MS = TIMEOUT_S * 1000
@@ -96,6 +97,8 @@ def directory(root: Path) -> Path:
         rows = csv.writer(ledger)
         rows.writerow(["backend", "tok_per_s", "tokens_processed", "wall_s", "window_s"])
         rows.writerow([EVIL, "123.5", "1000", "8.1", "8.0"])
+    shutil.copy(root / "energy_results.csv", root / "matrix" / "exp_0")
+    shutil.copy(BACKENDS, root / "backends.csv")
     return root
 
 
@@ -289,6 +292,49 @@ def test_hostile_names_are_shown_and_do_nothing(served: Served, opened: Callable
     bench.wait_for_selector(".failed")
     assert "✕ oom" in bench.inner_text(".failed")
     assert "out of memory </script>" in bench.inner_text(".failed")
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_ledger_of_fifty_columns_can_be_read(
+    served: Served, opened: Callable[..., Any], width: int
+) -> None:
+    """Nine runs on an H200: one line a row, what people look for first, the rest to scroll to."""
+    page = opened(served.address + "/ledgers", width=width)
+    page.click("text=backends.csv")
+    page.wait_for_selector(".ledger td")
+    heads = page.locator(".ledger th").all_inner_texts()
+    assert heads[:3] == ["backend", "tokens/s", "energy per token"]
+    assert len(set(heads)) == len(heads)
+    assert "model" not in heads
+    assert page.inner_text("#alike summary").startswith("The same in all rows: ")
+    page.evaluate("document.querySelector('#alike').open = true")
+    assert "model builtin:1b" in page.inner_text("#alike p")
+    row = page.locator(".ledger tbody tr").first.locator("td")
+    assert row.nth(1).inner_text() == "22,387 tokens/s"
+    assert row.nth(1).locator("span").get_attribute("title") == "22386.733622123968 tokens/s"
+    line = page.eval_on_selector(".ledger td", "e => parseFloat(getComputedStyle(e).lineHeight)")
+    heights = page.eval_on_selector_all(".ledger tr", "all => all.map((e) => e.offsetHeight)")
+    assert len(heights) == 10
+    assert max(heights) < 2 * line
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.focus(".ledger")
+    page.keyboard.press("ArrowRight")
+    eventually(lambda: page.eval_on_selector(".ledger", "e => e.scrollLeft") > 0, "it scrolls")
+
+
+def test_ledgers_of_cells_are_not_listed_beside_those_of_people(served: Served) -> None:
+    names = [one["name"] for one in served.ask("/api/ledgers")["ledgers"]]
+    assert sorted(names) == ["backends.csv", "energy_results.csv"]
+
+
+def test_one_run_compares_with_nothing_and_the_page_says_so(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    page = opened(f"{served.address}/compare?ids={served.id('quick')}")
+    playwright_api.expect(page.locator("#state-line")).to_have_text(
+        "one group: nothing to compare it with", timeout=WAIT_MS
+    )
+    assert page.locator("text=compare anyway").count() == 0
 
 
 def test_a_matrix_tells_failed_cells_apart_without_colour(

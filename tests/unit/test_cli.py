@@ -308,6 +308,25 @@ def test_a_failed_run_takes_one_line_of_a_list_in_80_columns(
     assert json.loads(out)[0]["status"] == "failed (exit code 2)"
 
 
+def test_where_a_list_has_no_room_columns_give_way_and_no_figure_is_cut(
+    erg: Erg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name of 24 letters; how long it lasted takes 4 to 10."""
+    path = make_run(tmp_path / "runs" / "2026-01-01-training-7f3a")
+    add_writer(path, steps=even_steps(20, seconds=25.0, tokens_computed=12_345))
+    shown = {}
+    for columns in ("100", "80", "60"):
+        monkeypatch.setenv("COLUMNS", columns)
+        _, shown[columns], _ = erg("list", path.parent)
+    lasted = shown["100"].splitlines()[1].partition(" - ")[2].strip()
+    assert "no room" not in shown["100"]
+    assert shown["80"].splitlines()[1].endswith(f"25 s  {lasted:>{max(6, len(lasted))}}")
+    assert "no room for J/token" in shown["80"]
+    assert "493.8" in shown["60"]
+    assert "no room for J/token, step, lasted: a wider terminal" in shown["60"]
+    assert all(len(line.rstrip()) <= 60 for line in shown["60"].splitlines())
+
+
 def test_list_goes_on_after_a_run_that_makes_no_sense(erg: Erg, run: Path) -> None:
     odd = make_run(run.parent / "odd")
     add_writer(odd, steps=even_steps(5, tokens_computed=1), settings={"pue": 0.5})

@@ -65,6 +65,8 @@ def command(
     from ergmeter.views.badge import badge as drawn
 
     key = find(_SHORT.get(metric.lower(), metric))[0].key
+    if badge is not None and badge.suffix.lower() != ".svg":
+        raise UsageError(f"a badge is SVG, and {badge} does not end in .svg: name such a file")
     for target in (out, badge):
         _check_free(target, force=force)
     if out is not None and badge is not None and out.resolve() == badge.resolve():

@@ -79,8 +79,8 @@ def command(
 
     Repeats are averaged, and each group is held against the first: the ratio with its interval
     (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
-    configuration and could explain it. Exits 1 if groups are not comparable, and says why;
-    0 otherwise, also where no difference is shown.
+    configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
+    and says why; 0 otherwise, also where no difference is shown.
     """
     from ergmeter.metrics.comparison import Options, compare
     from ergmeter.metrics.sources import found_in

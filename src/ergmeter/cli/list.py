@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
 _STATUS = "failed (2)"  # which a status is not cut below
 _TITLES = ("tokens/s", "step", "J/token", "lasted")
+_FIGURES = 3  # the column that they begin at: after name, when it was made and status
+_GIVE_WAY = ("step", "lasted", "J/token")  # in this order, where there is no room
+_GAP = 2  # between columns
 
 
 @click.command()
@@ -33,11 +36,9 @@ def command(directory: Path, as_json: bool) -> int:
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
-    table.add_column(f"run in {directory.name or directory}/", no_wrap=True)
+    table.add_column(f"run in {directory.name or directory}/", overflow="fold")
     table.add_column("made", no_wrap=True)
     table.add_column("status", min_width=len(_STATUS))
-    for title in _TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
     listed: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
     damaged = []
@@ -71,8 +72,12 @@ def command(directory: Path, as_json: bool) -> int:
             }
         )
     console = Console()
+    titles: tuple[str, ...] = (str(table.columns[0].header), "made", _STATUS, *_TITLES)
+    unshown = _without_room(rows, titles, console.width)
+    titles, *rows = (_without(row, unshown) for row in (titles, *rows))
+    for title in titles[_FIGURES:]:
+        table.add_column(title, justify="right", no_wrap=True)
     if any(row[-1] for row in rows):
-        titles = (str(table.columns[0].header), "made", _STATUS, *_TITLES)
         in_a_column, rows = _with_tags(rows, titles, console.width)
         if in_a_column:
             table.add_column("tags", no_wrap=True)
@@ -82,11 +87,44 @@ def command(directory: Path, as_json: bool) -> int:
         click.echo(json.dumps(listed, indent=1, allow_nan=False))
     elif listed:
         console.print(table)
+        console.print(_said_of(unshown), style="dim", end="")
     else:
         click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0
+
+
+def _without_room(
+    rows: list[tuple[str, ...]], titles: tuple[str, ...], columns: int
+) -> tuple[int, ...]:
+    """The places of figures that are not shown: first what no run has.
+
+    It is whole columns that give way: a figure that is cut in the middle is another figure.
+    """
+    widths = [
+        max(map(len, column)) for column in zip(titles, *(row[:-1] for row in rows), strict=True)
+    ]
+    places = range(_FIGURES, len(titles))
+    nobody_has = [place for place in places if all(row[place] == "-" for row in rows)]
+    left_out: tuple[int, ...] = ()
+    for place in dict.fromkeys(
+        (*nobody_has, *(_FIGURES + _TITLES.index(one) for one in _GIVE_WAY))
+    ):
+        shown = [width for at, width in enumerate(widths) if at not in left_out]
+        if sum(shown) + _GAP * (len(shown) - 1) <= columns:
+            break
+        left_out = (*left_out, place)
+    return left_out
+
+
+def _said_of(unshown: tuple[int, ...]) -> str:
+    names = ", ".join(_TITLES[place - _FIGURES] for place in unshown)
+    return f"no room for {names}: a wider terminal, or --json\n" if names else ""
+
+
+def _without(row: tuple[str, ...], places: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(cell for place, cell in enumerate(row) if place not in places)
 
 
 def _with_tags(
@@ -97,7 +135,7 @@ def _with_tags(
     Where there is no room for one they stand below the name, cut to its width: no figure gives way.
     """
     widths = [max(len(title), *(len(row[i]) for row in rows)) for i, title in enumerate(titles)]
-    room = columns - sum(widths) - 2 * len(widths)
+    room = columns - sum(widths) - _GAP * len(widths)
     if room >= max(len(row[-1]) for row in rows):
         return True, rows
     cut = [row[-1] if len(row[-1]) <= widths[0] else row[-1][: widths[0] - 1] + "…" for row in rows]

@@ -267,13 +267,13 @@ def _carbon(energy: Result, plan: Plan) -> Result:
             "no grid intensity was given: --grid NAME, or --grid-g-per-kwh with --grid-source"
         )
     building = (
-        "the building's overhead is not in it (no PUE was given)"
+        "; the building's overhead is not in it (no PUE was given)"
         if plan.pue is None
-        else f"PUE {plan.pue:g} ({plan.pue_source or 'source not stated'})"
+        else f" x PUE {plan.pue:g} ({plan.pue_source or 'source not stated'})"
     )
     note = (
         f"{significant(energy.value)} kWh x {plan.grid_g_per_kwh:g} g/kWh"
-        f" ({plan.grid_source or 'source not stated'}) x {building}"
+        f" ({plan.grid_source or 'source not stated'}){building}"
     )
     value = energy.value * plan.grid_g_per_kwh * (plan.pue or 1)
     return Reading(value, "g", "assumed", note=note)

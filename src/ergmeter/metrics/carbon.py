@@ -59,16 +59,16 @@ def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Readin
     energy = run_j(evidence)
     pue, building = building_of(evidence)
     grid = f"{significant(g_per_kwh)} g/kWh ({source or NOT_STATED})"
-    note = f"{energy.value:.4g} J x {grid} x {building}; interval is the energy's alone"
+    note = f"{energy.value:.4g} J x {grid}{building}; interval is the energy's alone"
     return scaled_by(energy, g_per_kwh * pue / J_PER_KWH, "g", note)
 
 
 def building_of(evidence: Evidence) -> tuple[float, str]:
-    """The PUE, 1 where nobody gave one, and in words which."""
+    """The PUE, 1 where nobody gave one; and how it goes on behind a product, in words."""
     pue, source = evidence.settings.pue, evidence.settings.pue_source
     if pue is None:
-        return 1.0, "the building's overhead is not in it (no PUE was given)"
-    return pue, f"PUE {pue:g} ({source or NOT_STATED})"
+        return 1.0, "; the building's overhead is not in it (no PUE was given)"
+    return pue, f" x PUE {pue:g} ({source or NOT_STATED})"
 
 
 def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:

@@ -82,8 +82,8 @@ class Comparison:
 
     @property
     def is_comparable(self) -> bool:
-        """Whether every pair may be compared."""
-        return all(pair.is_comparable for pair in self.pairs)
+        """Whether there are pairs, and every one may be compared."""
+        return bool(self.pairs) and all(pair.is_comparable for pair in self.pairs)
 
     @property
     def to_compare(self) -> tuple[Group, ...]:

@@ -53,7 +53,7 @@ def energy(evidence: Evidence) -> Reading:
         raise NotMeasurable("no price of electricity was given: --price-per-kwh with --currency")
     drawn = run_j(evidence)
     pue, building = building_of(evidence)
-    note = f"{drawn.value:.4g} J x {price:g} a kWh x {building}; interval is the energy's alone"
+    note = f"{drawn.value:.4g} J x {price:g} a kWh{building}; interval is the energy's alone"
     return scaled_by(drawn, price * pue / J_PER_KWH, _unit(evidence), note)
 
 

@@ -76,7 +76,7 @@ def explain(evidence: Evidence) -> Explanation:
         whole,
         energy,
         said,
-        changes(whole, reached, seen),
+        changes(whole, reached, seen, working_frac=level),
         missing,
         record_next(evidence, missing, seen, got),
         _window(evidence),

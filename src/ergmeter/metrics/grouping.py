@@ -57,6 +57,7 @@ _WAYS = {
 }
 _AROUND = {
     "trainable_parameters": "trainable parameters",
+    "flops_per_token": "FLOPs per token",
     "power_limit_W": "power limit",
     "driver": "driver",
     "torch": "torch",
@@ -67,14 +68,25 @@ _AROUND = {
     "unsloth": "unsloth",
     "git_commit": "commit",
 }
+# What sets the work of any training: where neither side tells it, that is named too. The rest need
+# not be: training every weight has no LoRA rank.
+_ALWAYS = ("model", "dataset", "seq_len", "batch", "tuning", "device")
 _BATCH = ("batch_size", "grad_accum", "world_size")
 _PART_OF = {
     **dict.fromkeys(_BATCH, ("batch", *_BATCH)),
-    "tuning": ("tuning", "lora_r", "lora_alpha", "lora_targets", "bits", "trainable_parameters"),
+    "tuning": (
+        "tuning",
+        "lora_r",
+        "lora_alpha",
+        "lora_targets",
+        "bits",
+        "trainable_parameters",
+        "flops_per_token",
+    ),
     "device": ("device", "driver", "power_limit_W"),
-    "model": ("model", "trainable_parameters"),
+    "model": ("model", "trainable_parameters", "flops_per_token"),
     "dataset": ("dataset", "data_sha256"),
-    "seq_len": ("seq_len",),
+    "seq_len": ("seq_len", "flops_per_token"),
 }
 _WARMER_C = 10.0
 # As `erg check` has them.
@@ -169,12 +181,14 @@ def fairness(baseline: Group, other: Group, by: Sequence[str]) -> Fairness:
         sides = baseline.said(column), other.said(column)
         if all(sides) and sides[0] != sides[1]:
             refusals.append(f"{title} differs ({_both(*sides)})")
-        elif any(sides) and not all(sides):
+        elif not all(sides) and (any(sides) or _is_wanting(column, baseline, other)):
             unknown.append(title)
     ways = ((name, title) for name, title in _WAYS.items() if name not in exempt)
     unknown += [
         title for name, title in ways if bool(baseline.said(name)) != bool(other.said(name))
     ]
+    if not (baseline.said("steps") and other.said("steps")):
+        unknown.append("number of steps")
     explained = [
         f"{title} ({_both(*sides)})"
         for column, title in (_WAYS | _AROUND).items()
@@ -212,6 +226,12 @@ def _of(entry: Entry, column: str) -> str | None:
         return "none"  # who says what is tuned says its bits where there are few
     # QLoRA is LoRA on weights of few bits, and the bits are compared by themselves.
     return "lora" if column == "tuning" and said == "qlora" else said
+
+
+def _is_wanting(column: str, baseline: Group, other: Group) -> bool:
+    """Whether a column that neither side tells leaves open what was done."""
+    has_checksums = bool(baseline.said("data_sha256") and other.said("data_sha256"))
+    return column in _ALWAYS and not (column == "dataset" and has_checksums)
 
 
 def _exempt(by: Sequence[str]) -> set[str]:

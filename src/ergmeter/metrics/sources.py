@@ -9,19 +9,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.errors import ErgmeterError, FormatError
+from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.boards import board_facts
+from ergmeter.metrics.compute import flops_per_token
 from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, facts_of, why_left_out
+from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.ledgers import is_ledger, read_ledger
-from ergmeter.metrics.summarize import settings_of, summarize
+from ergmeter.metrics.summarize import evidence_of, summary_of
+from ergmeter.metrics.tokens import steps_made
 from ergmeter.metrics.training import divergence
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, Run
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Result
     from ergmeter.runlog.settings import Settings
 
@@ -110,27 +115,57 @@ def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Foun
     why = why_left_out(status)
     if why:
         return Found(left_out=(f"{source}: {why}",))
-    summary = summarize(run, settings)
-    diverged = divergence(summary.readings)
+    evidence = evidence_of(run, settings)
+    readings = summary_of(evidence).readings
+    diverged = divergence(readings)
     if diverged:
         return Found(left_out=(f"{source}: it {diverged}",))
-    figures = {**summary.readings, EVAL_LOSS: _eval_loss(run, summary.readings.get(EVAL_LOSS))}
-    damaged = tuple(f"damaged, left out: {line}" for line in run.damage)
-    entry = Entry(source, given, _facts(run, settings), figures, run.path, damaged)
-    return Found((entry,))
+    figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
+    remarks = (*(f"damaged, left out: {line}" for line in run.damage), *_unfit(evidence, source))
+    return Found((Entry(source, given, _facts(evidence), figures, run.path, remarks),))
 
 
-def _facts(run: Run, settings: Settings | None) -> dict[str, str]:
+def _facts(evidence: Evidence) -> dict[str, str]:
     """What the workload said, and what the run itself knows where it did not."""
-    declared = settings_of(run, settings)
+    run, declared = evidence.run, evidence.settings
     own = {
         **board_facts(run),
         "precision": declared.dtype,
         "parameters": declared.parameters,
         "name": run.name,
         "started": run.header.get("created"),
+        "steps": _steps(evidence),
+        "flops_per_token": _flops(evidence),
     }
     return {**facts_of(own), **facts_of(run.workload), "run": str(run.path)}
+
+
+def _steps(evidence: Evidence) -> float | None:
+    try:
+        return steps_made(evidence)
+    except NotMeasurable:
+        return None
+
+
+def _flops(evidence: Evidence) -> str | None:
+    """Of a token, with the way they were counted: two ways differ where the work does not."""
+    if not evidence.flops:
+        return None
+    try:
+        each = flops_per_token(evidence.flops[0])
+    except NotMeasurable:
+        return None
+    return f"{scaled(each, 'FLOP')}, {evidence.flops[0].convention}"
+
+
+def _unfit(evidence: Evidence, source: str) -> list[str]:
+    """What `erg check` has against the run; a short window is refused by itself."""
+    found = fitness(evidence).findings
+    serious = [one.seen for one in found if one.weight == "serious" and one.check != "window"]
+    if not serious:
+        return []
+    more = f", and {len(serious) - 1} more" if len(serious) > 1 else ""
+    return [f"{source}: not fit to be compared: {serious[0]}{more} (`erg check`)"]
 
 
 def _eval_loss(run: Run, known: Result | None) -> Result:

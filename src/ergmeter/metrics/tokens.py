@@ -137,6 +137,14 @@ def steps_of(evidence: Evidence) -> float:
     return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
 
 
+def steps_made(evidence: Evidence) -> float:
+    """Optimizer steps in all, warm-up included, of the rank that made the most."""
+    if not evidence.trains:
+        raise NotMeasurable("no training steps: this run evaluates or generates")
+    need_rows(evidence)
+    return max(float(steps_in(lane).sum()) for lane in evidence.work.lanes)
+
+
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)

@@ -151,7 +151,7 @@ def around(pair: Pair) -> Iterable[tuple[str, str]]:
     for remark in fair.remarks:
         yield "yellow", remark
     if fair.unknown:
-        yield "dim", f"not checked, one side does not say: {', '.join(fair.unknown)}"
+        yield "dim", f"not checked, not told by both sides: {', '.join(fair.unknown)}"
 
 
 def contrast_in_words(one: Contrast | None) -> str:

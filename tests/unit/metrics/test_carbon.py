@@ -49,7 +49,8 @@ def test_a_grid_by_name_is_its_published_figure_with_its_year(run: Run) -> None:
     assert reading.basis == "assumed"
     assert "44.18 g/kWh (France, location-based, Ember" in reading.note
     assert "2024" in reading.note
-    assert "no PUE was given" in reading.note
+    told = "); the building's overhead is not in it (no PUE was given); interval is the energy's"
+    assert told in reading.note
 
 
 def test_a_subregion_is_converted_from_pounds(run: Run) -> None:

@@ -245,6 +245,26 @@ def test_what_one_side_does_not_say_is_not_checked_and_said_so() -> None:
     assert pair.fairness.unknown == ("data",)
 
 
+def test_what_neither_side_says_of_the_work_is_named_too() -> None:
+    silent = {"tuning": None, "lora_r": None, "dataset": None, "steps": None}
+    pair = only(compared(group("a", SLOW, **silent), group("b", FAST, **silent)))
+    assert pair.is_comparable
+    assert pair.fairness.unknown == ("what is tuned", "number of steps")
+    # Without checksums nothing says that the data are the same.
+    silent["data_sha256"] = None
+    pair = only(compared(group("a", SLOW, **silent), group("b", FAST, **silent)))
+    assert pair.fairness.unknown == ("data set", "what is tuned", "number of steps")
+
+
+def test_other_flops_of_a_token_stand_beside_the_verdict() -> None:
+    full = group("a", SLOW, flops_per_token="6.76 GFLOP, exact")
+    lora = group("b", FAST, flops_per_token="4.708 GFLOP, exact")
+    pair = only(compared(full, lora))
+    assert pair.fairness.explanations == (
+        "FLOPs per token (6.76 GFLOP, exact / 4.708 GFLOP, exact)",
+    )
+
+
 def test_an_assumption_widens_the_interval() -> None:
     """Each may be half of what it is taken for or a tenth more: 25 % less is not shown by that.
 
@@ -306,6 +326,7 @@ def test_one_group_is_shown_and_said_to_be_alone() -> None:
     found = compared(group("a", SLOW))
     assert not found.pairs
     assert "one group: nothing to compare it with" in found.notes
+    assert not found.is_comparable
 
 
 def test_a_column_that_nobody_has_is_refused() -> None:

@@ -92,7 +92,7 @@ def test_the_whole_run_is_paid_for_also_where_the_window_is_a_part(tmp_path: Pat
 def test_the_bill_is_kilowatt_hours_times_pue_times_the_price(run: Run) -> None:
     reading = found(run, "energy", price_per_kwh=0.3, pue=1.25, currency="EUR")
     assert reading.value == pytest.approx(0.002 * 1.25 * 0.3, rel=0.01)  # 7200 J are 2 Wh
-    assert "PUE 1.25 (source not stated)" in reading.note
+    assert "J x 0.3 a kWh x PUE 1.25 (source not stated); interval" in reading.note
     reading = found(run, "energy_per_million_tokens", price_per_kwh=0.3)
     assert reading.value == pytest.approx(0.002 * 0.3 / 0.036, rel=0.01)
 

@@ -212,6 +212,24 @@ def test_padding_is_what_positions_without_a_token_cost(tmp_path: Path) -> None:
     assert any("pack" in one.advice for one in found.changes)
 
 
+def gains(found: Explanation) -> dict[str, float]:
+    return {one.block: one.gain_frac for one in found.changes}
+
+
+def test_a_gain_is_one_of_time_and_no_share_of_the_peak(tmp_path: Path) -> None:
+    """32 % of the peak for tokens, 8 for padding, 1.6 again: 41.6 in all, in steps throughout."""
+    steps = even_steps(40, seconds=0.25, tokens_computed=100, tokens_real=80)
+    uncounted = gains(explained(made(tmp_path / "run", steps, temperature_c=40.0)))
+    assert uncounted["padding"] == pytest.approx(1 / (1 - 8 / 41.6) - 1)
+    assert uncounted["recomputed"] == pytest.approx(1 / (1 - 1.6 / 41.6) - 1)
+
+
+def test_a_gain_below_the_clock_is_of_the_time_at_that_clock(tmp_path: Path) -> None:
+    """30 % of the time does not multiply, at 0.9 of the clock: 27 % of the peak."""
+    found = gains(explained(made(tmp_path / "run")))
+    assert found["not_multiplying"] == pytest.approx(1 / (1 - 0.3) - 1)
+
+
 def test_communication_of_profiled_steps_is_a_block_of_its_own(tmp_path: Path) -> None:
     profile = {
         "steps": 2, "on": "gpu", "window_s": 1.0, "compute_s": 0.7, "communication_s": 0.4,

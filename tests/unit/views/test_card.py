@@ -45,7 +45,7 @@ def test_the_hubs_library_reads_the_emissions_in_grams(erg: Erg, tmp_path: Path)
     assert told["training_type"] == "pre-training"
     assert told["geographical_location"] == "Quebec, Canada"
     assert told["hardware_used"] == "1 x NVIDIA H200"
-    assert "operator: 2026" in told["source"]
+    assert "J x 100 g/kWh (operator: 2026); the building's overhead is not in it" in told["source"]
     assert set(told) == {
         *("emissions", "source", "training_type", "geographical_location", "hardware_used")
     }
@@ -161,6 +161,14 @@ def test_inference_is_not_called_a_training(erg: Erg, tmp_path: Path) -> None:
 
 def texts(svg: str) -> list[str]:
     return [str(one.text) for one in ET.fromstring(svg).iter(f"{SVG}text")]
+
+
+def test_a_badge_is_not_written_into_what_is_called_a_picture(erg: Erg, tmp_path: Path) -> None:
+    target = tmp_path / "badge.png"
+    code, out, err = erg("card", made(tmp_path / "run").path, "--badge", target)
+    assert (code, out) == (2, "")
+    assert "badge.png does not end in .svg" in err
+    assert not target.exists()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,9 @@ def _groups(found: Comparison) -> Table:
 def _differences(found: Comparison) -> str:
     rows = differing(found.groups)
     if not rows:
-        return '<p class="dim">Nothing that the runs tell of themselves.</p>'
+        unknown = dict.fromkeys(one for pair in found.pairs for one in pair.fairness.unknown)
+        untold = f" Not told by both sides: {text(', '.join(unknown))}." if unknown else ""
+        return f'<p class="dim">Nothing that the runs tell of themselves.{untold}</p>'
     heads = ("what", *(group.name for group in found.groups))
     told = Table(heads, tuple((what, *said) for what, said in rows))
     return f'<div class="roomy">{table(told, caption="what differs in configuration")}</div>'

@@ -189,12 +189,16 @@ class Folder:
                     elif entry.is_dir():
                         directories.append(one)
                     elif one.suffix == ".csv" and is_ledger(one):
-                        ledgers.append(one)
+                        ledgers += [] if self._is_in_cell(one) else [one]
                     elif entry.name.endswith(fmt.PACKED):
                         packed.append(self._name(one))
         except OSError as error:
             left_out.append(f"{self._name(path)}: can't be read ({error.strerror})")
         return directories, ledgers
+
+    def _is_in_cell(self, path: Path) -> bool:
+        """Whether a ledger is that of a bench's cell: its bench shows it."""
+        return any(_is_cell(Path(part)) for part in path.relative_to(self.root).parts)
 
     def _found(self, kind: Kind, path: Path, *, bench: str | None = None) -> Place:
         name = self._name(path)

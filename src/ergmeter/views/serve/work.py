@@ -34,6 +34,7 @@ from ergmeter.views.html import report as html_report
 from ergmeter.views.html.compare_charts import compare_charts
 from ergmeter.views.html.page import vega
 from ergmeter.views.html.time_charts import IDS, time_charts
+from ergmeter.views.serve.ledger_table import ledger_table
 from ergmeter.views.serve.matrix import matrix
 from ergmeter.views.serve.pool import LIBRARY
 
@@ -203,7 +204,8 @@ def ledger(path: str, root: str) -> bytes:
         for entry in found.entries
     ]
     whole = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
-    return _told({**whole, "left_out": list(found.left_out)}, root)
+    told = {"table": ledger_table(found.entries), "left_out": list(found.left_out)}
+    return _told({**whole, **told}, root)
 
 
 def _ahead(evidence: Evidence) -> dict[str, Any]:

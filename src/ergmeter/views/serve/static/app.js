@@ -467,8 +467,9 @@ async function comparePage() {
     place.append(charts);
     for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
     for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
-    sayState(found.is_comparable ? "comparable" : "not comparable as they are: the reasons stand below", found.is_comparable ? "good" : "bad");
-    if (!found.is_comparable && !query.get("anyway")) {
+    const refused = found.pairs.length ? "not comparable as they are: the reasons stand below" : "one group: nothing to compare it with";
+    sayState(found.is_comparable ? "comparable" : refused, found.is_comparable ? "good" : "bad");
+    if (found.pairs.length && !found.is_comparable && !query.get("anyway")) {
       query.set("anyway", "true");
       place.append(el("p", {}, el("a", { href: `/compare?${query}` }, "compare anyway; the reasons stay")));
     }
@@ -560,15 +561,23 @@ async function namesPage(word, kind) {
   } catch (error) { sayState(String(error.message), "bad"); }
 }
 
+const ALIKE = 12; // as many stand open
+
 async function ledgerPage() {
   try {
     const found = await ask(`/api/ledger/${pathId()}`);
     const all = await ask("/api/ledgers");
     byId("title").textContent = (all.ledgers.find((one) => one.id === pathId()) || { name: "Ledger" }).name;
-    const has = (key) => found.rows.some((row) => row.readings[key] && row.readings[key].missing === undefined);
-    const keys = found.metrics.filter(has);
-    const rows = found.rows.map((row) => [...keys.map((key) => (row.readings[key] || {}).text || "-"), ...found.facts.map((name) => row.facts[name] ?? "-")]);
-    byId("table").append(table([...keys.map((key) => found.titles[key] || key), ...found.facts], rows, "Rows of the ledger"));
+    const { heads, rows, alike } = found.table;
+    const full = (one) => el("span", { title: one.title }, one.text);
+    if (alike.length) {
+      const said = alike.flatMap((one, number) => [number ? "; " : "", `${one.head} `, full(one)]);
+      byId("table").append(el("details", { id: "alike", open: alike.length <= ALIKE },
+        el("summary", {}, `The same in all rows: ${alike.length} columns`), el("p", {}, ...said)));
+    }
+    const whole = table(heads, rows.map((row) => row.map(full)), "Rows of the ledger");
+    whole.classList.add("ledger");
+    byId("table").append(whole);
     for (const remark of new Set(found.rows.flatMap((row) => row.remarks))) byId("table").append(el("p", { class: "dim" }, remark));
     for (const line of found.left_out) byId("table").append(el("p", { class: "absent" }, `left out: ${line}`));
     sayState(`${found.rows.length} rows` + (found.left_out.length ? `, ${found.left_out.length} left out` : ""));
