@@ -38,10 +38,10 @@ _SHORT = {"tokens_per_s": "throughput.tokens_per_s"}
     type=click.Choice(["pre-training", "fine-tuning"]),
     help="For the metadata. [default: fine-tuning where adapters were trained, else left out]",
 )
-@with_run
 @click.option("--force", is_flag=True, help="Overwrite files that exist.")
 @with_model
 @with_settings
+@with_run
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
-@with_run
 @with_model
 @with_settings
+@with_run
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

@@ -35,9 +35,9 @@ KINDS = (
     help="Where to: FILE.svg or FILE.png.",
 )
 @click.option("--dark", is_flag=True, help="On a dark ground.")
-@with_run
 @with_model
 @with_settings
+@with_run
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Just this metric, by key or alias (tok_per_s, AEC, ...). May be repeated.",
 )
-@with_run
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
 @click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
 @click.option(
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 )
 @with_model
 @with_settings
+@with_run
 def command(
     settings: Settings,
     flops: tuple[Flops, ...],
