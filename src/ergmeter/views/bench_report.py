@@ -40,7 +40,7 @@ def page(found: Overview) -> RenderableType:
     """A line for each configuration, its repeats averaged; then what failed, and why."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for head in HEADS:
-        is_text = head in ("cell", "status", "memory")
+        is_text = head in ("cell", "status", "tokens/s", "memory")  # may go on below
         table.add_column(head, min_width=12 if head == "cell" else None, no_wrap=not is_text)
     for line in lines(found):
         table.add_row(*[Text(cell) for cell in line])
