@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import yaml
-
+from ergmeter.bench import erg_train
 from ergmeter.bench.cells import Cell
 
 # What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
@@ -40,7 +39,7 @@ def _parts(cell: Cell) -> Iterator[Mapping[str, Any]]:
     for word in cell.command:
         flag = word if word.startswith("--") else flag
         words[flag] = (*words.get(flag, ()), word)
-    files = [_flat(yaml.safe_load(text)) for text in cell.files.values()]
+    files = [_flat(erg_train.parsed(text)) for text in cell.files.values()]
     yield {**words, **{name: value for one in files for name, value in one.items()}}
     yield {"the repeat": cell.repeat}
 

@@ -11,8 +11,6 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator
 
-import yaml
-
 from ergmeter.bench import erg_train
 from ergmeter.bench.cells import PYTHON, UNSLOTH_PYTHON, Cell, unsloth_python
 
@@ -23,7 +21,7 @@ _OF_EXTRA = "pip install 'ergmeter[train]', or in a clone pip install '.[train]'
 def lack(cells: Iterable[Cell], *, has_gpus: bool) -> str:
     """What is missing for these cells and how it is had, in one line; empty if nothing is."""
     told: dict[str, list[str]] = {}
-    for cell in cells:
+    for cell in {one.group: one for one in cells}.values():  # repeats need the same
         # Who sets the path of a cell's modules knows what is on it; we do not.
         if not cell.skip and "PYTHONPATH" not in cell.environment:
             for need, way in _needs(cell, has_gpus=has_gpus):
@@ -59,7 +57,7 @@ def _needs(cell: Cell, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
 
 def _asked(text: str) -> Iterator[str]:
     """What a configuration of `erg train` needs beyond."""
-    said = yaml.safe_load(text)
+    said = erg_train.parsed(text)
     tuning, train = said.get("tuning", {}), said.get("train", {})
     optim = str(train.get("optim", ""))
     if tuning.get("mode", "full") != "full":
