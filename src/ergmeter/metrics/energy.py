@@ -1,8 +1,8 @@
 """What the run drew: joules, watts, joules per token; of which devices, and how it is known.
 
-Counter differences come first and integrated power second; one device is never half the one and
-half the other, and a sum over devices says which was which. What a lost or silent device drew is
-not guessed: the sum is then absent, with the part that is known in its reason.
+Counter differences come first and integrated power second, and a sum over devices says which was
+which. What a lost or silent device drew is not guessed: the sum is then absent, with the part that
+is known in its reason.
 
 The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. What the
 rest of the node drew is not in it.
@@ -10,202 +10,36 @@ rest of the node drew is not in it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.gauges import ACCELERATORS, why_absent
-from ergmeter.metrics.kept import kept
-from ergmeter.metrics.power import (
-    RAPL_REFRESH_S,
-    REFRESH_S,
-    Energy,
-    EnergyCurve,
-    counter_curve,
-    power_curve,
+from ergmeter.metrics.drawn import (
+    BASIS,
+    COUNTER,
+    CPUS,
+    Drawn,
+    boundary,
+    counted_once,
+    device_drawn,
 )
-from ergmeter.metrics.shape import span_shape
+from ergmeter.metrics.gauges import ACCELERATORS
+from ergmeter.metrics.kept import kept
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.unseen import need_all, need_devices
-from ergmeter.records import Reading, Window, weakest
-from ergmeter.units import J_PER_WH, NS_PER_S, duration
+from ergmeter.records import Reading, weakest
+from ergmeter.units import J_PER_WH
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Basis, Device
 
-COUNTER = "energy counter"
-_LATEST = "curves of the device that was asked of last"
-DRAW = "power draw (on recent chips an average of about a second)"
-_BASIS: dict[str, Basis] = {COUNTER: "measured"}
-_HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
-_APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
 _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
-_CPUS = ("rapl", "grace", "apple")
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A device's energy in the window and the way it was found."""
-
-    energy: Energy
-    way: str
-    remark: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Curves:
-    """A device's energy over time by its power and by its counter, or why there is none."""
-
-    of: str
-    integral: EnergyCurve | None
-    why_no_integral: str
-    counter: EnergyCurve | None
-    why_no_counter: str
-
-
-@kept
-def device_drawn(evidence: Evidence, device: Device) -> Drawn:
-    """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
-    curves = _curves(evidence, device)
-    integral = curves.integral
-    try:
-        if curves.counter is None:
-            raise NotMeasurable(curves.why_no_counter)
-        return Drawn(curves.counter.over(evidence.span), COUNTER)
-    except NotMeasurable as error:
-        why_no_counter = str(error)
-    try:
-        if integral is None:
-            raise NotMeasurable(curves.why_no_integral)
-        averaged = device.facts.get("power_field") == "draw"
-        way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
-        return Drawn(integral.over(evidence.span), way, why_no_counter)
-    except NotMeasurable as error:
-        marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
-        lost = [mark.detail for mark in marks if device.id in mark.detail]
-        reasons = "; ".join(dict.fromkeys([*lost, why_no_counter, str(error)]))
-        raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
-
-
-def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
-    """A device's energy over time, by its counter or else by its power, and how it is known."""
-    curves = _curves(evidence, device)
-    if curves.counter is not None:
-        return curves.counter, _BASIS[COUNTER]
-    if curves.integral is None:
-        whys = f"{curves.why_no_counter}; {curves.why_no_integral}"
-        raise NotMeasurable(f"{device.name} [{device.id}]: {whys}")
-    return curves.integral, "derived"
-
-
-def _curves(evidence: Evidence, device: Device) -> _Curves:
-    """Of the device that is looked at just now they stay: several ask for them in turn."""
-    known = evidence.drawn.get(_LATEST)
-    if not isinstance(known, _Curves) or known.of != device.id:
-        integral, why_no_integral = _integral(evidence, device)
-        counter, why_no_counter = None, ""
-        try:
-            counter = _shaped_counter(evidence, device, integral)
-        except NotMeasurable as error:
-            why_no_counter = str(error)
-        known = _Curves(device.id, integral, why_no_integral, counter, why_no_counter)
-        evidence.drawn[_LATEST] = known
-    return known
-
-
-@kept
-def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
-    """What a device drew by its counter, and by its instant power alone.
-
-    From one refresh of the counter to another, as far apart as there are: between its readings
-    nobody but the power says when it was drawn.
-    """
-    if device.facts.get("power_field") == "draw":
-        raise NotMeasurable("its power is an average of about a second: no check on its counter")
-    curves = _curves(evidence, device)
-    integral = curves.integral
-    if integral is None:
-        raise NotMeasurable(curves.why_no_integral)
-    counter = _counter(evidence, device)
-    inside = (counter.t_ns >= integral.t_ns[0]) & (counter.t_ns <= integral.t_ns[-1])
-    t_ns, joules = counter.t_ns[inside], counter.joules[inside]
-    if len(t_ns) < 2 or (apart_s := float(t_ns[-1] - t_ns[0]) / NS_PER_S) < _APART_S:
-        seen = f"{duration(apart_s)} apart" if len(t_ns) > 1 else "once"
-        raise NotMeasurable(f"its counter was seen {seen}, and refreshes ten times a second")
-    return float(joules[-1] - joules[0]), integral.over(Window(int(t_ns[0]), int(t_ns[-1]))).joules
-
-
-def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
-    power = evidence.series("power_w").get(device.id)
-    if power is None or len(power.t_ns) < 2:
-        return None, why_absent(device, "power_w") or "no power reading either"
-    averaged = device.facts.get("power_field") == "draw"
-    try:
-        return power_curve(power.t_ns, power.values, slack_s=1.0 if averaged else REFRESH_S), ""
-    except NotMeasurable as error:
-        return None, str(error)
-
-
-def _shaped_counter(
-    evidence: Evidence, device: Device, integral: EnergyCurve | None
-) -> EnergyCurve:
-    """The counter, and between its readings the steps or else the power."""
-    power = evidence.series("power_w").get(device.id)
-    counter = evidence.series("energy_j").get(device.id)
-    if integral is not None and power is not None and counter is not None and len(counter.t_ns) > 1:
-        spans = span_shape(evidence, power, counter)
-        if spans is not None:
-            return _counter(evidence, device, spans, lag_s=0.0)
-    return _counter(evidence, device, integral)
-
-
-def _counter(
-    evidence: Evidence,
-    device: Device,
-    shape: EnergyCurve | None = None,
-    *,
-    lag_s: float = REFRESH_S / 2,
-) -> EnergyCurve:
-    counter = evidence.series("energy_j").get(device.id)
-    if counter is None:
-        raise NotMeasurable(why_absent(device, "energy_j") or "it has no energy counter")
-    refresh_s = REFRESH_S if device.kind == "gpu" else RAPL_REFRESH_S
-    return counter_curve(
-        counter.t_ns, counter.values, shape=shape, lag_s=lag_s, refresh_s=refresh_s
-    )
-
-
-def boundary(evidence: Evidence) -> list[Device]:
-    """The devices whose energy is the run's: accelerators, else CPU packages and DRAM."""
-    devices = _once(evidence.devices("gpu") or evidence.devices("cpu", "dram"))
-    if not devices:
-        why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *_CPUS)))
-        raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
-    shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
-    if shared:
-        raise NotMeasurable(
-            f"other programs computed on {', '.join(one.id for one in shared)} too (see the mark"
-            " device_shared): what the board drew for each can't be told apart"
-        )
-    if evidence.has_company:
-        raise NotMeasurable(
-            "another training of the same command was at work at the same time: what the devices"
-            " drew for each can't be told apart; measure them in commands of their own"
-        )
-    return devices
-
-
-def _once(devices: list[Device]) -> list[Device]:
-    """Without the second die of a board, say, whose counter is the first one's."""
-    ids = {device.id for device in devices}
-    return [one for one in devices if one.facts.get("energy_counted_in") not in ids]
 
 
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
-    devices = _once(devices)
+    devices = counted_once(devices)
     drawn: list[Drawn] = []
     reasons = []
     for device in devices:
@@ -224,7 +58,7 @@ def total(evidence: Evidence, devices: list[Device]) -> Reading:
         + (f" ({'; '.join(remarks)})" if remarks else "")
         + f"; interval from the readings at both ends; {evidence.window_note}"
     )
-    basis = weakest(*(_BASIS.get(one.way, "derived") for one in drawn))
+    basis = weakest(*(BASIS.get(one.way, "derived") for one in drawn))
     low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
     return Reading(joules, "J", basis, low_j, high_j, note)
 
@@ -265,7 +99,7 @@ def module_j(evidence: Evidence) -> Reading:
 
 def cpu_j(evidence: Evidence) -> Reading:
     """Energy of the CPU packages."""
-    return _of_kind(evidence, "cpu", "CPU energy counter", *_CPUS)
+    return _of_kind(evidence, "cpu", "CPU energy counter", *CPUS)
 
 
 def dram_j(evidence: Evidence) -> Reading:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy import counter_and_integral
+from ergmeter.metrics.drawn import counter_and_integral
 from ergmeter.metrics.gauges import inside, mean, readings, sampled
 from ergmeter.metrics.kept import asked_of
 from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks

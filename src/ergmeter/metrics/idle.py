@@ -17,7 +17,8 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.achievable import calibration_of, differences
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.energy import boundary, curve_of, joules_per_token, run_j
+from ergmeter.metrics.drawn import boundary, curve_of
+from ergmeter.metrics.energy import joules_per_token, run_j
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S, duration
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.drawn import boundary, curve_of
 from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.power import merged
 from ergmeter.records import PHASES, Reading, weakest

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy import boundary, curve_of
+from ergmeter.metrics.drawn import boundary, curve_of
 from ergmeter.metrics.explain_time import held_until_s
 from ergmeter.metrics.kept import kept
 from ergmeter.metrics.power import merged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.energy import boundary
+from ergmeter.metrics.drawn import boundary
 from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.kept import asked, visit
 from ergmeter.metrics.notes import notes

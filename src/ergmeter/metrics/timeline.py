@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.energy import curve_of
+from ergmeter.metrics.drawn import curve_of
 from ergmeter.metrics.power import merged
 from ergmeter.records import PHASES
 from ergmeter.runlog.joining import Series

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.metrics.energy import boundary
+from ergmeter.metrics.drawn import boundary
 from ergmeter.metrics.gauges import sampled, why_absent
 from ergmeter.units import duration
 from ergmeter.views.html.charts import Chart, Scale, Table, drawn, framed, scale_for
