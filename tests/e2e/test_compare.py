@@ -271,3 +271,17 @@ def test_nothing_there(erg: Erg, tmp_path: Path) -> None:
     code, _, err = erg("compare", tmp_path / "absent.csv")
     assert code == 1
     assert "no run, folder or ledger at" in err
+
+
+def test_the_axis_of_the_page_is_the_one_that_was_asked_for(erg: Erg, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    for name in ("a", "b"):
+        trained(tmp_path / name, seconds=1.0)
+    asked = ("compare", tmp_path / "a", tmp_path / "b", "--html", tmp_path / "page.html")
+    code, _, err = erg(*asked, "--x", "step")
+    assert (code, "page.html" in err) == (0, True)
+    page = (tmp_path / "page.html").read_text()
+    assert '<input type="radio" name="x" value="step" autocomplete="off" checked>' in page
+    assert page.count(" checked>") == 1
+    code, _, err = erg("compare", tmp_path / "a", "--x", "step")
+    assert (code, err) == (2, "erg: --x step is of the page: give --html FILE too\n")

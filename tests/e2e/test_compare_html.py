@@ -122,8 +122,13 @@ def test_ratios_are_drawn_with_the_interval_that_comes_out_by_hand(
     assert (speed["shape"], energy["shape"]) == ("triangle-up", "triangle-up")
     assert spans["unsloth: memory"]["low"] == spans["unsloth: memory"]["high"] == 1
     assert one.ask("ergmeterViews.ratios.scale('x').type") == "log"
-    # The line at 1 is in every row: three figures of two groups.
-    assert one.ask("ergmeterViews.ratios.data('neutral').map((row) => row.v)") == [1] * 6
+    # One line at 1, from the top to the bottom of three figures of two groups, and no dashes.
+    assert one.ask("ergmeterViews.ratios.data('neutral').map((row) => row.v)") == [1]
+    line = one.page.locator("#chart-ratios .mark-rule line").first.bounding_box()
+    assert line["height"] >= 6 * 40 - 1
+    # Words have a rim, so that neither it nor the grid strikes them out.
+    rim = "getComputedStyle(document.querySelector('#chart-ratios .mark-text text')).paintOrder"
+    assert one.ask(rim).startswith("stroke")
 
 
 def test_a_group_of_one_run_is_a_dot_without_an_interval_and_says_so(
@@ -188,6 +193,98 @@ def test_the_way_to_a_target_loss_is_drawn(opened: Callable[..., Opened]) -> Non
     assert spans["slow: to target"]["shape"] == "triangle-down"
 
 
+def curve(one: Opened, chart: str, run: int) -> list[dict[str, Any]]:
+    """The points of one run's line, as Vega has them."""
+    found = one.ask(f"ergmeterViews['course-{chart}'].data('points').map((row) => ({{...row}}))")
+    return [row for row in found if row["i"] == run]
+
+
+def test_all_runs_are_in_one_chart_from_their_first_step_on(opened: Callable[..., Opened]) -> None:
+    one = opened("target")
+    # Steps of 1.95 s, 100 tokens each, and a loss that falls from 3 by 0.1.
+    slow = curve(one, "loss", 4)
+    assert [row["v"] for row in slow] == pytest.approx([3 - 0.1 * n for n in range(20)])
+    assert [row["tokens"] for row in slow] == [100 * n for n in range(1, 21)]
+    assert [row["step"] for row in slow] == list(range(1, 21))
+    assert [row["time"] for row in slow] == pytest.approx([1.95 * n for n in range(1, 21)])
+    rates = [row["v"] for row in curve(one, "tokens_per_s", 4)]
+    assert rates == pytest.approx([100 / 1.95] * 20, rel=1e-5)
+    # 250 W, read ten times a second from a second before the first step on: from its start to 20 s.
+    power = curve(one, "power_w", 1)
+    assert [row["time"] for row in power] == pytest.approx([n / 10 for n in range(201)])
+    assert {row["v"] for row in power} == {250}
+    named = ["quick: 0", "quick: 1", "quick: 2", "slow: 0", "slow: 1", "slow: 2"]
+    assert one.page.locator("#course-loss .legend li").all_inner_texts() == named
+    lines = one.ask(
+        "[...document.querySelectorAll('#chart-course-loss .mark-line path')]"
+        ".map((line) => [line.getAttribute('stroke'), line.getAttribute('stroke-dasharray')])"
+    )
+    assert len({tuple(line) for line in lines}) == 6
+    assert [colour for colour, _ in lines] == ["var(--c1)"] * 3 + ["var(--c2)"] * 3
+    said = one.page.inner_text("#courses")
+    assert "Not shown: memory in use on the device" in said
+
+
+def test_the_x_axis_is_chosen_by_keyboard_and_nothing_is_asked_for(
+    opened: Callable[..., Opened],
+) -> None:
+    one = opened("target")
+
+    def shown(chart: str) -> tuple[str, float]:
+        words = one.page.get_attribute(f"#chart-course-{chart} svg", "aria-label")
+        end = one.ask(f"ergmeterViews['course-{chart}'].scale('x').domain()[1]")
+        return words.rpartition("; x axis: ")[2], round(end, 3)
+
+    assert shown("loss") == ("tokens so far", 2000)
+    # The slowest ends at 39.39 s; its power was read last at 39.3 s.
+    assert shown("power_w") == ("s since the first step began", 39.3)
+    assert one.page.inner_text("#x-axis legend") == "x axis"
+    one.page.focus("#x-axis input:checked")
+    one.page.keyboard.press("ArrowRight")
+    one.page.wait_for_selector("html[data-axis=step]")
+    assert shown("loss") == ("steps so far", 20)
+    assert shown("power_w")[0] == "steps so far"
+    one.page.keyboard.press("ArrowRight")  # and on, before that is drawn
+    one.page.keyboard.press("ArrowRight")
+    one.page.wait_for_selector("html[data-axis=time]")
+    assert shown("loss") == ("s since the first step began", round(20 * 1.95 * 1.01, 3))
+    assert one.page.locator("#chart-course-loss svg").count() == 1
+    assert one.page.locator("#chart-course-loss .mark-line path").count() == 6
+    assert len(curve(one, "loss", 0)) == 20
+    assert one.complaints == []
+    assert len(one.asked_for) == 1
+
+
+def test_the_nearest_reading_is_told_beside_the_pointer(opened: Callable[..., Opened]) -> None:
+    one = opened("target", width=400)
+    place = one.page.locator("#chart-course-tokens_per_s")
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    # In the middle of the window there is least room on either side.
+    for share in (0.5, 0.52):
+        one.page.mouse.move(box["x"] + box["width"] * share, box["y"] + box["height"] / 3)
+    one.page.wait_for_selector("#vg-tooltip-element.visible")
+    told = dict(line.split("\t") for line in one.page.inner_text("#vg-tooltip-element").split("\n"))
+    assert told.keys() == {"run", "tokens/s", "steps", "tokens", "s"}
+    group, _, repeat = told["run"].partition(": ")
+    each_s = {"quick": 1.0, "slow": 1.95}[group] * (0.99, 1.0, 1.01)[int(repeat)]
+    assert float(told["tokens/s"]) == pytest.approx(100 / each_s, rel=1e-4)
+    steps = float(told["steps"])
+    assert float(told["s"]) == pytest.approx(steps * each_s, rel=1e-4)
+    assert float(told["tokens"].replace(",", "")) == steps * 100
+    shown = one.page.locator("#vg-tooltip-element").bounding_box()
+    assert 0 <= shown["x"] <= 400 - shown["width"]
+
+
+def test_a_ledger_has_no_curves_and_the_page_says_so(opened: Callable[..., Opened]) -> None:
+    one = opened("three")
+    assert one.page.inner_text("#courses .absent") == (
+        "7 runs are not drawn: a ledger's row has no steps and no samples: name the run's"
+        " directory."
+    )
+    assert one.page.locator("#x-axis").count() == 0
+
+
 def test_what_a_group_is_called_does_not_run(opened: Callable[..., Opened]) -> None:
     one = opened("evil")
     for chart in one.page.query_selector_all(".chart svg"):
@@ -214,7 +311,8 @@ def test_nothing_is_wider_than_the_window(
         assert 200 < svg.bounding_box()["width"] <= width
 
 
-@pytest.mark.parametrize("name", ["three", "evil", "long"])  # short, 79 and 300 characters
+# Names that are short, of 79 and of 300 characters, and curves.
+@pytest.mark.parametrize("name", ["three", "evil", "long", "target"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
     opened: Callable[..., Opened], name: str, width: int
@@ -236,7 +334,7 @@ def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["three", "refused"])
+@pytest.mark.parametrize("name", ["three", "refused", "target"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened: Callable[..., Opened], name: str, scheme: str) -> None:
     one = opened(name, scheme=scheme)

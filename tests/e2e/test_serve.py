@@ -262,6 +262,32 @@ def test_a_comparison_draws_its_intervals_and_its_front(
     assert page.get_attribute("#chart-ratios svg", "aria-label").startswith("ratio to slow")
 
 
+def test_a_comparison_draws_its_runs_over_what_one_chooses(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    both = f"{served.id('slow')},{served.id('quick')}"
+    page = opened(f"{served.address}/compare?ids={both}")
+    page.wait_for_selector("html[data-drawn=true]")
+    names = page.locator("#course-tokens_per_s .legend li").all_inner_texts()
+    assert names == ["slow", "quick"]
+    rows = page.evaluate("ergmeterViews['course-tokens_per_s'].data('points').map((r) => ({...r}))")
+    # Twenty steps of 100 tokens each, of 2 s and of 0.5 s.
+    assert [row["v"] for row in rows] == pytest.approx([50.0] * 20 + [200.0] * 20)
+    assert [row["time"] for row in rows[20:]] == pytest.approx([n / 2 for n in range(1, 21)])
+    end = "ergmeterViews['course-tokens_per_s'].scale('x').domain()[1]"
+    assert page.evaluate(end) == 40
+    assert "no step told its loss" in page.inner_text("#courses")
+    page.focus("#x-axis input:checked")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("html[data-axis=step]")
+    assert page.evaluate(end) == 20
+    label = page.get_attribute("#chart-course-tokens_per_s svg", "aria-label")
+    assert label.endswith("; x axis: steps so far")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("html[data-axis=tokens]")
+    assert page.evaluate(end) == 2000
+
+
 def test_a_finished_run_shows_its_report(served: Served, opened: Callable[..., Any]) -> None:
     page = opened(f"{served.address}/run/{served.id('h200/demo')}")
     page.wait_for_selector("html[data-drawn=true]")

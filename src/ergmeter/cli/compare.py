@@ -10,9 +10,11 @@ import click
 
 from ergmeter.cli.options import chosen_form, with_settings
 from ergmeter.cli.pages import check_page, with_page, write_page
+from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
     from ergmeter.metrics.comparison import Comparison
+    from ergmeter.metrics.progress import Axis
     from ergmeter.runlog.settings import Settings
 
 _FORMATS = ("table", "csv", "json", "md")
@@ -59,6 +61,13 @@ _FORMATS = ("table", "csv", "json", "md")
 )
 @click.option("--format", "form", type=click.Choice(_FORMATS), default="table", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option(
+    "--x",
+    "axis",
+    type=click.Choice(("step", "tokens", "time")),
+    help="What the curves on the page of --html are drawn over at first. Default: losses over"
+    " tokens, or steps where tokens are not known of all; the rest over time.",
+)
 @with_page
 @with_settings
 def command(
@@ -73,6 +82,7 @@ def command(
     difference: float,
     form: str,
     as_json: bool,
+    axis: Axis | None,
     page: Path | None,
 ) -> int:
     """Compare runs, folders of runs and energy ledgers, group by group.
@@ -90,12 +100,15 @@ def command(
         columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
     form = chosen_form(form, as_json=as_json)
+    if axis is not None and page is None:
+        raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
     found = compare(found_in(sources, settings), options)
     if page is not None:
+        from ergmeter.metrics.courses import courses
         from ergmeter.views.html.compare_page import compare_page
 
-        write_page(page, compare_page(found))
+        write_page(page, compare_page(found, courses(found.groups, settings), x=axis))
     _show(found, form)
     return 0 if found.is_comparable else 1
 

@@ -34,6 +34,7 @@ class Entry:
     run: Path | None = None  # its directory, where there is one
     remarks: tuple[str, ...] = ()
     assumed: frozenset[str] = frozenset()  # keys whose low and high are where they may lie instead
+    training: int | None = None  # which one, of several in its directory
 
     def value(self, key: str) -> float | None:
         """A figure's value, if there is one."""

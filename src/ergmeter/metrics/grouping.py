@@ -136,12 +136,13 @@ def grouped(
             silent.append(f"{entry.source}: it does not say its {' and '.join(lacking)}")
         else:
             found.setdefault(tuple(str(value) for value in key), []).append(entry)
-    names = _short([key[0] for key in found]) if tuple(by) == (GIVEN,) else map(", ".join, found)
+    is_given = tuple(by) == (GIVEN,)
+    names = short_paths([key[0] for key in found]) if is_given else map(", ".join, found)
     groups = (Group(n, tuple(own)) for n, own in zip(names, found.values(), strict=True))
     return tuple(groups), tuple(silent)
 
 
-def _short(paths: Sequence[str]) -> list[str]:
+def short_paths(paths: Sequence[str]) -> list[str]:
     """Paths without the folders that all of them share."""
     parts = [Path(path).parts for path in paths]
     shared = 0

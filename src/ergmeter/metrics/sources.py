@@ -100,7 +100,7 @@ def _run(path: Path, *, given: str, settings: Settings | None) -> Found:
             return _entry(run, str(path), given, settings)
         return _joined(
             [
-                _entry(run.training(n), f"{path} training {n}", given, settings)
+                _entry(run.training(n), f"{path} training {n}", given, settings, training=n)
                 for n in range(1, several + 1)
             ]
         )
@@ -109,7 +109,9 @@ def _run(path: Path, *, given: str, settings: Settings | None) -> Found:
         return Found(left_out=(said if str(path) in said else f"{path}: {said}",))
 
 
-def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Found:
+def _entry(
+    run: Run, source: str, given: str, settings: Settings | None, *, training: int | None = None
+) -> Found:
     said = run.workload.get("status")
     status = str(said) if said and run.status in _FINISHED else run.status
     why = why_left_out(status)
@@ -122,7 +124,9 @@ def _entry(run: Run, source: str, given: str, settings: Settings | None) -> Foun
         return Found(left_out=(f"{source}: it {diverged}",))
     figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
     remarks = (*(f"damaged, left out: {line}" for line in run.damage), *_unfit(evidence, source))
-    return Found((Entry(source, given, _facts(evidence), figures, run.path, remarks),))
+    facts = _facts(evidence)
+    own = Entry(source, given, facts, figures, run.path, remarks, training=training)
+    return Found((own,))
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:

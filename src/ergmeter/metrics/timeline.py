@@ -77,7 +77,7 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
     if not finite.all():
         t_ns, values = t_ns[finite], values[finite]
     total = len(t_ns)
-    gap_ns = _gap_ns(t_ns)
+    gap_ns = longest_ns(t_ns)
     breaks = np.flatnonzero(np.diff(t_ns) > gap_ns) if total > 1 else np.array([], dtype=np.int64)
     gaps = len(breaks)
     if total > points:
@@ -95,7 +95,8 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
     return Line(t_s, shown, total, gaps - len(breaks))
 
 
-def _gap_ns(t_ns: TimeArray) -> float:
+def longest_ns(t_ns: TimeArray) -> float:
+    """The longest time between two readings that is no gap."""
     if len(t_ns) < 3:
         return float("inf")
     return max(_GAP_S * NS_PER_S, _GAP_INTERVALS * float(np.median(np.diff(t_ns))))
@@ -211,27 +212,40 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
     """The time of each step, at its start; of the rank that told the most. With the warm-up."""
+    line = bounded(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
+    whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
+    return replace(line, t_s=line.t_s[whole], values=line.values[whole])
+
+
+def step_series(evidence: Evidence) -> Series:
+    """The same with nothing left out."""
     lane = evidence.work.longest
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
-    times_s = lane.line_period_s if evidence.from_output else lane.period_s
     steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
-    series = Series(lane["start_ns"].astype(np.int64), times_s / steps)
-    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
-    whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
-    return replace(line, t_s=line.t_s[whole], values=line.values[whole])
+    return Series(lane["start_ns"].astype(np.int64), periods_s(evidence, lane) / steps)
+
+
+def periods_s(evidence: Evidence, lane: Steps) -> FloatArray:
+    """From each row of a rank to the next: by starts, of printed lines by ends."""
+    return lane.line_period_s if evidence.from_output else lane.period_s
 
 
 def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
     """The loss of the steps, of the rank that told the most; where no step told one, as printed.
     Raises NotMeasurable if nobody did."""
+    series, is_printed = loss_series(evidence)
+    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
+    whole = np.isfinite(line.values)
+    return replace(line, t_s=line.t_s[whole], values=line.values[whole], is_printed=is_printed)
+
+
+def loss_series(evidence: Evidence) -> tuple[Series, bool]:
+    """The same with nothing left out, and whether it is as printed."""
     lane, is_printed = evidence.work.longest, False
     if not np.isfinite(lane["loss"]).any() and not evidence.from_output:
         lane, is_printed = evidence.printed, True
     told = np.isfinite(lane["loss"])
     if not told.any():
         raise NotMeasurable("no step told its loss (step.loss = ..., or print loss=..)")
-    series = Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told])
-    line = bounded(series, zero_ns=zero_ns(evidence), points=points)
-    whole = np.isfinite(line.values)
-    return replace(line, t_s=line.t_s[whole], values=line.values[whole], is_printed=is_printed)
+    return Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told]), is_printed

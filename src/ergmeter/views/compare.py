@@ -113,13 +113,19 @@ def footnotes(found: Comparison) -> list[str]:
 
 
 def front_in_words(front: Front) -> str:
-    """Who is on the front and who is not."""
+    """Who is on the front and who is not; of many the first, and how many more there are."""
     axes = ", ".join(_HEADS.get(key, key) for key in front.axes)
-    said = f"Pareto front ({axes}): {', '.join(front.on) or 'nobody'}"
+    said = f"Pareto front ({axes}): {some(front.on) or 'nobody'}"
     if front.beaten:
-        who = ", ".join(f"{name} (by {' and '.join(by)})" for name, by in front.beaten.items())
+        who = some([f"{name} (by {beaters(by)})" for name, by in front.beaten.items()])
         said += f"; beaten: {who}"
     return said + (f" ({front.remark})" if front.remark else "")
+
+
+def beaters(names: Sequence[str], *, most: int = 3) -> str:
+    """By whom a group is beaten: of many the first."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return " and ".join([*names[:most], *more])
 
 
 def some(names: Sequence[str], *, most: int = 8) -> str:

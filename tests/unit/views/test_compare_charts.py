@@ -76,13 +76,13 @@ def test_a_ratio_has_the_interval_of_two_pairs_on_a_logarithmic_axis() -> None:
     assert chart.spec is not None
     scales = [one["encoding"]["x"].get("scale", {}) for one in chart.spec["layer"]]
     assert {one["type"] for one in scales if one} == {"log"}
-    assert {row["v"] for row in data(chart, "neutral")} == {1.0}
+    assert data(chart, "neutral") == [{"v": 1.0}]  # one line, through all rows
 
 
 def test_losses_are_differences_around_nothing() -> None:
     chart = charts(compared(*TWO))["differences"]
     (loss,) = data(chart, "points")
-    assert (loss["v"], {row["v"] for row in data(chart, "neutral")}) == (0.0, {0.0})
+    assert (loss["v"], data(chart, "neutral")) == (0.0, [{"v": 0.0}])
 
 
 def test_what_one_group_lacks_keeps_its_row_and_says_why() -> None:
@@ -153,6 +153,34 @@ def test_of_many_groups_the_first_are_drawn_and_the_table_has_all() -> None:
     assert len(made["mean-0"].table.rows) == 70
     assert made["mean-0"].note.endswith("the first 60 of 70 rows: the table has all")
     assert made["ratios"].note.endswith("the first 60 of 69 rows: the table has all")
+
+
+def test_of_hundreds_of_groups_the_front_is_drawn_and_the_rest_is_counted() -> None:
+    # Two that nobody beats, last of all, and 98 that both of them beat.
+    rest = [run(f"g{n:03}", 0, 100.0 + n, 3.0) for n in range(98)]
+    made = charts(compared(*rest, run("frugal", 0, 200.0, 1.0), run("fast", 0, 300.0, 2.0)))
+    front = made["pareto"]
+    names = [row["name"] for row in data(front, "points")]
+    assert len(names) == 60
+    assert names[:3] == ["frugal", "fast", "g000"]
+    assert "; 60 of 100 groups are drawn, those on the front first: the table has all" in front.note
+    assert "; names that are not in it are beside the pointer" in front.note
+    assert [row["name"] for row in data(front, "names")] == ["frugal", "fast"]
+    assert "g000 (by g001 and g002 and g003 and 96 more)" in front.note
+    assert ", 90 more" in front.note
+    assert len(front.note) < 1000
+    assert front.spec is not None
+    assert front.spec["layer"][-1]["mark"]["type"] == "point"  # on top
+    assert len(front.spec["description"]) < 1000
+    assert front.table is not None
+    assert len(front.table.rows) == 100
+    few = charts(compared(*rest[:6], *TWO))["pareto"]
+    assert len(data(few, "points")) == len(data(few, "names")) == 8
+    assert "are drawn" not in few.note
+    assert "pointer" not in few.note
+    even = charts(compared(*(run(f"e{n}", 0, 100.0 + n, 1.0 + n) for n in range(9))))["pareto"]
+    assert "beaten:" not in even.note
+    assert (len(data(even, "points")), data(even, "names")) == (9, [])
 
 
 def test_a_small_ratio_and_one_near_1_keep_their_digits() -> None:

@@ -118,7 +118,7 @@ def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
         is_log=is_ratio,
         neutral=1.0 if is_ratio else 0.0,
     )
-    note = "thick upright lines are what the rule allows, thin ones are where nothing changed"
+    note = "thick upright lines are what the rule allows, on the thin one nothing changed"
     if len(own) > _MOST:
         note += f"; the first {_MOST} of {len(own)}, the worst first: the table has all"
     rows = tuple((one.name, _said(one), one.state, one.words) for one in own)

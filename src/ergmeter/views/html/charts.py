@@ -7,14 +7,14 @@ spec makes the page and the file.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.units import significant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _SI = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -31,7 +31,8 @@ class Table:
 class Chart:
     """One chart, or why there is none. `on_time` ones share their time axis.
 
-    The legend is for the page, which wraps it; a file has the one that Vega draws.
+    The legend is for the page, which wraps it; a file has the one that Vega draws. `axes` are the x
+    encodings that the reader may choose from, by name, and `axis` is the one that suits the chart.
     """
 
     id: str
@@ -42,7 +43,9 @@ class Chart:
     note: str = ""
     reason: str = ""
     on_time: bool = False
-    legend: tuple[tuple[str, str], ...] = ()  # what a colour stands for: a label, and c1 to c8
+    legend: tuple[tuple[str, str], ...] = ()  # a label, and its look: c1 to c8, and dash1 to dash5
+    axes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def _contrasts(found: Comparison, id_: str, title: str, *, sure: str) -> Chart:
         axis,
         words=_VERDICTS,
         table=Table(("group", "figure", "value and interval", "verdict"), rows),
-        note=f"{known}; thin upright lines are where nothing differs{_cut(len(dots))}",
+        note=f"{known}; on the thin upright line nothing differs{_cut(len(dots))}",
     )
 
 

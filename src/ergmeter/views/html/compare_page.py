@@ -14,17 +14,22 @@ from ergmeter.views.analyze_text import counted
 from ergmeter.views.compare import SIGNS, around, cell, figure_in_words, footnotes, head, title
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
+from ergmeter.views.html.compare_courses import ABOUT, course_charts
 from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.metrics.comparison import Comparison, Pair
+    from ergmeter.metrics.courses import Courses
+    from ergmeter.metrics.progress import Axis
+    from ergmeter.views.html.compare_courses import CourseCharts
 
 _LINKS = {
     "verdicts": "verdicts",
     "ratios-section": "ratios",
     "pareto-section": "Pareto front",
+    "courses": "over the runs",
     "groups": "groups",
     "differences-section": "what differs",
     "runs": "every run",
@@ -35,15 +40,17 @@ _MOST_NAMES = 8
 _MOST_PAIRS = 20
 
 
-def compare_page(found: Comparison) -> str:
-    """The whole page."""
+def compare_page(found: Comparison, traced: Courses, *, x: Axis | None = None) -> str:
+    """The whole page. `x`: what the curves of the runs are drawn over at first."""
     charts = compare_charts(found)
+    over = course_charts(traced, found.groups, x=x)
     by_id = {one.id: one for one in charts}
     means = [figure(one) for one in charts if one.id.startswith(MEAN)]
     sections = [
         section("verdicts", "Verdicts", *_verdicts(found)),
         section("ratios-section", "Ratios", figure(by_id[RATIOS]), figure(by_id[DIFFERENCES])),
         section("pareto-section", "Pareto front", figure(by_id["pareto"])),
+        section("courses", "Over the course of the runs", *_courses(over)),
         section(
             "groups",
             "What it cost, and what was learned",
@@ -59,7 +66,7 @@ def compare_page(found: Comparison) -> str:
         title=name,
         header=header(name, _about(found), _LINKS),
         sections=sections,
-        charts=charts,
+        charts=[*charts, *over.charts],
         whole_s=(0.0, 1.0),
         counted_s=(0.0, 1.0),
     )
@@ -116,6 +123,20 @@ def _groups(found: Comparison) -> Table:
         (", ".join(found.group_by), "runs", *map(head, found.measures)),
         tuple(rows),
     )
+
+
+def _courses(over: CourseCharts) -> Iterable[str]:
+    """The choice of an axis, the charts, and beneath them what is not drawn."""
+    if over.axes:
+        boxes = "".join(
+            f'<label><input type="radio" name="x" value="{name}" autocomplete="off"'
+            f"{' checked' if name == over.first else ''}>{text(words)}</label>"
+            for name, words in over.axes
+        )
+        yield f'<fieldset id="x-axis"><legend>x axis</legend>{boxes}</fieldset>'
+        yield f'<p class="dim">{text(ABOUT)}</p>'
+    yield from map(figure, over.charts)
+    yield from (f'<p class="absent">{text(line)}</p>' for line in over.said)
 
 
 def _differences(found: Comparison) -> str:

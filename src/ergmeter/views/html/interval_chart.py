@@ -86,8 +86,7 @@ def _layers(dots: Sequence[Dot], axis: Axis) -> list[dict[str, Any]]:
     drawn = [row for row in rows if row["v"] is not None]
     spans = [row for row in drawn if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, one in enumerate(dots) for at in one.limits]
-    # A piece of the line in each row: a whole one would strike out the words it goes through.
-    pieces = [] if axis.neutral is None else [{"i": n, "v": axis.neutral} for n in range(len(dots))]
+    line = [] if axis.neutral is None else [{"v": axis.neutral}]
     x, y = _x(axis), _y(_LOWER)
     across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": _colour()}
     shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
@@ -97,7 +96,8 @@ def _layers(dots: Sequence[Dot], axis: Axis) -> list[dict[str, Any]]:
     tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
     dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
     layers = [
-        _layer("neutral", pieces, {**tick, "thickness": 1.5, "color": "var(--dim)"}, at),
+        # Words have a rim of the ground's colour, so that the line does not strike them out.
+        _layer("neutral", line, {"type": "rule", "color": "var(--dim)"}, {"x": at["x"]}),
         _layer("spans", spans, {"type": "rule", "strokeWidth": 3}, across),
         _layer(
             "points", drawn, dot, {**at, "color": _colour(), "shape": shape, "tooltip": tooltip}

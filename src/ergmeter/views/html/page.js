@@ -27,18 +27,11 @@
     });
   }
 
-  // Vega-Lite leaves the cells that find the nearest reading in what is read aloud.
-  function silent(spec) {
-    for (const mark of spec.marks || []) {
-      mark.aria = false;
-      silent(mark);
-    }
-    return spec;
-  }
-
   async function draw(chart) {
     const place = document.getElementById("chart-" + chart.id);
-    const result = await vegaEmbed(place, chart.spec, {
+    const spec = overAxis(chart, chosenAxis());
+    views[chart.id]?.finalize();
+    const result = await vegaEmbed(place, spec, {
       mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false,
       config: held.config, patch: silent, tooltip: { disableDefaultStyle: true },
     });
@@ -46,7 +39,7 @@
     // the table below says them in words.
     const picture = place.querySelector("svg");
     picture.setAttribute("role", "img");
-    picture.setAttribute("aria-label", chart.spec.description);
+    picture.setAttribute("aria-label", spec.description);
     views[chart.id] = result.view;
     if (chart.onTime) follow(result.view);
   }
@@ -104,8 +97,9 @@
     for (const part of document.querySelectorAll("details")) part.open = true;
   });
 
-  Promise.all(held.charts.map((chart) => draw(chart).catch((error) => {
+  const ready = Promise.all(held.charts.map((chart) => draw(chart).catch((error) => {
     document.getElementById("chart-" + chart.id).textContent = "not drawn: " + error.message;
     console.error(error);
   }))).then(() => { root.dataset.drawn = "true"; });
+  followAxis(held.charts, draw, ready);
 })();

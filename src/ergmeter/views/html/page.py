@@ -125,12 +125,17 @@ def page(
         "whole": list(whole_s),
         "counted": list(counted_s),
         "charts": [
-            {"id": one.id, "onTime": one.on_time, "spec": _without_legends(one.spec)}
+            {
+                "id": one.id,
+                "onTime": one.on_time,
+                "spec": _without_legends(one.spec),
+                **({"axes": one.axes, "axis": one.axis} if one.axes else {}),
+            }
             for one in charts
             if one.spec is not None
         ],
     }
-    library, script, style = vega(), _own("page.js"), _style()
+    library, script, style = vega(), _own("drawing.js") + _own("page.js"), _style()
     policy = (
         f"default-src 'none'; script-src {_hash(library)} {_hash(script)};"
         f" style-src {_hash(style)}; img-src data:;"

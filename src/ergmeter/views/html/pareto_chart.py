@@ -13,7 +13,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.comparison import front_axes, mean_of
 from ergmeter.metrics.verdicts import measure
 from ergmeter.records import Reading
-from ergmeter.views.compare import front_in_words, head, is_assumed, some
+from ergmeter.views.compare import beaters, front_in_words, head, is_assumed, some
 from ergmeter.views.html.charts import Chart, Table, framed, scale_for
 from ergmeter.views.terminal import interval, value
 
@@ -28,6 +28,8 @@ ID = "pareto"
 TITLE = "Pareto front"
 _ON, _BEATEN = ("c3", "diamond", "◆"), ("c8", "circle", "●")
 _HEIGHT_PX = 300
+_MOST = 60  # dots; the table has all
+_NAMED = 8  # dots with their names beside them; more would lie on top of each other
 _PREFIXED = ("B", "J", "s")  # units that take one; kilotokens are nobody's
 
 
@@ -49,10 +51,13 @@ def pareto_chart(found: Comparison) -> Chart:
     ]
     for row, own in zip(rows, means, strict=True):
         row["third"] = f"{head(axes[2])} {_said(axes[2], own[2])}" if len(axes) > 2 else ""
+    beaten = found.front.beaten
+    total, rows = len(rows), sorted(rows, key=lambda row: row["name"] in beaten)[:_MOST]
     legend = ((f"{_ON[2]} not beaten", _ON[0]), (f"{_BEATEN[2]} beaten", _BEATEN[0]))
-    note = f"{front_in_words(found.front)}; {_better(axes)} is better"
-    words = "; ".join(
-        f"{g.name} {_said(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)
+    note = f"{front_in_words(found.front)}; {_better(axes)} is better{_left_out(len(rows), total)}"
+    words = some(
+        [f"{g.name} {_said(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)],
+        most=_NAMED,
     )
     return Chart(
         ID,
@@ -63,6 +68,22 @@ def pareto_chart(found: Comparison) -> Chart:
         note,
         legend=legend,
     )
+
+
+def _named(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Who has a name in the chart: all where they are few, else those that are not beaten, if they
+    are."""
+    on = [row for row in rows if row["shape"] == _ON[1]]
+    return next((few for few in (rows, on) if len(few) <= _NAMED), [])
+
+
+def _left_out(drawn: int, total: int) -> str:
+    said = "; names that are not in it are beside the pointer" if drawn > _NAMED else ""
+    if drawn < total:
+        said += (
+            f"; {drawn} of {total} groups are drawn, those on the front first: the table has all"
+        )
+    return said
 
 
 def scale_of(measured: Measure, most: float) -> Scale:
@@ -148,23 +169,24 @@ def _layers(
             },
         },
         {
-            "data": {"name": "points", "values": rows},
-            "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "aria": False},
-            "encoding": {**points, "color": colour, "shape": shape, "tooltip": tooltip},
-        },
-        {
-            "data": {"name": "points"},
+            "data": {"name": "names", "values": _named(rows)},
             "mark": label,
             "encoding": {**points, "text": {"field": "name"}},
         },
         {
-            "data": {"name": "points"},
+            "data": {"name": "thirds", "values": rows if len(rows) <= _NAMED else []},
             "mark": {**label, "dy": 15, "fontSize": 11, "color": "var(--dim)"},
             "encoding": {**points, "text": {"field": "third"}},
         },
+        # Above the words, which have a rim.
+        {
+            "data": {"name": "points", "values": rows},
+            "mark": {"type": "point", "filled": True, "size": 130, "opacity": 1, "aria": False},
+            "encoding": {**points, "color": colour, "shape": shape, "tooltip": tooltip},
+        },
     ]
     # Vega complains of a layer that has nothing in it.
-    return [one for one in layers if one["data"].get("values") != []]
+    return [one for one in layers if one["data"]["values"]]
 
 
 def _better(axes: list[Measure]) -> str:
@@ -193,7 +215,7 @@ def _table(
     rows = []
     for group, own in zip(groups, means, strict=True):
         by = found.front.beaten.get(group.name)
-        place = f"beaten by {' and '.join(by)}" if by else "on the front"
+        place = f"beaten by {beaters(by)}" if by else "on the front"
         cells = []
         for axis, mean in zip(axes, own, strict=True):
             said = Reading(mean.value, axis.unit, "measured", mean.low, mean.high)

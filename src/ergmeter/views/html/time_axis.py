@@ -11,6 +11,8 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.timeline import Line
     from ergmeter.records import Mark
@@ -51,14 +53,7 @@ def line_layers(
     is_stepped: bool,
 ) -> list[dict[str, Any]]:
     """Lines through readings, and the nearest reading to the pointer."""
-    is_share = scale.unit == "frac"
-    y: dict[str, Any] = {
-        "field": "v",
-        "type": "quantitative",
-        "title": "%" if is_share else scale.unit or None,
-        "scale": _value_scale(rows, has_zero=has_zero, is_share=is_share),
-        "axis": {"tickCount": 5, "format": ".0%" if is_share else ",.6~r", "minExtent": 44},
-    }
+    y = value_axis(rows, scale, has_zero=has_zero)
     few = max(line.readings for line in lines.values()) <= _DOTS
     mark = {
         "type": "line",
@@ -83,33 +78,54 @@ def line_layers(
             "params": [zoom()],
             "encoding": axes,
         },
-        _nearest(axes, scale),
+        nearest(
+            axes,
+            [
+                {"field": "s", "title": "line"},
+                value_words(scale),
+                {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
+            ],
+        ),
     ]
 
 
-def _nearest(axes: dict[str, Any], scale: Scale) -> dict[str, Any]:
-    """The reading that is nearest to the pointer, with its words."""
+def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> dict[str, Any]:
+    """What the values of lines are read on."""
     is_share = scale.unit == "frac"
-    select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
-    value = {
+    return {
+        "field": "v",
+        "type": "quantitative",
+        "title": "%" if is_share else scale.unit or None,
+        "scale": _value_scale(rows, has_zero=has_zero, is_share=is_share),
+        "axis": {"tickCount": 5, "format": ".0%" if is_share else ",.6~r", "minExtent": 44},
+    }
+
+
+def value_words(scale: Scale) -> dict[str, Any]:
+    """A value beside the pointer."""
+    is_share = scale.unit == "frac"
+    return {
         "field": "v",
         "title": "%" if is_share else scale.unit or "value",
         "type": "quantitative",
         "format": ".1%" if is_share else ".5~g",
     }
+
+
+def nearest(
+    axes: dict[str, Any], words: list[dict[str, Any]], *, looked_up: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """The reading that is nearest to the pointer, with its words."""
+    select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
     return {
         "data": {"name": "points"},
-        "transform": [{"filter": "datum.v !== null"}],
+        "transform": [{"filter": "datum.v !== null"}, *looked_up],
         "mark": {"type": "point", "clip": True, "filled": True, "size": 55, "aria": False},
         "params": [{"name": NEAREST, "select": select}],
         "encoding": {
             **axes,
             "opacity": {"condition": {"param": NEAREST, "empty": False, "value": 1}, "value": 0},
-            "tooltip": [
-                {"field": "s", "title": "line"},
-                value,
-                {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
-            ],
+            "tooltip": words,
         },
     }
 

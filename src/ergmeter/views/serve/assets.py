@@ -47,6 +47,8 @@ def asset(name: str) -> Asset:
     text = _read(__package__, f"static/{name}")
     if name == "app.css":
         text = _colours() + _read("ergmeter.views.html", "page.css") + text
+    if name == "app.js":
+        text = _read("ergmeter.views.html", "drawing.js") + text
     return _packed(text.encode(), name)
 
 

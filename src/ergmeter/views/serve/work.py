@@ -19,6 +19,7 @@ from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.metrics import comparison, timeline
 from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.courses import courses
 from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.ledgers import read_ledger
 from ergmeter.metrics.sources import found_in
@@ -32,6 +33,7 @@ from ergmeter.views import bench_report, check, compare, compare_documents, docu
 from ergmeter.views.html import palette
 from ergmeter.views.html import report as html_report
 from ergmeter.views.html.compare_charts import compare_charts
+from ergmeter.views.html.compare_courses import ABOUT, course_charts
 from ergmeter.views.html.page import vega
 from ergmeter.views.html.time_charts import IDS, time_charts
 from ergmeter.views.serve.ledger_table import ledger_table
@@ -176,7 +178,12 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     titles = [compare.title(pair) for pair in found.pairs]
     front = compare.front_in_words(found.front) if found.front else None
     shown = {"heads": heads, "cells": cells, "titles": titles, "around": words, "front": front}
-    drawn_ = {"config": palette.config(), "charts": [asdict(one) for one in compare_charts(found)]}
+    over = course_charts(courses(found.groups), found.groups)
+    drawn_ = {
+        "config": palette.config(),
+        "charts": [asdict(one) for one in compare_charts(found)],
+        "courses": {**asdict(over), "about": ABOUT},
+    }
     return _told({**compare_documents.document(found), "shown": shown, **drawn_}, root)
 
 

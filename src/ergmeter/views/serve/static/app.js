@@ -241,7 +241,7 @@ async function embed(spec, config, place) {
   library ??= loadCharts();
   await library;
   const result = await window.vegaEmbed(place, spec, { mode: "vega-lite", renderer: "svg",
-    actions: false, ast: true, defaultStyle: false, config, tooltip: { disableDefaultStyle: true } });
+    actions: false, ast: true, defaultStyle: false, config, patch: silent, tooltip: { disableDefaultStyle: true } });
   return result.view;
 }
 
@@ -432,19 +432,34 @@ function chartFigure(chart) {
   return figure;
 }
 
-async function drawCompared(found, section) {
+async function drawCompared(found) {
   const views = {};
   window.ergmeterViews = views;
   const config = { ...found.config, aria: false }; // each is one picture with one description
-  section.append(...found.charts.map(chartFigure));
-  for (const chart of found.charts.filter((one) => one.spec)) {
+  const charts = [...found.charts, ...found.courses.charts].filter((one) => one.spec);
+  async function draw(chart) {
     const place = byId(`chart-${chart.id}`);
-    views[chart.id] = await embed(chart.spec, config, place);
+    const spec = overAxis(chart, chosenAxis());
+    views[chart.id]?.finalize();
+    views[chart.id] = await embed(spec, config, place);
     const picture = place.querySelector("svg");
     picture.setAttribute("role", "img");
-    picture.setAttribute("aria-label", chart.spec.description);
+    picture.setAttribute("aria-label", spec.description);
   }
+  const ready = (async () => { for (const chart of charts) await draw(chart); })();
+  followAxis(charts, draw, ready);
+  await ready;
   document.documentElement.dataset.drawn = "true";
+}
+
+// The curves of the runs, with the choice of what they are drawn over.
+function coursesSection({ charts, axes, first, said, about }) {
+  const boxes = axes.map(([name, words]) => el("label", {},
+    el("input", { type: "radio", name: "x", value: name, autocomplete: "off", checked: name === first }), words));
+  return el("section", { id: "courses", "aria-labelledby": "courses-title" }, el("h2", { id: "courses-title" }, "Over the course of the runs"),
+    boxes.length ? el("fieldset", { id: "x-axis" }, el("legend", {}, "x axis"), ...boxes) : null,
+    boxes.length ? el("p", { class: "dim" }, about) : null,
+    ...charts.map(chartFigure), ...said.map((line) => el("p", { class: "absent" }, line)));
 }
 
 async function comparePage() {
@@ -463,8 +478,8 @@ async function comparePage() {
       place.append(el("h2", {}, shown.titles[number]), el("ul", { class: "findings" }, ...verdicts, ...around));
     });
     if (shown.front) place.append(el("p", {}, shown.front));
-    const charts = el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Intervals"));
-    place.append(charts);
+    place.append(el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Intervals"), ...found.charts.map(chartFigure)),
+      coursesSection(found.courses));
     for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
     for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
     const refused = found.pairs.length ? "not comparable as they are: the reasons stand below" : "one group: nothing to compare it with";
@@ -473,7 +488,7 @@ async function comparePage() {
       query.set("anyway", "true");
       place.append(el("p", {}, el("a", { href: `/compare?${query}` }, "compare anyway; the reasons stay")));
     }
-    await drawCompared(found, charts);
+    await drawCompared(found);
   } catch (error) { sayState(String(error.message), "bad"); }
 }
 
