@@ -17,7 +17,7 @@ import numpy as np
 
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics import timeline
-from ergmeter.metrics.energy import boundary
+from ergmeter.metrics.drawn import boundary
 from ergmeter.metrics.gauges import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.progress import AXES, Progress
 from ergmeter.metrics.summarize import evidence_of
