@@ -100,12 +100,47 @@ def needed(
     return Needed(likely, fewest, most, effect, at_power)
 
 
+def shows(
+    effect: float,
+    noise: float,
+    repeats: int,
+    *,
+    is_paired: bool,
+    confidence: float,
+    at_power: float = POWER,
+) -> bool:
+    """Whether so many repeats show an effect in this share of cases."""
+    if repeats < 2 or effect == 0.0:
+        return False
+    if noise == 0.0:
+        return True
+    return abs(effect) / noise >= _shown_from(repeats, is_paired, confidence, at_power)
+
+
+@lru_cache(maxsize=4096)
+def _shown_from(repeats: int, is_paired: bool, confidence: float, at_power: float) -> float:
+    """The least effect that they show so often, in units of the noise.
+
+    The power hangs on effect over noise alone, so that this is asked once for whole tables of
+    comparisons.
+    """
+    low, high = 0.0, 1.0
+    while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < at_power:
+        low, high = high, 2.0 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2.0
+        reached = power(middle, 1.0, repeats, is_paired=is_paired, confidence=confidence)
+        low, high = (low, middle) if reached >= at_power else (middle, high)
+    return high
+
+
 def _fewest(
     effect: float, noise: float, *, is_paired: bool, confidence: float, at_power: float
 ) -> int | None:
     def suffices(repeats: int) -> bool:
-        reached = power(effect, noise, repeats, is_paired=is_paired, confidence=confidence)
-        return reached >= at_power
+        return shows(
+            effect, noise, repeats, is_paired=is_paired, confidence=confidence, at_power=at_power
+        )
 
     if not suffices(_MOST):
         return None

@@ -14,7 +14,7 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue, find
 from ergmeter.metrics.entries import EVAL_LOSS
 from ergmeter.metrics.ratios import PAIRED
-from ergmeter.metrics.repeats import Needed, needed, power, relative
+from ergmeter.metrics.repeats import Needed, needed, relative, shows
 from ergmeter.metrics.targets import ENERGY, TIME
 from ergmeter.units import ratio_text, significant
 
@@ -207,7 +207,7 @@ def _further(
     what = f"{effect:g}" if measured.is_quality else f"{effect * 100:g} %"
     is_paired = found.method == PAIRED
     confidence = found.confidence
-    if power(size, found.noise, repeats, is_paired=is_paired, confidence=confidence) >= 0.8:
+    if shows(size, found.noise, repeats, is_paired=is_paired, confidence=confidence):
         return f"one of {what} would have shown", None
     wanted = needed(
         size, found.noise, freedom=found.freedom, is_paired=is_paired, confidence=confidence

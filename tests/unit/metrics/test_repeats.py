@@ -9,7 +9,7 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.ratios import contrast
-from ergmeter.metrics.repeats import needed, power, relative
+from ergmeter.metrics.repeats import needed, power, relative, shows
 
 
 @pytest.mark.parametrize("is_paired", [False, True])
@@ -70,3 +70,14 @@ def test_ends() -> None:
     assert power(0.1, 0.0, 3) == 1.0
     with pytest.raises(UsageError, match="not 0"):
         relative(0.0)
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+@pytest.mark.parametrize("repeats", [2, 3, 5, 40])
+def test_what_shows_is_what_has_the_power(repeats: int, is_paired: bool) -> None:
+    for share in np.linspace(0.1, 6.0, 25):
+        reached = power(0.02 * share, 0.02, repeats, is_paired=is_paired)
+        found = shows(0.02 * share, 0.02, repeats, is_paired=is_paired, confidence=0.95)
+        assert found == (reached >= 0.8), (share, reached)
+    assert shows(-0.5, 0.0, repeats, is_paired=is_paired, confidence=0.95)
+    assert not shows(0.0, 0.0, repeats, is_paired=is_paired, confidence=0.95)
