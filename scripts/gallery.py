@@ -33,7 +33,7 @@ from ergmeter.runlog.writer import Writer, create_run
 from ergmeter.units import duration
 from ergmeter.views.badge import badge
 from ergmeter.views.html.report import report
-from ergmeter.views.plots import plot
+from ergmeter.views.plots import charts, plot
 from ergmeter.views.terminal import value
 
 ROOT = Path(__file__).parents[1]
@@ -238,6 +238,20 @@ PICTURES = (
         " %(spent:train)s of training steps, and %(spent:stall)s of stalls, which are the sleeps.",
     ),
     Picture(
+        "stalls",
+        "waterfall",
+        "From the peak down to the model's own FLOPs. Each bar is what is lost beyond those above"
+        " it: the sleeps are %(lost:stalls)s of the peak, and kernels that do not multiply"
+        " %(lost:not_multiplying)s.",
+    ),
+    Picture(
+        "lora-1b",
+        "waterfall",
+        "The same model with LoRA: nothing sleeps, the clock is above the one that the peak is"
+        " given for, which is a gain, and %(lost:not_multiplying)s of the peak goes to kernels that"
+        " do not multiply.",
+    ),
+    Picture(
         "tiny-20m",
         "activity",
         "A device that waits: some kernel is on it in %(utilization.busy_frac)s of the time, on"
@@ -302,10 +316,9 @@ def make(docs: Path, runs: Path | None = None) -> None:
             evidence, summary = evidence_of(run), summarize(run)
             figures[name] = Figures(evidence, summary)
             (folder / f"{name}.html").write_text(report(evidence, summary), "utf-8")
-            for one in PICTURES:
-                if one.run == name:
-                    drawn = plot(evidence, summary, one.kind, form="svg")
-                    (folder / one.file).write_bytes(drawn)
+            files = {one.kind: one.file for one in PICTURES if one.run == name}
+            for chart in charts(evidence, summary, files):
+                (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))
             if name == "train-1b":
                 (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
     (docs / "gallery.md").write_text(written_page(figures), "utf-8")

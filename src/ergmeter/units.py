@@ -15,6 +15,7 @@ J_PER_UJ = 1e-6  # RAPL reports microjoules
 HZ_PER_MHZ = 1e6
 J_PER_WH = 3600.0
 J_PER_KWH = 3.6e6
+NO_UNIT = "1"  # of a loss, a ratio: a bare number
 
 _SI = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")]
 
@@ -51,6 +52,15 @@ def ratio_text(value: float, *, decimals: int = 3) -> str:
     return f"{value:.{decimals}f}"
 
 
+def number_of(count: int, noun: str) -> str:
+    """A number of things, in words.
+
+    >>> number_of(1, "device"), number_of(12_000, "step")
+    ('1 device', '12000 steps')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(text: str) -> str:
     """A text of somebody's on one line, without characters that a terminal would obey."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
@@ -68,6 +78,8 @@ def duration(seconds: float) -> str:
     """Print a duration in the unit a person would say it in: 16.3 ms, 4.21 s, 2 h 03 min."""
     if not math.isfinite(seconds):
         return str(seconds)
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
     if seconds < 1e-3:
         return f"{significant(seconds * 1e6, 3)} µs"
     if seconds < 1:

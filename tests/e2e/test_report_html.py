@@ -6,7 +6,9 @@ Vega itself.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -32,9 +34,9 @@ EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacke
 ON_TIME = ["phases", "power", "energy", "memory", "activity", "clocks", "temperature", "steps"]
 
 
-def page_of(run: Path, out: Path) -> Path:
+def page_of(run: Path, out: Path, *, command: str = "report") -> Path:
     done = subprocess.run(
-        [ERG, "report", str(run), "--html", str(out)],
+        [ERG, command, str(run), "--html", str(out)],
         capture_output=True,
         text=True,
         check=False,
@@ -47,9 +49,10 @@ def page_of(run: Path, out: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of two runs of an H200, of one that attacks, and of one without accelerator."""
+    """The pages of two runs of an H200, of one that attacks, and of one without accelerator; and
+    what is explained of a third of an H200, which had no counters."""
     folder = tmp_path_factory.mktemp("pages")
-    for name in ("demo", "bench"):
+    for name in ("demo", "bench", "mfu_full"):
         with tarfile.open(DATA / f"{name}.tar.gz") as packed:
             packed.extractall(folder / name, filter="data")
     runs = {"demo": folder / "demo" / "demo", "ladder": folder / "bench" / "ladder"}
@@ -64,7 +67,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     runs["bare"] = make_run(folder / "bare", name="bare")
     add_writer(runs["bare"], steps=even_steps(10), unavailable={"nvml": "no NVML library"})
-    return {name: page_of(run, folder / f"{name}.html") for name, run in runs.items()}
+    made = {name: page_of(run, folder / f"{name}.html") for name, run in runs.items()}
+    run = folder / "mfu_full" / "full"
+    return {**made, "explained": page_of(run, folder / "explained.html", command="explain")}
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +133,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
         one.page.close()
 
 
-@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare"])
+@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare", "explained"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
     opened: Any, name: str, scheme: str
@@ -157,6 +162,56 @@ def test_the_highest_point_drawn_is_the_peak_power_of_the_card(opened: Any) -> N
 def test_a_chart_that_has_no_place_says_why(opened: Any) -> None:
     text = opened("demo").page.inner_text("#roofline-section")
     assert "no counter of the bytes that device memory moved" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "run"), [("ladder", "bench/ladder"), ("explained", "mfu_full/full")]
+)
+def test_the_waterfall_has_the_blocks_and_the_figures_of_erg_explain(
+    opened: Any, pages: dict[str, Path], page: str, run: str
+) -> None:
+    told = subprocess.run(
+        [ERG, "explain", str(pages[page].parent / run), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+        env=environment(),
+    )
+    found = json.loads(told.stdout)
+    blocks = [*found["blocks"], found["achieved"]]
+    peak, *rows = opened(page).ask("ergmeterViews.waterfall.data('points')")
+    assert (peak["low"], peak["high"]) == (0, 1)
+    assert [row["name"] for row in rows] == [one["title"] for one in blocks]
+    assert [row["v"] for row in rows] == [one["share_frac"] for one in blocks]
+    assert [row["high"] - row["low"] for row in rows] == pytest.approx(
+        [abs(one["share_frac"]) for one in blocks]
+    )
+    for row, block in zip(rows, blocks, strict=True):
+        ((number, prefix),) = re.findall(r"^([\d.]+) (k?)J$", row["joules"])
+        assert float(number) * (1000 if prefix else 1) == pytest.approx(block["joules"], rel=1e-3)
+
+
+def test_pointing_at_a_block_says_what_it_is(opened: Any) -> None:
+    one = opened("explained")
+    one.page.locator("#chart-waterfall .mark-rect path").nth(3).hover()
+    one.page.wait_for_selector("#vg-tooltip-element.visible")
+    words = one.page.inner_text("#vg-tooltip-element")
+    assert "all else, not told apart" in words
+    assert "no counter says what the device did" in words
+
+
+def test_only_what_is_not_told_apart_is_striped(opened: Any) -> None:
+    stripes = "ergmeterViews.waterfall.data('stripes').map((row) => row.at)"
+    assert set(opened("explained").ask(stripes)) == {3}  # after the peak, the gaps and the clock
+    assert opened("ladder").ask(stripes) == []
+    legend = opened("explained").page.inner_text("#waterfall .legend")
+    assert legend.split("\n") == ["lost", "lost, and not told apart", "what is left"]
+
+
+def test_a_waterfall_that_can_not_be_drawn_keeps_its_place_and_says_why(opened: Any) -> None:
+    text = opened("bare").page.inner_text("#waterfall-section")
+    assert "Not shown: from the peak to what was achieved. Why: nothing can be told apart" in text
 
 
 def test_zooming_moves_the_time_axis_of_all_charts_and_all_of_the_run_comes_back(
@@ -255,7 +310,7 @@ def test_on_paper_it_is_light_and_everything_is_open(opened: Any) -> None:
     assert not one.page.is_visible(".zoom")
 
 
-@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare"])
+@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare", "explained"])
 @pytest.mark.parametrize("width", [1280, 400])
 def test_nothing_is_wider_than_the_window(opened: Any, name: str, width: int) -> None:
     one = opened(name, width=width)
@@ -266,9 +321,10 @@ def test_nothing_is_wider_than_the_window(opened: Any, name: str, width: int) ->
         assert 200 < box["width"] <= width
 
 
+@pytest.mark.parametrize("name", ["ladder", "explained"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_no_label_of_an_axis_is_cut_off(opened: Any, width: int) -> None:
-    one = opened("ladder", width=width)
+def test_no_label_of_an_axis_is_cut_off(opened: Any, name: str, width: int) -> None:
+    one = opened(name, width=width)
     outside = one.ask(
         """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
              const frame = svg.getBoundingClientRect();
@@ -306,7 +362,7 @@ def test_a_script_that_gets_in_is_refused_by_the_policy(opened: Any) -> None:
     assert any("Content Security Policy" in said for said in one.complaints)
 
 
-@pytest.mark.parametrize("name", ["demo", "ladder", "bare"])
+@pytest.mark.parametrize("name", ["demo", "ladder", "bare", "explained"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(opened: Any, name: str, scheme: str) -> None:
     one = opened(name, scheme=scheme)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.pages import check_writable
 from ergmeter.cli.shown import with_run
 from ergmeter.cli.work_options import with_model
 from ergmeter.errors import UsageError
@@ -67,8 +68,8 @@ def command(
     key = find(_SHORT.get(metric.lower(), metric))[0].key
     if badge is not None and badge.suffix.lower() != ".svg":
         raise UsageError(f"a badge is SVG, and {badge} does not end in .svg: name such a file")
-    for target in (out, badge):
-        _check_free(target, force=force)
+    for option, target in (("-o", out), ("--badge", badge)):
+        _check_free(target, option=option, force=force)
     if out is not None and badge is not None and out.resolve() == badge.resolve():
         raise UsageError(f"{out} is for the card and for the badge; name another file")
     _check_one(run)
@@ -108,6 +109,9 @@ def _check_one(run: Run) -> None:
         )
 
 
-def _check_free(path: Path | None, *, force: bool) -> None:
-    if path is not None and path.exists() and not force:
+def _check_free(path: Path | None, *, option: str, force: bool) -> None:
+    if path is None:
+        return
+    check_writable(path, option=option)
+    if path.exists() and not force:
         raise UsageError(f"{path} is there already: pass --force to overwrite it, or another name")

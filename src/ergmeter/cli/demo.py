@@ -112,6 +112,7 @@ def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[Tic
 def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
+    from ergmeter.cli.shown import tell_next
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.reader import Run
     from ergmeter.views import documents
@@ -122,10 +123,12 @@ def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
     if as_json:
         click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
         return
-    show(Console(), opened, summary)
+    console = Console()
+    show(console, opened, summary)
     if hints:
         for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
             click.echo(line)
+        tell_next(console)
 
 
 def _what_it_was(summary: Summary, outcome: Outcome) -> list[str]:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.pages import check_page, with_page, write_page
 from ergmeter.cli.shown import with_run
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.option("--markdown", is_flag=True, help="The same as Markdown, for an issue.")
+@with_page
 @with_model
 @with_settings
 @with_run
@@ -27,6 +32,8 @@ def command(
     flops: tuple[Flops, ...],
     run: Run,
     as_json: bool,
+    markdown: bool,
+    page: Path | None,
 ) -> None:
     """Show where the rest of the peak went. Without RUN: the newest under runs/.
 
@@ -40,8 +47,21 @@ def command(
     from ergmeter.metrics.summarize import evidence_of
     from ergmeter.views import explain as view
 
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown are two forms; give one")
+    check_page(page)
     found = explain(evidence_of(run, settings, flops=flops))
-    if as_json:
+    if page is not None:
+        from ergmeter.views.html.explain_page import explain_page
+
+        write_page(page, explain_page(run, found))
+    if markdown:
+        from ergmeter.views.analyze_markdown import markdown as written
+        from ergmeter.views.explain_parts import explain_parts
+
+        title = f"{run.name}: where the rest of the peak went, {found.window}"
+        click.echo(written(title, list(explain_parts(found))), nl=False)
+    elif as_json:
         click.echo(json.dumps(view.document(run, found), indent=1, allow_nan=False))
     else:
         console = Console()

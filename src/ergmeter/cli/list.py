@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
     from ergmeter.runlog.reader import Run
 
 _COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
@@ -27,12 +31,14 @@ def command(directory: Path, as_json: bool) -> int:
     """List the runs in DIRECTORY (default: runs/), the newest last."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from ergmeter.errors import ErgmeterError
     from ergmeter.metrics.summarize import summarize
     from ergmeter.runlog.collection import labels_of
     from ergmeter.runlog.directory import run_paths
     from ergmeter.runlog.reader import Run
+    from ergmeter.units import printable
     from ergmeter.views import documents, terminal
 
     table = Table(box=None, pad_edge=False)
@@ -54,11 +60,11 @@ def command(directory: Path, as_json: bool) -> int:
         readings = {key: summary.readings[key] for key in _COLUMNS}
         rows.append(
             (
-                path.name,
+                printable(path.name),
                 _made(run),
                 terminal.brief(summary.status),
                 *(terminal.bare(r) for r in readings.values()),
-                ", ".join(labels.tags),
+                ", ".join(map(printable, labels.tags)),
             )
         )
         listed.append(
@@ -68,6 +74,7 @@ def command(directory: Path, as_json: bool) -> int:
                 "created": run.header.get("created"),
                 "status": summary.status,
                 "tags": list(labels.tags),
+                "notes": [{"at": at, "text": said} for at, said in labels.notes],
                 "readings": {key: documents.result(r) for key, r in readings.items()},
             }
         )
@@ -82,12 +89,13 @@ def command(directory: Path, as_json: bool) -> int:
         if in_a_column:
             table.add_column("tags", no_wrap=True)
     for row in rows:
-        table.add_row(*row[: len(table.columns)])
+        table.add_row(*map(Text, row[: len(table.columns)]))
     if as_json:
         click.echo(json.dumps(listed, indent=1, allow_nan=False))
     elif listed:
         console.print(table)
         console.print(_said_of(unshown), style="dim", end="")
+        console.print(*_note_lines(listed), sep="", end="")
     else:
         click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
     for line in damaged:
@@ -121,6 +129,20 @@ def _without_room(
 def _said_of(unshown: tuple[int, ...]) -> str:
     names = ", ".join(_TITLES[place - _FIGURES] for place in unshown)
     return f"no room for {names}: a wider terminal, or --json\n" if names else ""
+
+
+def _note_lines(listed: list[dict[str, Any]]) -> Iterator[Text]:
+    """The newest note on each run, and how many there are where there are more."""
+    from rich.text import Text
+
+    from ergmeter.units import printable
+
+    for one in listed:
+        notes = one["notes"]
+        if notes:
+            more = f" (the last of {len(notes)})" if len(notes) > 1 else ""
+            said = f"note on {Path(one['path']).name}{more}: {notes[-1]['text']}"
+            yield Text(f"{printable(said)}\n", "dim", no_wrap=True, overflow="ellipsis")
 
 
 def _without(row: tuple[str, ...], places: tuple[int, ...]) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ _COMMANDS = {
     "gate": "Judge a bench by another: worse than is allowed, or noise?",
     "report": "Show what a run came to: as a card, as JSON or as a page with charts.",
     "serve": "Show a directory of runs in a browser, live while they are written.",
-    "plot": "Draw one chart of a run into an SVG or PNG file.",
+    "plot": "Draw charts of a run into SVG or PNG files.",
     "check": "Say whether a measurement is fit to be compared, and what disturbed it.",
     "explain": "Show where the rest of the peak went, and what is most worth trying.",
     "card": "Write a model-card section: figures, hardware, energy, carbon, a citation, a badge.",

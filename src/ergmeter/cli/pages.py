@@ -7,6 +7,7 @@ other output of the same command.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,7 @@ def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
         "page",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Also write one page with charts, that needs no network (pip install"
-        " 'ergmeter[html]').",
+        help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
     )(function)
 
 
@@ -48,13 +48,29 @@ def check_page(page: Path | None, outputs: Iterable[Path] = ()) -> None:
 
 
 def check_writable(path: Path, *, option: str) -> None:
-    """Refuse what is a directory, or has none to be in."""
+    """Refuse what is a directory, or has none to be in, or one that takes no file."""
     if path.is_dir():
         raise click.UsageError(f"{option} {path}: is a directory; it takes a file")
     folder = path.parent
     if not folder.is_dir():
         what = "is no directory" if folder.exists() else "does not exist"
         raise click.UsageError(f"{option} {path}: the directory {folder} {what}")
+    if not path.exists():
+        _check_access(folder, f"{option} {path}")
+
+
+def check_folder(folder: Path, *, option: str) -> None:
+    """Refuse a directory that is something else, or can't be made or written to."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        raise click.UsageError(f"{option} {folder}: {there} is no directory; name another")
+    _check_access(there, f"{option} {folder}")
+
+
+def _check_access(folder: Path, what: str) -> None:
+    as_we_run = os.access in os.supports_effective_ids
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=as_we_run):
+        raise click.UsageError(f"{what}: the directory {folder} can't be written to; name another")
 
 
 def write_page(page: Path, whole: str, *, is_told_apart: bool = True) -> None:

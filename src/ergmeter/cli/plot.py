@@ -1,13 +1,19 @@
-"""`erg plot`: one chart of a run as a file."""
+"""`erg plot`: charts of a run as files.
+
+The trap: a picture that takes the place of something else. A file that is no picture of ours is
+never replaced, and one that is replaced is named.
+"""
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ergmeter.cli.options import with_settings
+from ergmeter.cli.pages import check_folder, check_writable
 from ergmeter.cli.shown import with_run
 from ergmeter.cli.work_options import with_model
 
@@ -19,20 +25,71 @@ if TYPE_CHECKING:
 # Those of `views.plots`, which would load numpy for `erg plot --help`; a test keeps them the same.
 KINDS = (
     *("phases", "power", "energy", "memory", "activity", "clocks", "temperature", "node", "disk"),
-    *("network", "steps", "loss", "ladder", "time_spent", "energy_spent", "step_times"),
-    "roofline",
+    *("network", "steps", "loss", "ladder", "waterfall", "time_spent", "energy_spent"),
+    *("step_times", "roofline"),
 )
+_ALL = "all"
+_FORMATS = ("svg", "png")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SVG, _OF_VEGA = b"<svg", b'class="marks"'
+_HEAD_BYTES = 512
 
 
-@click.command()
-@click.option("--kind", type=click.Choice(KINDS), default="power", show_default=True)
+class _Kinds(click.Choice[str]):
+    """The kinds there are, with the nearest for whoever mistypes one."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  as click's
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401
+        if value not in self.choices:
+            near = difflib.get_close_matches(value, self.choices, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? There are" if near else "there are"
+            self.fail(f"no kind {value!r} of plot; {hint} {', '.join(self.choices)}", param, ctx)
+        return value
+
+
+class _OfOneRun(click.Command):
+    """Says what draws several runs to whoever names them here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        if ctx.args:
+            runs = " ".join([str(ctx.params["run"]), *ctx.args])
+            raise click.UsageError(
+                f"a plot is of one run; `erg compare {runs} --html FILE` draws several"
+            )
+        return left
+
+
+@click.command(cls=_OfOneRun, context_settings={"allow_extra_args": True})
+@click.option(
+    "--kind",
+    "kinds",
+    type=_Kinds([*KINDS, _ALL]),
+    multiple=True,
+    default=("power",),
+    show_default=True,
+    help="What to draw; may be repeated. `all`: every chart that can be drawn.",
+)
 @click.option(
     "-o",
     "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(path_type=Path),
     required=True,
-    metavar="FILE",
-    help="Where to: FILE.svg or FILE.png.",
+    metavar="FILE|DIR",
+    help="Where to: FILE.svg or FILE.png; of several kinds the directory, which is made, for files"
+    " that are called as their kind.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="svg",
+    show_default=True,
+    help="Of the files in a directory.",
 )
 @click.option("--dark", is_flag=True, help="On a dark ground.")
 @with_model
@@ -42,22 +99,77 @@ def command(
     settings: Settings,
     flops: tuple[Flops, ...],
     run: Run,
-    kind: str,
+    kinds: tuple[str, ...],
     out: Path,
+    form: str,
     dark: bool,
-) -> None:
-    """Draw one chart of a run into a file, without a browser. Without RUN: the newest under runs/.
+) -> int:
+    """Draw charts of a run into files, without a browser. Without RUN: the newest under runs/.
 
     The charts are those of `erg report --html`. One that can't be drawn is not written, and the
-    reason is told. Needs pip install 'ergmeter[html]'.
+    reason is told. A file that is no picture is not replaced. Needs pip install 'ergmeter[html]'.
+
+    \b
+    erg plot runs/a --kind waterfall -o waterfall.svg
+    erg plot runs/a --kind all -o plots
     """
     from ergmeter.metrics.summarize import evidence_of, summary_of
-    from ergmeter.views.plots import FORMATS, plot
+    from ergmeter.views.plots import charts, converter, plot
 
-    form = out.suffix.lower().removeprefix(".")
-    if form not in FORMATS:
-        raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
+    wanted = KINDS if _ALL in kinds else tuple(dict.fromkeys(kinds))
+    targets = _targets(out, wanted, form)
+    for path in targets.values():
+        _check_target(path)
+    converter()
     evidence = evidence_of(run, settings, flops=flops)
-    theme = "dark" if dark else "light"
-    out.write_bytes(plot(evidence, summary_of(evidence), kind, form=form, theme=theme))
-    click.echo(out)
+    found = charts(evidence, summary_of(evidence), wanted)
+    drawn = [one for one in found if one.spec is not None]
+    if drawn and out not in targets.values():
+        out.mkdir(parents=True, exist_ok=True)
+    for chart in drawn:
+        path = targets[chart.id]
+        theme = "dark" if dark else "light"
+        form = path.suffix.lower().removeprefix(".")
+        _write(path, plot(chart, run.name, form=form, theme=theme))
+    for chart in found:
+        if chart.spec is None:
+            click.echo(f"erg: no plot of {chart.title}: {chart.reason}", err=True)
+    is_enough = bool(drawn) if _ALL in kinds else len(drawn) == len(wanted)
+    return 0 if is_enough else 1
+
+
+def _targets(out: Path, kinds: tuple[str, ...], form: str) -> dict[str, Path]:
+    """Where each kind goes: into the one file, or into a directory by its name."""
+    is_picture = out.suffix.lower().removeprefix(".") in _FORMATS
+    if out.is_dir() or (len(kinds) > 1 and not is_picture):
+        check_folder(out, option="-o")
+        return {kind: out / f"{kind}.{form}" for kind in kinds}
+    if len(kinds) > 1:
+        raise click.UsageError(
+            f"-o {out}: {len(kinds)} plots do not go into one file; name a directory"
+        )
+    if not is_picture:
+        raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
+    check_writable(out, option="-o")
+    return {kinds[0]: out}
+
+
+def _check_target(path: Path) -> None:
+    """Refuse to replace what is no picture that we could have made."""
+    if path.is_dir():
+        raise click.UsageError(f"-o: {path} is a directory; name another place")
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    is_ours = head.startswith(_PNG) or (head.startswith(_SVG) and _OF_VEGA in head)
+    if head and not is_ours:
+        raise click.UsageError(
+            f"-o: {path} is there and is no plot, and is not replaced; name another place"
+        )
+
+
+def _write(path: Path, drawn: bytes) -> None:
+    is_replaced = path.is_file() and path.stat().st_size > 0
+    path.write_bytes(drawn)
+    click.echo(f"{path} (replaced)" if is_replaced else path)

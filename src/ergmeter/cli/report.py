@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ergmeter.cli.options import with_settings
-from ergmeter.cli.pages import check_page, write_page
+from ergmeter.cli.pages import check_page, with_page, write_page
 from ergmeter.cli.shown import show_run, with_run
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ergmeter.records import Flops
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 )
 @click.option("--all", "show_all", is_flag=True, help="Every metric, with notes and missing ones.")
 @click.option("--memory", is_flag=True, help="Just memory over time, by device and phase.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write one page with charts, that needs no network (pip install 'ergmeter[html]').",
-)
+@with_page
 @with_model
 @with_settings
 @with_run

@@ -6,6 +6,8 @@ Libraries are imported when they are needed: `erg report --help` loads no numpy.
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
+
+_NEXT = "see also: erg explain RUN, erg report RUN --html FILE, erg serve"
 
 with_training = click.option(
     "--training",
@@ -74,6 +78,19 @@ def show_run(
             console.print(card(one, summary), every_metric(summary), sep="\n")
         else:
             show(console, one, summary)
+    tell_next(console)
+
+
+def tell_next(console: Console) -> None:
+    """On a terminal, once and in one line: what else there is to look at.
+
+    Not within a recording: its recorder says it at the end.
+    """
+    from ergmeter.runlog.format import RUN_VARIABLE
+
+    is_looked_at = sys.stdout.isatty() and console.file.isatty()
+    if is_looked_at and RUN_VARIABLE not in os.environ:
+        console.print(_NEXT, style="dim", highlight=False)
 
 
 def parts(run: Run) -> list[Run]:

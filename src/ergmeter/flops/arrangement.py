@@ -13,7 +13,7 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.batch import IMAGE_STREAMS
 from ergmeter.flops.graph import Attention
 from ergmeter.flops.states import optimizer
-from ergmeter.units import scaled
+from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
@@ -196,9 +196,8 @@ def _spread(parallel: Parallel) -> str:
         )
         if count > 1
     )
-    return (
-        f"{parallel.devices} devices ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
-    )
+    devices = number_of(parallel.devices, "device")
+    return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
 
 
 def said(setup: Setup, how: Training, graph: Graph) -> list[str]:

@@ -14,7 +14,7 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.fitting import MOST_SEQUENCES
 from ergmeter.flops.memory import KINDS
 from ergmeter.records import Missing, Reading
-from ergmeter.units import duration, scaled, significant
+from ergmeter.units import duration, number_of, scaled, significant
 
 if TYPE_CHECKING:
     from ergmeter.flops.memory import Memory
@@ -253,8 +253,8 @@ def _energy(hours: Reading, plan: Plan) -> Result:
         each = plan.tdp_w * plan.power_frac
         said = f"{plan.power_frac:g} as given of a TDP of {plan.tdp_w:g} W"
     note = (
-        f"{plan.devices} devices x {said} x {significant(hours.value)} h; hosts, network and"
-        " cooling are not in it"
+        f"{number_of(plan.devices, 'device')} x {said} x {significant(hours.value)} h; hosts,"
+        " network and cooling are not in it"
     )
     return Reading(plan.devices * each * hours.value / 1000, "kWh", "assumed", note=note)
 
@@ -283,7 +283,8 @@ def _cost(hours: Reading, plan: Plan) -> Result:
     if plan.price_per_hour is None:
         return Missing("no price was given: --price-per-hour of one device")
     note = (
-        f"{plan.devices} devices x {significant(hours.value)} h x {plan.price_per_hour:g} as given"
+        f"{number_of(plan.devices, 'device')} x {significant(hours.value)} h"
+        f" x {plan.price_per_hour:g} as given"
     )
     value = plan.devices * hours.value * plan.price_per_hour
     return Reading(value, plan.currency, "assumed", note=note)

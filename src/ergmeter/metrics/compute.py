@@ -20,7 +20,7 @@ from ergmeter.metrics.throughput import tokens_per_s
 from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Missing, Reading, weakest
-from ergmeter.units import scaled, significant
+from ergmeter.units import number_of, scaled, significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     scale = each / rate.tokens_per_s if rate.tokens_per_s else 0.0
     low, high = (None if edge is None else edge * scale for edge in (rate.low, rate.high))
     basis = weakest("derived", rate.basis)
-    over = f"{_devices(rate.devices)}; {rate.note}"
+    over = f"{number_of(rate.devices, 'device')}; {rate.note}"
     found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
     share = _shares(each, low, high, basis)
     if isinstance(peak, Missing):
@@ -223,10 +223,6 @@ def _against_bf16(each: float, share: _Share, peak: Peak, *, dtype: str) -> Resu
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
     )
     return share(peak, each, peak.bf16_flops_per_s, note, may_exceed=True)
-
-
-def _devices(count: int) -> str:
-    return "1 device" if count == 1 else f"{count} devices"
 
 
 # A count that is further than this from the chosen one is of something else, such as all experts.

@@ -28,7 +28,7 @@ from ergmeter.metrics.kept import kept
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Reading, weakest
-from ergmeter.units import J_PER_WH
+from ergmeter.units import J_PER_WH, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -49,7 +49,7 @@ def total(evidence: Evidence, devices: list[Device]) -> Reading:
             reasons.append(str(error))
     joules = sum(one.energy.joules for one in drawn)
     if reasons:
-        known = f" ({len(drawn)} other devices drew {joules:.1f} J)" if drawn else ""
+        known = f" ({number_of(len(drawn), 'other device')} drew {joules:.1f} J)" if drawn else ""
         raise NotMeasurable("; ".join(reasons) + known)
     ways = sorted({one.way for one in drawn})
     remarks = sorted({one.remark for one in drawn if one.remark and one.way != COUNTER})
@@ -141,14 +141,15 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     if not inside.any():
         raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
     highest_w, count = float(power.values[inside].max()), int(inside.sum())
-    note = f"highest of {count} readings; shorter peaks are not seen"
+    readings = number_of(count, "reading")
+    note = f"highest of {readings}; shorter peaks are not seen"
     try:
         mean = device_mean_w(evidence, device)
     except NotMeasurable:
         return Reading(highest_w, "W", "measured", note=note)
     if mean.value <= highest_w * (1 + _ROUNDING):
         return Reading(max(highest_w, mean.value), "W", "measured", note=note)
-    said = f"{highest_w:.4g} W is the highest of {count} readings, and {mean.value:.4g} W the mean"
+    said = f"{highest_w:.4g} W is the highest of {readings}, and {mean.value:.4g} W the mean"
     if mean.low is None or mean.low > highest_w:
         raise NotMeasurable(f"{device.name} [{device.id}]: {said}: the readings missed the peak")
     note = f"the mean power, which a peak is no less than: {said}, within its interval"

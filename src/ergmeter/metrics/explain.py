@@ -53,6 +53,26 @@ class Explanation:
     window: str
 
 
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A block in its place: it goes down from one share of the peak to another; a gain goes up."""
+
+    block: Block
+    from_frac: float
+    to_frac: float
+
+
+def levels(found: Explanation) -> tuple[Level, ...]:
+    """The blocks from the peak down, and at last what was achieved, from there to nothing."""
+    placed, above = [], 1.0
+    for one in found.blocks:
+        placed.append(Level(one, above, above - one.share_frac))
+        above = placed[-1].to_frac
+    if found.achieved is not None:
+        placed.append(Level(found.achieved, found.achieved.share_frac, 0.0))
+    return tuple(placed)
+
+
 def explain(evidence: Evidence) -> Explanation:
     """All that the run's evidence can tell apart."""
     missing: dict[str, str] = {}
@@ -186,4 +206,4 @@ def _shared(
     return tuple(map(drawn, whole)), drawn(reached)
 
 
-__all__ = ["Change", "Explanation", "Rungs", "explain"]
+__all__ = ["Change", "Explanation", "Level", "Rungs", "explain", "levels"]

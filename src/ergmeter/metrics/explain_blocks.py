@@ -12,6 +12,7 @@ WAITS = "waits"  # several parts of the time that the evidence does not tell apa
 KERNELS = "kernels"  # all that happens between a step's start and its end, in one
 IDLE = "idle_in_steps"
 ACHIEVED = "achieved"
+_MERGED = (WAITS, KERNELS)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Block:
     why: str = ""
     joules: float | None = None
     joules_basis: Basis | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it is several causes that the evidence does not tell apart."""
+        return self.key in _MERGED
 
 
 def percent(share: float) -> str:

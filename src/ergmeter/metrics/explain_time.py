@@ -20,7 +20,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.power import merged
 from ergmeter.records import PHASES
-from ergmeter.units import NS_PER_S
+from ergmeter.units import NS_PER_S, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -152,7 +152,7 @@ def _extra(lane: Steps, left_s: FloatArray) -> tuple[dict[str, FloatArray], dict
         why = "printed lines stand for several steps each"
         return {}, {"stalls": why, "slow_start": why}
     if len(left_s) < _FEW_STEPS:
-        why = f"{len(left_s)} steps are too few to tell a stall from the rest"
+        why = f"{number_of(len(left_s), 'step')}: too few to tell a stall from the rest"
         return {}, {"stalls": why, "slow_start": why}
     usual_s = float(np.median(left_s))
     beyond_s = left_s - usual_s

@@ -22,7 +22,7 @@ from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.unseen import why_not_all
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import CUT_OFF
-from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration
+from ergmeter.units import HZ_PER_MHZ, NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,17 +200,18 @@ def _company(evidence: Evidence) -> list[Finding]:
 def _window(evidence: Evidence) -> list[Finding]:
     lasted_s, rows = evidence.window.duration_s, evidence.counted
     if evidence.trains:
-        steps, what = max(len(lane) for lane in rows.lanes), "steps"
+        steps, what = max(len(lane) for lane in rows.lanes), "step"
     else:  # a request is up to two rows
         phases = (
             np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
         )
-        steps, what = int(np.max(sum(phases))), "requests"
+        steps, what = int(np.max(sum(phases))), "request"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
-    seen = f"the window is {duration(lasted_s)} long, with {steps} {what}"
-    effect = f"too short to tell chance from speed: measure {_SHORT_S:g} s and {_FEW_STEPS} {what}"
-    return [Finding("window", "serious", seen, f"{effect} or more")]
+    seen = f"the window is {duration(lasted_s)} long, with {number_of(steps, what)}"
+    enough = f"{_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
+    effect = f"too short to tell chance from speed: measure {enough}"
+    return [Finding("window", "serious", seen, effect)]
 
 
 def _warm_up(evidence: Evidence) -> list[Finding]:
@@ -219,7 +220,9 @@ def _warm_up(evidence: Evidence) -> list[Finding]:
     lane = evidence.counted.longest
     times_s = lane.period_s
     if len(times_s) < _FEW_STEPS:
-        raise NotMeasurable(f"{len(times_s)} steps are too few to tell a beginning from the rest")
+        raise NotMeasurable(
+            f"{number_of(len(times_s), 'step')}: too few to tell a beginning from the rest"
+        )
     rows, extra_s = _slow_start(times_s)
     share = extra_s / float(times_s.sum())
     if share <= _SLOW_START_FRAC:
@@ -258,7 +261,9 @@ def _stalls(evidence: Evidence) -> list[Finding]:
     _only_steps(evidence)
     times_s = evidence.counted.longest.period_s
     if len(times_s) < _FEW_STEPS:
-        raise NotMeasurable(f"{len(times_s)} steps are too few to tell a stall from the rest")
+        raise NotMeasurable(
+            f"{number_of(len(times_s), 'step')}: too few to tell a stall from the rest"
+        )
     slow, _ = _slow_start(times_s)
     usual_s = float(np.median(times_s))
     late = times_s[slow:]

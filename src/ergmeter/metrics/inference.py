@@ -28,6 +28,7 @@ from ergmeter.metrics.energy import run_j
 from ergmeter.metrics.stats import percentile
 from ergmeter.metrics.tokens import known
 from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -111,7 +112,7 @@ def ttft_s(evidence: Evidence, q: float) -> Reading:
     """Time to the first token."""
     waits_s = prefills(evidence).duration_s
     value = _percentile(waits_s, q, "requests")
-    note = f"of {len(waits_s)} requests, to the first token{_clock(evidence)}"
+    note = f"of {number_of(len(waits_s), 'request')}, to the first token{_clock(evidence)}"
     return Reading(value, "s", evidence.steps_basis, note=note)
 
 
@@ -124,7 +125,8 @@ def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
     each_s = decode.duration_s[several] / (tokens[several] - 1)
     alone = int((~several).sum())
     left_out = f", without {alone} of a single token" if alone else ""
-    note = f"of {len(each_s)} requests{left_out}: first to last token / (tokens - 1){label}"
+    asked = f"{number_of(len(each_s), 'request')}{left_out}"
+    note = f"of {asked}: first to last token / (tokens - 1){label}"
     return each_s, basis, note
 
 
@@ -141,7 +143,7 @@ def itl_s(evidence: Evidence, q: float) -> Reading:
     tokens, basis, label = generated(evidence, requests(evidence).decode)
     held = float(tokens.sum()) / float(requests(evidence).decode["micro_steps"].sum())
     chunk = label.removeprefix("; ") or f"{held:.3g} tokens a chunk"
-    note = f"of {len(gaps_s)} gaps between chunks; {chunk}"
+    note = f"of {number_of(len(gaps_s), 'gap')} between chunks; {chunk}"
     return Reading(value, "s", weakest("measured", basis) if label else "measured", note=note)
 
 
@@ -162,7 +164,7 @@ def e2e_s(evidence: Evidence, q: float) -> Reading:
     """From the start of a request to its last token."""
     found = requests(evidence)
     value = _percentile(found.e2e_s, q, "requests")
-    note = f"of {len(found)} requests, to the last token{_clock(evidence)}"
+    note = f"of {number_of(len(found), 'request')}, to the last token{_clock(evidence)}"
     return Reading(value, "s", evidence.steps_basis, note=note)
 
 
@@ -206,7 +208,7 @@ def goodput_per_s(evidence: Evidence) -> Reading:
         waits["tpot"] = found.decode.duration_s / np.maximum(tokens - 1, 1)
     good = np.all([waits[name] <= limit for name, limit in limits.items()], axis=0)
     within = ", ".join(f"{name} {limit:g} s" for name, limit in limits.items())
-    note = f"{int(good.sum())} of {len(found)} requests within {within}{label}"
+    note = f"{int(good.sum())} of {number_of(len(found), 'request')} within {within}{label}"
     return _over_window(evidence, float(good.sum()), "requests/s", basis, note)
 
 
@@ -240,14 +242,16 @@ def prompt_tokens(evidence: Evidence) -> Reading:
     if values is None:
         raise NotMeasurable("the prefill spans have no token count")
     low, high = values.min(), values.max()
-    note = f"{low:.0f} to {high:.0f}, of {len(values)} requests"
+    note = f"{low:.0f} to {high:.0f}, of {number_of(len(values), 'request')}"
     return Reading(float(values.mean()), "tokens/request", evidence.steps_basis, note=note)
 
 
 def generated_tokens(evidence: Evidence) -> Reading:
     """Mean length of an answer."""
     values, basis, label = generated(evidence, requests(evidence).decode)
-    note = f"{values.min():.0f} to {values.max():.0f}, of {len(values)} requests{label}"
+    note = (
+        f"{values.min():.0f} to {values.max():.0f}, of {number_of(len(values), 'request')}{label}"
+    )
     return Reading(float(values.mean()), "tokens/request", basis, note=note)
 
 
@@ -270,7 +274,7 @@ def joules_per_generated_token(evidence: Evidence) -> Reading:
 def joules_per_request(evidence: Evidence) -> Reading:
     """All energy of the window over the requests answered in it."""
     answered = len(_served(evidence))
-    note = f"all energy of the window over {answered} requests"
+    note = f"all energy of the window over {number_of(answered, 'request')}"
     return _energy_over(evidence, answered, "J/request", evidence.steps_basis, note)
 
 

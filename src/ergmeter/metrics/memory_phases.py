@@ -23,6 +23,7 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.gauges import readings, sampled
 from ergmeter.metrics.kept import asked_of, kept
 from ergmeter.records import PHASES, Reading
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,8 +93,8 @@ def _on_device(phase: str) -> Callable[[Evidence], Reading]:
         series = readings(evidence, "memory_bytes", device)
         held = series.values[_during(evidence, phase, series.t_ns)]
         note = (
-            f"the highest of {len(held)} readings in {_WORDS[phase]}, in use by all programs;"
-            " what was held between two readings is not in it"
+            f"the highest of {number_of(len(held), 'reading')} in {_WORDS[phase]}, in use by all"
+            " programs; what was held between two readings is not in it"
         )
         return Reading(float(held.max()), "B", "measured", note=note)
 
@@ -115,7 +116,7 @@ def _in_allocator(phase: str) -> Callable[[Evidence], Reading]:
         if risen >= known:
             note = f"the allocator's own mark, which rose to it in {_WORDS[phase]}"
         else:
-            note = f"the highest of {int(during.sum())} readings in {_WORDS[phase]}"
+            note = f"the highest of {number_of(int(during.sum()), 'reading')} in {_WORDS[phase]}"
         if known >= most:
             return Reading(known, "B", "measured", note=note)
         note += (

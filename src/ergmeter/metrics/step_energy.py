@@ -22,6 +22,7 @@ from ergmeter.metrics.drawn import boundary, curve_of
 from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.stats import percentile
 from ergmeter.records import Reading, weakest
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,9 +105,8 @@ def _quantile(share: float) -> Callable[[Evidence], Reading]:
             percentile(one[known], share) for one in (each.joules, each.low_j, each.high_j)
         )
         off = float(np.median((each.high_j - each.low_j)[known])) / 2
-        note = (
-            f"{int(known.sum())} steps, each known to {off:.3g} J; from a step's start to its end"
-        )
+        steps = number_of(int(known.sum()), "step")
+        note = f"{steps}, each known to {off:.3g} J; from a step's start to its end"
         return Reading(value, "J", each.basis, low, high, note)
 
     return compute

@@ -15,6 +15,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.spent import STALL
 from ergmeter.metrics.timeline import seconds
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -56,7 +57,7 @@ def distribution(evidence: Evidence) -> Distribution:
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
     if len(lane) < 3:
-        raise NotMeasurable(f"{len(lane)} counted steps are too few for a distribution")
+        raise NotMeasurable(f"{number_of(len(lane), 'counted step')}: too few for a distribution")
     times_s = lane.line_period_s if evidence.from_output else lane.period_s
     times_s = times_s / np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
     median_s = float(np.median(times_s))

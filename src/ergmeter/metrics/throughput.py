@@ -30,6 +30,7 @@ from ergmeter.metrics.tokens import (
     told,
 )
 from ergmeter.records import PHASES, Reading
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -168,7 +169,7 @@ def tokens_per_s_per_device(evidence: Evidence) -> Reading:
         amounts, label, basis = tokens(evidence)
     except NotMeasurable as reason:
         return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")
-    note = f"{label_of(evidence, label)}, over {devices} accelerators"
+    note = f"{label_of(evidence, label)}, over {number_of(devices, 'accelerator')}"
     return rate(evidence, amounts, "tokens/s", basis, note, per=devices)
 
 

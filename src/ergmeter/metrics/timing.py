@@ -18,7 +18,7 @@ from ergmeter.metrics.selection import percentile
 from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.tokens import all_steps_in, steps_of
 from ergmeter.records import PHASES, Reading
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -143,7 +143,7 @@ def warmup_s(evidence: Evidence) -> Reading:
     first_ns = evidence.work.lowest("start_ns")
     steps, rule = evidence.warmup()
     value = (evidence.window.start_ns - first_ns) / NS_PER_S
-    note = f"{steps:.0f} steps left out; rule: {rule}" if steps else f"rule: {rule}"
+    note = f"{number_of(round(steps), 'step')} left out; rule: {rule}" if steps else f"rule: {rule}"
     return Reading(value, "s", evidence.steps_basis, note=note)
 
 

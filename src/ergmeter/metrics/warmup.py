@@ -12,7 +12,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.stats import MIN_BLOCKS, settled_after
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +57,7 @@ def rule(settings: Settings, mark: Mark | None) -> str:
     if mark is not None:
         return _RULES[mark.name]
     if settings.warmup_steps is not None:
-        return f"{settings.warmup_steps} steps"
+        return number_of(settings.warmup_steps, "step")
     if settings.warmup_s is not None:
         return f"{settings.warmup_s:g} s"
     return "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
@@ -93,11 +93,12 @@ def _asked(lane: Steps, settings: Settings) -> Mask:
 def _why_none(lane: Steps, settings: Settings, mark: Mark | None) -> str:
     lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
     if settings.warmup == "auto" and len(lane) < 2 * MIN_BLOCKS:
-        return f"{len(lane)} steps are too few to find the steady state (at least {2 * MIN_BLOCKS})"
+        steps_told = number_of(len(lane), "step")
+        return f"{steps_told}: too few to find the steady state (at least {2 * MIN_BLOCKS})"
     if settings.warmup == "auto":
         return f"the step time never settled in {len(lane)} steps ({lasted}): no steady state"
     steps = int(np.nan_to_num(lane["steps"], nan=1.0).sum())
     return (
-        f"the run is shorter than its warm-up: {steps} steps in {lasted},"
+        f"the run is shorter than its warm-up: {number_of(steps, 'step')} in {lasted},"
         f" warm-up {rule(settings, mark)}"
     )

@@ -21,6 +21,7 @@ from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED
 from ergmeter.units import printable
 from ergmeter.version import __version__
+from ergmeter.views.labels import label_lines
 from ergmeter.views.terminal import interval, value
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ def page(of: Sources) -> str:
         _table(of),
         _absent(of),
         _how(of),
+        _labels(of),
     ]
     return "\n".join(part for part in parts if part)
 
@@ -194,6 +196,12 @@ def _how(of: Sources) -> str:
         " Reported: somebody else's figure. Assumed: rests on a figure that was stated."
     )
     return "\n".join(["How it was obtained:\n", *lines, "", basis, ""])
+
+
+def _labels(of: Sources) -> str:
+    """What people said of the run, in a list below the figures."""
+    said = [f"- {_safe(what)}: {_safe(words)}" for what, words in label_lines(of.run)]
+    return "\n".join(["Said of the run:\n", *said, ""]) if said else ""
 
 
 def _paragraph(of: Sources) -> str:

@@ -9,7 +9,8 @@ from ergmeter.metrics.catalog import find
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
 from ergmeter.runlog.headers import training_of
-from ergmeter.units import significant
+from ergmeter.units import NO_UNIT, significant
+from ergmeter.views.labels import label_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -70,6 +71,7 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
         "status": summary.status,
         "created": run.header.get("created"),
         "command": run.header.get("command"),
+        "labels": label_document(run),
         "settings": settings_of(run, overrides).as_json(),
         "trainings": [_training(run, number + 1) for number in range(len(run.trainings))],
         "readings": {key: result(found) for key, found in summary.readings.items()},
@@ -122,4 +124,5 @@ def _metric_line(summary: Summary, name: str) -> str:
     if found.low is not None and found.high is not None:
         interval = f" [{significant(found.low * scale)}, {significant(found.high * scale)}]"
     number = significant(found.value * scale, 6)
-    return f"{label} {number} {unit}{interval} ({found.basis}; {found.note})"
+    named = "" if unit == NO_UNIT else f" {unit}"
+    return f"{label} {number}{named}{interval} ({found.basis}; {found.note})"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable, PluginError, UsageError
+from ergmeter.metrics.explain import explain
 from ergmeter.views.html.figure_charts import IDS as FIGURES
 from ergmeter.views.html.figure_charts import figure_charts
 from ergmeter.views.html.palette import config, painted
@@ -17,6 +18,7 @@ from ergmeter.views.html.time_charts import IDS as ON_TIME
 from ergmeter.views.html.time_charts import time_charts
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import ModuleType
 
     from ergmeter.metrics.evidence import Evidence
@@ -31,17 +33,23 @@ _WIDTH = 720
 _PIXELS = 2.0  # of a PNG, for each of the SVG's
 
 
-def plot(
-    evidence: Evidence, summary: Summary, kind: str, *, form: str, theme: str = "light"
-) -> bytes:
-    """One chart as a file. NotMeasurable, with the reason, where it can't be drawn."""
-    if kind not in KINDS:
-        raise UsageError(f"no kind {kind!r} of plot; there are {', '.join(KINDS)}")
-    found = time_charts(evidence, [kind]) if kind in ON_TIME else figure_charts(evidence, summary)
-    chart = next(one for one in found if one.id == kind)
+def charts(evidence: Evidence, summary: Summary, kinds: Collection[str]) -> list[Chart]:
+    """Charts of these kinds, drawn or with their reason, in the order of the page."""
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise UsageError(f"no kind {unknown[0]!r} of plot; there are {', '.join(KINDS)}")
+    found = time_charts(evidence, kinds)
+    if not set(kinds).isdisjoint(FIGURES):
+        figures = figure_charts(evidence, summary, explain(evidence))
+        found += [one for one in figures if one.id in kinds]
+    return found
+
+
+def plot(chart: Chart, run: str, *, form: str, theme: str = "light") -> bytes:
+    """A chart as a file, under the name of its run. NotMeasurable where it can't be drawn."""
     if chart.spec is None:
         raise NotMeasurable(f"no plot of {chart.title}: {chart.reason}")
-    spec = painted(_as_file(chart, evidence.run.name), theme)
+    spec = painted(_as_file(chart, run), theme)
     vega = converter()
     style = painted({**config(), "background": "var(--bg)"}, theme)
     if form == "svg":
@@ -61,7 +69,7 @@ def _as_file(chart: Chart, run: str) -> dict[str, Any]:
         "limit": _WIDTH,
     }
     return {
-        **_still(chart.spec),
+        **_still(chart.spec, has_legend=len(chart.legend) > 1),
         "width": _WIDTH,
         "autosize": {"type": "pad"},
         "title": title,
@@ -69,12 +77,19 @@ def _as_file(chart: Chart, run: str) -> dict[str, Any]:
     }
 
 
-def _still(spec: dict[str, Any]) -> dict[str, Any]:
+def _still(spec: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
     """Without the readings that answer a pointer: nobody sees them in a file, and they are most of
-    its bytes."""
-    if "layer" not in spec:
-        return spec
-    return {**spec, "layer": [one for one in spec["layer"] if not _answers_a_pointer(one)]}
+    its bytes. Nothing zooms there either, so a point on the frame is whole."""
+    layers = [one for one in spec["layer"] if not _answers_a_pointer(one)]
+    return {**spec, "layer": [_unclipped(one, has_legend=has_legend) for one in layers]}
+
+
+def _unclipped(layer: dict[str, Any], *, has_legend: bool) -> dict[str, Any]:
+    """A layer whose marks may stand on the frame; without a legend where that had one entry."""
+    encoding = dict(layer["encoding"])
+    if "color" in encoding and not has_legend:
+        encoding["color"] = {**encoding["color"], "legend": None}
+    return {**layer, "mark": {**layer["mark"], "clip": False}, "encoding": encoding}
 
 
 def _answers_a_pointer(layer: dict[str, Any]) -> bool:

@@ -22,7 +22,8 @@ from rich.text import Text
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
-from ergmeter.units import duration, scaled, significant
+from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant
+from ergmeter.views.labels import label_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -193,18 +194,18 @@ def _in_words(number: float, unit: str) -> str:
         return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
     if unit in ("tokens", "steps"):
         return f"{number:,.0f} {unit}"
-    return f"{number:,.0f} {unit}" if abs(number) >= 10_000 else f"{significant(number)} {unit}"
+    said = f"{number:,.0f}" if abs(number) >= 10_000 else significant(number)
+    return said if unit == NO_UNIT else f"{said} {unit}"
 
 
 def interval(reading: Reading) -> str:
-    """Low to high, without the unit where it is the one the value has just been given in."""
+    """Low to high, with the unit once where both have the same."""
     if reading.low is None or reading.high is None:
         return ""
-    ends = [_in_words(end, reading.unit) for end in (reading.low, reading.high)]
-    words = [said.split(" ") for said in (value(reading), *ends)]
-    if all(len(said) == 2 for said in words) and len({unit for _, unit in words}) == 1:
-        ends = [number for number, _ in words[1:]]
-    return " to ".join(ends)
+    low, high = (_in_words(end, reading.unit) for end in (reading.low, reading.high))
+    number, _, unit = low.partition(" ")
+    has_same = " " not in unit and high.endswith(f" {unit}") and high.count(" ") == 1
+    return f"{number if has_same else low} to {high}"
 
 
 def _spread(reading: Reading) -> str:
@@ -253,6 +254,7 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
     over, _, more = over.partition("; ")
     lines += [Text(line, "dim") for line in (f"{over}{_rule(summary)}", more) if line]
+    lines += [Text.assemble((f"{what}: ", "dim"), said) for what, said in label_lines(run)]
     return lines
 
 
@@ -262,7 +264,7 @@ def _rule(summary: Summary) -> str:
     if not isinstance(left_out, Reading) or not left_out.value:
         return ""
     rule = left_out.note.removeprefix("rule: ")
-    return "" if rule == f"{left_out.value:.0f} steps" else f" (warm-up: {rule})"
+    return "" if rule == number_of(round(left_out.value), "step") else f" (warm-up: {rule})"
 
 
 def _figures(run: Run, summary: Summary) -> RenderableType:

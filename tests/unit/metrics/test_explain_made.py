@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.metrics.explain import Explanation, explain
+from ergmeter.metrics.explain import Explanation, explain, levels
 from ergmeter.metrics.explain_device import Rungs
 from ergmeter.metrics.explain_time import TimeSplit, time_split
 from ergmeter.metrics.explain_waits import wait_blocks
@@ -37,6 +38,7 @@ STEP = Flops(
     tokens_per_step=100,
 )
 COUNTERS = {"graphics_frac": 0.9, "sm_frac": 0.8, "tensor_frac": 0.5, "dram_frac": 0.3}
+FAST: dict[str, Any] = {**COUNTERS, "clock_hz": 1.1 * PEAK_HZ}
 
 
 def read(seconds: float, **values: Any) -> list[Sample]:
@@ -52,8 +54,7 @@ def read(seconds: float, **values: Any) -> list[Sample]:
                 power_w=500.0,
                 energy_j=1e4 + 500.0 * t_s,
                 activity_s=0.1,
-                clock_hz=CLOCK * PEAK_HZ,
-                **{"throttled": 0x4, **found},
+                **{"throttled": 0x4, "clock_hz": CLOCK * PEAK_HZ, **found},
             )
         )
     return samples
@@ -110,6 +111,21 @@ def test_every_rung_of_an_even_run(tmp_path: Path) -> None:
     assert found.achieved is not None
     assert found.achieved.share_frac == pytest.approx(0.4)
     assert found.achieved.joules == pytest.approx(0.4 * 5000)  # 500 W for 10 s, by share
+
+
+def test_blocks_lie_below_each_other_from_the_peak_down(tmp_path: Path) -> None:
+    found = explained(made(tmp_path / "run"))
+    edges = [1.0, 0.9, 0.81, 0.72, 0.45, 0.42, 0.4]
+    lowest = [*pairwise(edges), (0.4, 0.0)]
+    placed = [(one.from_frac, one.to_frac) for one in levels(found)]
+    assert np.asarray(placed) == pytest.approx(np.asarray(lowest), abs=1e-9)
+    assert levels(found)[-1].block is found.achieved
+
+
+def test_a_gain_goes_up(tmp_path: Path) -> None:
+    found = explained(made(tmp_path / "run", **FAST))
+    (clock,) = [one for one in levels(found) if one.block.key == "clock"]
+    assert (clock.from_frac, clock.to_frac) == pytest.approx((0.9, 0.99))
 
 
 @pytest.mark.parametrize("where", ["in the step", "between steps"])
@@ -174,6 +190,7 @@ def test_waits_that_can_not_be_told_apart_are_one_block(tmp_path: Path) -> None:
     (both,) = [one for one in found.blocks if one.key == "waits"]
     assert "data" in both.title
     assert "stalls" in both.title
+    assert [one.key for one in found.blocks if one.is_merged] == ["waits", "kernels"]
     # 500 W all the time, so that joules are as the time: what the device worked through is not it.
     assert isinstance(found.energy, Reading)
     assert both.joules_basis == found.energy.basis

@@ -47,7 +47,7 @@ def test_a_reading_belongs_to_the_phase_it_was_taken_in(tmp_path: Path) -> None:
     assert reading(run, "memory.device_eval_peak_bytes").value == 22 * GB
     checkpoint = reading(run, "memory.device_checkpoint_peak_bytes")
     assert checkpoint.value == 60 * GB
-    assert "the highest of 1 readings in checkpoints" in checkpoint.note
+    assert "the highest of 1 reading in checkpoints" in checkpoint.note
     assert reading(run, "memory.device_peak_bytes").value == 99 * GB  # in none of them
 
 

@@ -45,7 +45,7 @@ def test_steps_of_one_length_have_a_bar(tmp_path: Path) -> None:
 
 
 def test_two_steps_are_no_distribution(tmp_path: Path) -> None:
-    with pytest.raises(NotMeasurable, match="2 counted steps are too few"):
+    with pytest.raises(NotMeasurable, match="2 counted steps: too few"):
         distribution(evidence_of(run_of(tmp_path / "run", steps=even_steps(2))))
 
 

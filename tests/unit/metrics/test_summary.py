@@ -219,7 +219,7 @@ def test_a_lost_gpu_makes_the_sum_absent_and_names_it(tmp_path: Path) -> None:
     said = reason(run, "energy.run_j")
     assert "NVML says GPU is lost" in said
     assert "6.10 s before the window" in said
-    assert "other devices drew 1000" in said
+    assert "1 other device drew 1000" in said
     assert any("lost during the run" in note for note in summarize(run).notes)
 
 

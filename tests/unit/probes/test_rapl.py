@@ -152,7 +152,7 @@ def test_a_socket_stuck_at_zero_makes_the_sum_absent_and_not_that_of_the_other(
 
     why = reason(run, "energy.cpu_j", warmup_steps=0)
     assert f"rapl:{HOST}:package-1" in why
-    assert "1 other devices drew 900.0 J" in why
+    assert "1 other device drew 900.0 J" in why
 
 
 def test_zones_contained_in_another_are_left_out_with_the_reason(powercap: Powercap) -> None:

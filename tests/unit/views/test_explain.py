@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ergmeter.metrics.explain import explain
+from ergmeter.metrics.explain_blocks import Block
+from ergmeter.metrics.summarize import evidence_of
+from ergmeter.runlog.reader import Run
 from ergmeter.views.explain import _bar
+from ergmeter.views.explain_parts import share
+from ergmeter.views.html.waterfall_chart import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
 from tests.runs import even_steps, run_of
-from tests.unit.metrics.test_explain_made import made, waiting
+from tests.unit.metrics.test_explain_made import FAST, made, waiting
 from tests.unit.metrics.test_h200 import replayed
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -117,3 +124,89 @@ def test_a_run_that_is_not_there_is_one_line(erg: Erg, tmp_path: Path) -> None:
 )
 def test_a_bar_stays_in_its_cells(low: float, high: float, bar: str) -> None:
     assert _bar(low, high) == bar
+
+
+@pytest.mark.parametrize(
+    ("frac", "said"),
+    [
+        (0.2564, "25.6 %"),
+        (0.0002, "0.02 %"),
+        (4e-6, "< 0.01 %"),
+        (-0.073, "+7.3 %"),
+        (0.0, "0.0 %"),
+    ],
+)
+def test_a_share_is_given_to_what_fits_its_column(frac: float, said: str) -> None:
+    assert share(Block("clock", "clock", frac, "derived")) == said
+    assert len(said) <= 8
+
+
+def layers(run: Run) -> dict[str, list[dict[str, Any]]]:
+    """What the waterfall of a run is drawn from, by its name."""
+    spec = waterfall_chart(explain(evidence_of(run))).spec
+    assert spec is not None
+    held = (layer["data"] for layer in spec["layer"])
+    return {one["name"]: one["values"] for one in held if "values" in one}
+
+
+def test_the_drawing_has_a_bar_for_each_block_where_it_was_lost(tmp_path: Path) -> None:
+    """The same run as in the tests of the metric, whose rungs are 0.9, 0.81, 0.72, 0.45, 0.42."""
+    rows = layers(made(tmp_path / "run"))["points"]
+    assert [(row["name"], row["kind"]) for row in rows[:2]] == [
+        ("peak", "peak"),
+        ("idle inside steps", LOST),
+    ]
+    lows = [row["low"] for row in rows[1:]]
+    assert lows == pytest.approx([0.9, 0.81, 0.72, 0.45, 0.42, 0.4, 0.0])
+    assert [row["high"] for row in rows[1:]] == pytest.approx([1.0, *lows[:-1]])
+    assert (rows[-1]["kind"], rows[-1]["said"]) == (LEFT, "the model's FLOPs (MFU) · 40.0 % · 2 kJ")
+
+
+def test_a_gain_is_drawn_upwards_and_has_drawn_nothing(tmp_path: Path) -> None:
+    rows = layers(made(tmp_path / "run", **FAST))["points"]
+    (clock,) = [row for row in rows if row["kind"] == GAINED]
+    assert (clock["low"], clock["high"]) == pytest.approx((0.9, 0.99))
+    assert clock["said"] == "clock above the peak's: gain · +9.0 %"
+
+
+def test_what_is_not_told_apart_is_striped_and_nothing_else(tmp_path: Path) -> None:
+    found = layers(made(tmp_path / "run", graphics_frac=0.9))
+    (one,) = [row for row in found["points"] if row["kind"] == ONE_BLOCK]
+    assert one["name"] == "kernels, not told apart"
+    assert len(found["stripes"]) == pytest.approx(100 * one["v"], abs=1)
+    for stripe in found["stripes"]:
+        assert stripe["at"] == one["at"]
+        assert one["low"] <= stripe["low"] < stripe["high"] <= one["high"]
+    assert layers(made(tmp_path / "told"))["stripes"] == []
+
+
+def test_markdown_has_the_figures_of_the_json_and_no_markup_of_the_runs(
+    erg: Erg, tmp_path: Path
+) -> None:
+    run = made(tmp_path / "run")
+    header = run.path / "run.json"
+    header.write_text(header.read_text().replace('"test"', '"<b>a|b</b>"'))
+    code, out, _ = erg("explain", run.path, "--markdown")
+    assert code == 0
+    assert out.startswith(
+        "## &lt;b&gt;a\\|b&lt;/b&gt;: where the rest of the peak went, over 40 steps"
+    )
+    assert "| idle inside steps | 10.0 % | 500 J | derived |\n" in out
+    assert "| the model's FLOPs (MFU) | 40.0 % | 2 kJ | reported |\n" in out
+    assert "### Most worth trying" in out
+
+
+def test_two_forms_at_once_are_misuse(erg: Erg, tmp_path: Path) -> None:
+    run = made(tmp_path / "run")
+    code, out, err = erg("explain", run.path, "--markdown", "--json")
+    assert (code, out, err) == (2, "", "erg: --json and --markdown are two forms; give one\n")
+
+
+def test_the_page_comes_beside_what_is_printed(erg: Erg, tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    run = made(tmp_path / "run")
+    code, out, err = erg("explain", run.path, "--json", "--html", tmp_path / "page.html")
+    assert (code, json.loads(out)["achieved"]["key"]) == (0, "achieved")
+    assert err.startswith(f"{tmp_path}/page.html (")
+    page = (tmp_path / "page.html").read_text()
+    assert "<td>the model&#x27;s FLOPs (MFU)</td><td>40.0 %</td><td>2 kJ</td>" in page

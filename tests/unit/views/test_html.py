@@ -16,8 +16,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from ergmeter.cli import plot as command
+from ergmeter.metrics.explain import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Mark, Sample, Step
+from ergmeter.runlog.collection import annotate, tag
 from ergmeter.runlog.reader import Run
 from ergmeter.views import plots
 from ergmeter.views.html.charts import Chart, scale_for
@@ -49,9 +51,8 @@ def page_of(run: Run) -> str:
 
 def charts_of(run: Run) -> dict[str, Chart]:
     evidence = evidence_of(run)
-    return {
-        one.id: one for one in (*time_charts(evidence), *figure_charts(evidence, summarize(run)))
-    }
+    figures = figure_charts(evidence, summarize(run), explain(evidence))
+    return {one.id: one for one in (*time_charts(evidence), *figures)}
 
 
 def parts(spec: object) -> Iterator[dict[str, Any]]:
@@ -92,6 +93,16 @@ def test_nothing_that_a_run_says_is_markup(tmp_path: Path) -> None:
     assert EVIL in json.dumps(json.loads(held)["charts"]).replace("\\u003c", "<")
 
 
+def test_tags_and_notes_are_text(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(10))
+    tag(run.path, add=["baseline", "h200"])
+    annotate(run.path, f"the cooler was off {EVIL}")
+    page = shown(page_of(run))
+    assert "<dt>tags</dt><dd>baseline, h200</dd>" in page
+    assert "<dd>the cooler was off &lt;/script&gt;&lt;script&gt;window.hacked=1" in page
+    assert "<img" not in page
+
+
 def test_the_policy_names_the_hash_of_each_script_and_of_the_style_and_allows_no_other(
     ladder: Path,
 ) -> None:
@@ -125,7 +136,7 @@ def test_no_chart_has_an_area_or_a_curve_between_readings(ladder: Path) -> None:
 
 def test_bars_of_amounts_begin_at_zero(ladder: Path) -> None:
     charts = charts_of(Run.open(ladder))
-    for id_ in ("ladder", "time_spent", "energy_spent"):
+    for id_ in ("ladder", "waterfall", "time_spent", "energy_spent"):
         spec = charts[id_].spec
         assert spec is not None
         assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"][0] == 0
@@ -290,3 +301,20 @@ def test_a_page_and_json_at_once_is_misuse(erg: Erg, ladder: Path, tmp_path: Pat
     code, _, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
     assert (code, "give it alone" in err) == (2, True)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_the_names_on_a_roofline_stand_where_no_line_is(ladder: Path) -> None:
+    """The run's below and to the right of it, the bandwidth's to the left of the slope, the peak's
+    over the flat roof, which has room above it."""
+    spec = charts_of(Run.open(ladder))["roofline"].spec
+    assert spec is not None
+    named = {layer["data"]["name"]: layer for layer in spec["layer"]}
+    texts = {name: one["mark"] for name, one in named.items() if one["mark"]["type"] == "text"}
+    assert (texts["points"]["align"], texts["points"]["baseline"]) == ("left", "top")
+    assert (texts["bandwidth"]["align"], texts["bandwidth"]["baseline"]) == ("right", "bottom")
+    assert (texts["peak"]["align"], texts["peak"]["baseline"]) == ("right", "bottom")
+    (peak,) = named["peak"]["data"]["values"]
+    assert peak["y"] == pytest.approx(989.5)
+    assert named["peak"]["encoding"]["y"]["scale"]["domain"][1] > 2 * peak["y"]
+    (slope,) = named["bandwidth"]["data"]["values"]
+    assert slope["y"] == pytest.approx(slope["x"] * 4.8)  # TB/s, as the datasheet says

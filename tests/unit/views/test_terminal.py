@@ -19,7 +19,7 @@ from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
-from ergmeter.views import terminal
+from ergmeter.views import documents, terminal
 from tests.runs import add_writer, even_steps, run_of
 
 S = 10**9
@@ -118,7 +118,7 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
 @pytest.mark.parametrize(
     ("reading", "said"),
     [
-        (Reading(123.0, "tokens/s", "measured", 120.0, 125.0), "120 to 125"),
+        (Reading(123.0, "tokens/s", "measured", 120.0, 125.0), "120 to 125 tokens/s"),
         (Reading(0.9, "s", "measured", 0.8, 1.1), "800 ms to 1.1 s"),
         (Reading(1.5e9, "B/h", "derived", -2e6, 3e9), "-2 MB/h to 3 GB/h"),
         (Reading(7300.0, "s", "measured", 7260.0, 7380.0), "2 h 01 min to 2 h 03 min"),
@@ -132,6 +132,21 @@ def test_an_interval_repeats_no_unit_and_loses_none(reading: Reading, said: str)
     Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
     lines = out.getvalue().splitlines()
     assert lines[1:] == ([f"    {said}"] if said else [])
+
+
+def test_a_bare_number_has_no_unit() -> None:
+    """A loss is in nothing: its unit is called 1, and is not shown."""
+    loss = Reading(2.34, "1", "reported", 2.25, 2.5, note="the last")
+    assert (terminal.value(loss), terminal.interval(loss)) == ("2.34", "2.25 to 2.5")
+    summary = Summary("run", "finished", {"training.loss": loss}, {}, ())
+    out = io.StringIO()
+    Console(file=out, width=WIDTH).print(terminal.every_metric(summary))
+    assert out.getvalue().splitlines() == [
+        "training.loss  2.34  reported",
+        "    2.25 to 2.5; the last",
+    ]
+    (line,) = documents.metric_lines(summary, ["training.loss"])
+    assert line == "training.loss 2.34 [2.25, 2.5] (reported; the last)"
 
 
 def test_notes_end_where_their_words_do(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import json
 import shlex
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.units import number_of
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.page import table, text
 
@@ -63,7 +64,8 @@ def _devices(evidence: Evidence) -> str:
         return ""
     more = f"<p>and {len(found) - _DEVICES} more</p>" if len(found) > _DEVICES else ""
     shown = table(Table(("device", "kind", "probe", "id", "facts"), rows), caption="devices")
-    return f"<details><summary>{len(found)} devices</summary>{shown}{more}</details>"
+    many = number_of(len(found), "device")
+    return f"<details><summary>{many}</summary>{shown}{more}</details>"
 
 
 def _facts(facts: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Charts that are not over time: the ladder, where time and joules went, step times, the roofline.
+"""Charts that are not over time: ladder, waterfall, time and joules by part, step times, roofline.
 
 The trap: bars that begin somewhere. Every bar here begins at 0, and carries its figure.
 """
@@ -12,13 +12,16 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.spent import spent
 from ergmeter.records import Missing, Reading
 from ergmeter.units import duration, scaled, significant
+from ergmeter.views.explain_parts import WATERFALL
 from ergmeter.views.html.charts import Chart, Table, drawn, framed, scale_for
 from ergmeter.views.html.roofline_chart import roofline_chart
 from ergmeter.views.html.step_time_chart import step_time_chart
+from ergmeter.views.html.waterfall_chart import waterfall_chart
 from ergmeter.views.terminal import in_short, interval, value
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.explain import Explanation
     from ergmeter.metrics.spent import Spent
     from ergmeter.records import Summary
     from ergmeter.runlog.reader import Run
@@ -32,13 +35,14 @@ LADDER = (
     "utilization.hfu_frac",
     "utilization.mfu_frac",
 )
-IDS = ("ladder", "time_spent", "energy_spent", "step_times", "roofline")
+IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofline")
 
 
-def figure_charts(evidence: Evidence, summary: Summary) -> list[Chart]:
+def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) -> list[Chart]:
     """All of them, drawn or with their reason."""
     return [
         drawn("ladder", "from GPU util to MFU", "%", lambda: _ladder(evidence.run, summary)),
+        drawn("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
         drawn("time_spent", "where the time went", "s", lambda: _time_spent(spent(evidence))),
         drawn("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
         drawn("step_times", "step times", "s", lambda: step_time_chart(evidence)),

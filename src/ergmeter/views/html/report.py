@@ -12,6 +12,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import timeline
 from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.explain import explain
 from ergmeter.metrics.fitness import fitness
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
@@ -19,9 +20,11 @@ from ergmeter.units import duration
 from ergmeter.version import __version__
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.environment import environment
+from ergmeter.views.html.explain_page import SECTION, waterfall_section
 from ergmeter.views.html.figure_charts import figure_charts
 from ergmeter.views.html.page import absent, figure, page, reasons, section, table, text
 from ergmeter.views.html.time_charts import time_charts
+from ergmeter.views.labels import label_lines
 from ergmeter.views.terminal import interval, value
 
 if TYPE_CHECKING:
@@ -58,13 +61,15 @@ _ZOOMS = {
 
 def report(evidence: Evidence, summary: Summary) -> str:
     """The whole page."""
-    on_time, figures = time_charts(evidence), figure_charts(evidence, summary)
+    on_time, explained = time_charts(evidence), explain(evidence)
+    figures = figure_charts(evidence, summary, explained)
     by_id = {one.id: one for one in figures}
     run = evidence.run
     sections = [
         section("figures", "Figures", _window(summary), _cards(evidence.run, summary)),
         _progress(evidence, summary),
         section("ladder-section", "The ladder", *_pieces(run, [by_id["ladder"]])),
+        waterfall_section(run, explained, by_id["waterfall"]),
         section("spent", "Where it went", _pair(run, by_id["time_spent"], by_id["energy_spent"])),
         section("time", "Over time", _zoom_bar(on_time), *_pieces(run, on_time)),
         section("steps-section", "Step times", *_pieces(run, [by_id["step_times"]])),
@@ -109,6 +114,7 @@ def _header(evidence: Evidence, summary: Summary) -> str:
         where = "from a log, which holds no readings of energy, devices or host memory"
     links = {
         "figures": "figures",
+        SECTION: "the rest of the peak",
         "spent": "where it went",
         "time": "over time",
         "check": "findings",
@@ -121,9 +127,15 @@ def _header(evidence: Evidence, summary: Summary) -> str:
         f'<header><div class="bar"><h1>{text(summary.run)}</h1>'
         f'<button type="button" id="theme">dark colours</button></div>'
         f'<p class="dim">{text(summary.status)} · {text(where)}'
-        f" · began {text(_when(run.header.get('created')))}</p>"
+        f" · began {text(_when(run.header.get('created')))}</p>{_labels(run)}"
         f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
     )
+
+
+def _labels(run: Run) -> str:
+    """What people said of the run."""
+    said = [f"<dt>{text(what)}</dt><dd>{text(words)}</dd>" for what, words in label_lines(run)]
+    return f'<dl id="labels">{"".join(said)}</dl>' if said else ""
 
 
 def _when(created: object) -> str:

@@ -5,6 +5,7 @@ The trap: a point without its roof. Both are of one type and of one device, and 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.metrics.roofline import roofline
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
 _TERA = 1e12
 _REACH = 100.0  # times the ridge, to either side
+_ROOM = 10.0  # times the run's own work per byte, for its name to the right of it
+_ABOVE = 2.5  # times the highest roof, for the name on it
+
+
+_NAME = {"type": "text", "color": "var(--ink)", "fontSize": 11, "aria": False}
 
 
 def roofline_chart(evidence: Evidence) -> Chart:
@@ -30,15 +36,17 @@ def roofline_chart(evidence: Evidence) -> Chart:
 
 def _layers(found: Roofline) -> list[dict[str, Any]]:
     left = min(found.ridge_flops_per_byte / _REACH, found.flops_per_byte / 2)
-    right = max(found.ridge_flops_per_byte * _REACH, found.flops_per_byte * 2)
+    right = max(found.ridge_flops_per_byte * _REACH, found.flops_per_byte * _ROOM)
     peak = found.peak.flops_per_s / _TERA
     roof = [
         {"x": left, "y": left * found.bandwidth_bytes_per_s / _TERA},
         {"x": found.ridge_flops_per_byte, "y": peak},
         {"x": right, "y": peak},
     ]
-    run = [{"x": found.flops_per_byte, "y": found.flops_per_s / _TERA, "s": "this run"}]
-    axes = _axes(left, right)
+    reached = found.flops_per_s / _TERA
+    run = [{"x": found.flops_per_byte, "y": reached, "s": "this run"}]
+    lowest = min(roof[0]["y"], reached) / 2
+    axes = _axes((left, right), (lowest, max(peak, reached) * _ABOVE))
     point = {"type": "point", "filled": True, "size": 140, "color": "var(--c2)", "aria": False}
     tooltip = [
         {"field": "s", "title": "point"},
@@ -58,26 +66,43 @@ def _layers(found: Roofline) -> list[dict[str, Any]]:
         },
         {
             "data": {"name": "points"},
-            "mark": {"type": "text", "dy": 18, "color": "var(--ink)", "aria": False},
+            # Below and to the right there is no roof, wherever the run stands under it.
+            "mark": {**_NAME, "align": "left", "baseline": "top", "dx": 8, "dy": 4},
             "encoding": {**axes, "text": {"field": "s"}},
+        },
+        _roof_name(axes, math.sqrt(left * found.ridge_flops_per_byte), found),
+        {
+            "data": {"name": "peak", "values": [{"x": right, "y": peak}]},
+            "mark": {**_NAME, "align": "right", "baseline": "bottom", "dy": -5},
+            "encoding": {**axes, "text": {"value": scaled(found.peak.flops_per_s, "FLOP/s")}},
         },
     ]
 
 
-def _axes(left: float, right: float) -> dict[str, Any]:
+def _roof_name(axes: dict[str, Any], at: float, found: Roofline) -> dict[str, Any]:
+    """The bandwidth, to the left of the slope: over it there is nothing else."""
+    y = at * found.bandwidth_bytes_per_s / _TERA
+    return {
+        "data": {"name": "bandwidth", "values": [{"x": at, "y": y}]},
+        "mark": {**_NAME, "align": "right", "baseline": "bottom", "dx": -6, "dy": -3},
+        "encoding": {**axes, "text": {"value": scaled(found.bandwidth_bytes_per_s, "B/s")}},
+    }
+
+
+def _axes(across: tuple[float, float], up: tuple[float, float]) -> dict[str, Any]:
     return {
         "x": {
             "field": "x",
             "type": "quantitative",
             "title": "FLOP per byte of device memory",
-            "scale": {"type": "log", "nice": False, "domain": [left, right]},
+            "scale": {"type": "log", "nice": False, "domain": list(across)},
             "axis": {"format": "~s", "tickCount": 5, "grid": False},
         },
         "y": {
             "field": "y",
             "type": "quantitative",
             "title": "TFLOP/s",
-            "scale": {"type": "log", "nice": True},
+            "scale": {"type": "log", "nice": False, "domain": list(up)},
             "axis": {"format": ",.6~r", "tickCount": 4, "grid": False},
         },
     }
