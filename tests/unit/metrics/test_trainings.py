@@ -17,7 +17,11 @@ SAMPLES = [Sample(round(t * S / 10), GPU.id, power_w=100.0) for t in range(-20, 
 
 
 def training(name: str, world: int = 1) -> dict[str, object]:
-    return {"training": {"id": name, "world": world, "model": f"Model{name}"}}
+    """What a writer says of its training. They begin in the order of their names."""
+    began_ns = ord(name) - ord("A")
+    clock = {"monotonic_ns": began_ns, "wall_ns": 1_800_000_000 * 10**9 + began_ns}
+    told = {"id": name, "world": world, "model": f"Model{name}"}
+    return {"training": told, "clock": clock}
 
 
 def test_two_side_by_side_have_figures_of_their_own(tmp_path: Path) -> None:
