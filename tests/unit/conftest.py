@@ -7,9 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from ergmeter.cli.main import main
 from tests.nvml.library import Library, build
+
+# A busy machine is no fault, so there is no deadline; and the same examples are drawn each time, so
+# that a change is judged by what it changed.
+settings.register_profile("ours", deadline=None, derandomize=True)
+settings.load_profile("ours")
 
 LLAMA_8B = {
     "model_type": "llama",

@@ -271,7 +271,7 @@ ALL = (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(cuts=st.lists(st.integers(1, 260), unique=True, max_size=12))
 def test_batches_make_no_difference(
     cuts: list[int], tmp_path_factory: pytest.TempPathFactory

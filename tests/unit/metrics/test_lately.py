@@ -51,7 +51,7 @@ def test_an_update_is_over_the_steps_since_the_last_one_and_no_others(tmp_path: 
         lately(run, since_ns=10 * S)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 29), unique=True, max_size=6))
 def test_updates_tile_the_run(cuts: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     steps = even_steps(30, seconds=0.4, gap_s=0.1, tokens_computed=7)

@@ -92,7 +92,7 @@ def assert_same(totals: Totals, run: Run) -> None:
 STEPS = irregular_steps(200)  # 92 s
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     cuts=st.lists(st.integers(1, 199), unique=True, max_size=12),
     counter_every_s=st.sampled_from([0.2, 1.0, 4.0]),

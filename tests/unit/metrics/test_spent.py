@@ -139,7 +139,7 @@ def any_steps(draw: st.DrawFn) -> list[Step]:
 
 
 @given(any_steps())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_parts_add_up_to_the_life_of_the_run_whatever_was_told(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
 ) -> None:

@@ -153,7 +153,7 @@ def test_killed_between_parquet_and_stream_nothing_counts_twice(tmp_path: Path) 
     assert Run.open(path).count("steps") == 10
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.floats(0, 1))
 def test_a_stream_cut_anywhere_keeps_its_whole_batches(
     tmp_path_factory: pytest.TempPathFactory, cut: float

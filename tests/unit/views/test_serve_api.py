@@ -70,7 +70,7 @@ def test_a_run_that_was_added_or_removed_is_seen(app: TestClient, root: Path) ->
 def test_tags_and_notes_are_those_of_erg_runs(app: TestClient, root: Path) -> None:
     tag(root / "slow", add=["keep"])
     annotate(root / "slow", "with the new driver")
-    until(lambda: app.get(f"/api/run/{ids(app)['slow']}/row").json().get("tags"), "the tag")
+    until(lambda: app.get(f"/api/run/{ids(app)['slow']}/row").json().get("notes_on_it"), "the note")
     row = app.get(f"/api/run/{ids(app)['slow']}/row").json()
     assert row["tags"] == ["keep"]
     assert row["notes_on_it"] == ["with the new driver"]

@@ -55,7 +55,7 @@ def test_an_answer_is_what_the_description_says(app: Any, path: str) -> None:
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", app)
 
     @given(case=schema[path]["GET"].as_strategy())
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=15, suppress_health_check=list(HealthCheck))
     def ask(case: Any) -> None:
         # What a description can't say (from before to, columns that runs have) is refused with 400.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
@@ -64,7 +64,7 @@ def test_an_answer_is_what_the_description_says(app: Any, path: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(query=st.text(max_size=60), column=st.text(max_size=20))
 def test_no_question_makes_it_fail(query: str, column: str, tmp_path_factory: Any) -> None:
     root = tmp_path_factory.getbasetemp() / "asked"
