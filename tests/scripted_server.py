@@ -138,9 +138,3 @@ def serving(script: Answering) -> Iterator[Server]:
     finally:
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
-
-
-def unused_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port

@@ -28,7 +28,7 @@ PYTHON = sys.executable
 SCRIPTS = Path(__file__).with_name("scripts")
 QUICK = ("--probe", "process", "--quiet")  # one cheap probe, and no card
 # No test waits for this long unless something hangs.
-TIMEOUT_S = 90.0
+TIMEOUT_S = 200.0
 
 
 def script(name: str, *arguments: object) -> list[str]:

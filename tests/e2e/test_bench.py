@@ -95,7 +95,10 @@ def caught(lab: Lab, **options: Any) -> subprocess.Popen[bytes]:
     """A driver, with two cells done and the third at work."""
     driver = lab.start(*run(lab, "--jobs", "2"), **options)
     at_work = {"1": "ok", "2": "running", "3": "ok"}
-    eventually(lambda: statuses(lab) == at_work and began(lab)[2], "two done, one at work")
+    eventually(
+        lambda: statuses(lab) == at_work and began(lab)[2] and "child" in worker_of(lab),
+        "two done, one at work",
+    )
     return driver
 
 

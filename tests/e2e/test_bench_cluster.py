@@ -219,6 +219,7 @@ class Bench:
         eventually(lambda: "running" in statuses(self.lab).values(), "a cell runs")
         (n,) = (n for n, word in statuses(self.lab).items() if word == "running")
         eventually(lambda: began(self.lab)[n], "its program")
+        eventually(lambda: status(self.lab, n).get("child"), "its process")
         return n
 
     def until(self, condition: Callable[[], object], what: str) -> None:

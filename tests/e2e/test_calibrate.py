@@ -29,11 +29,15 @@ def test_a_later_run_is_held_against_what_was_kept(lab: Lab) -> None:
     assert found["conditions"]["threads"] == 1
     assert "read" in found["bandwidth"] or "free" in found["absent"]["memory read"]
 
-    demo = (ERG, "demo", "--seconds", "2", "--device", "cpu", "--json", "--quiet", "--out")
-    done = lab.run(*demo, "run", env=variables)
-    assert done.returncode == 0, done.stderr.decode()
-    readings = json.loads(done.stdout)["readings"]
-    of_achievable = readings["utilization.mfu_of_achievable_frac"]
+    demo = (ERG, "demo", "--device", "cpu", "--json", "--quiet")
+    for seconds in (2, 10, 40):  # longer where a busy machine makes too few steps in two
+        run = f"run{seconds}"
+        done = lab.run(*demo, "--seconds", seconds, "--out", run, env=variables)
+        assert done.returncode == 0, done.stderr.decode()
+        readings = json.loads(done.stdout)["readings"]
+        of_achievable = readings["utilization.mfu_of_achievable_frac"]
+        if "value" in of_achievable:
+            break
     # The run's own FLOP/s over the rate that calibrating printed.
     each = readings["compute.model_flops_per_s_per_device"]["value"]
     assert of_achievable["value"] == each / held["value"]
@@ -42,7 +46,7 @@ def test_a_later_run_is_held_against_what_was_kept(lab: Lab) -> None:
     # A run holds what it was made with: calibrating is no part of reading it.
     for file in (lab.path / "kept").iterdir():
         file.unlink()
-    again = lab.report("run")["readings"]["utilization.mfu_of_achievable_frac"]
+    again = lab.report(run)["readings"]["utilization.mfu_of_achievable_frac"]
     assert again["value"] == of_achievable["value"]
 
 
@@ -56,7 +60,7 @@ def test_an_interrupt_keeps_what_was_measured(lab: Lab) -> None:
     assert "interrupted after" in shown
     found = kept(folder)
     assert found["interrupted"]
-    assert set(found["matmul"]) == {"fp32"}
+    assert "fp32" in found["matmul"]  # and bf16 where it was done before the key was heard
     assert found["bandwidth"] == {}
 
 

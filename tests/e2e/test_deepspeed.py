@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import PYTHON, SCRIPTS, environment
 from tests.e2e.told import steps, sums, trainings
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -21,10 +23,10 @@ BESIDE = Path(__file__).parents[2] / ".older" / "deepspeed"
 STEPS, MICRO = 12, 2
 
 
-def trained(lab: Lab, how: str, port: int) -> list[dict[str, Any]]:
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port", port]
+def trained(lab: Lab, how: str) -> list[dict[str, Any]]:
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
     done = lab.run(
-        *torchrun, SCRIPTS / "deepspeed_loop.py", how, how,
+        *torchrun, free_port(), SCRIPTS / "deepspeed_loop.py", how, how,
         env=environment(PYTHONPATH=str(BESIDE), DS_ACCELERATOR="cpu"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
@@ -33,7 +35,7 @@ def trained(lab: Lab, how: str, port: int) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(not BESIDE.is_dir(), reason=f"DeepSpeed is not in {BESIDE.name}; see ./dev")
 def test_an_engine_of_zero_3_is_told_whole_and_trains_as_before(lab: Lab) -> None:
-    alone, own = trained(lab, "plain", 29631), trained(lab, "metered", 29632)
+    alone, own = trained(lab, "plain"), trained(lab, "metered")
     (run,) = lab.runs()
     for rank, said in enumerate(own):
         assert said["losses"] == alone[rank]["losses"]
@@ -50,8 +52,6 @@ def test_an_engine_of_zero_3_is_told_whole_and_trains_as_before(lab: Lab) -> Non
     readings = lab.report(str(run))["readings"]
     tokens = sum(sum(one["real"]) for one in own)
     assert readings["tokens.total"]["value"] == tokens
-    start_s, end_s = min(one["start_s"] for one in own), max(one["end_s"] for one in own)
-    assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
-        tokens / (end_s - start_s), rel=0.05
-    )
+    least_s, most_s = bounds_s(own)
+    assert tokens / most_s <= readings["throughput.tokens_per_s"]["value"] <= tokens / least_s
     assert readings["compute.model_flops_per_token"]["value"] > 0

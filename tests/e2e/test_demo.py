@@ -145,7 +145,7 @@ def test_ctrl_c_keeps_the_run_shows_the_card_and_exits_130(tmp_path: Path) -> No
     ) as child:
         wait_for_steps(out, 10)
         child.send_signal(signal.SIGINT)
-        printed, said = child.communicate(timeout=60)
+        printed, said = child.communicate(timeout=90)
     assert child.returncode == 130, said
     assert "failed (KeyboardInterrupt" in printed
     assert "step time" in printed

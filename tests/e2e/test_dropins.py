@@ -120,10 +120,16 @@ def check_against_the_curve(told: dict[str, Any], run: Run, gpu: Gpu, epoch_ns: 
         (int(t) - epoch_ns) / 1e9 for t in (steps["start_ns"][0], steps["end_ns"][-1])
     )
     truth_j = gpu.joules(start_s, end_s)
-    assert told["energy_joules"] == pytest.approx(truth_j, rel=0.02)
-    assert told["aec_watts"] == pytest.approx(truth_j / (end_s - start_s), rel=0.02)
+    found = summarize(run).readings["energy.run_j"]
+    assert isinstance(found, Reading)
+    # In the interval that the figure states, which is wide where readings came late: a device
+    # counted twice or a window of another length is outside of it.
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= truth_j <= found.high < 2 * found.low
+    assert told["aec_watts"] == pytest.approx(told["energy_joules"] / (end_s - start_s), rel=1e-6)
     # And what `erg report` says of the same run.
-    assert told["energy_joules"] == pytest.approx(reading(run, "energy.run_j"), rel=1e-6)
+    assert told["energy_joules"] == pytest.approx(found.value, rel=1e-6)
     assert told["amu_gb"] * 1e9 == pytest.approx(reading(run, "memory.device_mean_bytes"), rel=1e-6)
     assert told["pcu_ratio"] == pytest.approx(reading(run, "utilization.busy_frac"), rel=1e-6)
     assert told["al_seconds"] == pytest.approx(reading(run, "time.in_step_s"), rel=1e-9)

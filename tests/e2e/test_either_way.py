@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import script
 
 if TYPE_CHECKING:
@@ -34,13 +35,11 @@ def test_the_hook_and_the_callback_say_the_same_of_one_script(lab: Lab) -> None:
         readings = report["readings"]
         assert readings["tokens.total"]["value"] == own["tokens"]
         assert readings["steps.count"]["value"] == 37
-        shares.append(readings["throughput.tokens_per_s"]["value"] / own["tokens_per_s"])
+        # Two runs of one machine differ by more than two ways of measuring: each by its own clock.
+        rate, (least_s, most_s) = readings["throughput.tokens_per_s"]["value"], bounds_s([own])
+        assert own["tokens"] / most_s <= rate <= own["tokens"] / least_s
         # MFU goes with tokens/s: of the same run, its FLOPs a token are what can differ.
-        rate = readings["throughput.tokens_per_s"]["value"]
         shares.append(readings["utilization.mfu_frac"]["value"] / rate)
-    # Two runs of one machine differ by more than two ways of measuring them: each by its own clock.
-    assert shares[0] == pytest.approx(1, abs=0.02)
-    assert shares[2] == pytest.approx(1, abs=0.02)
-    assert shares[1] == pytest.approx(shares[3], rel=1e-9)
+    assert shares[0] == pytest.approx(shares[1], rel=1e-9)
     parameters = {report["settings"]["parameters"] for report, _ in ways}
     assert len(parameters) == 1

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Missing, Reading
+from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
+from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, script
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -37,6 +39,10 @@ def missing(run: Run, key: str) -> str:
     found = summarize(run).readings[key]
     assert isinstance(found, Missing), (key, found)
     return found.reason
+
+
+def spans_of(run: Run, phase: str) -> int:
+    return int((run.steps()["phase"] == PHASES.index(phase)).sum())
 
 
 def said_of(run: Run) -> list[dict[str, Any]]:
@@ -87,10 +93,9 @@ def test_each_of_several_trainings_has_its_own_steps_tokens_and_time(
 ) -> None:
     truth, run = one_after_the_other[name]
     assert value(run, "steps.count") == truth["steps"]
-    # By the program's own stamps; a microsecond of ours lies between its and ours, and on a machine
-    # that is shared now and then a few milliseconds.
     window_s = value(run, "time.window_s")
-    assert window_s == pytest.approx(truth["window_s"], rel=0.02, abs=0.01)
+    least_s, most_s = bounds_s([truth])
+    assert least_s <= window_s <= most_s
     if truth["tokens"]:
         tokens = truth.get("real", truth["tokens"])
         assert value(run, "tokens.total") == tokens
@@ -110,8 +115,11 @@ def test_evaluation_and_safetensors_checkpoints_are_timed(
     one_after_the_other: dict[str, Any],
 ) -> None:
     truth, run = one_after_the_other["accumulated"]
-    assert value(run, "time.eval_s") == pytest.approx(truth["eval_s"], rel=0.05)
-    assert value(run, "time.checkpoint_s") == pytest.approx(truth["checkpoint_s"], rel=0.05)
+    for key in ("eval_s", "checkpoint_s"):
+        within_s, in_all_s = truth[key]
+        assert within_s <= value(run, f"time.{key}") <= in_all_s
+    # Two evaluations; after each a file of safetensors, and one of torch's.
+    assert (spans_of(run, "eval"), spans_of(run, "checkpoint")) == (2, 4)
     assert set(run.steps()["micro_steps"][run.steps()["phase"] == 0].tolist()) == {truth["micro"]}
 
 
@@ -125,8 +133,10 @@ def test_data_is_waited_for_as_long_as_the_program_says(
     one_after_the_other: dict[str, Any],
 ) -> None:
     truth, run = one_after_the_other["loaded"]
-    assert value(run, "time.data_s") == pytest.approx(truth["data_s"], rel=0.05)
-    assert value(one_after_the_other["loaded"][1], "steps.count") == 20
+    within_s, in_all_s = truth["data_s"]
+    assert within_s <= value(run, "time.data_s") <= in_all_s
+    assert spans_of(run, "data") == 20
+    assert value(run, "steps.count") == 20
 
 
 def test_a_slow_step_in_ten_is_in_the_mean_and_in_the_tail(
@@ -135,7 +145,8 @@ def test_a_slow_step_in_ten_is_in_the_mean_and_in_the_tail(
     _, run = one_after_the_other["uneven"]
     rate, step_s = value(run, "throughput.tokens_per_s"), value(run, "time.step_s")
     assert rate * step_s == pytest.approx(16)
-    assert value(run, "time.step_p95_s") > 5 * value(run, "time.step_median_s")
+    # Twenty times; less where a busy machine makes the short ones longer.
+    assert value(run, "time.step_p95_s") > 2 * value(run, "time.step_median_s")
 
 
 def test_models_that_share_a_training_have_no_flops_of_one_of_them(
@@ -160,16 +171,13 @@ def test_two_trainings_side_by_side_are_not_two_ranks(lab: Lab) -> None:
         one = run.training(number)
         truth = told[round(value(one, "steps.count")) + 1]
         assert value(one, "tokens.total") == truth["tokens"] - 4 * 32
-        assert value(one, "throughput.tokens_per_s") == pytest.approx(
-            truth["tokens_per_s"], rel=0.05
-        )
+        least_s, most_s = bounds_s([truth])
+        assert least_s <= value(one, "time.window_s") <= most_s
 
 
-@pytest.mark.parametrize(("start", "port"), [("spawn", 29711), ("fork", 29712)])
-def test_ranks_that_a_program_starts_itself_are_one_training(
-    lab: Lab, start: str, port: int
-) -> None:
-    done = lab.record(*script("hook_ranks", port, start))
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_ranks_that_a_program_starts_itself_are_one_training(lab: Lab, start: str) -> None:
+    done = lab.record(*script("hook_ranks", free_port(), start))
     assert done.returncode == 0, done.stderr.decode()
     two_ranks(lab, steps=30)
 
@@ -191,9 +199,8 @@ def two_ranks(lab: Lab, *, steps: int) -> None:
     assert value(run, "steps.count") == steps
     tokens = sum(one["tokens"] for one in each)
     assert value(run, "tokens.total") == tokens
-    window_s = max(one["end_s"] for one in each) - min(one["start_s"] for one in each)
-    # Two ranks and two recorders on two cores: 2 % where nothing else runs, more where much does.
-    assert value(run, "throughput.tokens_per_s") == pytest.approx(tokens / window_s, rel=0.06)
+    least_s, most_s = bounds_s(each)
+    assert tokens / most_s <= value(run, "throughput.tokens_per_s") <= tokens / least_s
 
 
 def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:
@@ -207,10 +214,11 @@ def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:
     run = Run.open(lab.path / "run")
     assert value(run, "steps.count") == truth["steps"] == 16
     assert value(run, "tokens.total") == truth["real"]
-    assert value(run, "throughput.tokens_per_s") == pytest.approx(
-        truth["real"] / truth["window_s"], rel=0.02
-    )
-    assert value(run, "time.checkpoint_s") == pytest.approx(truth["checkpoint_s"], rel=0.1)
+    least_s, most_s = bounds_s([truth])
+    assert truth["real"] / most_s <= value(run, "throughput.tokens_per_s")
+    assert value(run, "throughput.tokens_per_s") <= truth["real"] / least_s
+    within_s, in_all_s = truth["checkpoint_s"]
+    assert within_s <= value(run, "time.checkpoint_s") <= in_all_s
     (said,) = said_of(run)
     assert (said["parameters"], said["parameters_trained"]) == (29_856, 1_024)
     # Of a frozen model the products of its weights' gradients are left out: 4 of 6 FLOPs for each

@@ -16,6 +16,7 @@ import pytest
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, environment, script
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -334,7 +335,8 @@ def test_losses_of_trl_are_the_same_to_the_last_bit(trl_pair: list[Trained]) -> 
 def test_two_ranks_count_what_each_was_given_into_one_run(tmp_path: Path) -> None:
     subprocess.run(
         [
-            *(PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=29617"),
+            *(PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2"),
+            f"--master_port={free_port()}",
             str(SCRIPTS / "hf_ranks.py"),
         ],
         cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=HANGS_S,

@@ -182,7 +182,7 @@ def check_steps(killed: Killed, run: Run, stream: str, *, before_ns: int) -> boo
     return is_telling
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_killed_training_loses_no_printed_step(tmp_path: Path) -> None:
     def trial(directory: Path, delay_s: float) -> None:
         recorder = start_recording(directory)
@@ -210,7 +210,7 @@ def hand_overs(run: Run) -> int:
     return max((len(series.t_ns) for series in run.series("cpu_s").values()), default=0)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Path) -> None:
     telling: list[bool] = []
 
@@ -239,7 +239,7 @@ def test_a_killed_recorder_leaves_its_run_and_the_training_unharmed(tmp_path: Pa
     assert sum(telling) >= TELLING, "hardly a recorder lived long enough to have lost anything"
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_killed_meter_loses_at_most_a_second(tmp_path: Path) -> None:
     telling: list[bool] = []
 

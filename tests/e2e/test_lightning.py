@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, QUICK, script
 from tests.e2e.told import steps, sums, trainings
 
@@ -21,7 +22,6 @@ pytest.importorskip("lightning")
 STEPS, MICRO = 12, 4
 FIT = "lightning_trainer"
 _CHANCE = re.compile(rb"\d+(\.\d+)? ?s\b")
-CLOCK_S = 0.05  # between two clocks read one after the other, on a machine that is busy
 HOW = ("plain", "metered")
 
 
@@ -56,21 +56,14 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
         assert rows["loss"] == pytest.approx(means(said["losses"]), rel=1e-6)
         assert rows["learning_rate"] == [1e-3] * STEPS
     readings = lab.report(str(run.relative_to(lab.path)))["readings"]
-    start_s, end_s = min(one["start_s"] for one in own), max(one["end_s"] for one in own)
+    least_s, most_s = bounds_s(own)
     tokens = sum(sum(one["real"]) for one in own)
     assert readings["steps.count"]["value"] == STEPS
     assert readings["tokens.total"]["value"] == tokens
-    assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
-        tokens / (end_s - start_s), rel=0.05
-    )
-    longest = {name: max(one[name] for one in own) for name in ("eval_s", "checkpoint_s")}
-    assert readings["time.eval_s"]["value"] == pytest.approx(
-        longest["eval_s"], rel=0.1, abs=CLOCK_S
-    )
-    assert longest["checkpoint_s"] > 0.1
-    assert readings["time.checkpoint_s"]["value"] == pytest.approx(
-        longest["checkpoint_s"], rel=0.1, abs=CLOCK_S
-    )
+    assert tokens / most_s <= readings["throughput.tokens_per_s"]["value"] <= tokens / least_s
+    for name in ("eval_s", "checkpoint_s"):  # of the rank that took longest
+        within_s, in_all_s = (max(one[name][at] for one in own) for at in (0, 1))
+        assert 0 < within_s <= readings[f"time.{name}"]["value"] <= in_all_s
     for one in trainings(run):
         assert one["world"] == len(own)
         assert one["parameters"] == one["parameters_trained"] == own[0]["parameters"]
@@ -116,7 +109,7 @@ def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
     assert rows["loss"] == own["losses"][MICRO - 1 :: MICRO]  # of the last, as it was told
     assert trainings(run)[0]["parameters"] == own["parameters"]
     readings = lab.report(str(run))["readings"]
-    assert readings["time.eval_s"]["value"] == pytest.approx(own["eval_s"], rel=0.1, abs=CLOCK_S)
-    assert readings["throughput.tokens_per_s"]["value"] == pytest.approx(
-        sum(own["real"]) / own["loop_s"], rel=0.05
-    )
+    within_s, in_all_s = own["eval_s"]
+    assert within_s <= readings["time.eval_s"]["value"] <= in_all_s
+    (least_s, most_s), tokens = bounds_s([own]), sum(own["real"])
+    assert tokens / most_s <= readings["throughput.tokens_per_s"]["value"] <= tokens / least_s

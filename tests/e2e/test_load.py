@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import ERG, environment, eventually
-from tests.scripted_server import Script, serving, unused_port
+from tests.e2e.conftest import ERG, TIMEOUT_S, environment, eventually
+from tests.ports import free_port
+from tests.scripted_server import Script, serving
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -68,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     pytest.importorskip("tokenizers")
     root = tmp_path_factory.mktemp("served")
     save_model(root / "model")
-    port = unused_port()
+    port = free_port()
     command = [str(Path(sys.executable).with_name("transformers")), "serve", str(root / "model"),
                "--port", str(port), "--device", "cpu"]  # fmt: skip
     url = f"http://127.0.0.1:{port}"
@@ -146,7 +147,7 @@ def test_ctrl_c_shows_what_was_answered_until_then(lab: Lab) -> None:
         )  # fmt: skip
         eventually(lambda: len(server.bodies) > 20, "some requests")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 130
     assert err == b""
     assert b"2 at a time" in out

@@ -21,8 +21,10 @@ from typing import Any
 import pytest
 
 from ergmeter.runlog.reader import Run
+from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, TIMEOUT_S, environment
 from tests.nvml.library import Gpu, Library, Script, build, default_uuid
+from tests.ports import free_port
 
 STEPS, TOKENS = 60, 100
 USED = [("self", 10**9)]
@@ -66,13 +68,16 @@ def value(run: Path, key: str, *options: str) -> float:
     return float(found["value"])
 
 
-def holds(found: dict[str, Any], key: str, truth: float) -> None:
-    """Within a percent, or in the interval that the figure states itself, if that says enough."""
+def holds(found: dict[str, Any], key: str, least: float, most: float) -> None:
+    """The figure's interval reaches into these bounds, the figure lies there but for its interval,
+    and the interval says enough: a GPU too many or too few is outside of it."""
     one = found["readings"][key]
     assert "value" in one, one
-    assert one["low"] < truth < one["high"], f"{one} does not hold {truth}"
-    assert one["high"] - one["low"] < 0.4 * truth, f"{one} says nothing of {truth}"
-    assert abs(one["value"] - truth) <= max(0.01 * truth, (one["high"] - one["low"]) / 2), one
+    assert one["low"] <= most, f"{one} is above {most}"
+    assert one["high"] >= least, f"{one} is below {least}"
+    assert one["high"] < 2 * one["low"], f"{one} says nothing of {least} to {most}"
+    off = max(0.01 * least, (one["high"] - one["low"]) / 2)
+    assert least - off <= one["value"] <= most + off, f"{one} is not {least} to {most}"
 
 
 class Truth:
@@ -80,16 +85,23 @@ class Truth:
 
     def __init__(self, folder: Path, epochs_ns: Sequence[int]) -> None:
         """`epochs_ns`: of each rank, on its own clock."""
-        spans = []
+        self._ranks = []
         for rank, epoch_ns in enumerate(epochs_ns):
-            path = folder / f"{rank}.json"
-            if path.exists():
-                said = json.loads(path.read_text())
-                spans.append([(said[n] - epoch_ns) / 1e9 for n in ("start_ns", "end_ns")])
-        self.start_s, self.end_s = min(s for s, _ in spans), max(e for _, e in spans)
+            said = json.loads((folder / f"{rank}.json").read_text())
+            times_ns = {name: (said[f"{name}_ns"]) for name in ("outside", "inside")}
+            self._ranks.append(
+                {f"{n}_s": [(t - epoch_ns) / 1e9 for t in both] for n, both in times_ns.items()}
+            )
+        self.least_s, self.most_s = bounds_s(self._ranks)
 
-    def joules(self, gpus: Sequence[Gpu]) -> float:
-        return sum(gpu.joules(self.start_s, self.end_s) for gpu in gpus)
+    def joules(self, gpus: Sequence[Gpu], *, of: float = 1.0) -> tuple[float, float]:
+        """At least, and at most; divided by `of`."""
+        found = []
+        for name in ("inside_s", "outside_s"):
+            start_s = min(one[name][0] for one in self._ranks)
+            end_s = max(one[name][1] for one in self._ranks)
+            found.append(sum(gpu.joules(start_s, end_s) for gpu in gpus) / of)
+        return found[0], found[1]
 
 
 def test_two_ranks_of_torchrun_count_their_gpus_once_and_their_tokens_by_layout(
@@ -99,26 +111,25 @@ def test_two_ranks_of_torchrun_count_their_gpus_once_and_their_tokens_by_layout(
     run, epoch_ns = tmp_path / "run", time.monotonic_ns()
     gpus = [*GPUS[:2], *IDLE[2:]]
     subprocess.run(
-        [*torchrun(1, 0, "127.0.0.1", 29671), *program(run, tmp_path, "torch", "micro=4")],
+        [*torchrun(1, 0, "127.0.0.1", free_port()), *program(run, tmp_path, "torch", "micro=4")],
         env=environment(**library.environment(Script(gpus, epoch_ns=epoch_ns))),
         check=True, capture_output=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     truth = Truth(tmp_path, [epoch_ns] * 2)
     found = report(run)
-    holds(found, "energy.run_j", truth.joules(gpus[:2]))
+    holds(found, "energy.run_j", *truth.joules(gpus[:2]))
     a_step = 2 * 4 * TOKENS
     assert found["readings"]["tokens.total"]["value"] == STEPS * a_step
-    holds(found, "energy.joules_per_token", truth.joules(gpus[:2]) / (STEPS * a_step))
+    holds(found, "energy.joules_per_token", *truth.joules(gpus[:2], of=STEPS * a_step))
     assert found["readings"]["steps.count"]["value"] == STEPS
-    seconds = truth.end_s - truth.start_s
     rate = found["readings"]["throughput.tokens_per_s"]["value"]
-    assert rate == pytest.approx(STEPS * a_step / seconds, rel=0.02)
+    assert STEPS * a_step / truth.most_s <= rate <= STEPS * a_step / truth.least_s
     each = found["readings"]["throughput.tokens_per_s_per_device"]["value"]
     assert each == pytest.approx(rate / 2)
     for layout, factor in (("dp=2", 1.0), ("tp=2", 0.5), ("pp=2", 0.5), ("cp=2", 1.0)):
         assert value(run, "tokens.total", "--layout", layout) == STEPS * a_step * factor
     shared = report(run, "--layout", "tp=2")
-    holds(shared, "energy.joules_per_token", truth.joules(gpus[:2]) / (STEPS * a_step / 2))
+    holds(shared, "energy.joules_per_token", *truth.joules(gpus[:2], of=STEPS * a_step / 2))
     assert (
         "does not divide the 2 ranks"
         in (report(run, "--layout", "tp=3")["readings"]["tokens.total"]["missing"])
@@ -175,10 +186,11 @@ def test_the_rank_that_reads_the_devices_is_killed_and_another_goes_on(
                       (steps["start_ns"].min(), steps["end_ns"].max()))  # fmt: skip
     found = report(run)
     assert end_s - start_s > STEPS * 0.05
-    holds(found, "energy.run_j", sum(gpu.joules(start_s, end_s) for gpu in GPUS))
+    truth_j = sum(gpu.joules(start_s, end_s) for gpu in GPUS)
+    holds(found, "energy.run_j", truth_j, truth_j)
     done = [int((steps["rank"] == rank).sum()) for rank in (first, 1 - first)]
     assert done[1] == STEPS
-    assert STEPS // 2 - 15 <= done[0] <= STEPS // 2  # what it had not handed over is lost with it
+    assert 0 < done[0] <= STEPS // 2  # what it had not handed over is lost with it
     assert found["readings"]["tokens.total"]["value"] == sum(done) * TOKENS
     assert found["readings"]["steps.count"]["value"] == STEPS
     assert value(run, "tokens.total", "--layout", "tp=2") == STEPS * TOKENS
@@ -195,7 +207,7 @@ def test_ranks_that_see_one_gpu_each_read_their_own(library: Library, tmp_path: 
         for rank in (0, 1)
     ]
     assert ended(ranks) == [0, 0]
-    holds(report(run), "energy.run_j", Truth(tmp_path, [epoch_ns] * 2).joules(GPUS[1:3]))
+    holds(report(run), "energy.run_j", *Truth(tmp_path, [epoch_ns] * 2).joules(GPUS[1:3]))
 
 
 def test_a_layout_that_the_ranks_can_not_have_is_refused_before_anything_is_measured(
@@ -279,11 +291,11 @@ def test_four_ranks_on_two_nodes_are_one_run_with_the_energy_of_four_gpus(
     readers = [w for w in opened.writers if any(d.kind == "gpu" for d in w.devices)]
     assert sorted(len([d for d in w.devices if d.kind == "gpu"]) for w in readers) == [2, 2]
     truth, found = nodes.truth(), report(run)
-    holds(found, "energy.run_j", truth.joules(GPUS))
+    holds(found, "energy.run_j", *truth.joules(GPUS))
     assert found["readings"]["tokens.total"]["value"] == 2 * STEPS * TOKENS
-    seconds = truth.end_s - truth.start_s
-    rate = found["readings"]["throughput.tokens_per_s"]["value"]
-    assert rate == pytest.approx(2 * STEPS * TOKENS / seconds, rel=0.02)
-    holds(found, "energy.joules_per_token", truth.joules(GPUS) / (2 * STEPS * TOKENS))
+    rate, tokens = found["readings"]["throughput.tokens_per_s"]["value"], 2 * STEPS * TOKENS
+    # Two nodes' clocks are put beside each other to a millisecond or so.
+    assert tokens / (truth.most_s + 0.05) <= rate <= tokens / (truth.least_s - 0.05)
+    holds(found, "energy.joules_per_token", *truth.joules(GPUS, of=tokens))
     for layout, groups in (("dp=4", 4), ("pp=2", 2), ("tp=2,pp=2", 1)):
         assert value(run, "tokens.total", "--layout", layout) == groups * STEPS * TOKENS

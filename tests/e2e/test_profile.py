@@ -16,20 +16,21 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, SCRIPTS, TIMEOUT_S, environment
+from tests.ports import free_port
 
 
-def trained(tmp_path: Path, steps: int, port: int) -> dict[str, Any]:
+def trained(tmp_path: Path, steps: int) -> dict[str, Any]:
     launcher = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2"]
     script = [str(SCRIPTS / "profiled_ranks.py"), str(tmp_path / f"run{steps}"), str(steps)]
     subprocess.run(
-        [*launcher, "--master_port", str(port), *script], cwd=tmp_path, env=environment(),
+        [*launcher, "--master_port", str(free_port()), *script], cwd=tmp_path, env=environment(),
         check=True, capture_output=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     return dict(summarize(Run.open(tmp_path / f"run{steps}")).readings)
 
 
 def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: Path) -> None:
-    found = trained(tmp_path, 3, 29821)
+    found = trained(tmp_path, 3)
     parts = [
         found[f"profile.{name}_frac"]
         for name in ("compute", "communication_alone", "copy_alone", "idle")
@@ -53,7 +54,7 @@ def test_two_ranks_have_their_communication_apart_and_train_as_before(tmp_path: 
     assert 0 < communication.value <= max(shares) * 1.01
     al, computing = found["time.in_step_s"], found["profile.computation_s"]
     assert 0 < computing.value <= al.value
-    without = trained(tmp_path, 0, 29822)
+    without = trained(tmp_path, 0)
     assert isinstance(without["profile.compute_frac"], Missing)
     assert "profile_steps" in without["profile.compute_frac"].reason
     for rank in (0, 1):

@@ -223,7 +223,14 @@ def test_a_meter_in_a_command_that_prints_nothing_is_not_said_to_have_no_steps(l
 
 
 def test_what_printed_tokens_count_can_be_told(lab: Lab) -> None:
-    prints = "import time\nfor t in 5, 7, 30: print(f'step={t} tokens={t}'); time.sleep(0.01)"
+    prints = (
+        "import array, fcntl, termios, time\n"
+        "for t in 5, 7, 30:\n"
+        "    print(f'step={t} tokens={t}')\n"
+        "    left = array.array('i', [1])\n"
+        "    while left[0]:\n"  # as lines that are read together open the window together
+        "        time.sleep(0.001), fcntl.ioctl(1, termios.FIONREAD, left)\n"
+    )
     lab.record(PYTHON, "-c", prints, options=(*QUICK, "--tokens-are", "total"))
     assert lab.report()["readings"]["tokens.total"]["value"] == 25
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.e2e.conftest import ERG, QUICK, TIMEOUT_S, eventually, script
@@ -99,6 +100,22 @@ def test_signals_to_the_group_and_to_the_recorder_are_told_apart(lab: Lab) -> No
     assert noted(lab) == ["ready", "SIGUSR2", *["SIGUSR1"] * 6, "SIGTERM"]
 
 
+def test_a_relay_that_is_held_up_is_heard_before_a_signal_is_sent_again(lab: Lab) -> None:
+    """As on a busy node: it has got the group's signal, and no core to say so."""
+    recorder = start_listening(lab, "SIGTERM")
+    own = psutil.Process(recorder.pid)
+    (relay,) = [one for one in own.children() if one.cmdline() == own.cmdline()]  # it is a fork
+    relay.suspend()
+    os.killpg(recorder.pid, signal.SIGUSR1)
+    eventually(lambda: noted(lab)[2:], "the command's own")
+    time_for_a_second_one(lab.path)
+    relay.resume()
+    time_for_a_second_one(lab.path)
+    recorder.send_signal(signal.SIGTERM)
+    recorder.communicate(timeout=TIMEOUT_S)
+    assert noted(lab) == ["ready", "SIGUSR2", "SIGUSR1", "SIGTERM"]
+
+
 def time_for_a_second_one(path: Path) -> None:
     """Three times what the recorder waits before it sends a signal on."""
     subprocess.run(["sleep", "0.15"], cwd=path, check=True)
@@ -124,7 +141,7 @@ def test_a_command_killed_by_control_c_is_reported_as_that(lab: Lab) -> None:
 
 
 def test_an_impatient_second_control_c_changes_nothing(lab: Lab) -> None:
-    terminal = lab.terminal(*RECORD, *script("signals", "signals", "SIGINT", 5))
+    terminal = lab.terminal(*RECORD, *script("signals", "signals", "SIGINT", 5, 2))
     terminal.read_until(b"ready\r\n")
     terminal.type(b"\x03")
     eventually(lambda: noted(lab) == ["ready", "SIGINT"], "the first one")

@@ -21,6 +21,7 @@ from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment, eventually
 from tests.e2e.test_scripted_gpus import Measured
 from tests.nvml.library import Gpu, Library, Script, build
+from tests.ports import free_port
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "sbatch")
 TASKS = 2
@@ -78,7 +79,7 @@ class Cluster:
         (folder / "slurm.conf").write_text(
             CONFIGURATION.format(
                 host=socket.gethostname().split(".")[0], folder=folder, cpus=os.cpu_count(),
-                controller=_free_port(), first=_free_port(), second=_free_port(),
+                controller=free_port(), first=free_port(), second=free_port(),
             )
         )  # fmt: skip
         own = [f"--{what}-file={folder}/munge/{what}" for what in ("key", "log", "pid", "seed")]
@@ -109,13 +110,6 @@ class Cluster:
         """What the daemons have to say."""
         logs = [*self._folder.glob("*.log"), *self._folder.glob("*.out")]
         return "\n".join(log.read_text(errors="replace")[-1500:] for log in logs)
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

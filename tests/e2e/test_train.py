@@ -91,7 +91,7 @@ def test_energy_of_a_scripted_gpu_is_in_the_row(
     joules, window_s = float(row["energy_J"]), float(row["window_s"])
     low, high = float(row["energy_low_J"]), float(row["energy_high_J"])
     assert low <= watts * window_s <= high, row
-    assert high - low < 0.5 * joules
+    assert high < 2 * low  # wide where readings came late, and no guess
     tokens = float(row["tokens_processed"])
     assert float(row["J_per_token"]) == pytest.approx(joules / tokens, rel=1e-9)
     assert float(row["E10k_J"]) == pytest.approx(1e4 * joules / tokens, rel=1e-9)

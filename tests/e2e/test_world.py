@@ -6,14 +6,15 @@ import json
 from typing import TYPE_CHECKING
 
 from tests.e2e.conftest import script
+from tests.ports import free_port
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
 
 def test_ranks_of_a_group_agree_and_groups_side_by_side_or_in_turn_do_not(lab: Lab) -> None:
-    one = lab.start(*script("spawned", "one", 29641, 2))
-    other = lab.start(*script("spawned", "other", 29642, 1))
+    one = lab.start(*script("spawned", "one", free_port(), 2))
+    other = lab.start(*script("spawned", "other", free_port(), 1))
     assert one.wait(90) == other.wait(90) == 0
     ids = set()
     for group in ("one-0", "one-1", "other-0"):

@@ -77,6 +77,7 @@ class Output:
         self._report_fd = report_fd
         self.read_ns = 0  # how far it has been read, by the relay's clock
         self.gaps = 0
+        self.is_over = False  # the relay has ended
         self.group_signals_ns: dict[int, int] = {}  # when the relay last got a signal
 
     def lines(self) -> Iterator[Line]:
@@ -96,6 +97,7 @@ class Output:
             else:
                 self.gaps += 1
                 splitter.skip()
+        self.is_over = True
         for splitter in splitters.values():
             yield from splitter.finish()
 

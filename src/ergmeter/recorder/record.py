@@ -25,6 +25,7 @@ from ergmeter.recorder.cost import Cost
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
 from ergmeter.recorder.peak import Peak
 from ergmeter.recorder.relay import (
+    ASKED,
     FORWARDED,
     Channel,
     copy_window_size,
@@ -36,6 +37,7 @@ from ergmeter.runlog.identity import new_run_path, run_header
 from ergmeter.runlog.meeting import told_size, told_task
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import resource
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
 # A signal sent to the whole group reaches the child without us, and the relay: it has this long to
-# say so before the signal is sent on.
+# get it, and then to say so when it is asked, before the signal is sent on.
 _GROUP_GRACE_S = 0.05
+_ANSWER_S = 2.0
 _OUTPUT_WAIT_S = 2.0
 
 
@@ -118,7 +121,7 @@ def record(request: Request) -> Recording:
     if meter.should_stop:  # before there was one to ask
         stopping.ask()
     meter.watch(pid)
-    status, usage = _wait(pid, channels, output)
+    status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
     stopping.is_over = True
     peak.ended(usage)
     code = os.waitstatus_to_exitcode(status)
@@ -281,7 +284,9 @@ def _spawn(
     return pid
 
 
-def _wait(pid: int, channels: list[Channel], output: Output) -> tuple[int, resource.struct_rusage]:
+def _wait(
+    pid: int, channels: list[Channel], output: Output, *, relay_pid: int
+) -> tuple[int, resource.struct_rusage]:
     """Wait for the child; pass on what is meant for it. Returns its wait status and its usage."""
     handled_ns: dict[int, int] = {}
     while True:
@@ -292,6 +297,7 @@ def _wait(pid: int, channels: list[Channel], output: Output) -> tuple[int, resou
             _send(pid, number)
         elif number != signal.SIGCHLD:
             time.sleep(_GROUP_GRACE_S)
+            _hear_out(relay_pid, output)
             ended = _reaped(pid)
             if ended is not None:
                 return ended
@@ -302,6 +308,18 @@ def _wait(pid: int, channels: list[Channel], output: Output) -> tuple[int, resou
         ended = _reaped(pid)
         if ended is not None:
             return ended
+
+
+def _hear_out(relay_pid: int, output: Output) -> None:
+    """Until the relay has said which signals it has got: asked, it answers after them."""
+    if not ASKED:
+        return
+    asked_ns = time.monotonic_ns()
+    _send(relay_pid, ASKED)
+    while output.group_signals_ns.get(ASKED, 0) < asked_ns and not output.is_over:
+        if time.monotonic_ns() - asked_ns > _ANSWER_S * NS_PER_S:
+            return
+        time.sleep(0.001)
 
 
 def _send(pid: int, number: int) -> None:

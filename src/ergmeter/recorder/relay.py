@@ -7,6 +7,8 @@ when. If the recorder is gone or slow it is not waited for.
 
 It is in the process group of the command and lets signals pass by. One that reaches it was sent to
 the whole group, and so to the command as well; it says so, and the recorder does not send it again.
+On a busy node it may come to that late: so the recorder asks it (`ASKED`), and the answer stands
+behind whatever it has got before.
 
 Where the real output is a terminal the child gets a terminal: a pseudo-terminal for output only.
 Its input, its session and its process group stay the real ones, so Ctrl-C and Ctrl-Z need no help.
@@ -31,7 +33,10 @@ SIGNALS = 255  # the channel on which the relay says which signals were sent to 
 FORWARDED = frozenset(
     {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
+# A real-time signal, which is taken after all others that wait. 0: this system has none (macOS).
+ASKED = int(getattr(signal, "SIGRTMIN", 0))
 _STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
+_TOLD = FORWARDED | ({ASKED} if ASKED else set())
 _CHUNK = 65536
 # What the relay keeps for a recorder that does not read. What comes after that is left out.
 _MAX_PENDING = 16 << 20
@@ -226,7 +231,7 @@ def _pass_on(number: int, channel: Channel, report: _Report) -> None:
 
 def _tell_signals(report: _Report) -> NoReturn:
     while True:
-        number = signal.sigwait(FORWARDED)
+        number = signal.sigwait(_TOLD)
         report.send(time.monotonic_ns(), SIGNALS, bytes([number]))
 
 

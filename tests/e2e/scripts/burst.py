@@ -1,6 +1,9 @@
 """Prints steps; once `stopped` is there, 30 MB of them at once; after `go`, a few more."""
 
+import array
+import fcntl
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -15,6 +18,14 @@ def steps(count: int, filler: str = "") -> None:
     number = last
 
 
+def read_off() -> None:
+    """Until what was printed is read: lines that are read together open the window together."""
+    left = array.array("i", [1])
+    while left[0]:
+        time.sleep(0.001)
+        fcntl.ioctl(1, termios.FIONREAD, left)
+
+
 def wait_for(name: str) -> None:
     while not Path(name).exists():
         time.sleep(0.02)
@@ -22,7 +33,7 @@ def wait_for(name: str) -> None:
 
 for _ in range(10):
     steps(1)
-    time.sleep(0.02)
+    read_off()
 wait_for("stopped")
 for _ in range(300):
     steps(1000, filler=" " * 42)

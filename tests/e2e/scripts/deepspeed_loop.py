@@ -61,20 +61,22 @@ def main(out: str, how: str) -> None:
     real: list[int] = []
     computed: list[int] = []
     dist.barrier()
-    start_s = time.monotonic()
+    start_s, amids_s = time.monotonic(), []
     for number in range(STEPS * MICRO):
         one = batch(rank, number)
         real.append(int(one["attention_mask"].sum()))
         computed.append(one["input_ids"].numel())
         loss = engine(**one).loss
         engine.backward(loss)
+        amids_s.append(time.monotonic())
         engine.step()
         losses.append(loss.item())
     end_s = time.monotonic()
     if watched is not None:
         watched.close()
     said = {
-        "losses": losses, "real": real, "computed": computed, "start_s": start_s, "end_s": end_s,
+        "losses": losses, "real": real, "computed": computed,
+        "outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]],
         "parameters": parameters, "held": held, "steps": engine.global_steps,
     }  # fmt: skip
     Path(f"{out}-{rank}.json").write_text(json.dumps(said))

@@ -45,7 +45,7 @@ def main(out: Path, how: str) -> None:
     losses: list[float] = []
     real: list[int] = []
     computed: list[int] = []
-    start_s, eval_s = time.monotonic(), 0.0
+    start_s, amids_s, evals_s = time.monotonic(), [], [0.0, 0.0]
     for step in range(STEPS):
         for micro in range(MICRO):
             one = batch(step * MICRO + micro)
@@ -55,6 +55,7 @@ def main(out: Path, how: str) -> None:
                 loss = model(**one).loss
                 fabric.backward(loss / MICRO)
             losses.append(loss.item())
+        amids_s.append(time.monotonic())
         optimizer.step()
         optimizer.zero_grad()
         if watched is not None:
@@ -62,16 +63,19 @@ def main(out: Path, how: str) -> None:
         if step == STEPS // 2:
             begun_s = time.monotonic()
             model.eval()
+            within_s = time.monotonic()
             with torch.no_grad():
                 for number in range(10):
                     model(**batch(1000 + number))
+            evals_s[0] = time.monotonic() - within_s
             model.train()
-            eval_s = time.monotonic() - begun_s
-    loop_s = time.monotonic() - start_s
+            evals_s[1] = time.monotonic() - begun_s
+    end_s = time.monotonic()
     if watched is not None:
         watched.close()
     said = {
-        "losses": losses, "real": real, "computed": computed, "loop_s": loop_s, "eval_s": eval_s,
+        "losses": losses, "real": real, "computed": computed,
+        "outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]], "eval_s": evals_s,
         "parameters": sum(one.numel() for one in made.parameters()),
     }  # fmt: skip
     out.write_text(json.dumps(said))

@@ -72,7 +72,7 @@ def train(out: str, how: str, kind: str) -> None:
     squares = 0
     computed: list[int] = []
     dist.barrier()
-    start_s = time.monotonic()
+    start_s, amids_s = time.monotonic(), []
     for step in range(STEPS):
         for micro in range(MICRO):
             one = batch(rank, step * MICRO + micro)
@@ -82,6 +82,7 @@ def train(out: str, how: str, kind: str) -> None:
             loss = model(**one).loss
             (loss / MICRO).backward()
             losses.append(loss.item())
+        amids_s.append(time.monotonic())
         optimizer.step()
         optimizer.zero_grad()
         if watched is not None:
@@ -91,7 +92,7 @@ def train(out: str, how: str, kind: str) -> None:
         watched.close()
     said = {
         "losses": losses, "real": real, "squares": squares, "computed": computed,
-        "start_s": start_s, "end_s": end_s,
+        "outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]],
         "parameters": sum(size for size, _ in sizes), "held": held,
         "parameters_trained": sum(size for size, trained in sizes if trained),
     }  # fmt: skip

@@ -22,20 +22,31 @@ class Small(pl.LightningModule):
         super().__init__()
         self.embed = nn.Embedding(64, 16)
         self.head = nn.Linear(16, 64)
-        self.starts_s: list[float] = []
+        self.start_s = self.end_s = 0.0
+        self.amids_s: list[float] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.start_s = time.monotonic()
+
+    def on_train_batch_end(self, *_: object) -> None:
+        self.end_s = time.monotonic()
 
     def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
-        self.starts_s.append(time.monotonic())
         time.sleep(0.005)
         logits = self.head(self.embed(batch))
         loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
         self.log("loss", loss)
+        self.amids_s.append(time.monotonic())
         return loss
 
     def on_train_end(self) -> None:
-        steps = len(self.starts_s)
-        truth = {"steps": steps, "tokens": steps * ROWS * LENGTH, "start_s": self.starts_s[0]}
-        truth["end_s"] = time.monotonic()
+        steps = len(self.amids_s)
+        truth = {
+            "steps": steps,
+            "tokens": steps * ROWS * LENGTH,
+            "outside_s": [self.start_s, self.end_s],
+            "inside_s": [self.amids_s[0], self.amids_s[-1]],
+        }
         Path(f"rank-{self.global_rank}.json").write_text(json.dumps(truth))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -38,14 +38,17 @@ def rank_main(rank: int, port: str) -> None:
     torch.manual_seed(rank)
     model = nn.parallel.DistributedDataParallel(Small())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    starts_s = []
+    start_s, amids_s = time.monotonic(), []
     for _ in range(STEPS):
-        starts_s.append(time.monotonic())
         model(torch.randint(0, 64, (ROWS, LENGTH))).mean().backward()
+        amids_s.append(time.monotonic())
         optimizer.step()
         end_s = time.monotonic()
         time.sleep(0.005)
-    truth = {"tokens": STEPS * ROWS * LENGTH, "start_s": starts_s[0], "end_s": end_s}
+    inside_s = [amids_s[0], amids_s[-1]]
+    truth = {
+        "tokens": STEPS * ROWS * LENGTH, "outside_s": [start_s, end_s], "inside_s": inside_s,
+    }  # fmt: skip
     Path(f"rank-{rank}.json").write_text(json.dumps(truth))
     dist.destroy_process_group()
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,21 +40,30 @@ class Small(nn.Module):
 
 
 class Timed:
-    """The program's own clock: from before the first forward to after the last step."""
+    """The program's own clock: around the steps, and amid the first and the last of them."""
 
     def __init__(self) -> None:
         self.starts_s: list[float] = []
+        self.amids_s: list[float] = []
         self.end_s = 0.0
 
     def began(self) -> None:
         self.starts_s.append(time.perf_counter())
 
+    def amid(self) -> None:
+        """After the forward, before the optimizer's step."""
+        self.amids_s.append(time.perf_counter())
+
     def ended(self) -> None:
         self.end_s = time.perf_counter()
 
     def truth(self, name: str, tokens: int, **more: Any) -> None:
-        window_s = self.end_s - self.starts_s[0]
-        said = {"steps": len(self.starts_s), "tokens": tokens, "window_s": window_s, **more}
+        said = {
+            "steps": len(self.starts_s), "tokens": tokens,
+            "outside_s": [self.starts_s[0], self.end_s],
+            "inside_s": [self.amids_s[0], self.amids_s[-1]],
+            **more,
+        }  # fmt: skip
         print("TRUTH", json.dumps({"name": name, **said}), flush=True)
 
 
@@ -81,6 +89,7 @@ def teacher() -> None:
         timed.began()
         loss = (taught(x) - wanted).square().mean()
         loss.backward()
+        timed.amid()
         optimizer.step()
         optimizer.zero_grad()
         timed.ended()
@@ -98,40 +107,57 @@ def padded() -> None:
         real += int(lengths.sum())
         timed.began()
         model(input_ids=x, attention_mask=mask).mean().backward()
+        timed.amid()
         optimizer.step()
         timed.ended()
         time.sleep(0.002)
     timed.truth("padded", 20 * 64, real=real, parameters=size(model))
 
 
+class Slowly(dict[str, torch.Tensor]):
+    """Takes its time while it is saved, and knows how much."""
+
+    held_s = 0.0
+
+    def items(self) -> Any:
+        begun_s = time.perf_counter()
+        time.sleep(0.03)
+        self.held_s += time.perf_counter() - begun_s
+        return super().items()
+
+
 def accumulated() -> None:
     """Four micro-batches a step; evaluation and a checkpoint every five steps."""
     model, timed = Small(), Timed()
     optimizer = sgd(model)
-    eval_s = saving_s = 0.0
-    big = {"weights": torch.zeros(4_000_000)}
+    evals_s, saving_s = [0.0, 0.0], 0.0  # within, and in all
+    big = Slowly(weights=torch.zeros(4_000_000))
     for step in range(15):
         for micro in range(4):
             if micro == 0:
                 timed.began()
             model(ids(2, 8)).mean().backward()
             time.sleep(0.001)
+        timed.amid()
         optimizer.step()
         timed.ended()
         if step % 5 == 4 and step < 14:
             begun_s = time.perf_counter()
             model.eval()
+            within_s = time.perf_counter()
             with torch.no_grad():
                 for _ in range(3):
                     model(ids(8, 8))
                     time.sleep(0.02)
+            evals_s[0] += time.perf_counter() - within_s
             model.train()
-            eval_s += time.perf_counter() - begun_s
+            evals_s[1] += time.perf_counter() - begun_s
             begun_s = time.perf_counter()
             save_file(big, "big.safetensors")
             torch.save(model.state_dict(), "small.pt")
             saving_s += time.perf_counter() - begun_s
-    timed.truth("accumulated", 15 * 64, micro=4, eval_s=eval_s, checkpoint_s=saving_s)
+    saves_s = [big.held_s, saving_s]
+    timed.truth("accumulated", 15 * 64, micro=4, eval_s=evals_s, checkpoint_s=saves_s)
 
 
 def gan() -> None:
@@ -142,6 +168,7 @@ def gan() -> None:
         timed.began()
         made = maker(torch.randn(16, 4))
         (judge(torch.randn(16, 8)).mean() - judge(made.detach()).mean()).backward()
+        timed.amid()
         judging.step()
         judging.zero_grad()
         judge(maker(torch.randn(16, 4))).mean().backward()
@@ -160,6 +187,7 @@ def halves() -> None:
     for _ in range(20):
         timed.began()
         model(ids(2, 8)).mean().backward()
+        timed.amid()
         one.step()
         other.step()
         timed.ended()
@@ -182,16 +210,26 @@ def loaded() -> None:
     optimizer = sgd(model)
     loader: DataLoader[torch.Tensor] = DataLoader(Slow(), batch_size=2, num_workers=2)
     waited_s = 0.0
-    batches: Iterator[torch.Tensor] = iter(loader)
+    batches: Any = iter(loader)
+    fetch, within_s = batches._next_data, []
+
+    def timed_fetch() -> torch.Tensor:
+        begun_s = time.perf_counter()
+        found: torch.Tensor = fetch()
+        within_s.append(time.perf_counter() - begun_s)
+        return found
+
+    batches._next_data = timed_fetch
     for _ in range(20):
         begun_s = time.perf_counter()
         x = next(batches)
         waited_s += time.perf_counter() - begun_s
         timed.began()
         model(x).mean().backward()
+        timed.amid()
         optimizer.step()
         timed.ended()
-    timed.truth("loaded", 20 * 16, data_s=waited_s, parameters=size(model))
+    timed.truth("loaded", 20 * 16, data_s=[sum(within_s), waited_s], parameters=size(model))
 
 
 def uneven() -> None:
@@ -202,11 +240,10 @@ def uneven() -> None:
         timed.began()
         model(ids(2, 8)).mean().backward()
         time.sleep(0.1 if step % 10 == 5 else 0.005)
+        timed.amid()
         optimizer.step()
         timed.ended()
-    starts_s = timed.starts_s
-    longest_s = max(b - a for a, b in pairwise(starts_s))
-    timed.truth("uneven", 30 * 16, longest_s=longest_s)
+    timed.truth("uneven", 30 * 16)
 
 
 def in_eval_mode() -> None:
@@ -216,6 +253,7 @@ def in_eval_mode() -> None:
     for _ in range(10):
         timed.began()
         model(ids(2, 8)).mean().backward()
+        timed.amid()
         optimizer.step()
         timed.ended()
         time.sleep(0.002)
@@ -232,6 +270,7 @@ def copied() -> None:
     for _ in range(6):
         timed.began()
         model(ids(2, 8)).mean().backward()
+        timed.amid()
         optimizer.step()
         timed.ended()
         copy.deepcopy(model)(ids(2, 8))

@@ -3,8 +3,11 @@
 hostile.py MEGABYTES
 """
 
+import array
+import fcntl
 import os
 import sys
+import termios
 import time
 
 megabytes = int(sys.argv[1])
@@ -15,10 +18,19 @@ def write(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
+def read_off() -> None:
+    """Until what was printed is read: lines that are read together open the window together."""
+    left = array.array("i", [1])
+    while left[0]:
+        time.sleep(0.001)
+        fcntl.ioctl(1, termios.FIONREAD, left)
+
+
 def steps(first: int) -> None:
     for number in range(first, first + 10):
         time.sleep(0.01)
         write(b"step=%d loss=2.0 tokens=16\n" % number)
+        read_off()
 
 
 steps(0)

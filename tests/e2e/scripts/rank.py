@@ -1,7 +1,8 @@
 """One rank of several, told by the environment: `rank.py RUN STEPS TOKENS TRUTH_DIR [FLAG]...`.
 
 Flags: `torch` (steps that wait for each other in an all-reduce of gloo's), `layout=..`,
-`micro=N` (gradient accumulation), `die=RANK` (that rank kills itself half way).
+`micro=N` (gradient accumulation), `die=RANK` (of two ranks that one kills itself half way; their
+steps begin when both measure).
 """
 
 from __future__ import annotations
@@ -50,17 +51,23 @@ def main(run: str, steps: int, tokens: int, truth: Path, *flags: str) -> None:
     group = Group(with_torch="torch" in options)
     with Meter(run, probes=["nvml", "process"], layout=options.get("layout")) as meter:
         group.meet()
-        start_ns = time.monotonic_ns()
+        if "die" in options:
+            (truth / f"{rank}.measures").touch()
+            while not (truth / f"{1 - rank}.measures").exists():
+                time.sleep(0.01)
+        start_ns, amids_ns = time.monotonic_ns(), []
         for number in range(steps):
             if options.get("die") == str(rank) and number == steps // 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             with meter.step() as step:
+                amids_ns.append(time.monotonic_ns())
                 for _ in range(micro):
                     time.sleep(STEP_S / micro)
                     step.micro_step(tokens)
                 group.meet()
         end_ns = time.monotonic_ns()
-        (truth / f"{rank}.json").write_text(json.dumps({"start_ns": start_ns, "end_ns": end_ns}))
+        said = {"outside_ns": [start_ns, end_ns], "inside_ns": [amids_ns[0], amids_ns[-1]]}
+        (truth / f"{rank}.json").write_text(json.dumps(said))
         group.meet()
     group.end()
 

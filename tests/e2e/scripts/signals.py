@@ -1,4 +1,7 @@
-"""Notes the signals it gets in a file; ends a while after one that it was told to end at."""
+"""Notes the signals it gets in a file; ends a while after the one that it was told to end at.
+
+signals.py LOG END_AT CODE [TIMES]
+"""
 
 import os
 import signal
@@ -6,6 +9,7 @@ import sys
 import time
 
 log_path, end_at, code = sys.argv[1], sys.argv[2], int(sys.argv[3])
+times = int(sys.argv[4]) if len(sys.argv) > 4 else 1
 log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 ended: list[str] = []
 
@@ -21,7 +25,7 @@ for caught in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, sig
     signal.signal(caught, note)
 os.write(log, b"ready\n")
 print("ready", flush=True)
-while not ended:
+while len(ended) < times:
     time.sleep(0.02)
 # Long enough for a second signal to come, if there is one, as a checkpoint would be.
 until_s = time.monotonic() + 0.5

@@ -3,8 +3,7 @@
     truth.py LOOP WAY TRUTH
 
 LOOP is uneven, short or padded; WAY is span (meter.step), end (meter.step_end) or print. Writes to
-TRUTH, as JSON, how long the steps took and how many tokens they had: all of them, and those after
-the first, which is all that printed lines can tell; and when each of them ended.
+TRUTH, as JSON, how many tokens each step had, and when it was under way and over.
 """
 
 import json
@@ -46,39 +45,32 @@ plan = list(batches())
 meter = Meter(probes=("process",)) if way != "print" else None
 if meter:
     meter.start()
-ends = []
+amids, ends = [], []
 start_s = time.monotonic()
 if meter and way == "end":
     meter.step_begin()
 for number, (seconds, computed, real) in enumerate(plan):
     if meter and way == "span":
         with meter.step(tokens=computed, tokens_real=real):
+            amids.append(time.monotonic())
             work(seconds)
     elif meter:
+        amids.append(time.monotonic())
         work(seconds)
         meter.step_end(tokens=computed, tokens_real=real)
     else:
         work(seconds)
+        amids.append(time.monotonic())
         print(f"step={number} tokens={computed} tokens_real={real}")
     ends.append(time.monotonic())
 if meter:
     meter.close()
-
-
-def counted(first: int, from_s: float) -> dict[str, float]:
-    part = plan[first:]
-    return {
-        "seconds": ends[-1] - from_s,
-        "steps": len(part),
-        "computed": sum(computed for _, computed, _ in part),
-        "real": sum(real for _, _, real in part),
-    }
-
-
 document = {
-    "all": counted(0, start_s),
-    "after_first": counted(1, ends[0]),
+    "computed": [computed for _, computed, _ in plan],
+    "real": [real for _, _, real in plan],
+    "outside_s": [start_s, ends[-1]],
+    "inside_s": [amids[0], amids[-1]],
     "run": str(meter.path) if meter else None,
-    "ends_s": ends,
+    "amids_s": amids,  # where lines are printed: right before
 }
 Path(truth).write_text(json.dumps(document))

@@ -201,10 +201,10 @@ def test_a_plan_shows_the_warm_up_of_erg_train(
 def test_five_thousand_cells_are_planned_in_the_time_of_a_few(tmp_path: Path) -> None:
     def took_s(number: int) -> float:
         path = file(tmp_path, axes={"x": list(range(number))})
-        began = time.perf_counter()
+        began = time.process_time()  # what others take of the machine is not in it
         made = plan(path, repeats=2)
         assert len(made.cells) == 2 * number
-        return time.perf_counter() - began
+        return time.process_time() - began
 
     took_s(10)
     # Linear in the cells, with room for a busy machine: quadratic would be 10 times that.

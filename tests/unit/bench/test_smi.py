@@ -265,9 +265,15 @@ def test_a_log_that_breaks_off_is_not_taken_for_the_cells_peak(
     tmp_path: Path, scripted: Path
 ) -> None:
     code = f"""
-import pathlib, time
-pathlib.Path({str(scripted)!r}, "dies").touch()
-time.sleep(0.5)
+import pathlib, psutil, time
+here = pathlib.Path({str(scripted)!r})
+reading = psutil.Process(int((here / "pid").read_text()))
+(here / "dies").touch()
+try:
+    while reading.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+except psutil.NoSuchProcess:
+    pass
 """
     directory = ran(tmp_path, code, OFTEN)
     row = results.collect(directory)

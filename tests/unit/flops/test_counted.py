@@ -544,10 +544,10 @@ def test_a_result_is_kept_until_something_changes() -> None:
 def test_a_kept_result_costs_next_to_nothing_and_keeps_no_model_alive() -> None:
     model = llama()
     count(model, batch_size=BATCH, seq_len=LENGTH)
-    began = time.perf_counter()
+    began = time.thread_time()
     for _ in range(50):
         count(model, batch_size=BATCH, seq_len=LENGTH)
-    assert (time.perf_counter() - began) / 50 < 5e-3  # about 0.05 ms where nothing else runs
+    assert (time.thread_time() - began) / 50 < 5e-3  # about 0.05 ms; to count is a second
     gone = weakref.ref(model)
     del model
     gc.collect()

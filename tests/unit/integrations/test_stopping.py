@@ -16,6 +16,7 @@ import torch
 
 from ergmeter import Meter, Run
 from ergmeter.integrations.stopping import Stopping
+from tests.ports import free_port
 
 
 def test_who_asked_for_no_stop_is_never_asked(tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_ranks_stop_at_the_same_step_also_where_one_is_not_measured(tmp_path: Pa
     script = tmp_path / "ranks.py"
     script.write_text(textwrap.dedent(RANKS))
     world = 3
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517", "WORLD_SIZE": str(world)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(tmp_path / "run")],

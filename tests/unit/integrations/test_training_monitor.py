@@ -226,12 +226,14 @@ def test_evaluation_is_no_steps_time(monitor: TrainingMonitor) -> None:
     for step in (1, 2):
         monitor.log_step(step, 0, 2.0, 1.0, 1e-4, mask(8))
     time.sleep(0.2)
+    before_s = time.perf_counter()
     monitor.log_evaluation(2, 1.9, 0.5, {"f1": 0.4})
     evaluated_s = time.perf_counter()
     time.sleep(0.002)
-    most_s = time.perf_counter() - evaluated_s
+    least_s = time.perf_counter() - evaluated_s
     monitor.log_step(3, 0, 2.0, 1.0, 1e-4, mask(8))
-    assert monitor.step_logs[-1]["step_time"] == pytest.approx(most_s, rel=0.2)
+    most_s = time.perf_counter() - before_s
+    assert least_s <= monitor.step_logs[-1]["step_time"] <= most_s
     path = monitor.run_path
     monitor.finish_training()
     assert path is not None

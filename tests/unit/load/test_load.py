@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from ergmeter.load.answer import Answer
 from ergmeter.load.client import Connection
 from ergmeter.runlog.reader import Run
+from tests.ports import free_port
 from tests.scripted_server import (
     HEAD,
     HangUpError,
@@ -26,7 +27,6 @@ from tests.scripted_server import (
     plain,
     serving,
     text_chunk,
-    unused_port,
 )  # fmt: skip
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -59,7 +59,8 @@ def requests_of(level: dict[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass
 class Witness(Script):
-    """A script that notes when it was asked and when it sent each token, on the same clock."""
+    """A script that notes when it was asked and when it began to send each token, on the client's
+    clock: no token has come before that."""
 
     seen: list[list[float]] = field(default_factory=list)
 
@@ -67,9 +68,9 @@ class Witness(Script):
         times = [time.monotonic()]
 
         def noted(data: bytes) -> None:
-            send(data)
             if b'"word ' in data:
                 times.append(time.monotonic())
+            send(data)
 
         super().__call__(number, body, noted)
         self.seen.append(times)
@@ -78,26 +79,31 @@ class Witness(Script):
 def test_latencies_are_those_of_the_servers_schedule(erg: Erg) -> None:
     script = Witness(ttft_s=0.1, tpot_s=0.02, tokens=12)
     with serving(script) as server:
-        whole = loaded(erg, server.url, "--concurrency", 4, "--requests", 20)
+        whole = loaded(erg, server.url, "--concurrency", 4, "--requests", 20, "--warmup", 0)
     (level,) = whole["levels"]
     assert level["answered"] == 20
-    # The schedule's own figures: no answer can be quicker, and on a busy machine few are slower.
-    assert value(level, "latency.ttft_median_s") == pytest.approx(0.1, rel=0.15)
-    assert value(level, "latency.ttft_median_s") >= 0.1
-    assert value(level, "latency.tpot_median_s") == pytest.approx(0.02, rel=0.15)
-    assert value(level, "latency.itl_median_s") == pytest.approx(0.02, rel=0.15)
-    assert value(level, "latency.e2e_median_s") == pytest.approx(0.1 + 11 * 0.02, rel=0.15)
-    # What the server itself saw, whatever the machine did meanwhile.
+    # No answer is quicker than the server's schedule, nor than the server saw it go. How much
+    # slower is the machine's affair: up to five times is granted, and a wrong unit or the time of a
+    # whole queue is more.
+    ttft_s, whole_s = (value(level, f"latency.{name}_median_s") for name in ("ttft", "e2e"))
     counted = script.seen[-20:]
-    sent = statistics.median((times[-1] - times[1]) / 11 for times in counted)
-    assert value(level, "latency.tpot_median_s") == pytest.approx(sent, rel=0.05)
-    whole_s = statistics.median(times[-1] - times[0] for times in counted)
-    assert value(level, "latency.e2e_median_s") == pytest.approx(whole_s, rel=0.05)
+    assert 0.1 <= median(times[1] - times[0] for times in counted) <= ttft_s < 0.5
+    sent_s = median(times[-1] - times[0] for times in counted)
+    assert 0.1 + 11 * 0.02 <= sent_s <= whole_s < 5 * (0.1 + 11 * 0.02)
+    # And of what the client noted it is exactly this.
+    lines = requests_of(level)
+    each_s = [[(line[at] - line["sent_ns"]) / 1e9 for at in ("first_ns", "last_ns")]
+              for line in lines]  # fmt: skip
+    assert ttft_s == pytest.approx(median(first for first, _ in each_s))
+    assert whole_s == pytest.approx(median(last for _, last in each_s))
+    gap_s = median((last - first) / 11 for first, last in each_s)
+    assert value(level, "latency.tpot_median_s") == pytest.approx(gap_s)
+    assert gap_s / 3 < value(level, "latency.itl_median_s") < 3 * gap_s
 
 
 def test_tokens_are_the_servers_own_and_not_the_chunks(erg: Erg) -> None:
     with serving(Script(tokens=9, tokens_per_chunk=3, prompt_tokens=7)) as server:
-        whole = loaded(erg, server.url, "--requests", 4)
+        whole = loaded(erg, server.url, "--requests", 4, "--warmup", 0)
     (level,) = whole["levels"]
     assert whole["tokens_from"] == "usage"
     assert value(level, "requests.generated_tokens") == 9
@@ -107,8 +113,9 @@ def test_tokens_are_the_servers_own_and_not_the_chunks(erg: Erg) -> None:
     assert value(level, "throughput.output_tokens_per_s") == pytest.approx(9 * per_s)
     assert value(level, "throughput.tokens_per_s") == pytest.approx((9 + 7) * per_s)
     assert "3 tokens a chunk" in level["readings"]["latency.itl_median_s"]["note"]
-    # Three chunks of 3 tokens, 5 ms a token: the last chunk leaves with its first token.
-    assert value(level, "latency.tpot_median_s") == pytest.approx(6 * 0.005 / 8, rel=0.3)
+    # Three chunks of 3 tokens: 8 gaps, whatever they came in.
+    took_s = [(line["last_ns"] - line["first_ns"]) / 1e9 for line in requests_of(level)]
+    assert value(level, "latency.tpot_median_s") == pytest.approx(median(took_s) / 8)
 
 
 def test_a_server_without_usage_has_its_chunks_counted_under_that_name(erg: Erg) -> None:
@@ -124,12 +131,12 @@ def test_a_server_without_usage_has_its_chunks_counted_under_that_name(erg: Erg)
 def test_a_closed_loop_has_so_many_under_way_and_never_more(erg: Erg) -> None:
     with serving(Script(ttft_s=0.03)) as server:
         whole = loaded(erg, server.url, "--concurrency", "1,3,8", "--requests", 24, "--out", "runs")
-        assert server.most_under_way == 8
+        assert 3 < server.most_under_way <= 8  # less where a thread of the server's comes late
     assert [level["most_in_flight"] for level in whole["levels"]] == [1, 3, 8]
     assert [level["run"] for level in whole["levels"]] == ["runs/c1", "runs/c3", "runs/c8"]
     for level, at_once in zip(whole["levels"], (1, 3, 8), strict=True):
         assert value(level, "requests.count") == 24
-        assert value(level, "requests.in_flight_mean") == pytest.approx(at_once, rel=0.2)
+        assert at_once / 2 < value(level, "requests.in_flight_mean") <= at_once
 
 
 def one_at_a_time(work_s: float) -> Script:
@@ -155,7 +162,7 @@ def test_an_open_loop_counts_the_wait_that_a_closed_loop_leaves_out(erg: Erg) ->
         opened = loaded(erg, server.url, "--rate", 40, "--requests", 20, "--warmup", 0)
     closed_s = value(closed["levels"][0], "latency.e2e_median_s")
     open_s = value(opened["levels"][0], "latency.e2e_median_s")
-    assert closed_s == pytest.approx(0.05, rel=0.3)
+    assert closed_s >= 0.05
     # Half way through, about 10 x (50 - 25) ms have piled up; arrivals are random, so roughly.
     assert open_s > 3 * closed_s
     assert "from the scheduled time of sending" in opened["levels"][0]["clock"]
@@ -171,7 +178,7 @@ def test_an_open_loop_sends_on_schedule_however_many_are_under_way(erg: Erg) -> 
     assert len(lines) == asked == level["answered"]
     late_s = [(line["sent_ns"] - line["due_ns"]) / 1e9 for line in lines]
     assert min(late_s) > -0.001
-    assert statistics.median(late_s) < 0.02
+    assert median(late_s) < 0.25  # who waits for an answer is late by 0.5 s
     assert level["most_in_flight"] > asked / 2  # nobody had been answered when most were sent
 
 
@@ -200,7 +207,7 @@ def garbage(send: Callable[[bytes], None]) -> None:
 
 def stall(send: Callable[[bytes], None]) -> None:
     send(HEAD + chunked(event(text_chunk("word "))))
-    time.sleep(1.2)
+    time.sleep(3.0)
     raise HangUpError
 
 
@@ -213,26 +220,26 @@ def test_failures_are_counted_listed_and_left_out_of_the_figures(erg: Erg) -> No
         4: stall,
     }
     with serving(fails(kinds)) as server:
-        whole = loaded(erg, server.url, "--requests", 24, "--warmup", 0, "--timeout", 0.4)
+        whole = loaded(erg, server.url, "--requests", 12, "--warmup", 0, "--timeout", 1)
     (level,) = whole["levels"]
-    assert level["answered"] == 4
-    assert level["failed"] == 20
+    assert level["answered"] == 2
+    assert level["failed"] == 10
     found = {entry["kind"]: (entry["count"], entry["example"]) for entry in level["failures"]}
     assert found == {
-        "HTTP 429": (4, "slow down"),
-        "HTTP 500": (4, "oops"),
-        "cut off": (4, "the stream ended after 1 chunks with text"),
-        "not understood": (4, "an event that is no JSON: '<html>'"),
-        "timeout": (4, "nothing came for 0.4 s"),
+        "HTTP 429": (2, "slow down"),
+        "HTTP 500": (2, "oops"),
+        "cut off": (2, "the stream ended after 1 chunks with text"),
+        "not understood": (2, "an event that is no JSON: '<html>'"),
+        "timeout": (2, "nothing came for 1 s"),
     }
-    assert value(level, "requests.failed") == 20
-    assert value(level, "requests.count") == 4
+    assert value(level, "requests.failed") == 10
+    assert value(level, "requests.count") == 2
     assert value(level, "requests.generated_tokens") == 5
     lines = requests_of(level)
-    assert sum("failure" in line for line in lines) == 20
+    assert sum("failure" in line for line in lines) == 10
     _, out, _ = erg("report", level["run"], "--metric", "requests.failed")
-    assert "20" in out
-    assert "HTTP 429 (4)" in out
+    assert "10" in out
+    assert "HTTP 429 (2)" in out
 
 
 def test_a_level_without_an_answer_ends_with_1_and_one_line(erg: Erg) -> None:
@@ -244,7 +251,7 @@ def test_a_level_without_an_answer_ends_with_1_and_one_line(erg: Erg) -> None:
 
 
 def test_no_server_is_one_line_and_no_run(erg: Erg, tmp_path: Path) -> None:
-    port = unused_port()
+    port = free_port()
     code, out, err = erg("load", f"http://127.0.0.1:{port}", *QUICK)
     assert (code, out) == (1, "")
     assert err.count("\n") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import math
+import re
 import sys
 import threading
 import time
@@ -86,7 +87,8 @@ def test_a_budget_is_an_alert_to_stop_for(tmp_path: Path) -> None:
                 time.sleep(0.02)
         assert meter.should_stop
         assert meter.progress().total == 10_000
-    assert marks(tmp_path / "run", "alert") == ["time > 0.000277778 h: 1 s used"]
+    (said,) = marks(tmp_path / "run", "alert")
+    assert re.fullmatch(r"time > 0\.000277778 h: [\d.]+ s used", said), said  # 1, or looked at late
 
 
 @pytest.mark.parametrize(
@@ -293,20 +295,21 @@ def test_a_judge_that_fails_is_one_mark_of_its_own_and_no_part_of_the_record_is_
 def test_what_judging_costs_is_part_of_what_we_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look that takes half a second of CPU time, on the alarm's thread, and one at the end."""
+    """A look that takes 0.2 s of CPU time, on the alarm's thread, and one at the end."""
     look = Alarm._look
 
     def dear(alarm: Alarm, *, is_last: bool = False) -> None:
-        until_s = time.thread_time() + 0.5
+        until_s = time.thread_time() + 0.2
         while time.thread_time() < until_s:
             pass
         look(alarm, is_last=is_last)
 
     monkeypatch.setattr("ergmeter.meter.alarm.EVERY_S", 0.05)
+    monkeypatch.setattr("ergmeter.meter.alarm._STOP_S", 60.0)  # however long it waits for a core
     monkeypatch.setattr(Alarm, "_look", dear)
     meter, _ = trained(tmp_path / "run", steps=60)
     (spent,) = Run.open(tmp_path / "run").series("cpu_s").values()
-    assert spent.values[-1] >= 1.0
+    assert spent.values[-1] >= 0.4
     own = meter.summary().readings["overhead.cpu_frac"]
     assert isinstance(own, Reading)
     assert "that judge alerts" in own.note

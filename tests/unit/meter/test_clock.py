@@ -93,9 +93,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return made
 
 
+BUSY_MS = 300.0  # longer than the host may need to ask for some steps, also if it is held up
+
+
 def recorded(path: Path, device: Device, lasts_ms: list[float]) -> Run:
-    """Steps asked for at once, of which the device needs so long each."""
+    """Steps asked for while the device is busy, of which it needs so long each."""
     with Meter(path, probes=()) as meter:
+        device.work(BUSY_MS)
         for number, each_ms in enumerate(lasts_ms):
             with meter.step(tokens=number + 1):
                 device.work(each_ms)
@@ -121,7 +125,7 @@ def test_a_loop_that_does_not_wait_gets_the_times_of_the_device(
 def test_what_waits_for_data_or_saves_is_timed_by_the_host(tmp_path: Path, device: Device) -> None:
     with Meter(tmp_path / "run", probes=()) as meter:
         with meter.step():
-            device.work(30)
+            device.work(BUSY_MS)
         with meter.phase("data"):
             pass
     steps = Run.open(tmp_path / "run").steps()
@@ -151,7 +155,7 @@ def test_a_device_that_fails_leaves_the_times_of_the_host(tmp_path: Path, device
     with Meter(tmp_path / "run", probes=()) as meter:
         for _ in range(3):
             with meter.step(tokens=8):
-                device.work(5)
+                device.work(10_000)  # which it does not get done
         device.is_lost = True
         for _ in range(2):
             with meter.step(tokens=8):

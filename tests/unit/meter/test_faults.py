@@ -289,15 +289,20 @@ class TestClose:
         world: int,
     ) -> None:
         monkeypatch.setattr(handover, "STOP_S", 0.2)
-        answers = threading.Event()
-        monkeypatch.setattr(Writer, "write_columns", lambda *_, **__: answers.wait(30))
+        asked, answers = threading.Event(), threading.Event()
+
+        def hangs(*_: Any, **__: Any) -> None:
+            asked.set()
+            answers.wait(60)
+
+        monkeypatch.setattr(Writer, "write_columns", hangs)
         meter = meter_in(tmp_path / "run").start()
         meter.step_end(tokens=1)
-        time.sleep(0.7)  # so that a hand-over has begun, and hangs
+        assert asked.wait(60)  # a hand-over has begun, and hangs
         monkeypatch.setattr(handover, "world_size", lambda: world)  # known only now
         began_s = time.monotonic()
         meter.close()
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 30  # half of what it would have hung
         assert "has not answered" in capsys.readouterr().err
         assert measuring.meters() == ()
         answers.set()
@@ -337,7 +342,7 @@ def writing_threads() -> int:
     return sum(thread.name == "ergmeter-write" for thread in threading.enumerate())
 
 
-def until(condition: Any, patience_s: float = 10) -> None:
+def until(condition: Any, patience_s: float = 60) -> None:
     end_s = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < end_s

@@ -73,19 +73,22 @@ def test_steps_are_recorded_with_what_the_loop_says(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run").status == "finished"
 
 
-def test_a_sleeping_loop_is_measured_to_one_percent(tmp_path: Path) -> None:
+def test_a_sleeping_loop_takes_the_time_it_sleeps(tmp_path: Path) -> None:
+    """Longer than from the middle of its first step to that of its last, and no longer than all."""
+    amids = []
     with meter_in(tmp_path / "run") as meter:
         began = time.monotonic()
         for number in range(40):
             with meter.step(tokens=512):
+                amids.append(time.monotonic())
                 time.sleep(0.05 if number % 10 == 9 else 0.005)
-        seconds = time.monotonic() - began
+        most_s, least_s = time.monotonic() - began, amids[-1] - amids[0]
     readings = meter.summary().readings
     rate, step_s = (readings[k] for k in ("throughput.tokens_per_s", "time.step_s"))
     assert isinstance(rate, Reading)
     assert isinstance(step_s, Reading)
-    assert rate.value == pytest.approx(40 * 512 / seconds, rel=0.01)
-    assert step_s.value == pytest.approx(seconds / 40, rel=0.01)
+    assert 40 * 512 / most_s <= rate.value <= 40 * 512 / least_s
+    assert step_s.value == pytest.approx(512 / rate.value)
 
 
 def test_step_end_measures_from_the_end_of_the_last_step(tmp_path: Path) -> None:
@@ -100,19 +103,22 @@ def test_step_end_measures_from_the_end_of_the_last_step(tmp_path: Path) -> None
 
 def test_step_begin_leaves_out_what_came_before(tmp_path: Path) -> None:
     with meter_in(tmp_path / "run") as meter:
-        time.sleep(0.2)
+        time.sleep(0.05)
+        slept_ns = time.monotonic_ns()
         meter.step_begin()
         meter.step_end(tokens=1)
-    assert (
-        steps_of(tmp_path / "run")["end_ns"][0] - steps_of(tmp_path / "run")["start_ns"][0] < 0.1e9
-    )
+    assert steps_of(tmp_path / "run")["start_ns"][0] >= slept_ns
 
 
 def test_evaluation_between_step_ends_is_not_part_of_the_next_step(tmp_path: Path) -> None:
     with meter_in(tmp_path / "run") as meter:
         meter.step_end(tokens=1)
+        before_s = time.monotonic()
         with meter.phase("eval"):
+            within_s = time.monotonic()
             time.sleep(0.1)
+            within_s = time.monotonic() - within_s
+        in_all_s = time.monotonic() - before_s
         meter.step_end(tokens=1)
     steps = steps_of(tmp_path / "run")
     phases = [PHASES[int(code)] for code in steps["phase"]]
@@ -120,7 +126,7 @@ def test_evaluation_between_step_ends_is_not_part_of_the_next_step(tmp_path: Pat
     assert steps["start_ns"][2] >= steps["end_ns"][1]
     found = meter.summary().readings["time.eval_s"]
     assert isinstance(found, Reading)
-    assert found.value == pytest.approx(0.1, rel=0.5)
+    assert within_s <= found.value <= in_all_s
 
 
 def test_micro_steps_of_gradient_accumulation_are_one_step(tmp_path: Path) -> None:

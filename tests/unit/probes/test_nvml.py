@@ -184,9 +184,10 @@ def test_another_process_sees_the_same_curve_on_the_same_clock(library: Library)
     )
     t0, t1, e0, e1 = map(float, run.stdout.split())
     start_s, end_s = (t0 - epoch_ns) / 1e9, (t1 - epoch_ns) / 1e9
-    # The area under 100 W + 10 W/s; the clock and the counter are not read at the same moment.
+    # The area under 100 W + 10 W/s; the clock and the counter are not read at the same moment, and
+    # less so on a busy machine. Of another curve, or from when it was loaded on, it is two thirds.
     expected = 100 * (end_s - start_s) + 5 * (end_s**2 - start_s**2)
-    assert e1 - e0 == pytest.approx(expected, abs=3)
+    assert e1 - e0 == pytest.approx(expected, rel=0.25)
     assert gpu.joules(start_s, end_s) == pytest.approx(expected)
 
 

@@ -35,11 +35,15 @@ def test_a_lost_gpu_gives_one_mark_and_the_other_goes_on(opened: Open, library: 
 
 
 def test_a_gpu_that_is_lost_is_asked_nothing_more(opened: Open, library: Library) -> None:
-    probe = opened(RAMP, Gpu(lost_at_s=3, cost_s={"energy": 0.3}))
-    library.stand_at(4)
-    before_s = time.monotonic()
-    assert len(marks(probe.read())) == 1
-    assert time.monotonic() - before_s < 0.3
+    def is_quick() -> bool:
+        library.stand_at(0)
+        probe = opened(RAMP, Gpu(lost_at_s=3, cost_s={"energy": 0.3}))
+        library.stand_at(4)
+        before_s = time.monotonic()
+        assert len(marks(probe.read())) == 1
+        return time.monotonic() - before_s < 0.3
+
+    assert any(is_quick() for _ in range(5))  # one that asks is never
 
 
 def test_an_old_error_does_not_make_a_gpu_lost_later(opened: Open, library: Library) -> None:

@@ -98,14 +98,15 @@ def memory_bytes(probe: ProcessProbe) -> int:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-# The kernel counts in ticks of 10 ms for each of the four times of each process.
-TICKS_S = 0.06
+# The kernel counts in ticks of 10 ms for each of the four times of each process; to start and end
+# one costs some more, above all where caches are cold. A child left out or counted twice is 0.4.
+TICKS_S = 0.15
 
 
 def test_a_childs_cpu_time_counts_while_it_runs_and_once_after_it_was_waited_for() -> None:
@@ -118,7 +119,7 @@ def test_a_childs_cpu_time_counts_while_it_runs_and_once_after_it_was_waited_for
     with running(body) as program:
         assert program.says() == "child worked"
         probe = probe_of(program.pid)
-        assert 0.35 < cpu_s(probe) < 0.6
+        assert 0.35 < cpu_s(probe) < 0.75
         program.hears()
         truth_s = float(program.says())
         assert cpu_s(probe) == pytest.approx(truth_s, abs=TICKS_S)
@@ -174,7 +175,7 @@ def test_a_grandchild_whose_parent_died_still_belongs_to_the_program() -> None:
         middle = psutil.Process(grandchild).ppid()
         os.kill(middle, signal.SIGKILL)
         eventually(lambda: psutil.Process(grandchild).ppid() != middle)
-        time.sleep(1)  # until the tree is looked up afresh
+        probe._look_again_s = 0.0  # the tree is looked up afresh
         assert cpu_s(probe) - before_s < 0.2
         program.hears()
         assert program.says() == "worked"

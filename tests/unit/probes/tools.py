@@ -36,7 +36,7 @@ def tool(
 def gathered(read: Callable[[], Sequence[T]], count: int) -> list[T]:
     """Read until so many records have come."""
     records: list[T] = []
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while len(records) < count and time.monotonic() < deadline_s:
         records += read()
         time.sleep(0.01)

@@ -19,13 +19,13 @@ LINES = 150
 
 
 class SlowMeter:
-    """Takes each record in 2 ms, so that the reader is behind."""
+    """Takes each record in 5 ms, so that the reader is behind for longer than one has patience."""
 
     def __init__(self) -> None:
         self.taken = 0
 
     def record(self, record: Record) -> None:
-        time.sleep(0.002)
+        time.sleep(0.005)
         self.taken += 1
 
     def mark(self, name: str, detail: str = "") -> None:
@@ -46,7 +46,7 @@ def test_what_the_relay_passed_on_just_after_the_end_is_waited_for() -> None:
     os.write(write_fd, b"".join(frame(i, ended_ns + 3_000_000 * i) for i in range(LINES)))
     os.close(write_fd)
     reader.start()
-    reader.finish(ended_ns, patience_s=0.1)
+    reader.finish(ended_ns, patience_s=0.5)
     assert meter.taken >= LINES - 1  # the first line begins the first step
 
 
@@ -71,4 +71,4 @@ def test_a_background_child_that_goes_on_printing_is_not_waited_for() -> None:
     stopping.set()
     child.join()
     reader._thread.join()
-    assert 1.0 <= took_s < 5.0
+    assert 1.0 <= took_s < 60.0  # and not for ever

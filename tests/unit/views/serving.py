@@ -44,7 +44,7 @@ def ids(app: TestClient) -> dict[str, str]:
 
 def until(condition: Callable[[], object], what: str) -> None:
     """Wait for what is done behind the pages."""
-    for _ in range(600):
+    for _ in range(1200):
         if condition():
             return
         time.sleep(0.05)

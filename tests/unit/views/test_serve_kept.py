@@ -42,13 +42,13 @@ def test_a_question_that_many_ask_at_once_is_answered_once() -> None:
 def test_an_answer_holds_until_the_files_change_and_a_while_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.kept._SHORTEST_S", 0.05)
+    monkeypatch.setattr("ergmeter.views.serve.kept._SHORTEST_S", 60.0)
     monkeypatch.setattr("ergmeter.views.serve.kept._PATIENCE", 0.0)
 
     async def ask() -> list[bytes]:
         kept, make = Kept(), Counted()
         said = [await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
-        await asyncio.sleep(0.1)
+        monkeypatch.setattr("ergmeter.views.serve.kept._SHORTEST_S", 0.0)  # it has passed
         return [*said, await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
 
     assert asyncio.run(ask()) == [b"1", b"1", b"1", b"2"]
@@ -144,7 +144,7 @@ def test_fifty_who_watch_one_run_share_one_look(tmp_path: Path) -> None:
     seen, looks, left = asyncio.run(watch())
     assert len(seen) == 50
     assert len({tuple(one) for one in seen}) == 1
-    assert looks < 5
+    assert looks < 25  # one a second, however long it takes; each on its own would be 50
     assert left == {}
 
 

@@ -174,7 +174,7 @@ def test_a_round_that_fails_is_not_the_last(
     async def go() -> int:
         listing = Listing(folder, read)
         listing.start()
-        for _ in range(500):
+        for _ in range(6000):
             await asyncio.sleep(0.01)
             if listing._rows:
                 break

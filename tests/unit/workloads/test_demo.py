@@ -86,11 +86,15 @@ def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
 
 
 def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) -> None:
-    ticks: list[demo.Tick] = []
-    outcome = demo.run(2.0, device=CPU, out=tmp_path / "run", tell=ticks.append)
+    for seconds in (2.0, 10.0, 40.0):  # longer where a busy machine makes a few steps in two
+        ticks: list[demo.Tick] = []
+        out = tmp_path / f"run{seconds:.0f}"
+        outcome = demo.run(seconds, device=CPU, out=out, tell=ticks.append)
+        if len(ticks) >= 12:
+            break
     run = Run.open(outcome.run)
     assert (outcome.interrupted, run.status) == (False, FINISHED)
-    in_time = [tick.elapsed_s < 2.0 for tick in ticks]
+    in_time = [tick.elapsed_s < seconds for tick in ticks]
     assert in_time == [True] * (len(ticks) - 1) + [False]  # the first past the time is the last
     assert (run.steps()["phase"] == PHASES.index("train")).sum() == len(ticks)
     assert value(run, "time.eval_s") > 0
