@@ -190,3 +190,27 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     lab = Lab(tmp_path)
     yield lab
     lab.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from tests.e2e.pages import chromium  # which wants playwright
+
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
+    """`opened(name)`: one of the module's `pages`."""
+    from tests.e2e.pages import Opened
+
+    made: list[Opened] = []
+
+    def open_page(name: str, **options: Any) -> Opened:
+        made.append(Opened(browser, pages[name], **options))
+        return made[-1]
+
+    yield open_page
+    for one in made:
+        one.page.close()

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.e2e.test_analyze import COMPILER, FIRST, MODEL, SECOND, YAML, bar
-from tests.e2e.test_report_html import EVIL, Opened
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 
-playwright_api = pytest.importorskip("playwright.sync_api")
-axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 SCORE = ("--calculate-score", "--per-file-scores", "--base-mfu", "20", "--base-throughput", "1")
 NAMES = ["full", "compat", "bare", "many", "evil", "compared"]
@@ -98,25 +91,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any, folder: Path) -> Iterator[Any]:
-    made: list[Opened] = []
-
-    def open_page(name: str, **options: Any) -> Opened:
-        made.append(Opened(browser, folder / f"{name}.html", **options))
-        return made[-1]
-
-    yield open_page
-    for one in made:
-        one.page.close()
+def pages(folder: Path) -> dict[str, Path]:
+    return {name: folder / f"{name}.html" for name in NAMES}
 
 
 def document(folder: Path, name: str) -> dict[str, Any]:
@@ -142,14 +118,9 @@ def rows(one: Opened, caption: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
-    opened: Any, name: str, scheme: str
-) -> None:
-    one = opened(name, scheme=scheme)
-    assert one.complaints == []
-    assert len(one.asked_for) == 1
-    assert one.page.locator(".chart:has-text('not drawn')").count() == 0
+@each_way
+def test_a_page_is_sound(opened: Any, name: str, width: int, scheme: str) -> None:
+    check_it_is_sound(opened(name, width=width, scheme=scheme))
 
 
 def test_the_figures_are_those_of_the_document_with_basis_and_interval(
@@ -289,26 +260,6 @@ def test_outputs_side_by_side_with_their_spread(opened: Any) -> None:
     assert "seq/s +42.9 % (beyond the spread of the repeats)" in one.page.inner_text("#changes")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_window_or_cut_off(opened: Any, name: str, width: int) -> None:
-    one = opened(name, width=width)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert one.ask("document.documentElement.scrollWidth") <= width
-    outside = one.ask(
-        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
-             const frame = svg.getBoundingClientRect();
-             return [...svg.querySelectorAll('text')].filter((text) => {
-               const box = text.getBoundingClientRect();
-               const shown = getComputedStyle(text).opacity !== '0' && text.textContent;
-               return shown && (box.left < frame.left - 1 || box.right > frame.right + 1
-                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
-             }).map((text) => text.textContent);
-           })"""
-    )
-    assert outside == []
-
-
 def test_names_of_files_and_kernels_are_text(opened: Any) -> None:
     one = opened("evil")
     found = rows(one, "compiled graphs, by work")
@@ -339,17 +290,3 @@ def test_on_paper_it_is_light_and_everything_is_open(opened: Any) -> None:
     one.page.emulate_media(media="print")
     assert one.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert one.ask("document.querySelectorAll('details:not([open])').length") == 0
-
-
-@pytest.mark.parametrize("name", ["full", "bare", "compared"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Any, name: str, scheme: str) -> None:
-    one = opened(name, scheme=scheme)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe_api.Axe().run(one.page)
-    grave = [
-        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in found.response["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert grave == []

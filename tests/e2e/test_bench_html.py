@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ import pytest
 
 from ergmeter.bench.tables import as_table, write
 from tests.e2e.conftest import ERG, TIMEOUT_S, environment
-from tests.e2e.test_report_html import CHROMIUM, EVIL, Opened, axe_api, playwright_api
+from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.unit.bench.rows import repeats
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 # Tokens/s per device of two batches (down) on one and two devices (across); the last went out of
 # memory.
@@ -85,38 +84,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
-    made: list[Opened] = []
-
-    def open_page(name: str, **options: Any) -> Opened:
-        made.append(Opened(browser, pages[name], **options))
-        return made[-1]
-
-    yield open_page
-    for one in made:
-        one.page.close()
-
-
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
-    opened: Callable[..., Opened], name: str, scheme: str
-) -> None:
-    one = opened(name, scheme=scheme)
-    assert one.complaints == []
-    assert len(one.asked_for) == 1
-    assert one.ask("window.hacked") is None
-    assert one.page.query_selector("img") is None
+@each_way
+def test_a_page_is_sound(opened: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
+    one = opened(name, width=width, scheme=scheme)
+    check_it_is_sound(one)
     assert EVIL in one.page.inner_text("main")
 
 
@@ -199,27 +171,3 @@ def test_each_cell_has_its_word_the_worst_first_and_the_paradox_is_explained(
     # 850 tokens for 13 samples and 1000 for 10: 65.4 a sample against 100, so 35 % was padding.
     assert "at least 35 % of what REF counted was padding" in said
     assert "missing in NEW: gone" in one.page.inner_text("#changes")
-
-
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_window(
-    opened: Callable[..., Opened], name: str, width: int
-) -> None:
-    one = opened(name, width=width)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert one.ask("document.documentElement.scrollWidth") <= one.ask("innerWidth")
-
-
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Callable[..., Opened], name: str, scheme: str) -> None:
-    one = opened(name, scheme=scheme)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe_api.Axe().run(one.page)
-    grave = [
-        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in found.response["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert grave == []

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.e2e.test_compare import COLUMNS, RATES, row, trained, written
-from tests.e2e.test_report_html import CHROMIUM, EVIL, Opened, axe_api, playwright_api
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 SINGLE = 1200.0  # tokens/s of torch's one run
 LONG = "x" * 300
@@ -67,28 +66,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Callable[..., Opened]]:
-    made: list[Opened] = []
-
-    def open_page(name: str, **options: Any) -> Opened:
-        made.append(Opened(browser, pages[name], **options))
-        return made[-1]
-
-    yield open_page
-    for one in made:
-        one.page.close()
-
-
 def rows(one: Opened, chart: str, data: str = "points") -> dict[str, dict[str, Any]]:
     """What a chart holds, by name, as Vega has it."""
     found = one.ask(f"ergmeterViews['{chart}'].data('{data}').map((row) => ({{...row}}))")
@@ -96,13 +73,9 @@ def rows(one: Opened, chart: str, data: str = "points") -> dict[str, dict[str, A
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
-    opened: Callable[..., Opened], name: str, scheme: str
-) -> None:
-    one = opened(name, scheme=scheme)
-    assert one.complaints == []
-    assert len(one.asked_for) == 1
+@each_way
+def test_a_page_is_sound(opened: Callable[..., Opened], name: str, width: int, scheme: str) -> None:
+    check_it_is_sound(opened(name, width=width, scheme=scheme))
 
 
 def test_ratios_are_drawn_with_the_interval_that_comes_out_by_hand(
@@ -299,18 +272,6 @@ def test_what_a_group_is_called_does_not_run(opened: Callable[..., Opened]) -> N
     assert one.complaints == []
 
 
-@pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_window(
-    opened: Callable[..., Opened], name: str, width: int
-) -> None:
-    one = opened(name, width=width)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert one.ask("document.documentElement.scrollWidth") <= one.ask("innerWidth")
-    for svg in one.page.query_selector_all(".chart svg"):
-        assert 200 < svg.bounding_box()["width"] <= width
-
-
 # Names that are short, of 79 and of 300 characters, and curves.
 @pytest.mark.parametrize("name", ["three", "evil", "long", "target"])
 @pytest.mark.parametrize("width", [1280, 400])
@@ -332,20 +293,6 @@ def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
            })"""
     )
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", ["three", "refused", "target"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Callable[..., Opened], name: str, scheme: str) -> None:
-    one = opened(name, scheme=scheme)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe_api.Axe().run(one.page)
-    grave = [
-        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in found.response["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert grave == []
 
 
 def test_on_paper_it_is_light_and_everything_is_open(opened: Callable[..., Opened]) -> None:

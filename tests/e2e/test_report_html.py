@@ -7,30 +7,23 @@ Vega itself.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ergmeter.records import Device, Mark, Sample
-from tests.e2e.conftest import ERG, TIMEOUT_S, environment, eventually
+from tests.e2e.conftest import ERG, TIMEOUT_S, environment
+from tests.e2e.pages import EVIL, Opened, check_it_is_sound, each_way, needs_chromium
 from tests.runs import add_writer, even_steps, make_run
 
-playwright_api = pytest.importorskip("playwright.sync_api")
-axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+pytestmark = needs_chromium
 
 DATA = Path(__file__).parents[1] / "data" / "h200_run"
 S = 10**9
-EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
 ON_TIME = ["phases", "power", "energy", "memory", "activity", "clocks", "temperature", "steps"]
 
 
@@ -72,76 +65,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {**made, "explained": page_of(run, folder / "explained.html", command="explain")}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
-class Opened:
-    """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
-
-    def __init__(
-        self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light"
-    ) -> None:
-        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        self.complaints: list[str] = []
-        self.asked_for: list[str] = []
-        self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", lambda request: self.asked_for.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-drawn=true]")
-
-    def ask(self, expression: str) -> Any:
-        return self.page.evaluate(expression)
-
-    def wait(self, condition: str) -> None:
-        """Until it holds. Playwright's own way is `eval` in the page, which the policy refuses."""
-        eventually(lambda: self.ask(condition), condition)
-
-    def points(self) -> dict[str, int]:
-        found: dict[str, int] = self.ask(
-            "Object.fromEntries(Object.entries(ergmeterViews)"
-            ".map(([id, view]) => [id, view.data('points').length]))"
-        )
-        return found
-
-    def domains(self) -> dict[str, list[float]]:
-        """The time axis of each chart that is drawn over time."""
-        found: dict[str, list[float]] = self.ask(
-            "Object.fromEntries(Object.entries(ergmeterViews)"
-            ".filter(([id, view]) => 'zoom_t' in view.getState().signals)"
-            ".map(([id, view]) => [id, view.scale('x').domain()]))"
-        )
-        return found
-
-
-@pytest.fixture
-def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
-    made: list[Opened] = []
-
-    def open_page(name: str, **options: Any) -> Opened:
-        made.append(Opened(browser, pages[name], **options))
-        return made[-1]
-
-    yield open_page
-    for one in made:
-        one.page.close()
-
-
 @pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare", "explained"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_drawn_without_a_complaint_and_asks_for_nothing(
-    opened: Any, name: str, scheme: str
-) -> None:
-    one = opened(name, scheme=scheme)
-    assert one.complaints == []
-    assert [url for url in one.asked_for if not url.startswith("file:")] == []
-    assert len(one.asked_for) == 1
+@each_way
+def test_a_page_is_sound(opened: Any, name: str, width: int, scheme: str) -> None:
+    check_it_is_sound(opened(name, width=width, scheme=scheme))
 
 
 def test_charts_have_the_points_that_the_run_has(opened: Any) -> None:
@@ -310,35 +237,6 @@ def test_on_paper_it_is_light_and_everything_is_open(opened: Any) -> None:
     assert not one.page.is_visible(".zoom")
 
 
-@pytest.mark.parametrize("name", ["demo", "ladder", "evil", "bare", "explained"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_nothing_is_wider_than_the_window(opened: Any, name: str, width: int) -> None:
-    one = opened(name, width=width)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    assert one.ask("document.documentElement.scrollWidth") <= one.ask("innerWidth")
-    for svg in one.page.query_selector_all(".chart svg"):
-        box = svg.bounding_box()
-        assert 200 < box["width"] <= width
-
-
-@pytest.mark.parametrize("name", ["ladder", "explained"])
-@pytest.mark.parametrize("width", [1280, 400])
-def test_no_label_of_an_axis_is_cut_off(opened: Any, name: str, width: int) -> None:
-    one = opened(name, width=width)
-    outside = one.ask(
-        """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
-             const frame = svg.getBoundingClientRect();
-             return [...svg.querySelectorAll('text')].filter((text) => {
-               const box = text.getBoundingClientRect();
-               const shown = getComputedStyle(text).opacity !== '0' && text.textContent;
-               return shown && (box.left < frame.left - 1 || box.right > frame.right + 1
-                 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
-             }).map((text) => text.textContent);
-           })"""
-    )
-    assert outside == []
-
-
 def test_what_a_run_is_called_and_marked_with_does_not_run(opened: Any) -> None:
     one = opened("evil")
     for chart in one.page.query_selector_all(".chart svg"):
@@ -360,17 +258,3 @@ def test_a_script_that_gets_in_is_refused_by_the_policy(opened: Any) -> None:
     )
     assert one.ask("window.hacked") is None
     assert any("Content Security Policy" in said for said in one.complaints)
-
-
-@pytest.mark.parametrize("name", ["demo", "ladder", "bare", "explained"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Any, name: str, scheme: str) -> None:
-    one = opened(name, scheme=scheme)
-    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
-    found = axe_api.Axe().run(one.page)
-    grave = [
-        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
-        for each in found.response["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert grave == []

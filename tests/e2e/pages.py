@@ -1,0 +1,109 @@
+"""A page of ours in a real browser, and what every one of them has to be.
+
+The browser is the system's chromium; `./dev test` installs it. Each page is looked at twice and not
+once for every question: wide and light, narrow and dark.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import TIMEOUT_S, eventually
+
+playwright_api = pytest.importorskip("playwright.sync_api")
+axe_api = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium: apt-get install chromium"
+)
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+each_way = pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
+
+_CUT_OFF = """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter((text) => {
+    const box = text.getBoundingClientRect();
+    const shown = getComputedStyle(text).opacity !== '0' && text.textContent.trim();
+    return shown && (box.left < frame.left - 1 || box.right > frame.right + 1
+      || box.top < frame.top - 1 || box.bottom > frame.bottom + 1);
+  }).map((text) => text.textContent);
+})"""
+
+
+class Opened:
+    """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
+
+    def __init__(
+        self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light"
+    ) -> None:
+        self.page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        self.page.set_default_timeout(TIMEOUT_S * 1000)
+        self.complaints: list[str] = []
+        self.asked_for: list[str] = []
+        self.page.on("console", lambda said: self.complaints.append(f"{said.type}: {said.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", lambda request: self.asked_for.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn=true]")
+
+    def ask(self, expression: str) -> Any:
+        return self.page.evaluate(expression)
+
+    def wait(self, condition: str) -> None:
+        """Until it holds. Playwright's own way is `eval` in the page, which the policy refuses."""
+        eventually(lambda: self.ask(condition), condition)
+
+    def points(self) -> dict[str, int]:
+        found: dict[str, int] = self.ask(
+            "Object.fromEntries(Object.entries(ergmeterViews)"
+            ".map(([id, view]) => [id, view.data('points').length]))"
+        )
+        return found
+
+    def domains(self) -> dict[str, list[float]]:
+        """The time axis of each chart that is drawn over time."""
+        found: dict[str, list[float]] = self.ask(
+            "Object.fromEntries(Object.entries(ergmeterViews)"
+            ".filter(([id, view]) => 'zoom_t' in view.getState().signals)"
+            ".map(([id, view]) => [id, view.scale('x').domain()]))"
+        )
+        return found
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    with playwright_api.sync_playwright() as playwright:
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        yield browser
+        browser.close()
+
+
+def check_it_is_sound(one: Opened) -> None:
+    """No complaint, no request, all of it in the window, and nothing grave by axe."""
+    assert one.complaints == []
+    assert len(one.asked_for) == 1
+    assert one.ask("window.hacked") is None
+    assert one.page.query_selector("img") is None
+    assert one.page.locator(".chart:has-text('not drawn')").count() == 0
+    one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    width = one.ask("innerWidth")
+    assert one.ask("document.documentElement.scrollWidth") <= width
+    for svg in one.page.query_selector_all(".chart svg"):
+        assert 200 < svg.bounding_box()["width"] <= width
+    assert one.ask(_CUT_OFF) == []
+    found = axe_api.Axe().run(one.page)
+    grave = [
+        (each["id"], [node["html"][:120] for node in each["nodes"][:3]])
+        for each in found.response["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
