@@ -31,7 +31,8 @@ def going(lab: Lab) -> subprocess.Popen[bytes]:
 
 
 def _steps(lab: Lab) -> int:
-    return Run.open(lab.path / "runs" / "one").count("steps") if lab.runs() else 0
+    run = lab.path / "runs" / "one"  # which is made under another name first
+    return Run.open(run).count("steps") if run.exists() else 0
 
 
 def stop(lab: Lab) -> None:

@@ -10,6 +10,7 @@ import click
 
 from ergmeter.cli.options import chosen_form, with_settings
 from ergmeter.cli.pages import check_page, with_page, write_page
+from ergmeter.cli.progress import reading
 
 if TYPE_CHECKING:
     from ergmeter.metrics.comparison import Comparison
@@ -80,9 +81,10 @@ def command(
     Repeats are averaged, and each group is held against the first: the ratio with its interval
     (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
     configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
-    and says why; 0 otherwise, also where no difference is shown.
+    and says why; 0 otherwise, also where no difference is shown. Several trainings in one run are
+    groups of their own; RUN:2 names the second.
     """
-    from ergmeter.metrics.comparison import Options, compare
+    from ergmeter.metrics.comparison import Options, compare, figures_needed
     from ergmeter.metrics.sources import found_in
 
     columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
@@ -91,7 +93,9 @@ def command(
     )
     form = chosen_form(form, as_json=as_json)
     check_page(page)
-    found = compare(found_in(sources, settings), options)
+    with reading("runs") as tell:
+        entries = found_in(sources, settings, keys=figures_needed(options), tell=tell)
+    found = compare(entries, options)
     if page is not None:
         from ergmeter.views.html.compare_page import compare_page
 

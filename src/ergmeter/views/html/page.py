@@ -125,7 +125,7 @@ def page(
         "whole": list(whole_s),
         "counted": list(counted_s),
         "charts": [
-            {"id": one.id, "onTime": one.on_time, "spec": _without_legends(one.spec)}
+            {"id": one.id, "onTime": one.on_time, "spec": without_legends(one.spec)}
             for one in charts
             if one.spec is not None
         ],
@@ -161,13 +161,13 @@ def page(
 """
 
 
-def _without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
+def without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
     """The same, for a page that has legends of its own: Vega's do not wrap."""
     if isinstance(spec, dict):
-        kept = {key: _without_legends(inner) for key, inner in spec.items() if key != "legend"}
+        kept = {key: without_legends(inner) for key, inner in spec.items() if key != "legend"}
         return {**kept, "legend": None} if "field" in kept and "scale" in kept else kept
     if isinstance(spec, list):
-        return [_without_legends(inner) for inner in spec]
+        return [without_legends(inner) for inner in spec]
     return spec
 
 
