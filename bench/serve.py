@@ -1,10 +1,12 @@
 """Does `erg serve` stay quick: 500 runs listed, a run of ten million samples, 50 who watch one run?
+And `erg compare`, of as many runs?
 
 The trap: a server that is asked in its own process. Here server, writer and those who ask are
 processes apart, as they are in life, and share the cores. How late a step is shown is taken from
 the run itself, once it has ended: the time at which an event, or the page in a browser, went from
 20 steps to 27, less the time at which the 21st ended: of each update the oldest step, by the wall
-clock. It holds the writer's own hand-over, which is every half second.
+clock. It has three parts: until the step was on disk, which is the writer's hand-over every half
+second; until there was an event of it; and until a page showed it.
 
 --minutes is another question: does memory stay where it is, with a run that is written and 50 who
 watch it? Just that is asked then.
@@ -41,6 +43,8 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer, create_run
 
 RUNS, STEPS_EACH = 500, 200
+SIDES = ("a", "b")  # of which a comparison has one each
+COMPARED = (2, 200, 500)
 SAMPLES = 10_000_000
 CLIENTS, WATCH_S = 50, 15.0
 ERG = Path(sys.executable).parent / "erg"
@@ -134,8 +138,6 @@ def short_run(path: Path) -> None:
 
 def listed(root: Path) -> list[tables.Row]:
     """Many runs in the list."""
-    for number in range(RUNS):
-        short_run(root / f"run-{number:03d}")
     server = Server(root)
     before = time.perf_counter()
     first_s, size = server.took("/api/runs")
@@ -150,6 +152,25 @@ def listed(root: Path) -> list[tables.Row]:
         ("list, once read", again_s, len(server.ask("/api/runs")) / 1e3),
     ]
     server.stop()
+    return rows
+
+
+def compared(root: Path) -> list[tables.Row]:
+    """`erg compare` of two folders of runs, as a process of its own: figures and checks of each."""
+    rows: list[tables.Row] = []
+    for many in COMPARED:
+        sides = [sorted((root / side).iterdir())[: many // 2] for side in SIDES]
+        groups = [root.with_name(f"{many}-{side}") for side in SIDES]
+        for group, runs in zip(groups, sides, strict=True):
+            group.mkdir()
+            for run in runs:
+                shutil.copytree(run, group / run.name)
+        before, began_s = psutil.Process().cpu_times(), time.perf_counter()
+        subprocess.run([ERG, "compare", *groups], check=True, stdout=subprocess.DEVNULL)
+        took_s, after = time.perf_counter() - began_s, psutil.Process().cpu_times()
+        cpu_s = after.children_user + after.children_system
+        cpu_s -= before.children_user + before.children_system
+        rows.append((many, took_s, cpu_s, 1e3 * cpu_s / many, os.getloadavg()[0]))
     return rows
 
 
@@ -245,23 +266,64 @@ def browsed(server: Server, run: str, seconds: float) -> list[Shown]:
     return [shown]
 
 
-def delays_s(shown: Shown, ended_s: Sequence[float]) -> list[float]:
-    """How long after its end the oldest new step of each update was shown."""
-    return [
-        at_s - ended_s[before] for (before, _), (step, at_s) in pairwise(shown) if step > before
-    ]
+def first_past(steps: int, shown: Shown) -> float | None:
+    """When more than so many steps were first shown."""
+    return next((at_s for step, at_s in shown if step > steps), None)
+
+
+class Delays:
+    """How long after its end the oldest new step of each update was shown, and what of it was
+    until it was on disk, until there was an event, and until the page had it."""
+
+    def __init__(self) -> None:
+        self.late_s: list[float] = []
+        self.parts_s: tuple[list[float], list[float], list[float]] = ([], [], [])
+
+    def add(
+        self, shown: Shown, ended_s: Sequence[float], on_disk: Shown, events: Shown | None
+    ) -> None:
+        """What one client was shown; `events`: what a page was told, of which it shows its own."""
+        for (before, _), (step, at_s) in pairwise(shown):
+            if step <= before:
+                continue
+            self.late_s.append(at_s - ended_s[before])
+            disk_s = first_past(before, on_disk)
+            event_s = first_past(before, events) if events else at_s
+            if disk_s is not None and event_s is not None:
+                times = (ended_s[before], disk_s, event_s, at_s)
+                for part, (one, other) in zip(self.parts_s, pairwise(times), strict=True):
+                    part.append(other - one)
+
+    def median_parts_s(self, *, of_page: bool) -> list[float | None]:
+        """Of each part the median; of what no page showed there is no third."""
+        middle = [statistics.median(part) if part else None for part in self.parts_s]
+        return middle if of_page else [*middle[:2], None]
 
 
 class Live:
     """A server, and a run that is being written under it."""
 
     def __init__(self, root: Path) -> None:
+        self.on_disk: Shown = []
         self.path = root / "live"
         self.server = Server(root)
         self.writing = subprocess.Popen([sys.executable, "-c", WRITER, str(self.path)])
         while not self.server.runs()["runs"]:
             time.sleep(0.1)
         self.run = self.server.runs()["runs"][0]["id"]
+        self._is_over = threading.Event()
+        self._noting = threading.Thread(target=self._note)
+        self._noting.start()
+
+    def _note(self) -> None:
+        """Note how many steps are on disk, whenever the files have grown."""
+        size = 0
+        while not self._is_over.wait(0.01):
+            at_s = time.time()
+            now = sum(file.stat().st_size for file in self.path.glob("*/steps*"))
+            if now != size:
+                size = now
+                self.on_disk.append((Run.open(self.path).count("steps"), at_s))
 
     def ended_s(self) -> Sequence[float]:
         """When each step ended, by the wall clock."""
@@ -273,6 +335,8 @@ class Live:
 
     def stop(self) -> None:
         """End both."""
+        self._is_over.set()
+        self._noting.join()
         self.writing.kill()
         self.writing.wait()
         self.server.stop()
@@ -282,26 +346,38 @@ def followed(root: Path, seconds: float) -> list[tables.Row]:
     """A run that is being written, with one, many and a browser that watch."""
     live = Live(root)
     heard_by(1, live.server, live.run, 3.0)  # what is loaded with the first who watches
+    page = "a page in chromium"
     ways: dict[str, Callable[[], list[Shown]]] = {
         "1 client": lambda: heard_by(1, live.server, live.run, seconds),
         f"{CLIENTS} clients": lambda: heard_by(CLIENTS, live.server, live.run, seconds),
-        "a page in chromium": lambda: browsed(live.server, live.run, seconds),
+        page: lambda: browsed(live.server, live.run, seconds),
     }
     if CHROMIUM is None:
-        del ways["a page in chromium"]
-    seen: dict[str, tuple[list[Shown], float]] = {}
+        del ways[page]
+    seen: dict[str, tuple[list[Shown], float, float]] = {}
+    events: list[Shown] = []
     for name, watch in ways.items():
         cpu_s = live.server.cpu_s()
-        every = watch()
-        seen[name] = every, (live.server.cpu_s() - cpu_s) / seconds
+        with ThreadPoolExecutor(1) as beside:
+            if name == page:  # what it is told, somebody else is told at the same time
+                told = beside.submit(heard_by, 1, live.server, live.run, seconds + 5.0)
+            every = watch()
+            load = os.getloadavg()[0]
+            seen[name] = every, (live.server.cpu_s() - cpu_s) / seconds, load
+            if name == page:
+                events = told.result()
     live.stop()
     ended_s = live.ended_s()
     rows: list[tables.Row] = []
-    for name, (every, cores) in seen.items():
-        late_s = [one for shown in every for one in delays_s(shown, ended_s)]
+    for name, (every, cores, load) in seen.items():
+        found = Delays()
+        for shown in every:
+            found.add(shown, ended_s, live.on_disk, events[0] if name == page else None)
+        late_s = found.late_s
         rate = sum(map(len, every)) / len(every) / seconds
-        rows.append((name, rate, statistics.median(late_s), tables.quantile(late_s, 0.99),
-                     max(late_s), 100 * cores))  # fmt: skip
+        rows.append((name, rate, *found.median_parts_s(of_page=name == page),
+                     statistics.median(late_s), tables.quantile(late_s, 0.99), max(late_s),
+                     100 * cores, load))  # fmt: skip
     return rows
 
 
@@ -346,8 +422,17 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
             place.mkdir()
         if arguments.minutes:
             return _shown_over_time(endured(places[2], arguments.minutes))
+        for number in range(RUNS):
+            short_run(places[0] / SIDES[number % 2] / f"run-{number:03d}")
         listing = listed(places[0])
         tables.show(f"{RUNS} runs", ("what", "s", "kB"), listing)
+        comparing = compared(places[0])
+        tables.show(
+            "`erg compare` of two folders",
+            ("runs", "s", "CPU s", "CPU ms a run", "load"),
+            comparing,
+            note="A process of its own, with its start.",
+        )
         long = opened(places[1])
         tables.show(
             f"A run of {SAMPLES // 10**6} million samples, opened",
@@ -358,12 +443,17 @@ def bench(arguments: argparse.Namespace) -> dict[str, Any]:
         live = followed(places[2], arguments.seconds)
     tables.show(
         "A run as it is written, 10 steps a second",
-        ("who", "updates/s each", "late s", "p99 s", "worst s", "CPU % of a core"),
+        (
+            *("who", "updates/s each", "to disk s", "to event s", "to page s"),
+            *("late s", "p99 s", "worst s", "CPU % of a core", "load"),
+        ),
         live,
         note=f"{arguments.seconds:.0f} s each. Late: how long after its end a step was shown, of"
-        " each update the oldest." + ("" if CHROMIUM else " No page: there is no chromium here."),
+        " each update the oldest; before it the medians of its parts. To page: against another"
+        " client that is told at the same time, so some milliseconds either way are nothing."
+        + ("" if CHROMIUM else " No page: there is no chromium here."),
     )
-    return {"list": listing, "long": long, "live": live}
+    return {"list": listing, "compare": comparing, "long": long, "live": live}
 
 
 def _shown_over_time(rows: list[tables.Row]) -> dict[str, Any]:

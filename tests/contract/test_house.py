@@ -15,6 +15,7 @@ from ergmeter import records, registry
 from ergmeter.cli import reference as commands
 from ergmeter.cli.main import main
 from ergmeter.metrics.catalog import Metric, catalogue
+from ergmeter.metrics.fitness import CHECKS
 from ergmeter.ports import Importer, Probe
 from ergmeter.records import BASES, COLUMN_KINDS, Reported, Sample, Step
 from ergmeter.views import reference
@@ -77,6 +78,11 @@ def test_a_sink_has_what_its_protocol_asks_for(name: str) -> None:
     for member in ("write", "close"):
         assert callable(getattr(sink, member))
     assert f"| `{name}` |" in (ROOT / "docs" / "sinks.md").read_text()
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_is_in_the_table_of_its_page(name: str) -> None:
+    assert f"| {name.replace('_', ' ')} |" in (ROOT / "docs" / "check.md").read_text()
 
 
 @pytest.mark.parametrize("metric", catalogue().values(), ids=lambda metric: metric.key)

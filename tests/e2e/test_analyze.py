@@ -8,6 +8,7 @@ by hand in docs/flops.md, 224.04 by the original. The cache holds two graphs: on
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -477,3 +478,21 @@ def test_the_guide_s_score_is_printed_as_the_guide_has_it() -> None:
     }  # fmt: skip
     document = {"training_score_breakdown": parts, "training_score": 1.2 * 1.5 * 1.2 * 1.1 * 1.15}
     assert "\n".join(score_section(document)).strip() == BREAKDOWN
+
+
+def test_the_example_of_the_docs_prints_what_they_say(
+    lab: Lab, caches: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pasted into a shell in a checkout, of which it needs tests/data."""
+    monkeypatch.setenv("XDG_CACHE_HOME", caches)
+    monkeypatch.setenv("PATH", f"{Path(ERG).parent}:{os.environ['PATH']}")
+    page = (DATA.parents[1] / "docs" / "trainium.md").read_text()
+    _, _, section = page.partition("## To try it")
+    commands, said = re.findall(r"```(?:bash|text)\n(.*?)```", section, re.DOTALL)[:2]
+    (lab.path / "tests").symlink_to(DATA.parent)
+    done = lab.run("bash", "-ec", commands)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.decode().splitlines()
+    assert [line for line in said.splitlines() if line not in printed] == []
+    found = json.loads((lab.path / "metrics.json").read_text())
+    assert found["mfu_percent"] == pytest.approx(352 / 224 * 197.63 / 3040 * 100, rel=1e-4)

@@ -22,10 +22,12 @@ def torchrun(port: int, *arguments: str) -> list[str]:
     return [*TORCHRUN, str(port), str(SCRIPTS / "ranks.py"), str(STEPS), str(TOKENS), *arguments]
 
 
-def done(command: list[str], cwd: Path) -> None:
-    subprocess.run(
+def done(command: list[str], cwd: Path) -> str:
+    """What it said as errors."""
+    ended = subprocess.run(
         command, cwd=cwd, env=environment(), check=True, capture_output=True, timeout=TIMEOUT_S
     )
+    return ended.stderr.decode()
 
 
 def readings(run: Path) -> dict[str, Any]:
@@ -79,3 +81,16 @@ def test_a_second_launch_does_not_join_the_first(tmp_path: Path) -> None:
         done(torchrun(port, str(tmp_path), out), tmp_path)
     assert b"not empty" in refused.value.stderr
     assert Run.open(out).count("steps") == 2 * STEPS
+
+
+def test_a_loss_that_all_ranks_lose_is_one_line_with_the_rank_and_a_mark_of_each(
+    tmp_path: Path,
+) -> None:
+    """A Meter in each of them, and nobody around who sees both."""
+    said = done(torchrun(29615, str(tmp_path), str(tmp_path / "mine"), "20"), tmp_path)
+    lines = [line for line in said.splitlines() if line.startswith("ergmeter: alert")]
+    text = "loss nan: loss nan at step 20"
+    assert lines in ([f"ergmeter: alert: {text} (rank {rank})"] for rank in (0, 1))
+    run = Run.open(tmp_path / "mine")
+    marked = [[m.detail for m in one.marks if m.name == "alert"] for one in run.writers]
+    assert [one for one in marked if one] == [[text], [text]]

@@ -209,7 +209,7 @@ def expect_names(page: Any, wanted: list[str]) -> None:
 def test_the_list_sorts_filters_and_searches(served: Served, opened: Callable[..., Any]) -> None:
     page = opened(served.address + "/")
     playwright_api.expect(page.locator("#count")).to_have_text(
-        "5 runs, 1 cells of benches not shown"
+        "5 runs, 1 cell of benches not shown"
     )
     page.click('button[data-sort="throughput.tokens_per_s"]')
     expect_names(page, ["h200/demo", "quick", "evil", "slow", "cut"])
@@ -229,6 +229,39 @@ def test_the_list_sorts_filters_and_searches(served: Served, opened: Callable[..
     expect_names(page, ["slow"])
 
 
+def test_a_search_that_finds_nothing_says_so_and_how_to_be_rid_of_it(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    page = opened(served.address + "/#sort=name&down=")
+    expect_names(page, ["cut", "evil", "h200/demo", "quick", "slow"])
+    page.select_option("#state", "cut")
+    page.fill("#q", EVIL)
+    none = page.locator("#none")
+    playwright_api.expect(none).to_contain_text(f"No run matches “{EVIL}” and state cut off.")
+    assert page.inner_text("#count").startswith("0 of 5 runs")
+    page.focus("#clear")
+    page.keyboard.press("Enter")
+    expect_names(page, ["cut", "evil", "h200/demo", "quick", "slow"])
+    assert none.is_hidden()
+    assert page.input_value("#q") == page.input_value("#state") == ""
+
+
+def test_a_wrong_address_leads_back_to_the_runs(served: Served, browser: Any) -> None:
+    page = browser.new_page()  # which may complain: of a page that is not there
+    page.set_default_timeout(WAIT_MS)
+    for address in ("/nowhere", f"/run/{EVIL}", "/run/0123456789ab"):
+        answer = page.goto(f"{served.address}{address}")
+        assert answer.status == 404
+        assert page.inner_text("h1") == "Nothing here"
+        assert page.locator("header nav a").count() == 3
+        assert page.evaluate("window.hacked") is None
+    serious = [one["id"] for one in axe_api.Axe().run(page).response["violations"]]
+    assert serious == []
+    page.click("text=All runs")
+    page.wait_for_selector("#runs tbody >> text=quick")
+    page.close()
+
+
 def test_the_chosen_runs_are_compared(served: Served, opened: Callable[..., Any]) -> None:
     page = opened(served.address + "/#q=test+gpu&sort=name")
     expect_names(page, ["slow", "quick"])
@@ -240,6 +273,8 @@ def test_the_chosen_runs_are_compared(served: Served, opened: Callable[..., Any]
     cells = page.locator("table").first.locator("tbody tr").all_inner_texts()
     assert [row.split()[:3] for row in cells] == [["slow", "1", "50"], ["quick", "1", "200"]]
     assert page.inner_text("h2").startswith("quick against slow")
+    # The words of `erg compare`: of one run each there is no interval.
+    assert page.locator(".verdict .badge").first.inner_text() == "? no interval"
 
 
 def test_a_comparison_draws_its_intervals_and_its_front(
@@ -363,6 +398,18 @@ def test_one_run_compares_with_nothing_and_the_page_says_so(
     assert page.locator("text=compare anyway").count() == 0
 
 
+def test_what_is_compared_anyway_is_not_called_comparable(
+    served: Served, opened: Callable[..., Any]
+) -> None:
+    both = f"{served.id('h200/demo')},{served.id('quick')}"  # on two kinds of devices
+    page = opened(f"{served.address}/compare?ids={both}")
+    state = page.locator("#state-line")
+    playwright_api.expect(state).to_contain_text("not comparable as they are", timeout=WAIT_MS)
+    page.click("text=compare anyway")
+    playwright_api.expect(state).to_contain_text("compared anyway", timeout=WAIT_MS)
+    assert state.get_attribute("data-kind") == "bad"
+
+
 def test_a_matrix_tells_failed_cells_apart_without_colour(
     served: Served, opened: Callable[..., Any]
 ) -> None:
@@ -417,6 +464,24 @@ def serving(lab: Lab) -> Iterator[Served]:
     assert server.stop() == ""
 
 
+def test_an_empty_list_says_how_to_make_a_run_and_then_has_it(
+    serving: Served, lab: Lab, opened: Callable[..., Any]
+) -> None:
+    page = opened(serving.address + "/")
+    none = page.locator("#none")
+    playwright_api.expect(none).to_contain_text("No run in this directory yet.", timeout=WAIT_MS)
+    assert "erg record -- python train.py" in none.inner_text()
+    assert page.locator("#filters, #runs, #compare").evaluate_all(
+        "all => all.every((one) => one.offsetParent === null)"
+    )
+    simple_run(lab.path / "runs" / "one", "one")
+    expect_names(page, ["one"])
+    assert none.is_hidden()
+    for address, how in (("/benches", "erg bench run"), ("/ledgers", "energy_results.csv")):
+        other = opened(serving.address + address)
+        playwright_api.expect(other.locator("#state-line")).to_contain_text(how, timeout=WAIT_MS)
+
+
 def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     serving: Served, lab: Lab, opened: Callable[..., Any]
 ) -> None:
@@ -434,6 +499,9 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     assert seen == sorted(set(seen))
     page.wait_for_selector("#figure-loss svg")
     playwright_api.expect(page.locator("#state-line")).to_have_text("running")
+    # Legends of the page, which wrap; those in the picture were cut on a narrow screen.
+    page.wait_for_selector("#figure-memory .legend li >> text=on the host")
+    assert page.locator("#charts .role-legend").count() == 0
     page.wait_for_selector("#figures strong >> text=/ of 15 checks /")  # the verdict of erg check
     (lab.path / "runs" / "one.stop").touch()
     out, _ = writer.communicate(timeout=TIMEOUT_S)
@@ -561,6 +629,11 @@ def test_memory_stays_where_it_was_however_often_it_is_asked(serving: Served, la
                 serving.ask(address)
         return sum(map(resident_bytes, (own, *own.children(recursive=True))))
 
+    # The charting library is made in a worker when the server starts: it is there before we look.
+    with urllib.request.urlopen(serving.address, timeout=TIMEOUT_S) as page:
+        library = re.search(rb'data-charts="([^"]+)"', page.read())
+    assert library
+    urllib.request.urlopen(serving.address + library[1].decode(), timeout=TIMEOUT_S).close()
     first = resident_bytes_after(10)
     # 50 kB that each of the thousand streams leaves behind would be more.
     assert resident_bytes_after(50) < 1.5 * first

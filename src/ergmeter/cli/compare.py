@@ -10,6 +10,7 @@ import click
 
 from ergmeter.cli.options import chosen_form, with_settings
 from ergmeter.cli.pages import check_page, with_page, write_page
+from ergmeter.cli.progress import reading
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,9 +91,10 @@ def command(
     Repeats are averaged, and each group is held against the first: the ratio with its interval
     (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
     configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
-    and says why; 0 otherwise, also where no difference is shown.
+    and says why; 0 otherwise, also where no difference is shown. Several trainings in one run are
+    groups of their own; RUN:2 names the second.
     """
-    from ergmeter.metrics.comparison import Options, compare
+    from ergmeter.metrics.comparison import Options, compare, figures_needed
     from ergmeter.metrics.sources import found_in
 
     columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
@@ -103,7 +105,9 @@ def command(
     if axis is not None and page is None:
         raise UsageError(f"--x {axis} is of the page: give --html FILE too")
     check_page(page)
-    found = compare(found_in(sources, settings), options)
+    with reading("runs") as tell:
+        entries = found_in(sources, settings, keys=figures_needed(options), tell=tell)
+    found = compare(entries, options)
     if page is not None:
         from ergmeter.metrics.courses import courses
         from ergmeter.views.html.compare_page import compare_page

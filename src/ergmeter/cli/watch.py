@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ergmeter.cli.alert_options import with_rules
+from ergmeter.cli.shown import with_training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ _TOTALS_SHARE = 0.05
 @click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN|DIRECTORY]")
 @click.option("--once", is_flag=True, help="Show one page and end, also of a run that is over.")
 @click.option("--rank", type=click.IntRange(min=0), help="Steps of just this rank.")
+@with_training
 @click.option("--steps", type=click.IntRange(min=1), help="How many there will be, for the ETA.")
 @click.option(
     "--interval",
@@ -47,6 +49,7 @@ def command(
     run: Path | None,
     once: bool,
     rank: int | None,
+    training: int | None,
     steps: int | None,
     interval_s: float | None,
     alerts: tuple[str, ...],
@@ -55,7 +58,8 @@ def command(
 
     Where the output is no terminal, a line now and then. When the run ends its card is shown. What
     is judged is what the run was told to be alarmed by, or --alert; of a run that is over, --once
-    lists the alerts that were told and those that would have been.
+    lists the alerts that were told and those that would have been. Of several trainings in one run
+    the newest is shown, unless --training names another.
     """
     from rich.console import Console
 
@@ -67,7 +71,7 @@ def command(
     all_parsed(alerts)  # or what is wrong with one of them
     path = _chosen(run)
     console = Console()
-    watching = Watching(path, rules=alerts, rank=rank, total_steps=steps)
+    watching = Watching(path, rules=alerts, rank=rank, training=training, total_steps=steps)
     try:
         if once:
             frame = watching.look(totals=True)
@@ -85,7 +89,7 @@ def command(
     finally:
         watching.close()
     if ended is not None:
-        _show_card(console, path)
+        _show_card(console, path, training)
     return 0
 
 
@@ -215,8 +219,9 @@ def _restored() -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def _show_card(console: Console, path: Path) -> None:
+def _show_card(console: Console, path: Path, training: int | None) -> None:
     from ergmeter.cli.shown import show_run
     from ergmeter.runlog.reader import Run
 
-    show_run(console, Run.open(path))
+    run = Run.open(path)
+    show_run(console, run.training(training) if training else run)

@@ -8,7 +8,9 @@ run a week later, as both ask the same judge.
 Each rank judges its own share. What is the same for all of them, the pace and the clock, only the
 first tells of. Energy and cost are not: the devices of a node are read by whichever of its ranks
 came first, and no other rank knows of them. Nor is a loss: who watches all ranks tells of the first
-that is lost, and marks each.
+that is lost, and marks each. Ranks with an alarm each agree on the same by a claim (`claim`): of a
+node the first whose loss is lost tells, with its rank, and holds the claim until it is back. It is
+not let go at the end of the run: another rank, which ends a little later, would tell it again.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
+from ergmeter.meter.claim import Claim
 from ergmeter.meter.notices import Notices, Ways, ways
 from ergmeter.meter.opening import say
 from ergmeter.metrics.alert_rules import NAN, Rule, all_parsed, check_prices, classes_parsed
@@ -85,10 +89,11 @@ class Alarm:
         mark: Callable[[Mark], None],
         only: str | None = None,
         is_first: Callable[[], bool] = lambda: True,
+        rank: Callable[[], int | None] = lambda: None,
         on_stop: Callable[[], None] | None = None,
     ) -> None:
-        """`only`: the writer whose share is judged; left out, all of the run. `on_stop` hears once
-        that the run should stop."""
+        """`only`: the writer whose share is judged; left out, all of the run. `rank`: whose that is
+        among several ranks with an alarm each. `on_stop` hears once that the run should stop."""
         self.should_stop = False
         self._plan = plan
         self._run = run
@@ -96,10 +101,13 @@ class Alarm:
         self._mark = mark
         self._only = only
         self._is_first = is_first
+        self._rank = rank
         self._on_stop = on_stop
         self._notices = Notices(plan.ways, mark=mark)
         self._followed: tuple[Following, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
+        self._claims: dict[str, Claim] = {}  # by rule, to tell of a loss for this node
+        weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
         self._spans: dict[str, tuple[int, int]] = {}  # by writer, from its first step to its last
         self._steps = 0
         self._unjudged: set[str] = set()  # rules of which it was said that nothing is seen for them
@@ -188,7 +196,8 @@ class Alarm:
         if alert.is_over:
             return
         if is_news:
-            self._notices.tell({**alert.as_json(), "run": str(self._run), "pid": os.getpid()})
+            told = {**alert.as_json(), "text": self._with_rank(alert)}
+            self._notices.tell({**told, "run": str(self._run), "pid": os.getpid()})
         if may_stop and alert.rule.kind in self._plan.stop_on and not self.should_stop:
             self.should_stop = True
             self._mark(Mark(time.monotonic_ns(), "stop_asked", alert.text[:1000]))
@@ -202,9 +211,28 @@ class Alarm:
         lost = self._lost.setdefault(alert.rule.text, set())
         if alert.is_over:
             lost.discard(alert.about)
+            if alert.rule.text in self._claims:
+                self._claims[alert.rule.text].release()
             return False
         # One that had taken its last step when this one took its first is of a training before.
         began_ns, _ = self._spans.get(alert.about, (0, 0))
         lost -= {one for one in lost if self._spans.get(one, (0, began_ns))[1] < began_ns}
         lost.add(alert.about)
-        return len(lost) == 1
+        return len(lost) == 1 and self._tells_for_node(alert.rule)
+
+    def _tells_for_node(self, rule: Rule) -> bool:
+        """Whether no other rank of this node has told of a loss that is lost."""
+        if self._rank() is None:
+            return True
+        whose = ("alert", str(self._run.resolve()), rule.text)
+        return self._claims.setdefault(rule.text, Claim(*whose)).take()
+
+    def _with_rank(self, alert: Alert) -> str:
+        """Its text; of a loss that is one rank's among several, with the rank."""
+        rank = self._rank() if alert.rule.kind == NAN else None
+        return alert.text if rank is None else f"{alert.text} (rank {rank})"
+
+
+def _release(claims: dict[str, Claim]) -> None:
+    for claim in claims.values():
+        claim.release()

@@ -144,6 +144,11 @@ class HandOver:
         self._ask_rank()
         return self._rank_now()
 
+    @property
+    def has_others(self) -> bool:
+        """Whether this process is one of several ranks, as far as that is known now."""
+        return bool(self._where)
+
     def stop(self, ending: Mark | None, *, last: Callable[[], None] | None = None) -> None:
         """Take the last readings, do `last`, hand over everything, and close the files.
 

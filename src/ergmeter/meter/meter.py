@@ -389,10 +389,15 @@ class Meter:
                 # Around a command its processes tell the steps, each in a share of its own.
                 only=None if self.plan.around else handover.writer_id,
                 is_first=lambda: handover.rank == 0,
+                rank=lambda: handover.rank if self._is_one_of(handover) else None,
                 on_stop=self._stop_asked,
             )
             handover.costs.append(partial(_CPU_S, self._alarm))
             self._alarm.start()
+
+    def _is_one_of(self, handover: HandOver) -> bool:
+        """Whether other ranks have a Meter of their own beside this one."""
+        return handover.has_others and not self.plan.around
 
     def _stop_asked(self) -> None:
         if self.on_stop is not None:

@@ -20,7 +20,7 @@ from ergmeter.metrics.alert_states import Growth, Held, NotANumber, Silence, Spe
 from ergmeter.metrics.alert_totals import Cost, Drawn, Elapsed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Protocol
 
     from ergmeter.metrics.alert_rules import Rule
@@ -84,6 +84,16 @@ class Rows:
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     samples: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
     printed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def without(self, writers: Collection[str]) -> Rows:
+        """The same less the steps of these writers; what was sampled is for all."""
+        if not writers:
+            return self
+        steps, printed = (
+            {writer: columns for writer, columns in rows.items() if writer not in writers}
+            for rows in (self.steps, self.printed)
+        )
+        return Rows(self.until_ns, steps, self.samples, printed)
 
 
 class Judge:

@@ -92,6 +92,11 @@ class Comparison:
         return tuple(group for group in self.groups if group.name not in refused)
 
 
+def figures_needed(options: Options) -> tuple[str, ...]:
+    """The keys of all that a comparison may show. UsageError for a figure there is not."""
+    return tuple(dict.fromkeys((*DEFAULT, *(measure(name).key for name in options.metrics))))
+
+
 def compare(found: Found, options: Options) -> Comparison:
     """Compare what was found. Raises UsageError for groups or figures there are not."""
     entries = _with_target(found.entries, options.target_loss)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.summarize import settings_of, summary_of
+from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
 from ergmeter.ports import Update
-from ergmeter.records import Window
+from ergmeter.records import Summary, Window
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ergmeter.metrics.steps import Steps
     from ergmeter.runlog.reader import Run
 
@@ -29,8 +31,8 @@ _ALL = Settings(warmup_steps=0)  # lately is lately: the warm-up is shown too
 _FOREVER_NS = 2**62
 
 
-def lately(run: Run, *, since_ns: int = 0) -> Update:
-    """All metrics over the steps that ended after this instant of the run's clock.
+def lately(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
+    """All metrics, or just these, over the steps that ended after this instant of the run's clock.
 
     NotMeasurable if there is none yet. The next update begins where this one's window ends.
     """
@@ -38,12 +40,16 @@ def lately(run: Run, *, since_ns: int = 0) -> Update:
     end_ns = _reached_ns(run, newest)
     part = run.part(Window(since_ns, end_ns))
     evidence = Evidence(part, settings_of(part, _ALL), heed_marks=False)
-    return _update(part, evidence, final=False)
+    if keys:
+        readings = readings_of(evidence, keys)
+        return _update(part, evidence, Summary(run.name, run.status, readings), final=False)
+    return _update(part, evidence, summary_of(evidence), final=False)
 
 
 def whole(run: Run) -> Update:
     """All metrics over the whole run, after its warm-up."""
-    return _update(run, Evidence(run, settings_of(run)), final=True)
+    evidence = Evidence(run, settings_of(run))
+    return _update(run, evidence, summary_of(evidence), final=True)
 
 
 def evidence_since(run: Run, since_ns: int) -> Evidence:
@@ -52,10 +58,10 @@ def evidence_since(run: Run, since_ns: int) -> Evidence:
     return Evidence(part, settings_of(part, _ALL), heed_marks=False)
 
 
-def _update(run: Run, evidence: Evidence, *, final: bool) -> Update:
+def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> Update:
     window = evidence.window
     done, wall_s = _steps_done(evidence), _wall_s(run, window.end_ns)
-    return Update(done, wall_s, window, summary_of(evidence), final)
+    return Update(done, wall_s, window, summary, final)
 
 
 def _reached_ns(run: Run, rows: Steps) -> int:

@@ -2,20 +2,27 @@
 
 The trap: one run counted twice, once in its directory and once as its ledger's row, which makes
 two repeats that agree to the last digit. Where both are named the directory is used: it says more.
+
+And two trainings of one command taken for repeats, as they are in one run: named by its path, each
+of them is a source of its own, RUN:1 and RUN:2, and may be named so.
 """
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.boards import board_facts
+from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.compute import flops_per_token
 from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, facts_of, why_left_out
 from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.ledgers import is_ledger, read_ledger
-from ergmeter.metrics.summarize import evidence_of, summary_of
+from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
 from ergmeter.metrics.tokens import steps_made
 from ergmeter.metrics.training import divergence
 from ergmeter.records import Missing, Reading
@@ -24,21 +31,42 @@ from ergmeter.runlog.reader import FINISHED, Run
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.records import Result
     from ergmeter.runlog.settings import Settings
 
+_TRAINING = re.compile(r"(?P<run>.+):(?P<number>[1-9]\d*)")
 _FINISHED = (FINISHED, "exit code 0")
+_NEEDED = ("training.loss", "time.window_s", "steps.count")  # to tell whether it may be compared
 
 
-def found_in(paths: Iterable[Path], settings: Settings | None = None) -> Found:
-    """Everything under these paths, each run once."""
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is to be found out of each run."""
+
+    settings: Settings | None
+    keys: tuple[str, ...]
+
+
+def found_in(
+    paths: Iterable[Path],
+    settings: Settings | None = None,
+    *,
+    keys: Iterable[str] | None = None,
+    tell: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Found:
+    """Everything under these paths, each run once. Of runs just the metrics of these keys, if they
+    are given: of hundreds of runs that is most of the work. `tell` hears how many of how many have
+    been read."""
+    wanted = _Wanted(settings, tuple(catalogue() if keys is None else {*keys, *_NEEDED}))
     entries: list[Entry] = []
     left_out: list[str] = []
-    for path in paths:
-        one = _found(path, settings)
+    parts = [part for path in paths for part in _parts(path, wanted)]
+    for number, part in enumerate(parts):
+        tell(number, len(parts))
+        one = part()
         entries += one.entries
         left_out += one.left_out
     kept: dict[object, Entry] = {}
@@ -60,28 +88,40 @@ def _identity(entry: Entry) -> object:
     if entry.run is None:  # two rows that agree to the last digit are copies of one
         values = {key: entry.value(key) for key in entry.figures}
         return frozenset(entry.facts.items()), frozenset(values.items())
-    whole = str(entry.run.resolve())
-    return (whole, entry.source) if "training " in entry.source else whole
+    return entry.run.resolve(), _split(Path(entry.source))[1]
 
 
-def _found(path: Path, settings: Settings | None) -> Found:
+def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], Found]]:
+    """What there is under a path, each to be read when it is asked for."""
     if path.is_file():
-        return read_ledger(path, given=str(path))
+        return [partial(read_ledger, path, given=str(path))]
+    path, training = _split(path)
     if not path.is_dir():
         raise FormatError(f"no run, folder or ledger at {path}")
+    if training is not None:
+        chosen, name = Run.open(path).training(training), f"{path}:{training}"
+        return [partial(_entry, chosen, name, name, wanted)]
     if (path / fmt.RUN_FILE).is_file():
-        return _joined([_run(path, given=str(path), settings=settings)])
+        return [partial(_run, path, given=None, wanted=wanted)]
     runs = [
         header.parent
         for header in sorted(path.rglob(fmt.RUN_FILE))
         if not any(part.startswith(".") for part in header.relative_to(path).parts)
     ]
     if runs:
-        return _joined([_run(run, given=str(path), settings=settings) for run in runs])
+        return [partial(_run, run, given=str(path), wanted=wanted) for run in runs]
     ledgers = [file for file in sorted(path.glob("*.csv")) if is_ledger(file)]
     if not ledgers:
         raise FormatError(f"no run and no energy ledger in {path}")
-    return _joined([read_ledger(ledger, given=str(path)) for ledger in ledgers])
+    return [partial(read_ledger, ledger, given=str(path)) for ledger in ledgers]
+
+
+def _split(path: Path) -> tuple[Path, int | None]:
+    """RUN:2 as the run and the number of a training in it. A directory of that name is itself."""
+    named = _TRAINING.fullmatch(str(path))
+    if named is None or path.exists():
+        return path, None
+    return Path(named["run"]), int(named["number"])
 
 
 def _joined(parts: list[Found]) -> Found:
@@ -91,17 +131,20 @@ def _joined(parts: list[Found]) -> Found:
     )
 
 
-def _run(path: Path, *, given: str, settings: Settings | None) -> Found:
-    """A run's entry; of several trainings in it, one each."""
+def _run(path: Path, *, given: str | None, wanted: _Wanted) -> Found:
+    """A run's entry; of several trainings in it, one each. `given`: the folder it was found in."""
     try:
         run = Run.open(path)
         several = len(run.trainings)
         if several < 2:
-            return _entry(run, str(path), given, settings)
+            return _entry(run, str(path), given or str(path), wanted)
+        named = {f"{path}:{n}": run.training(n) for n in range(1, several + 1)}
+        each = ", ".join(f"{name} ({one.name})" for name, one in named.items())
+        note = f"{several} trainings in this run, each to be named by itself: {each}"
         return _joined(
             [
-                _entry(run.training(n), f"{path} training {n}", given, settings, training=n)
-                for n in range(1, several + 1)
+                _entry(one, name, given or name, wanted, remarks=(note,), training=number)
+                for number, (name, one) in enumerate(named.items(), start=1)
             ]
         )
     except ErgmeterError as error:
@@ -110,23 +153,30 @@ def _run(path: Path, *, given: str, settings: Settings | None) -> Found:
 
 
 def _entry(
-    run: Run, source: str, given: str, settings: Settings | None, *, training: int | None = None
+    run: Run,
+    source: str,
+    given: str,
+    wanted: _Wanted,
+    *,
+    remarks: Sequence[str] = (),
+    training: int | None = None,
 ) -> Found:
     said = run.workload.get("status")
     status = str(said) if said and run.status in _FINISHED else run.status
     why = why_left_out(status)
     if why:
         return Found(left_out=(f"{source}: {why}",))
-    evidence = evidence_of(run, settings)
-    readings = summary_of(evidence).readings
+    evidence = evidence_of(run, wanted.settings)
+    ask_devices(evidence)
+    readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
     diverged = divergence(readings)
     if diverged:
         return Found(left_out=(f"{source}: it {diverged}",))
     figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
-    remarks = (*(f"damaged, left out: {line}" for line in run.damage), *_unfit(evidence, source))
+    damage = (f"damaged, left out: {line}" for line in run.damage)
+    said = (*remarks, *damage, *_unfit(evidence, source))
     facts = _facts(evidence)
-    own = Entry(source, given, facts, figures, run.path, remarks, training=training)
-    return Found((own,))
+    return Found((Entry(source, given, facts, figures, run.path, said, training=training),))
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:

@@ -40,6 +40,14 @@ def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
     return {key: _result(catalogue()[key].compute, evidence) for key in keys}
 
 
+def ask_devices(evidence: Evidence) -> None:
+    """Have the devices asked one after the other what checks and metrics ask of each, for who goes
+    on to some of both."""
+    drawing = _drawing(evidence)
+    for device in evidence.devices(*asked):
+        visit(evidence, device, is_in_boundary=device.id in drawing)
+
+
 def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
     """Device by device, all of one before the next: what was read of few is in memory at a time.
 

@@ -88,6 +88,8 @@ class Frame:
     unjudged: dict[str, str]
     newest_ns: int
     quiet_s: float | None = None  # since the last step, where that is too long ago
+    training: int = 1  # which of so many in this run, counted from 1
+    trainings: int = 0
 
     @property
     def is_going(self) -> bool:
@@ -104,18 +106,24 @@ class Watching:
         *,
         rules: Iterable[str] = (),
         rank: int | None = None,
+        training: int | None = None,
         total_steps: int | None = None,
         now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`rules`: in place of those that the run was made with; `rank`: just this one; `now_ns`:
-        the clock by which a run has been quiet."""
+        """`rules`: in place of those that the run was made with; `rank`: just this one; `training`:
+        of several in the run this one, counted from 1, else the newest; `now_ns`: the clock by
+        which a run has been quiet."""
         self._now_ns = now_ns
         self._path = path
         self._rank = rank
+        self._training = training
+        self._beside: frozenset[str] = frozenset()  # writers of other trainings in the same run
         self._total_steps = total_steps
+        self._curves = {"power_w": Curve()}
+        self._steps: dict[int, int] = {}
         self._following = Following(path)
         self._following.learn()
-        run = _newest(Run.open(path))
+        run = self._chosen(Run.open(path))
         texts = tuple(rules) or tuple(_rules_of(self._following)) or DEFAULT
         self._judge = Judge(
             all_parsed(texts),
@@ -123,8 +131,6 @@ class Watching:
             settings=settings_of(run),
             start_ns=self._following.start_ns,
         )
-        self._curves = {"power_w": Curve()}
-        self._steps: dict[int, int] = {}
         self._ranks: dict[str, int] = {}  # by writer
         self._others: deque[int] = deque(maxlen=_PACE_ROWS)  # when steps of other ranks ended
         self._start_anew()
@@ -135,13 +141,13 @@ class Watching:
 
     def look(self, *, totals: bool) -> Frame:
         """What is new, taken in. `totals`: also the figures of the run so far, from its start."""
-        run = _newest(Run.open(self._path))
+        run = self._chosen(Run.open(self._path))
         status = run.status
         is_behind = True
         while is_behind:
             new, ready, is_behind = self._following.look(is_last=status != RUNNING)
-            self._take(new)
-            for alert in self._judge.feed(ready):
+            self._take(new.without(self._beside))
+            for alert in self._judge.feed(ready.without(self._beside)):
                 if not alert.is_over:
                     ranks = ranks_of(alert.rule.text, alert.about, self._ranks)
                     self._seen.append(Noted(alert.t_ns, alert.text, was_told=False, ranks=ranks))
@@ -155,6 +161,19 @@ class Watching:
         self._following.close()
 
     # -- inside -----------------------------------------------------------------------------------
+
+    def _chosen(self, run: Run) -> Run:
+        """The run, or one of several trainings in it: figures of all of them there are none."""
+        self._trainings = len(run.trainings)
+        if self._training is None and self._trainings < 2:
+            return run
+        chosen = run.training(self._training or self._trainings)
+        beside = frozenset(writer.directory.name for writer in chosen.beside)
+        if beside - self._beside and self._steps:  # another has begun: what was told is not of it
+            self._steps.clear()
+            self._start_anew()
+        self._beside = beside
+        return chosen
 
     def _start_anew(self) -> None:
         """What is told of one rank."""
@@ -252,7 +271,7 @@ class Watching:
             tuple(self._gauges.values()), self._judge.energy_j,
             tuple(with_seen(told(run, self._ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
-            quiet_s,
+            quiet_s, self._training or self._trainings, self._trainings,
         )  # fmt: skip
 
     def _goal(self, step: int | None) -> tuple[float | None, str, float | None]:
@@ -348,9 +367,3 @@ def _eta(total: float | None, done: float | None, rate: float | None) -> tuple[f
     if done is None or not rate:
         return None, "no pace yet"
     return max(0.0, total - done) / rate, ""
-
-
-def _newest(run: Run) -> Run:
-    """The run, or the last of several trainings in it: figures of all of them there are none."""
-    several = len(run.trainings)
-    return run.training(several) if several > 1 else run

@@ -1,12 +1,13 @@
 """A run while it is going, on a terminal of 60 to 200 columns, or as lines where there is none.
 
-The trap: a page that breaks where it is narrow. What does not fit is left out whole, from the
-right: first the curves, then the bases, never half a number. What is not known keeps its place and
-says why.
+The trap: a page that breaks where it is narrow. What does not fit is left out whole, first the
+bases, then the curves, never half a number; a name goes on in the next line. What is not known
+keeps its place and says why, as far as there is room for a whole clause.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
     from ergmeter.records import Result
 
 _BARS = "▁▂▃▄▅▆▇█"
-_FOR_CURVES = 84  # columns, from which on there is room for them
-_FOR_BASES = 72
+_FOR_BASES = 72  # columns, from which on there is room for them
+_CURVE = (10, 80)  # cells at the least and at the most
+_GAP = 2
 _MOST_DEVICES = 16
 _MOST_RANKS = 8
 _MOST_ALERTS = 6
@@ -59,7 +61,7 @@ def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableT
     """Everything about a run, in so many columns. `lines`: the room there is for it."""
     parts: list[RenderableType] = [*_head(frame), Text(), _figures(frame, columns)]
     parts += [*_age(frame), *_missing(frame, columns)]
-    parts += _devices(frame, columns)
+    parts += _devices(frame)
     parts += _ranks(frame)
     # What came last is what one looks for: of the rest as much as there is room for.
     room = _MOST_ALERTS if lines is None else max(2, min(_MOST_ALERTS, lines - 24))
@@ -97,9 +99,10 @@ def alert_line(frame: Frame, number: int) -> str:
 def _head(frame: Frame) -> list[Text]:
     style = {RUNNING: "cyan", FINISHED: "green"}.get(frame.status, "red")
     called = printable(_CALLED.get(frame.status, frame.status))
-    title = Text.assemble((printable(frame.run.name), "bold"), "  ", (called, style), no_wrap=True)
+    title = Text.assemble((printable(frame.run.name), "bold"), "  ", (called, style))
     title.append(f"  {duration(frame.elapsed_s)}", "dim")
-    title.overflow = "ellipsis"
+    if frame.trainings > 1:
+        title.append(f"  training {frame.training} of {frame.trainings} (--training)", "dim")
     said = Text(f"{_progress(frame)}, {_eta(frame)}")
     if frame.total and frame.done is not None:
         share = min(1.0, frame.done / frame.total)
@@ -132,25 +135,30 @@ def _eta(frame: Frame) -> str:
 
 
 def _figures(frame: Frame, columns: int) -> Table:
-    with_curves, with_bases = columns >= _FOR_CURVES, columns >= _FOR_BASES
-    cells = max(8, min(80, columns - 66))
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", style="dim", no_wrap=True)
-    table.add_column("lately", justify="right", no_wrap=True)
-    if with_curves:
-        table.add_column("from the start", no_wrap=True)
-    table.add_column("so far", justify="right", no_wrap=True)
-    if with_bases:
-        table.add_column("", no_wrap=True)
-    for title, now, curve, so_far in _ROWS:
+    with_bases = columns >= _FOR_BASES
+    rows: list[list[str]] = []
+    for title, now, _, so_far in _ROWS:
         found = frame.so_far.get(so_far)
-        row: list[str | Text] = [title, _now(frame, title, now)]
-        if with_curves:
-            row.append(sparkline(frame.curves.get(curve, ()), cells))
-        row.append(_value(found) if so_far else "")
-        if with_bases:
-            printed = "as printed" if title == "loss" and frame.loss_is_printed else ""
-            row.append(Text(found.basis if isinstance(found, Reading) else printed, "dim"))
+        printed = "as printed" if title == "loss" and frame.loss_is_printed else ""
+        basis = found.basis if isinstance(found, Reading) else printed
+        figures = [_now(frame, title, now), _value(found) if so_far else ""]
+        rows.append([title, *figures, *([basis] if with_bases else [])])
+    heads = ["", "lately", "so far", ""][: len(rows[0])]
+    # The curves have what the figures leave.
+    taken = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    cells = min(_CURVE[1], columns - sum(taken) - _GAP * (len(taken) + 1))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
+    for number, head in enumerate(heads):
+        if number == 2 and cells >= _CURVE[0]:
+            table.add_column(
+                "from the start" if cells >= len("from the start") else "curve", no_wrap=True
+            )
+        is_figure = number in (1, 2)
+        style = "" if is_figure else "dim"
+        table.add_column(head, style=style, justify="right" if is_figure else "left", no_wrap=True)
+    for (_, _, curve, _), row in zip(_ROWS, rows, strict=True):
+        if cells >= _CURVE[0]:
+            row.insert(2, sparkline(frame.curves.get(curve, ()), cells))
         table.add_row(*row)
     return table
 
@@ -192,14 +200,17 @@ def _missing(frame: Frame, columns: int) -> list[Text]:
             if isinstance(found, Missing) and title not in said.setdefault(found.reason, []):
                 said[found.reason].append(title)
     return [
-        Text(_cut(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow", no_wrap=True)
+        Text(_clauses(f"no {', '.join(titles)}: {printable(reason)}", columns), "yellow")
         for reason, titles in said.items()
         if titles
     ]
 
 
-def _cut(text: str, columns: int) -> str:
-    return text if len(text) <= columns else text[: columns - 1] + "…"
+def _clauses(text: str, columns: int) -> str:
+    """As many whole clauses as fit into a line, two at the least: what, and why."""
+    ends = [found.start() for found in re.finditer("[:;] ", text)][1:]
+    fitting = [end for end in (*ends, len(text)) if end <= columns]
+    return text[: max(fitting, default=min(ends, default=len(text)))]
 
 
 def _shown(frame: Frame) -> list[Gauges]:
@@ -208,12 +219,12 @@ def _shown(frame: Frame) -> list[Gauges]:
     return accelerators or [one for one in frame.gauges if one.device.kind in ("cpu", "process")]
 
 
-def _devices(frame: Frame, columns: int) -> list[RenderableType]:
+def _devices(frame: Frame) -> list[RenderableType]:
     shown = _shown(frame)
     if not shown:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("device", no_wrap=True, overflow="ellipsis", max_width=max(12, columns - 44))
+    table.add_column("device", overflow="fold")
     used = [g for g in _GAUGES if any(g[0] in one.values for one in shown)]
     for _, title, _ in used:
         table.add_column(title, justify="right", no_wrap=True)
@@ -221,7 +232,7 @@ def _devices(frame: Frame, columns: int) -> list[RenderableType]:
         called = printable(one.device.name)
         name = f"{number} {called}" if one.device.kind == "gpu" else called
         cells = [said(one.values[c]) if c in one.values else "-" for c, _, said in used]
-        table.add_row(Text(name, overflow="ellipsis"), *cells)
+        table.add_row(Text(name), *cells)
     more = len(shown) - _MOST_DEVICES
     return [Text(), table, *([Text(f"and {more} more", "dim")] if more > 0 else [])]
 

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -346,3 +347,34 @@ def test_a_rule_that_nothing_is_told_for_is_said_once_and_marked(
     assert capfd.readouterr().err == f"ergmeter: alert 'loss nan' is not judged: {lacks}\n"
     assert marks(tmp_path / "run", "alert_unjudged") == [f"loss nan: {lacks}"]
     assert f"an alert was not judged: loss nan: {lacks}" in meter.summary().notes
+
+
+@pytest.mark.parametrize(("first_steps", "told_by_second"), [(10, []), (15, [5, 15])])
+def test_of_ranks_with_an_alarm_each_one_tells_until_its_loss_is_back(
+    tmp_path: Path,
+    first_steps: int,
+    told_by_second: list[int],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Lost at step 5, back at 10, lost at 15: the first rank ends before it is back, or after."""
+    run = make_run(tmp_path / "run")
+    losses = [2.0] * 5 + [math.nan] * 5 + [2.0] * 5 + [math.nan] * 5
+    steps = [Step(i * 10**9, (i + 1) * 10**9, index=i, loss=one) for i, one in enumerate(losses)]
+    said: list[list[str]] = []
+    held: list[Alarm] = []
+    for rank, count in enumerate((first_steps, 20)):
+        alarm = Alarm(
+            AlertPlan(all_parsed(["loss nan"])),
+            run,
+            settings=Settings(),
+            mark=lambda _: None,
+            only=add_writer(run, steps=steps[:count]).name,
+            rank=partial(int, rank),
+        )
+        held.append(alarm)
+        alarm._look(is_last=True)
+        assert alarm._followed
+        alarm._followed[0].close()
+        said.append(capfd.readouterr().err.splitlines())
+    line = "ergmeter: alert: loss nan: loss nan at step {} (rank {})"
+    assert said == [[line.format(5, 0)], [line.format(at, 1) for at in told_by_second]]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.entries import EVAL_LOSS, fact, why_left_out
 from ergmeter.metrics.sources import found_in
 from ergmeter.metrics.targets import ENERGY, TIME, to_target
 from ergmeter.records import Mark, Missing, Reading, Reported, Sample, Step
+from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
@@ -160,3 +161,57 @@ def test_without_losses_there_is_no_target(tmp_path: Path) -> None:
     found = to_target(run, 2.0)[TIME]
     assert isinstance(found, Missing)
     assert "no step tells its loss" in found.reason
+
+
+def two_trainings(path: Path) -> Path:
+    """Of one command: ten steps of 100 tokens a second, twenty of 10 in half of one."""
+    run = make_run(path)
+    for name, steps in (
+        ("A", even_steps(10, tokens_computed=100)),
+        ("B", even_steps(20, seconds=0.5, tokens_computed=10)),
+    ):
+        header = {"training": {"id": name, "world": 1, "model": f"Model{name}"}}
+        add_writer(run, steps=steps, header=header, settings={"warmup_steps": 0})
+    return run
+
+
+def test_two_trainings_in_a_run_are_two_sources_and_no_repeats(tmp_path: Path) -> None:
+    run = two_trainings(tmp_path / "both")
+    found = found_in([run])
+    assert [entry.given for entry in found.entries] == [f"{run}:1", f"{run}:2"]
+    rates = [entry.value("throughput.tokens_per_s") for entry in found.entries]
+    names = [entry.facts["name"] for entry in found.entries]
+    assert dict(zip(names, rates, strict=True)) == {"test, ModelA": 100.0, "test, ModelB": 20.0}
+    note = found.entries[0].remarks[0]
+    assert note.startswith("2 trainings in this run, each to be named by itself: ")
+    assert f"{run}:2 ({names[1]})" in note
+
+
+def test_one_of_several_trainings_can_be_named(tmp_path: Path) -> None:
+    run = two_trainings(tmp_path / "both")
+    (second,) = found_in([tmp_path / "both:2"]).entries
+    assert second.source == second.given == f"{run}:2"
+    assert second.value("steps.count") == Run.open(run).training(2).count("steps")
+    again = found_in([run, tmp_path / "both:2"])
+    assert len(again.entries) == 2
+    assert "the same run, named twice" in again.left_out[0]
+    with pytest.raises(UsageError, match=r"no training 3 .*1 to 2"):
+        found_in([tmp_path / "both:3"])
+
+
+def test_a_folder_whose_name_ends_in_a_number_is_that_folder(tmp_path: Path) -> None:
+    (entry,) = found_in([written(tmp_path / "lr:2")]).entries
+    assert entry.value("throughput.tokens_per_s") == pytest.approx(100)
+
+
+def test_just_the_figures_that_are_asked_for_are_made_and_they_are_the_same(tmp_path: Path) -> None:
+    run = written(tmp_path / "a")
+    told: list[tuple[int, int]] = []
+    keys = ("energy.joules_per_token",)
+    (some,) = found_in([run], keys=keys, tell=lambda *said: told.append(said)).entries
+    (whole,) = found_in([run]).entries
+    assert told == [(0, 1)]
+    wanted = {*keys, EVAL_LOSS, "training.loss", "time.window_s", "steps.count"}
+    assert set(some.figures) == wanted
+    assert all(some.figures[key] == whole.figures[key] for key in wanted)
+    assert some.remarks == whole.remarks

@@ -44,6 +44,10 @@ def test_an_update_is_over_the_steps_since_the_last_one_and_no_others(tmp_path: 
     assert value(first.summary.readings["throughput.tokens_per_s"]) == pytest.approx(100.0)
     assert first.window == Window(0, 10 * S)
     assert first.wall_s == pytest.approx(BEGAN_S + 10)
+    keys = ("time.step_s", "throughput.tokens_per_s", "utilization.mfu_frac")
+    some = lately(run, keys=keys)
+    assert some.summary.readings == {key: first.summary.readings[key] for key in keys}
+    assert (some.step, some.window) == (first.step, first.window)
     second = lately(run, since_ns=6 * S)
     assert second.window == Window(6 * S, 10 * S)
     assert value(second.summary.readings["tokens.total"]) == 400

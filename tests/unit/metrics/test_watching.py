@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.errors import FormatError
+from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.watching import SO_FAR, Watching
@@ -380,3 +380,50 @@ def test_one_rank_of_several_is_named_and_one_that_falls_again_is_another_alert(
         "loss nan: loss nan at step 6 (rank 1)",
         "loss nan: loss inf at step 12 (rank 1)",
     ]
+
+
+def two_trainings(path: Path) -> Path:
+    """Of one command: thirty steps, and twenty at a fourth of the pace."""
+    run = make_run(path)
+    for name, steps in (
+        ("A", even_steps(30, tokens_computed=100, loss=2.0)),
+        ("B", even_steps(20, seconds=4.0, tokens_computed=100, loss=1.0)),
+    ):
+        training = {"id": name, "world": 1, "model": f"Model{name}"}
+        add_writer(run, steps=steps, header={"clock": CLOCK, "training": training})
+    return run
+
+
+def test_of_several_trainings_one_is_watched_and_none_of_the_other(tmp_path: Path) -> None:
+    run = two_trainings(tmp_path / "run")
+    models = [Run.open(run).training(n).name for n in (1, 2)]
+    steps = {"test, ModelA": (30, 2.0, 1.0), "test, ModelB": (20, 1.0, 4.0)}
+    for number in (1, 2):
+        with watched(run, training=number) as watching:
+            frame = watching.look(totals=True)
+        assert frame.run.name == models[number - 1]
+        step_s = frame.so_far["time.step_s"]
+        assert isinstance(step_s, Reading)
+        assert (frame.step, frame.loss, step_s.value) == steps[frame.run.name]
+        assert len(frame.curves["loss"]) == frame.step
+        assert (frame.training, frame.trainings) == (number, 2)
+    with watched(run) as watching:  # the newest
+        assert watching.look(totals=False).run.name == models[1]
+    with pytest.raises(UsageError, match="no training 3"):
+        Watching(run, training=3)
+
+
+def test_a_training_that_begins_is_watched_from_then_on(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first = {"clock": CLOCK, "training": {"id": "A", "world": 1}}
+    add_writer(run, steps=even_steps(30, loss=2.0), header=first)
+    with watched(run) as watching:
+        assert watching.look(totals=False).step == 30
+        later = {"monotonic_ns": 0, "wall_ns": CLOCK["wall_ns"] + 60 * S}
+        second = {"clock": later, "training": {"id": "B", "world": 1}}
+        # Without numbers: what is counted is how many there are.
+        steps = [replace(one, index=None) for one in even_steps(5, loss=1.0)]
+        add_writer(run, steps=steps, header=second)
+        frame = watching.look(totals=False)
+    assert (frame.step, frame.loss, frame.training) == (5, 1.0, 2)
+    assert frame.curves["loss"] == (1.0,) * 5

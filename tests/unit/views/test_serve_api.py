@@ -334,3 +334,49 @@ def test_every_address_of_the_description_is_there(app: TestClient) -> None:
         if answer.status_code == 200:
             content = what["get"]["responses"]["200"]["content"]["application/json"]
             assert set(content["schema"]["required"]) <= answer.json().keys()
+
+
+BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("/nowhere", "There is nothing at this address"),
+        ("/run/0123456789ab", "There is no run of this address"),
+        ("/run/0123456789ab/report", "There is no run of this address"),
+        ("/bench/0123456789ab", "There is no bench of this address"),
+        ("/ledger/x", "There is no ledger of this address"),
+    ],
+)
+def test_what_is_not_there_is_a_page_for_a_browser_and_json_for_a_program(
+    app: TestClient, address: str, why: str
+) -> None:
+    page = app.get(address, headers=BROWSER)
+    assert page.status_code == 404
+    assert page.headers["content-type"].startswith("text/html")
+    assert f'{why}. <a href="/">All runs</a>' in page.text
+    assert app.get("/").text.partition("<main")[0].replace("Runs ·", "") == (
+        page.text.partition("<main")[0]
+        .replace("Nothing here ·", "")
+        .replace('data-page="none"', 'data-page="runs"')
+    )
+    told = app.get(address)
+    assert (told.status_code, told.json()) == (404, {"error": why})
+
+
+@pytest.mark.parametrize("address", ["/api/nowhere", "/api/run/0123456789ab", "/api/run/x/series"])
+def test_the_api_answers_in_json_whoever_asks(app: TestClient, address: str) -> None:
+    answer = app.get(address, headers=BROWSER)
+    assert answer.status_code == 404
+    assert "error" in answer.json()
+
+
+def test_a_report_that_can_not_be_made_is_a_page_that_says_why(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "runs" / "one")
+    (run / "run.json").write_text("{")
+    with client(tmp_path / "runs") as app:
+        (id,) = ids(app).values()
+        page = app.get(f"/run/{id}/report", headers=BROWSER)
+    assert page.status_code == 422
+    assert "Can't be read" in page.text

@@ -235,3 +235,12 @@ def test_packed_runs_are_named_also_where_there_are_too_many_directories(
         "more than 3 directories",
         "one.zip",
     ]
+
+
+def test_a_browser_without_the_token_is_told_in_a_page(locked: TestClient) -> None:
+    answer = locked.get("/", headers={"accept": "text/html"})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert "<p>a token is needed: open the address that erg serve printed" in answer.text
+    told = locked.get("/api/runs", headers={"accept": "text/html"})
+    assert told.json()["error"].startswith("a token is needed")

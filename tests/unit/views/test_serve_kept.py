@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.views.serve import tail as tails
-from ergmeter.views.serve.folder import Folder
+from ergmeter.views.serve.folder import Folder, Place
 from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.pool import Pool
 from ergmeter.views.serve.tail import Tails
@@ -146,6 +146,47 @@ def test_fifty_who_watch_one_run_share_one_look(tmp_path: Path) -> None:
     assert len({tuple(one) for one in seen}) == 1
     assert looks < 25  # one a second, however long it takes; each on its own would be 50
     assert left == {}
+
+
+def test_a_run_is_looked_at_when_its_files_have_grown_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "_LOOK_S", 0.01)
+    monkeypatch.setattr(tails, "_GLANCE_S", 0.01)
+    monkeypatch.setattr(tails, "_ANYWAY_S", 3600.0)
+    monkeypatch.setattr("ergmeter.views.serve.folder._STAMP_AGE_S", 0.0)
+    run = a_run(tmp_path / "one", closed=False)
+    folder = Folder(tmp_path)
+    place = folder.places("run")[0]
+    glances: list[str] = []
+
+    def stamped(one: Place) -> str:
+        glances.append(Folder.stamp(folder, one))
+        return glances[-1]
+
+    monkeypatch.setattr(folder, "stamp", stamped)
+
+    async def watch() -> tuple[int, int]:
+        every = Tails(folder)
+
+        async def glanced(more: int) -> None:
+            wanted = len(glances) + more
+            for _ in range(6000):
+                if len(glances) >= wanted:
+                    return
+                await asyncio.sleep(0.01)
+            raise AssertionError("nobody looks at the files")
+
+        async with every.watch([place]) as listener:
+            await listener.next(60.0)
+            tail = every._tails[place.id]
+            await glanced(20)
+            before = tail.looks
+            (run / "more.txt").write_text("a file more")
+            await glanced(20)
+            return before, tail.looks
+
+    assert asyncio.run(watch()) == (1, 2)
 
 
 def test_more_than_so_many_may_not_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from ergmeter.records import Step
 from ergmeter.runlog.identity import writer_header
+from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.serve.live import Look
-from tests.runs import make_run
+from tests.runs import add_writer, even_steps, make_run
 
 S = 10**9
 
@@ -59,3 +60,17 @@ def test_a_run_whose_steps_stopped_shows_since_when_and_no_figures(tmp_path: Pat
     assert seen["step"] == 10
     assert seen["marks"][-1]["name"] == "quiet"
     assert seen["marks"][-1]["detail"].startswith("last step 10 min")
+
+
+def test_of_several_trainings_the_newest_is_looked_at(tmp_path: Path) -> None:
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    writer.extend_header(training={"id": "B", "world": 1, "model": "Second"})
+    clock = {"monotonic_ns": 0, "wall_ns": 1_000_000_000 * S}
+    header = {"training": {"id": "A", "world": 1, "model": "First"}, "clock": clock}
+    add_writer(run, steps=even_steps(5, tokens_computed=7), header=header)
+    assert Run.open(run).trainings == ["A", "B"]
+    seen = Look(str(run)).now()
+    writer.close()
+    assert seen["title"] == "test, Second"
+    assert seen["step"] == 10
+    assert seen["readings"]["throughput.tokens_per_s"]["value"] == pytest.approx(100.0)

@@ -71,6 +71,11 @@ def test_the_page_fits_and_its_figures_are_whole(run: Path, columns: int) -> Non
     assert "5,200 W" in text or "5200 W" in text  # 8 x 650 W, all boards
     assert len(re.findall(r"\d NVIDIA H200 +650 W +70 GB +61 °C", text)) == 8
     assert ("measured" in rows["tokens/s"]) is (columns >= 72)
+    assert "…" not in text
+    assert "a-training-with-a-rather-long-name-of-its-own" in text
+    curve = re.search("[▁▂▃▄▅▆▇█]+", rows["power"])
+    assert curve is not None
+    assert len(curve[0]) >= 10
 
 
 def test_it_says_how_far_it_is_and_what_happened(run: Path) -> None:
@@ -171,3 +176,34 @@ def test_a_page_of_a_run_that_hangs_says_since_when(run: Path) -> None:
     assert "so far: as of" not in printed(frame, 120)
     old = replace(frame, so_far_ns=frame.newest_ns - 90 * S)
     assert "so far: as of 90 s ago" in printed(old, 80)
+
+
+def test_a_reason_ends_where_a_clause_does(run: Path) -> None:
+    why = "no MFU: the FLOPs of a step are not known"
+    narrow, wide = (printed(frame_of(run), columns).splitlines() for columns in (60, 200))
+    assert why in narrow
+    assert any(line.startswith(f"{why}: erg record") for line in wide)
+
+
+def test_a_long_device_name_goes_on_in_the_next_line(tmp_path: Path) -> None:
+    name = "A rather long name of an accelerator with 141 GB of memory, which tells what it does"
+    gpu = Device("GPU-0", "gpu", name, "nvml")
+    path = make_run(tmp_path / "run")
+    add_writer(path, steps=even_steps(5), samples=[Sample(S, gpu.id, power_w=1.0)], devices=[gpu])
+    text = printed(frame_of(path), 60)
+    assert f"0 {name}" in " ".join(text.replace("1 W", "").split())
+    assert "1 W" in text
+
+
+def test_of_several_trainings_the_page_says_which_it_shows(erg: Erg, tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run")
+    for one in ("A", "B"):
+        training = {"id": one, "world": 1, "model": f"Model{one}"}
+        add_writer(path, steps=even_steps(5), header={"training": training})
+    for number in (1, 2):
+        code, out, _ = erg("watch", "--once", "--training", number, path)
+        assert code == 0
+        assert f"training {number} of 2 (--training)" in out
+    code, _, err = erg("watch", "--once", "--training", 3, path)
+    assert code == 2
+    assert "no training 3" in err

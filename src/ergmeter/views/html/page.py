@@ -128,7 +128,7 @@ def page(
             {
                 "id": one.id,
                 "onTime": one.on_time,
-                "spec": _without_legends(one.spec),
+                "spec": without_legends(one.spec),
                 **({"axes": one.axes, "axis": one.axis} if one.axes else {}),
             }
             for one in charts
@@ -166,13 +166,13 @@ def page(
 """
 
 
-def _without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
+def without_legends(spec: Any) -> Any:  # noqa: ANN401  whatever JSON can hold
     """The same, for a page that has legends of its own: Vega's do not wrap."""
     if isinstance(spec, dict):
-        kept = {key: _without_legends(inner) for key, inner in spec.items() if key != "legend"}
+        kept = {key: without_legends(inner) for key, inner in spec.items() if key != "legend"}
         return {**kept, "legend": None} if "field" in kept and "scale" in kept else kept
     if isinstance(spec, list):
-        return [_without_legends(inner) for inner in spec]
+        return [without_legends(inner) for inner in spec]
     return spec
 
 

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
 
 from ergmeter.views.serve import api, pages
 from ergmeter.views.serve.desk import Desk
@@ -41,10 +40,10 @@ def web_app(folder: Folder, access: Access | None = None, *, pool: Pool | None =
     return Guard(app, access or Access())
 
 
-async def _not_found(_request: Request, _error: Exception) -> Response:
-    return JSONResponse({"error": "nothing here"}, 404)
+async def _not_found(request: Request, _error: Exception) -> Response:
+    return pages.without(request, 404, "There is nothing at this address")
 
 
-async def _failed(_request: Request, _error: Exception) -> Response:
+async def _failed(request: Request, _error: Exception) -> Response:
     # What went wrong stands in the terminal; a page from elsewhere learns nothing from it.
-    return JSONResponse({"error": "erg serve failed at this; its terminal says how"}, 500)
+    return pages.without(request, 500, "erg serve failed at this; its terminal says how")

@@ -27,7 +27,7 @@ Stamp = str
 _DEPTH = 4
 _MOST_DIRECTORIES = 20_000
 _SCAN_AGE_S = 1.0
-_STAMP_AGE_S = 0.25
+_STAMP_AGE_S = 0.1
 _CELL = "exp_"
 
 

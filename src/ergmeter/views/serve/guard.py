@@ -45,6 +45,10 @@ _HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
+_PLAIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serve</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">{head}{body}</html>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,21 +133,27 @@ class Guard:
         if any(name == "token" and self._access.is_token(value) for name, value in query):
             rest = urlencode([one for one in query if one[0] != "token"])
             return self._admitted(scope["path"] + (f"?{rest}" if rest else ""))
-        how = "open the address that erg serve printed, with its token"
-        return refused(401, f"a token is needed: {how}", {"www-authenticate": "Bearer"})
+        why = "a token is needed: open the address that erg serve printed, with its token"
+        bearer = {"www-authenticate": "Bearer"}
+        if not wants_page(scope["path"], headers):
+            return refused(401, why, bearer)
+        # Plain: our styles are behind the token too.
+        return HTMLResponse(_PLAIN.format(head="", body=f"<p>{why}</p>"), 401, bearer)
 
     def _admitted(self, address: str) -> Response:
         # Just a path: "//elsewhere" would be another host.
         inside = html.escape("/" + address.lstrip("/\\"), quote=True)
-        page = (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serve</title>'
-            f'<meta http-equiv="refresh" content="0;url={inside}">'
-            f'<p><a href="{inside}">on to the runs</a></p></html>'
-        )
-        response = HTMLResponse(page)
+        onward = f'<meta http-equiv="refresh" content="0;url={inside}">'
+        link = f'<p><a href="{inside}">on to the runs</a></p>'
+        response = HTMLResponse(_PLAIN.format(head=onward, body=link))
         name, ticket = self._access.cookie, self._access.ticket
         response.set_cookie(name, ticket, httponly=True, samesite="strict", path="/")
         return response
+
+
+def wants_page(path: str, headers: Headers) -> bool:
+    """Whether a person is to read the answer: a browser asks for a page, a program for the API."""
+    return "text/html" in headers.get("accept", "") and not path.startswith("/api/")
 
 
 def refused(code: int, why: str, headers: dict[str, str] | None = None) -> Response:

@@ -57,7 +57,9 @@ class Look:
         """Its state, and what its newest steps came to. Never raises for what a run holds."""
         try:
             run = Run.open(self._path)
-            state = run.status
+            state, several = run.status, len(run.trainings)
+            # Figures of several trainings there are none: what goes on is the newest.
+            run = run.training(several) if several > 1 else run
             if state == RUNNING:
                 self._update(run)
             marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
@@ -86,7 +88,7 @@ class Look:
                 lanes = evidence_since(run, self._since_ns).counted.lanes
                 starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
                 self._since_ns = min(self._since_ns, max(starts_ns))
-            found = lately(run, since_ns=self._since_ns)
+            found = lately(run, since_ns=self._since_ns, keys=KEYS)
         except NotMeasurable:
             return
         self._since_ns = found.window.end_ns
@@ -103,8 +105,7 @@ class Look:
 
 def _told(found: Result) -> dict[str, Any]:
     whole = documents.result(found)
-    return (
-        {**whole, "text": terminal.value(found).removesuffix(" 1")}
-        if isinstance(found, Reading)
-        else whole
-    )
+    if isinstance(found, Reading):
+        # A loss has no unit to show; a tile that is named by its unit shows just the number.
+        whole |= {"text": terminal.value(found).removesuffix(" 1"), "bare": terminal.bare(found)}
+    return whole

@@ -16,13 +16,15 @@ from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.views.serve import assets
-from ergmeter.views.serve.guard import refused
+from ergmeter.views.serve.guard import refused, wants_page
 from ergmeter.views.serve.pool import LIBRARY
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
+
+    from ergmeter.views.serve.folder import Kind
 
 _NAV = {"/": "Runs", "/benches": "Benches", "/ledgers": "Ledgers"}
 _FRAME = """<!doctype html>
@@ -66,6 +68,7 @@ _RUNS = """<form class="controls" id="filters" role="search">
 <a id="compare" class="button" aria-disabled="true">compare: choose two runs</a></p>
 <div class="scroll" role="region" aria-label="List of runs" tabindex="0">
 <table id="runs"><thead></thead><tbody></tbody></table></div>
+<p id="none" class="state" role="status" hidden></p>
 <ul id="left-out" class="dim"></ul>"""
 _RUN = """<p id="state-line" class="state" role="status">reading the run</p>
 <div id="live" hidden><h2>Just now</h2><dl class="tiles" id="tiles"></dl>
@@ -77,7 +80,8 @@ _BENCH = """<form class="controls" id="axes">
 <label>Down <select id="down"></select></label><label>Across <select id="across"></select></label>
 <label>Figure <select id="figure"></select></label></form>
 <p class="state" id="state-line" role="status">reading the cells</p><div id="matrix"></div>"""
-_NONE = '<p class="state">There is no run of this address. <a href="/">All runs</a></p>'
+_NONE = '<p class="state" data-kind="bad">{why}. <a href="/">All runs</a></p>'
+_TITLES = {404: "Nothing here", 422: "Can't be read", 500: "That failed"}
 _AT_ONCE_S = 1.0
 _OURS = ("script-src", "script-src-elem", "style-src", "style-src-elem", "img-src")
 _POLICY = re.compile('<meta http-equiv="Content-Security-Policy" content="([^"]*)">')
@@ -90,13 +94,13 @@ def routes() -> list[Route]:
         "/": ("runs", "Runs", _RUNS),
         "/compare": ("compare", "Comparison", _COMPARE),
         "/benches": ("benches", "Benches", _TABLE),
-        "/bench/{id}": ("bench", "Bench", _BENCH),
         "/ledgers": ("ledgers", "Ledgers", _TABLE),
-        "/ledger/{id}": ("ledger", "Ledger", _TABLE),
     }
     found = [Route(path, _page(*what)) for path, what in table.items()]
     return [
         *found,
+        Route("/bench/{id}", _page_of("bench", frame("bench", "Bench", _BENCH))),
+        Route("/ledger/{id}", _page_of("ledger", frame("ledger", "Ledger", _TABLE))),
         Route("/run/{id}", _run),
         Route("/run/{id}/report", _report),
         Route("/static/{name}", assets.served),
@@ -109,7 +113,7 @@ async def _run(request: Request) -> Response:
     desk = request.app.state.desk
     place = await asyncio.to_thread(desk.folder.place, request.path_params["id"], "run")
     if place is None:
-        return HTMLResponse(frame("none", "No such run", _NONE), 404)
+        return without(request, 404, "There is no run of this address")
     try:
         found = await desk.report_soon(place, within_s=_AT_ONCE_S)
     except ErgmeterError:
@@ -122,11 +126,18 @@ async def _report(request: Request) -> Response:
     desk = request.app.state.desk
     place = await asyncio.to_thread(desk.folder.place, request.path_params["id"], "run")
     if place is None:
-        return refused(404, "no such run")
+        return without(request, 404, "There is no run of this address")
     try:
         return _as_page(await desk.report(place))
     except ErgmeterError as error:
-        return refused(422, desk.folder.shown(str(error)))
+        return without(request, 422, desk.folder.shown(str(error)))
+
+
+def without(request: Request, code: int, why: str) -> Response:
+    """Why there is no such page: as a page for a browser, as JSON for a program and the API."""
+    if not wants_page(request.url.path, request.headers):
+        return refused(code, why)
+    return HTMLResponse(frame("none", _TITLES[code], _NONE.format(why=html.escape(why))), code)
 
 
 def _as_page(found: bytes) -> Response:
@@ -169,8 +180,20 @@ def _page(page: str, title: str, body: str) -> Callable[[Request], Awaitable[Res
     return answer
 
 
+def _page_of(kind: Kind, page: str) -> Callable[[Request], Awaitable[Response]]:
+    """A page about something that a scan has found; where it has not, one that says so."""
+
+    async def answer(request: Request) -> Response:
+        folder = request.app.state.desk.folder
+        if await asyncio.to_thread(folder.place, request.path_params["id"], kind) is None:
+            return without(request, 404, f"There is no {kind} of this address")
+        return HTMLResponse(page)
+
+    return answer
+
+
 def frame(page: str, title: str, body: str) -> str:
-    """A whole page around a body. All three are ours and not a run's."""
+    """A whole page around a body. What of it is a run's has been escaped."""
     nav = "".join(f'<a href="{address}">{word}</a>' for address, word in _NAV.items())
     return _FRAME.format(
         page=page,

@@ -34,7 +34,7 @@ from ergmeter.views.html import palette
 from ergmeter.views.html import report as html_report
 from ergmeter.views.html.compare_charts import compare_charts
 from ergmeter.views.html.compare_courses import ABOUT, course_charts
-from ergmeter.views.html.page import vega
+from ergmeter.views.html.page import vega, without_legends
 from ergmeter.views.html.time_charts import IDS, time_charts
 from ergmeter.views.serve.ledger_table import ledger_table
 from ergmeter.views.serve.matrix import matrix
@@ -125,7 +125,8 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
     if unknown:
         raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
     found = time_charts(evidence_of(Run.open(path)), only or IDS)
-    return _told({"config": palette.config(), "charts": [asdict(one) for one in found]}, root)
+    charts_ = [{**asdict(one), "spec": without_legends(one.spec)} for one in found]
+    return _told({"config": palette.config(), "charts": charts_}, root)
 
 
 def report(path: str, root: str) -> bytes:
@@ -164,7 +165,8 @@ def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int)
 def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
     """What `erg compare` says of these runs."""
     options = comparison.Options(group_by=tuple(group_by), anyway=anyway)
-    found = comparison.compare(found_in([Path(one) for one in paths]), options)
+    entries = found_in([Path(one) for one in paths], keys=comparison.figures_needed(options))
+    found = comparison.compare(entries, options)
     heads = {one.key: compare.head(one) for one in found.measures}
     cells = [
         {one.key: " ".join(compare.cell(found, g, one)).strip() for one in found.measures}
@@ -177,7 +179,14 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
     ]
     titles = [compare.title(pair) for pair in found.pairs]
     front = compare.front_in_words(found.front) if found.front else None
-    shown = {"heads": heads, "cells": cells, "titles": titles, "around": words, "front": front}
+    shown = {
+        "heads": heads,
+        "cells": cells,
+        "titles": titles,
+        "around": words,
+        "front": front,
+        "signs": compare.SIGNS,
+    }
     over = course_charts(courses(found.groups), found.groups)
     drawn_ = {
         "config": palette.config(),

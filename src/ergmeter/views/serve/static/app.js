@@ -24,6 +24,8 @@ async function ask(address, options = {}) {
   return body;
 }
 
+const many = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
 function sayState(words, kind = "") {
   const line = byId("state-line");
   line.textContent = words;
@@ -126,11 +128,11 @@ function runsPage() {
     for (const note of run.notes_on_it || []) name.append(el("div", { class: "dim why" }, note));
     const made = Date.parse(run.created) ? new Date(run.created) : null;
     const pad = (number) => String(number).padStart(2, "0");
-    const when = made ? `${made.getFullYear()}-${pad(made.getMonth() + 1)}-${pad(made.getDate())} ${pad(made.getHours())}:${pad(made.getMinutes())}` : "";
+    const when = made ? [`${made.getFullYear()}-${pad(made.getMonth() + 1)}-${pad(made.getDate())}`, `${pad(made.getHours())}:${pad(made.getMinutes())}`] : ["", ""];
     const state = el("td", { title: run.why || "" }, stateOf(run.status));
     if (run.why) state.append(el("div", { class: "dim why" }, run.why));
     const element = el("tr", { "data-id": run.id }, el("td", {}, box), name,
-      state, el("td", { class: "when" }, when),
+      state, el("td", { class: "when" }, el("span", {}, when[0]), " ", el("span", {}, when[1])),
       el("td", { class: "side" }, run.model || ""), el("td", { class: "side" }, (run.devices || []).join(", ")),
       ...COLUMNS.filter((one) => one.isFigure).map((one) => figure(figureOf(run, one.key))));
     rows.set(run.id, { element, said });
@@ -166,6 +168,7 @@ function runsPage() {
     const select = byId(id);
     const known = [...select.options].map((one) => one.value).join("\n");
     if (view[id] && !values.includes(view[id])) values.push(view[id]);
+    select.parentElement.hidden = values.length === 0;
     if (select.options.length && known === ["", ...values].join("\n")) return;
     select.replaceChildren(el("option", { value: "" }, "all"), ...values.map((one) => el("option", { value: one }, words(one))));
     select.value = view[id];
@@ -186,8 +189,36 @@ function runsPage() {
     const pending = runs.filter((run) => run.is_pending).length;
     const hidden = runs.filter((run) => run.bench && !view.cells).length;
     const total = runs.length - hidden;
-    byId("count").textContent = (shown.length === total ? `${total} runs` : `${shown.length} of ${total} runs`)
-      + (pending ? `, ${pending} being read` : "") + (hidden ? `, ${hidden} cells of benches not shown` : "");
+    byId("count").textContent = (shown.length === total ? many(total, "run") : `${shown.length} of ${many(total, "run")}`)
+      + (pending ? `, ${pending} being read` : "") + (hidden ? `, ${many(hidden, "cell")} of benches not shown` : "");
+    for (const one of [byId("filters"), byId("compare")]) one.hidden = runs.length === 0;
+    byId("runs").parentElement.hidden = shown.length === 0;
+    showNone(shown.length === 0, total, hidden);
+  }
+
+  // Of an empty list: how to make a run, or which of the filters hide them all and how to be rid of them.
+  function showNone(isEmpty, total, hidden) {
+    const place = byId("none");
+    place.hidden = !isEmpty;
+    const filters = ["q", "state", "model", "device", "tag"].filter((name) => view[name]);
+    const words = filters.map((name) => name === "q" ? `\u201c${view.q}\u201d` : `${name} ${byId(name).selectedOptions[0].text}`);
+    const said = JSON.stringify([total, hidden, words]);
+    if (!isEmpty || place.dataset.said === said) return; // as it was: a button in it keeps the focus
+    place.dataset.said = said;
+    if (runs.length === 0) {
+      place.replaceChildren("No run in this directory yet. ", el("code", {}, "erg record -- python train.py"),
+        " makes one of any training, in runs/ unless --out says where; ", el("code", {}, "erg demo"), " makes a small one. It is listed here when it begins.");
+      return;
+    }
+    const clear = el("button", { type: "button", id: "clear", on: { click: () => {
+      for (const name of filters) { view[name] = ""; byId(name).value = ""; }
+      if (total === 0) { view.cells = "1"; byId("cells").checked = true; }
+      show();
+      byId("q").focus();
+    } } }, total === 0 ? "show them" : "show all runs");
+    const why = total === 0 ? `All there is are ${many(hidden, "cell")} of benches, which are not shown. `
+      : `No run matches ${words.join(" and ")}. `;
+    place.replaceChildren(why, clear);
   }
 
   let tag = "";
@@ -236,6 +267,8 @@ function loadCharts() {
   });
 }
 
+const legendOf = (chart) => chart.legend.map(([label, colour]) => el("li", { class: colour }, label));
+
 let library = null;
 async function embed(spec, config, place) {
   library ??= loadCharts();
@@ -283,7 +316,7 @@ function runPage() {
     tiles[0].lastChild.id = "step";
     for (const [key, title] of Object.entries(TILES)) {
       const found = (seen.readings || {})[key];
-      if (found && found.missing === undefined) tiles.push(tile(title, found.text, found.note));
+      if (found && found.missing === undefined) tiles.push(tile(title, title === found.unit ? found.bare : found.text, found.note));
     }
     byId("tiles").replaceChildren(...tiles);
     byId("marks").textContent = (seen.marks || []).map((one) => [one.name.replaceAll("_", " "), one.detail].filter(Boolean).join(": ")).join(" · ");
@@ -308,9 +341,11 @@ function runPage() {
       let figure = byId(`figure-${chart.id}`);
       if (!figure) {
         const unit = chart.unit && chart.unit !== "frac" ? ` (${chart.unit})` : "";
-        figure = el("figure", { id: `figure-${chart.id}` }, el("h3", {}, chart.title + unit), el("div", { class: "chart" }));
+        figure = el("figure", { id: `figure-${chart.id}` }, el("h3", {}, chart.title + unit),
+          el("ul", { class: "legend" }), el("div", { class: "chart" }));
         section.append(figure);
       }
+      figure.querySelector(".legend").replaceChildren(...legendOf(chart));
       if (figure.matches(":hover, :focus-within") && views[chart.id]) continue; // somebody reads it
       await draw(chart, found.config, figure.querySelector(".chart"));
     }
@@ -332,7 +367,7 @@ function runPage() {
         el("span", { class: `badge ${one.basis}` }, one.basis),
         el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
     }
-    const about = [found.devices.join(", "), found.host, found.model].filter(Boolean).join(" · ");
+    const about = [found.devices.join(", "), found.host && `on ${found.host}`, found.model].filter(Boolean).join(" · ");
     const findings = found.check.findings.map((one) => el("li", {}, el("span", { class: one.weight }), one.seen, el("div", { class: "dim" }, one.effect)));
     const verdict = `${found.check.said[0].toUpperCase()}${found.check.said.slice(1)}.`;
     const ahead = found.ahead.missing === undefined ? found.ahead.text : `How far it is, nobody knows: ${found.ahead.missing}`;
@@ -414,10 +449,6 @@ function runPage() {
 }
 
 // -- comparison -----------------------------------------------------------------------------------
-// As `views.compare.SIGNS` has them.
-const VERDICTS = { better: "+ better", worse: "- worse", differs: "* differs", "not shown": "= no difference shown",
-  "no interval": "? no interval", absent: "absent" };
-
 // A chart with its legend, its note and its content in words, as the pages in files have it.
 function chartFigure(chart) {
   const figure = el("figure", { id: chart.id }, el("h3", {}, chart.title + (chart.unit ? ` (${chart.unit})` : "")));
@@ -425,8 +456,7 @@ function chartFigure(chart) {
     figure.append(el("p", { class: "absent" }, `- ${chart.reason}`));
     return figure;
   }
-  const legend = chart.legend.map(([label, colour]) => el("li", { class: colour }, label));
-  figure.append(el("ul", { class: "legend" }, ...legend), el("div", { class: "chart", id: `chart-${chart.id}` }),
+  figure.append(el("ul", { class: "legend" }, ...legendOf(chart)), el("div", { class: "chart", id: `chart-${chart.id}` }),
     el("figcaption", {}, chart.note),
     el("details", {}, el("summary", {}, "in words"), table(chart.table.head, chart.table.rows, `${chart.title}, in words`)));
   return figure;
@@ -473,7 +503,7 @@ async function comparePage() {
     place.append(table([found.group_by.join(", "), "runs", ...keys.map((key) => shown.heads[key])], groups, "Figures by group"));
     found.pairs.forEach((pair, number) => {
       const verdicts = pair.verdicts.map((one) => el("li", { class: `verdict ${one.state.replace(" ", "-")}` },
-        el("span", { class: "badge" }, VERDICTS[one.state] || one.state), " ", one.words));
+        el("span", { class: "badge" }, shown.signs[one.state]), " ", one.words));
       const around = shown.around[number].map((line) => el("li", { class: "dim" }, line));
       place.append(el("h2", {}, shown.titles[number]), el("ul", { class: "findings" }, ...verdicts, ...around));
     });
@@ -483,7 +513,9 @@ async function comparePage() {
     for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
     for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
     const refused = found.pairs.length ? "not comparable as they are: the reasons stand below" : "one group: nothing to compare it with";
-    sayState(found.is_comparable ? "comparable" : refused, found.is_comparable ? "good" : "bad");
+    const isAnyway = found.is_comparable && found.pairs.some((pair) => pair.refusals.length);
+    const comparable = isAnyway ? "compared anyway: what speaks against it stands below" : "comparable";
+    sayState(found.is_comparable ? comparable : refused, found.is_comparable && !isAnyway ? "good" : "bad");
     if (found.pairs.length && !found.is_comparable && !query.get("anyway")) {
       query.set("anyway", "true");
       place.append(el("p", {}, el("a", { href: `/compare?${query}` }, "compare anyway; the reasons stay")));
@@ -561,17 +593,19 @@ async function benchPage() {
     byId("matrix").replaceChildren(
       el("div", { class: "scroll", role: "region", "aria-label": "Matrix", tabindex: "0" },
         el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...body))),
-      el("p", { class: "dim" }, `Darker is more; ${better}. Hatched cells with ✕ have no figure.`),
+      el("p", { class: "dim" }, `${found.figures[name]?.title}: darker is more; ${better}. Hatched cells with ✕ have no figure.`),
       ...found.notes.map((note) => el("p", { class: "dim" }, note)));
-    sayState(`${found.cells} cells in ${found.groups.length} configurations` + (failed ? `, ${failed} without a result` : ""));
+    sayState(`${many(found.cells, "cell")} in ${many(found.groups.length, "configuration")}` + (failed ? `, ${failed} without a result` : ""));
   }
   show();
 }
 
+const MAKES = { benches: "`erg bench run` makes one", ledgers: "an energy_results.csv is one, as `erg train` writes it" };
+
 async function namesPage(word, kind) {
   try {
     const found = (await ask(`/api/${word}`))[word];
-    sayState(found.length ? `${found.length} in this directory` : `none in this directory`);
+    sayState(found.length ? `${found.length} in this directory` : `none in this directory: ${MAKES[word]}`);
     byId("table").append(el("ul", {}, ...found.map((one) => el("li", {}, el("a", { href: `/${kind}/${one.id}` }, one.name)))));
   } catch (error) { sayState(String(error.message), "bad"); }
 }
@@ -595,7 +629,7 @@ async function ledgerPage() {
     byId("table").append(whole);
     for (const remark of new Set(found.rows.flatMap((row) => row.remarks))) byId("table").append(el("p", { class: "dim" }, remark));
     for (const line of found.left_out) byId("table").append(el("p", { class: "absent" }, `left out: ${line}`));
-    sayState(`${found.rows.length} rows` + (found.left_out.length ? `, ${found.left_out.length} left out` : ""));
+    sayState(many(found.rows.length, "row") + (found.left_out.length ? `, ${found.left_out.length} left out` : ""));
   } catch (error) { sayState(String(error.message), "bad"); }
 }
 
