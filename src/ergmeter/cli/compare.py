@@ -91,8 +91,8 @@ def command(
     Repeats are averaged, and each group is held against the first: the ratio with its interval
     (Student's t on logarithms; paired where seeds match), a verdict in words, what differs in
     configuration and could explain it. Exits 1 if groups are not comparable, or there is one only,
-    and says why; 0 otherwise, also where no difference is shown. Several trainings in one run are
-    groups of their own; RUN:2 names the second.
+    and says why; 0 otherwise, also where no difference is shown. Several trainings in a run that
+    is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
     """
     from ergmeter.metrics.comparison import Options, compare, figures_needed
     from ergmeter.metrics.sources import found_in

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _BEGINS = b"<!doctype html"
+_AS_WE_RUN = os.access in os.supports_effective_ids
 
 
 def with_page(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,19 +58,21 @@ def check_writable(path: Path, *, option: str) -> None:
         raise click.UsageError(f"{option} {path}: the directory {folder} {what}")
     if not path.exists():
         _check_access(folder, f"{option} {path}")
+    elif not os.access(path, os.W_OK, effective_ids=_AS_WE_RUN):
+        raise click.UsageError(f"{option} {path}: can't be written to; name another file")
 
 
 def check_folder(folder: Path, *, option: str) -> None:
     """Refuse a directory that is something else, or can't be made or written to."""
-    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    paths = (folder, *folder.absolute().parents)
+    there = next(one for one in paths if one.exists() or one.is_symlink())
     if not there.is_dir():
         raise click.UsageError(f"{option} {folder}: {there} is no directory; name another")
     _check_access(there, f"{option} {folder}")
 
 
 def _check_access(folder: Path, what: str) -> None:
-    as_we_run = os.access in os.supports_effective_ids
-    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=as_we_run):
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=_AS_WE_RUN):
         raise click.UsageError(f"{what}: the directory {folder} can't be written to; name another")
 
 

@@ -1,7 +1,7 @@
 """`erg plot`: charts of a run as files.
 
-The trap: a picture that takes the place of something else. A file that is no picture of ours is
-never replaced, and one that is replaced is named.
+The trap: a picture that takes the place of something else. A file that is neither a PNG nor an SVG
+of ours is never replaced, and one that is replaced is named.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ class _OfOneRun(click.Command):
     "--format",
     "form",
     type=click.Choice(_FORMATS),
-    default="svg",
-    show_default=True,
-    help="Of the files in a directory.",
+    help="Of the files in a directory. Default: svg.",
 )
 @click.option("--dark", is_flag=True, help="On a dark ground.")
 @with_model
@@ -101,13 +99,14 @@ def command(
     run: Run,
     kinds: tuple[str, ...],
     out: Path,
-    form: str,
+    form: str | None,
     dark: bool,
 ) -> int:
     """Draw charts of a run into files, without a browser. Without RUN: the newest under runs/.
 
     The charts are those of `erg report --html`. One that can't be drawn is not written, and the
-    reason is told. A file that is no picture is not replaced. Needs pip install 'ergmeter[html]'.
+    reason is told. Of files that are there, PNGs and our own SVGs are replaced. Needs pip install
+    'ergmeter[html]'.
 
     \b
     erg plot runs/a --kind waterfall -o waterfall.svg
@@ -129,8 +128,8 @@ def command(
     for chart in drawn:
         path = targets[chart.id]
         theme = "dark" if dark else "light"
-        form = path.suffix.lower().removeprefix(".")
-        _write(path, plot(chart, run.name, form=form, theme=theme))
+        kind = path.suffix.lower().removeprefix(".")
+        _write(path, plot(chart, run.name, form=kind, theme=theme))
     for chart in found:
         if chart.spec is None:
             click.echo(f"erg: no plot of {chart.title}: {chart.reason}", err=True)
@@ -138,24 +137,27 @@ def command(
     return 0 if is_enough else 1
 
 
-def _targets(out: Path, kinds: tuple[str, ...], form: str) -> dict[str, Path]:
+def _targets(out: Path, kinds: tuple[str, ...], form: str | None) -> dict[str, Path]:
     """Where each kind goes: into the one file, or into a directory by its name."""
-    is_picture = out.suffix.lower().removeprefix(".") in _FORMATS
+    named = out.suffix.lower().removeprefix(".")
+    is_picture = named in _FORMATS
     if out.is_dir() or (len(kinds) > 1 and not is_picture):
         check_folder(out, option="-o")
-        return {kind: out / f"{kind}.{form}" for kind in kinds}
+        return {kind: out / f"{kind}.{form or _FORMATS[0]}" for kind in kinds}
     if len(kinds) > 1:
         raise click.UsageError(
             f"-o {out}: {len(kinds)} plots do not go into one file; name a directory"
         )
     if not is_picture:
         raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
+    if form not in (None, named):
+        raise click.UsageError(f"-o {out} is not --format {form}: the name says what it will be")
     check_writable(out, option="-o")
     return {kinds[0]: out}
 
 
 def _check_target(path: Path) -> None:
-    """Refuse to replace what is no picture that we could have made."""
+    """Refuse to replace what is neither a PNG nor an SVG that we made."""
     if path.is_dir():
         raise click.UsageError(f"-o: {path} is a directory; name another place")
     if not path.is_file():

@@ -189,9 +189,8 @@ def _paired(a: list[Entry], b: list[Entry]) -> tuple[list[Entry], list[Entry]] |
 def _with_target(entries: Sequence[Entry], loss: float | None) -> tuple[Entry, ...]:
     if loss is None:
         return tuple(entries)
-    return tuple(
-        replace(entry, figures={**entry.figures, **to_target(entry.run, loss)}) for entry in entries
-    )
+    found = ((one, to_target(one.run, loss, training=one.training)) for one in entries)
+    return tuple(replace(one, figures={**one.figures, **target}) for one, target in found)
 
 
 def _baseline_first(groups: tuple[Group, ...], name: str | None) -> tuple[Group, ...]:

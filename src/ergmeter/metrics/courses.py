@@ -21,7 +21,7 @@ from ergmeter.metrics.drawn import boundary
 from ergmeter.metrics.gauges import highest_of, readings, sampled, why_absent
 from ergmeter.metrics.progress import AXES, Progress
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.metrics.tokens import label_of, tokens
+from ergmeter.metrics.tokens import WHICH_TOKENS, tokens
 from ergmeter.records import Missing
 from ergmeter.runlog.joining import Series
 from ergmeter.runlog.reader import Run
@@ -209,7 +209,7 @@ def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
     return (
         Series(lane["end_ns"].astype(np.int64)[took], made[took] / lasted_s[took]),
         basis,
-        label_of(evidence, label),
+        WHICH_TOKENS[label],
     )
 
 
@@ -246,7 +246,10 @@ def _power_of(evidence: Evidence, device: Device) -> tuple[Series, bool]:
     if counter is None or len(counter.t_ns) < 2:
         why = why_absent(device, "power_w") or "no reading says it"
         raise NotMeasurable(f"{device.name} [{device.id}] tells no power: {why}")
-    return timeline.rate(counter), True
+    grown = timeline.rate(counter)
+    if not np.isfinite(grown.values).any():
+        raise NotMeasurable(f"{device.name} [{device.id}] tells no power: its counter never grew")
+    return grown, True
 
 
 def _sum(parts: list[Series]) -> Series:

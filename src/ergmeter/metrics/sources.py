@@ -88,7 +88,7 @@ def _identity(entry: Entry) -> object:
     if entry.run is None:  # two rows that agree to the last digit are copies of one
         values = {key: entry.value(key) for key in entry.figures}
         return frozenset(entry.facts.items()), frozenset(values.items())
-    return entry.run.resolve(), _split(Path(entry.source))[1]
+    return entry.run.resolve(), entry.training
 
 
 def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], Found]]:
@@ -98,11 +98,8 @@ def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], Found]]:
     path, training = _split(path)
     if not path.is_dir():
         raise FormatError(f"no run, folder or ledger at {path}")
-    if training is not None:
-        chosen, name = Run.open(path).training(training), f"{path}:{training}"
-        return [partial(_entry, chosen, name, name, wanted)]
-    if (path / fmt.RUN_FILE).is_file():
-        return [partial(_run, path, given=None, wanted=wanted)]
+    if training is not None or (path / fmt.RUN_FILE).is_file():
+        return [partial(_run, path, given=None, wanted=wanted, only=training)]
     runs = [
         header.parent
         for header in sorted(path.rglob(fmt.RUN_FILE))
@@ -131,10 +128,16 @@ def _joined(parts: list[Found]) -> Found:
     )
 
 
-def _run(path: Path, *, given: str | None, wanted: _Wanted) -> Found:
-    """A run's entry; of several trainings in it, one each. `given`: the folder it was found in."""
+def _run(path: Path, *, given: str | None, wanted: _Wanted, only: int | None = None) -> Found:
+    """A run's entry; of several trainings in it, one each, or `only` that one. `given`: the folder
+    it was found in."""
     try:
         run = Run.open(path)
+    except ErgmeterError as error:
+        return _left_out(path, error)
+    if only is not None:
+        run.training(only)  # a number that there is not is misuse
+    try:
         several = len(run.trainings)
         if several < 2:
             return _entry(run, str(path), given or str(path), wanted)
@@ -145,11 +148,16 @@ def _run(path: Path, *, given: str | None, wanted: _Wanted) -> Found:
             [
                 _entry(one, name, given or name, wanted, remarks=(note,), training=number)
                 for number, (name, one) in enumerate(named.items(), start=1)
+                if only in (None, number)
             ]
         )
     except ErgmeterError as error:
-        said = str(error)
-        return Found(left_out=(said if str(path) in said else f"{path}: {said}",))
+        return _left_out(path, error)
+
+
+def _left_out(path: Path, error: ErgmeterError) -> Found:
+    said = str(error)
+    return Found(left_out=(said if str(path) in said else f"{path}: {said}",))
 
 
 def _entry(

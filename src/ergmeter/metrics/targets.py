@@ -48,13 +48,15 @@ class _Until(Evidence):
         return self._until
 
 
-def to_target(path: Path | None, loss: float) -> dict[str, Result]:
-    """Time and energy of a run until its loss came to a target; or why they are not known."""
+def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:
+    """Time and energy of a run, or of one of its trainings, until its loss came to a target; or why
+    they are not known."""
     if path is None:
         why = "a ledger's row has no losses by step: name the run's directory"
         return {TIME: Missing(why), ENERGY: Missing(why)}
     try:
         run = Run.open(path)
+        run = run if training is None else run.training(training)
         window, told = _reached(run, loss)
     except ErgmeterError as error:
         return {TIME: Missing(str(error)), ENERGY: Missing(str(error))}

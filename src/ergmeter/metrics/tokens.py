@@ -145,20 +145,22 @@ def steps_made(evidence: Evidence) -> float:
     return max(float(steps_in(lane).sum()) for lane in evidence.work.lanes)
 
 
+WHICH_TOKENS = {
+    "real": "real tokens",
+    "computed": "computed tokens (padding included)",
+    "printed": "tokens as printed",
+    "declared": "tokens per step as declared",
+}
+
+
 def label_of(evidence: Evidence, label: str) -> str:
     """Which tokens a figure counts, in words."""
     ranks = len(evidence.counted.lanes)
     whose = "" if label == "declared" else unseen.in_words(evidence) or layout.in_words(evidence)
     whose = whose or (f"all {ranks} ranks" if ranks > 1 else "")
     over = f", {whose}" if whose else ""
-    what = {
-        "real": "real tokens",
-        "computed": "computed tokens (padding included)",
-        "printed": "tokens as printed",
-        "declared": "tokens per step as declared",
-    }
     guess = "" if label == "declared" else guessed(evidence, evidence.counted, "tokens")
-    return what[label] + over + (f"; assumed: {guess}" if guess else "")
+    return WHICH_TOKENS[label] + over + (f"; assumed: {guess}" if guess else "")
 
 
 def total_tokens(evidence: Evidence) -> Reading:

@@ -169,7 +169,8 @@ class Watching:
             return run
         chosen = run.training(self._training or self._trainings)
         beside = frozenset(writer.directory.name for writer in chosen.beside)
-        if beside - self._beside and self._steps:  # another has begun: what was told is not of it
+        is_another = self._training is None and beside - self._beside
+        if is_another and self._steps:  # it has begun: what was told is not of it
             self._steps.clear()
             self._start_anew()
         self._beside = beside

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ergmeter.records import Flops
 
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
+# The relay starts with these: asked before it has come to its own mask, it would end of it.
+_BLOCKED = _WAITED | ({ASKED} if ASKED else set())
 _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as well
 # A signal sent to the whole group reaches the child without us, and the relay: it has this long to
 # get it, and then to say so when it is asked, before the signal is sent on.
@@ -99,7 +101,7 @@ def record(request: Request) -> Recording:
     # they ended; that the command then finds it at its default is the lesser difference.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # Blocked from here on and taken one by one below; the child starts with none blocked.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     relay_pid, report_fd = start_relay(channels)
     output = Output(report_fd)
     peak = Peak()
@@ -132,7 +134,7 @@ def record(request: Request) -> Recording:
     meter.close(_ended(code))
     while late := signal.sigpending() & _WAITED:
         signal.sigwait(late)  # meant for a command that has ended
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAITED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     with suppress(ChildProcessError):
         os.waitpid(relay_pid, os.WNOHANG)
     return Recording(code if code >= 0 else 128 - code, run)

@@ -68,6 +68,8 @@ def labels_of(run: Path) -> Labels:
         return Labels(tags, tuple((str(n["at"]), str(n["text"])) for n in found.get("notes", ())))
     except FileNotFoundError:
         return Labels()
+    except OSError as error:
+        raise FormatError(f"{path}: can't be read ({error.strerror or error})") from error
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise FormatError(f"{path}: not the labels of a run ({error})") from error
 

@@ -35,10 +35,11 @@ RECORD_NEXT = "to record next time"
 def share(one: Block) -> str:
     """The share of the peak that a block takes; with a plus what it gives."""
     value = 100 * abs(one.share_frac)
+    sign = "+" if one.share_frac < 0 else ""
     if 0 < value < _LEAST:
-        return f"< {_LEAST} %"
+        return f"{sign}< {_LEAST} %"
     said = f"{value:.1f}" if value >= 0.05 or not value else significant(value, 1)
-    return f"{'+' if one.share_frac < 0 else ''}{said} %"
+    return f"{sign}{said} %"
 
 
 def joules(one: Block) -> str:

@@ -174,6 +174,21 @@ def test_a_counter_alone_is_power_by_how_it_grew(tmp_path: Path) -> None:
     assert (found.basis, found.x["time"][0]) == ("derived", 1.0)
 
 
+def test_a_counter_that_never_grew_is_no_power(tmp_path: Path) -> None:
+    samples = [Sample(t * S, GPU.id, energy_j=70.0 * t) for t in range(11)]
+    samples += [Sample(t * S, OTHER.id, energy_j=50.0 - t) for t in range(11)]
+    run = run_of(tmp_path / "run", steps=even_steps(10), samples=samples, devices=[GPU, OTHER])
+    assert why(run, "power_w") == f"{OTHER.name} [GPU-1] tells no power: its counter never grew"
+
+
+def test_a_run_that_is_all_warm_up_has_its_pace(tmp_path: Path) -> None:
+    steps = even_steps(5, tokens_real=100)
+    run = run_of(tmp_path / "run", steps=steps, settings={"warmup_steps": 50})
+    found = course(run, "tokens_per_s")
+    assert found.values.tolist() == pytest.approx([100.0] * 5)
+    assert found.note == "real tokens"  # and not of how many ranks, which others may differ in
+
+
 def test_memory_is_that_of_the_fullest_device_as_the_comparison_has_it(tmp_path: Path) -> None:
     samples = [Sample(t * S, GPU.id, memory_bytes=1000 + t) for t in range(11)]
     samples += [Sample(t * S, OTHER.id, memory_bytes=1005 if t != 4 else 2000) for t in range(11)]

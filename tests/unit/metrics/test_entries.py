@@ -192,11 +192,29 @@ def test_one_of_several_trainings_can_be_named(tmp_path: Path) -> None:
     (second,) = found_in([tmp_path / "both:2"]).entries
     assert second.source == second.given == f"{run}:2"
     assert second.value("steps.count") == Run.open(run).training(2).count("steps")
+    assert second.training == 2  # which the curves and the target ask for
     again = found_in([run, tmp_path / "both:2"])
     assert len(again.entries) == 2
     assert "the same run, named twice" in again.left_out[0]
     with pytest.raises(UsageError, match=r"no training 3 .*1 to 2"):
         found_in([tmp_path / "both:3"])
+
+
+def test_the_only_training_of_a_run_is_that_run_by_either_name(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    steps = even_steps(10, tokens_computed=100)
+    add_writer(run, steps=steps, header={"training": {"id": "A", "world": 1}})
+    found = found_in([run, tmp_path / "one:1"])
+    assert len(found.entries) == 1
+    assert "the same run, named twice" in found.left_out[0]
+
+
+def test_a_named_training_of_a_damaged_run_is_left_out_and_the_others_stay(tmp_path: Path) -> None:
+    two_trainings(tmp_path / "both")
+    (tmp_path / "both" / "run.json").write_text("{")
+    found = found_in([written(tmp_path / "whole"), tmp_path / "both:2"])
+    assert len(found.entries) == 1
+    assert "run.json" in found.left_out[0]
 
 
 def test_a_folder_whose_name_ends_in_a_number_is_that_folder(tmp_path: Path) -> None:

@@ -427,3 +427,20 @@ def test_a_training_that_begins_is_watched_from_then_on(tmp_path: Path) -> None:
         frame = watching.look(totals=False)
     assert (frame.step, frame.loss, frame.training) == (5, 1.0, 2)
     assert frame.curves["loss"] == (1.0,) * 5
+
+
+def test_one_that_was_named_stays_when_another_begins(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    first = {"clock": CLOCK, "training": {"id": "A", "world": 1}}
+    add_writer(run, steps=even_steps(30, loss=2.0), header=first)
+    with watched(run, training=1) as watching:
+        assert watching.look(totals=False).step == 30
+        later = {"monotonic_ns": 0, "wall_ns": CLOCK["wall_ns"] + 60 * S}
+        add_writer(
+            run,
+            steps=even_steps(5, loss=1.0),
+            header={"clock": later, "training": {"id": "B", "world": 1}},
+        )
+        frame = watching.look(totals=False)
+    assert (frame.step, frame.loss, frame.training) == (30, 2.0, 1)
+    assert frame.curves["loss"] == (2.0,) * 30

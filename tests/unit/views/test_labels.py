@@ -76,3 +76,6 @@ def test_broken_ones_cost_no_figure_and_are_told(erg: Erg, run: Path) -> None:
     whole = json.loads(erg("report", run, "--json")[1])
     assert "not the labels of a run" in whole["labels"]["missing"]
     assert whole["readings"]["throughput.tokens_per_s"]["value"] == 5.0
+    (run / LABELS_FILE).unlink()
+    (run / LABELS_FILE).mkdir()  # what the system refuses to read
+    assert "tags and notes: can't be read: " in erg("report", run)[1]

@@ -83,6 +83,7 @@ def test_a_waterfall_is_drawn_with_its_figures(erg: Erg, run: Path, tmp_path: Pa
         (("--kind", "waterfal"), "no kind 'waterfal' of plot; did you mean waterfall? There are"),
         (("--kind", "zzz"), "no kind 'zzz' of plot; there are phases, power,"),
         (("other", "third"), "one run; `erg compare {run} other third --html FILE` draws several"),
+        (("--format", "png"), "-o x.svg is not --format png: the name says what it will be"),
         (("--kind", "all"), "-o x.svg: 18 plots do not go into one file; name a directory"),
     ],
 )

@@ -74,3 +74,18 @@ def test_of_several_trainings_the_newest_is_looked_at(tmp_path: Path) -> None:
     assert seen["title"] == "test, Second"
     assert seen["step"] == 10
     assert seen["readings"]["throughput.tokens_per_s"]["value"] == pytest.approx(100.0)
+
+
+def test_a_training_that_begins_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    writer.extend_header(training={"id": "A", "world": 1, "model": "First"})
+    look = Look(str(run))
+    assert look.now()["step"] == 10
+    header = {**writer_header("meter"), "settings": {}, "unavailable": {}}
+    header["training"] = {"id": "B", "world": 1, "model": "Second"}
+    second = Writer(run, header=header)
+    seen = look.now()
+    second.close()
+    writer.close()
+    assert seen["title"] == "test, Second"
+    assert (seen["step"], seen["readings"]) == (None, {})

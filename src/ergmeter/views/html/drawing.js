@@ -32,7 +32,13 @@ function followAxis(charts, draw, ready) {
   document.getElementById("x-axis")?.addEventListener("change", () => {
     turn = turn.then(async () => {
       const name = chosenAxis();
-      for (const chart of charts.filter((one) => one.axis)) await draw(chart);
+      for (const chart of charts.filter((one) => one.axis)) {
+        try {
+          await draw(chart);
+        } catch (error) { // the others, and the next choice, are drawn all the same
+          document.getElementById("chart-" + chart.id)?.replaceChildren("not drawn: " + error.message);
+        }
+      }
       document.documentElement.dataset.axis = name;
     });
   });

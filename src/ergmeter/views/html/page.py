@@ -87,7 +87,7 @@ def figure(chart: Chart) -> str:
         inner = table(chart.table, caption=f"{chart.title}, in words")
         words = f"<details><summary>in words</summary>{inner}</details>"
     place = f'<div class="chart" id="chart-{text(chart.id)}"></div>'
-    if len(chart.legend) > 1:  # a single line is what the title says
+    if len(chart.legend) > 1 or chart.axes:  # a single line of one run is what the title says
         labels = "".join(
             f'<li class="{colour}">{text(label)}</li>' for label, colour in chart.legend
         )

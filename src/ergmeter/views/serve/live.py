@@ -49,6 +49,10 @@ class Look:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._start_anew(trainings=0)
+
+    def _start_anew(self, *, trainings: int) -> None:
+        self._trainings = trainings
         self._since_ns: int | None = None
         self._usual_s = 0.0  # a step, in the look before
         self._last: dict[str, Any] = {"step": None, "readings": {}}
@@ -58,6 +62,8 @@ class Look:
         try:
             run = Run.open(self._path)
             state, several = run.status, len(run.trainings)
+            if several > max(1, self._trainings):  # what was seen is of the one before
+                self._start_anew(trainings=several)
             # Figures of several trainings there are none: what goes on is the newest.
             run = run.training(several) if several > 1 else run
             if state == RUNNING:
@@ -107,5 +113,5 @@ def _told(found: Result) -> dict[str, Any]:
     whole = documents.result(found)
     if isinstance(found, Reading):
         # A loss has no unit to show; a tile that is named by its unit shows just the number.
-        whole |= {"text": terminal.value(found).removesuffix(" 1"), "bare": terminal.bare(found)}
+        whole |= {"text": terminal.value(found), "bare": terminal.bare(found)}
     return whole

@@ -593,7 +593,7 @@ async function benchPage() {
     byId("matrix").replaceChildren(
       el("div", { class: "scroll", role: "region", "aria-label": "Matrix", tabindex: "0" },
         el("table", { class: "matrix" }, el("thead", {}, head), el("tbody", {}, ...body))),
-      el("p", { class: "dim" }, `${found.figures[name]?.title}: darker is more; ${better}. Hatched cells with ✕ have no figure.`),
+      ...(found.figures[name] ? [el("p", { class: "dim" }, `${found.figures[name].title}: darker is more; ${better}. Hatched cells with ✕ have no figure.`)] : []),
       ...found.notes.map((note) => el("p", { class: "dim" }, note)));
     sayState(`${many(found.cells, "cell")} in ${many(found.groups.length, "configuration")}` + (failed ? `, ${failed} without a result` : ""));
   }
