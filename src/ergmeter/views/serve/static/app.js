@@ -417,12 +417,15 @@ function runPage() {
   let busy = false;
   let wanted = true;
   async function keepUp() {
+    let took = 0;
     if (wanted && !busy && !document.hidden && state === "running") {
       busy = true; wanted = false;
+      const began = performance.now();
       await refresh();
+      took = performance.now() - began;
       busy = false;
     }
-    setTimeout(keepUp, 2000);
+    setTimeout(keepUp, Math.max(2000, 3 * took)); // a machine that is slow with it has other work
   }
 
   const stop = watchRun(id, (seen) => {
