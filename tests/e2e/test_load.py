@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -125,7 +126,11 @@ def test_a_real_server_at_several_numbers_at_a_time(lab: Lab, served: Served) ->
         whole_s = report["latency.e2e_median_s"]["value"]
         assert 0 < report["latency.ttft_median_s"]["value"] <= whole_s
         assert 0 <= report["latency.tpot_median_s"]["value"] * (GENERATED - 1) <= whole_s
-        assert report["throughput.generated_tokens_per_s"]["value"] >= out["value"]
+        generated = report["throughput.generated_tokens_per_s"]
+        if "missing" in generated:  # where answers came in one piece
+            assert re.search("no decode spans|no time passed", generated["missing"])
+        else:
+            assert generated["value"] >= out["value"]
 
 
 def test_made_up_prompts_get_the_length_that_was_asked_for(lab: Lab, served: Served) -> None:

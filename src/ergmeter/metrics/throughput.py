@@ -229,7 +229,9 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
-        raise NotMeasurable("answers of one token each: no time passed between their tokens")
+        raise NotMeasurable(
+            "answers of one token each, or in one piece: no time passed between their tokens"
+        )
     value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
     lasted = Amounts(rows, lambda lane: lane.duration_s)
