@@ -150,15 +150,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     assert server.stop() == ""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright_api.sync_playwright() as playwright:
-        options = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     """`opened(address)`: a page; afterwards nothing was complained of and nothing ran."""
