@@ -7,6 +7,11 @@ printed under the name of the unit it really has.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NS_PER_S = 1_000_000_000
 W_PER_MW = 1e-3  # NVML reports milliwatts
@@ -59,6 +64,15 @@ def number_of(count: int, noun: str) -> str:
     ('1 device', '12000 steps')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def tallied(names: Iterable[str]) -> str:
+    """Each of some names once, with how many there are.
+
+    >>> tallied(["H200", "H200", "A100"])
+    '2 x H200, 1 x A100'
+    """
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
 
 
 def printable(text: str) -> str:

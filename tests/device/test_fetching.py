@@ -66,6 +66,7 @@ def test_packed_rows_on_a_device_are_counted_as_on_the_host() -> None:
     assert counts.settled(fetch.values()) == counted(host) == Counts(7, 2, 5, None, 13)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_many_steps_are_fetched_in_one_copy() -> None:
     numbers = [torch.tensor(number, device="cuda") for number in range(1000)]
     torch.cuda.synchronize()

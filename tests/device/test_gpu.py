@@ -102,6 +102,7 @@ def test_the_allocators_peak_is_torchs_own(torch: Any, tmp_path: Path) -> None:
     assert reading(run, "memory.device_peak_bytes").value > peak
 
 
+@pytest.mark.filterwarnings("ignore:cuDNN Attention defaults to a non-deterministic")
 def test_losses_are_bit_identical_with_and_without_us(torch: Any, tmp_path: Path) -> None:
     from ergmeter.workloads.batches import batch_of
     from ergmeter.workloads.demo import SMALL, Training

@@ -37,6 +37,19 @@ _CUT_OFF = """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
   }).map((text) => text.textContent);
 })"""
 
+# Words of a chart that stand on each other; two lines of one text may touch.
+_ON_EACH_OTHER = """[...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+  const texts = [...svg.querySelectorAll('text')].filter((text) =>
+    getComputedStyle(text).opacity !== '0' && text.textContent.trim());
+  const boxes = texts.map((text) => text.getBoundingClientRect());
+  return boxes.flatMap((a, first) => boxes.flatMap((b, second) => {
+    const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    return first < second && wide > 1 && high > 2
+      ? [`${texts[first].textContent} | ${texts[second].textContent}`] : [];
+  }));
+})"""
+
 
 class Opened:
     """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
@@ -96,6 +109,7 @@ def check_it_is_sound(one: Opened) -> None:
     assert one.page.locator(".chart:has-text('not drawn')").count() == 0
     # Before anything is opened: a page that grows draws its charts anew, in its own time.
     assert one.ask(_CUT_OFF) == []
+    assert one.ask(_ON_EACH_OTHER) == []
     one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     width = one.ask("innerWidth")
     assert one.ask("document.documentElement.scrollWidth") <= width

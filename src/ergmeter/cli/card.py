@@ -77,9 +77,10 @@ def command(
     told = view.Told(location, training_type)
     declared = settings_of(run, settings)
     whole = _whole(run, settings, flops, summary)
-    text = view.page(view.Sources(run, summary, whole, declared, told, flops))
+    sources = view.Sources(run, summary, whole, declared, told, flops)
+    text = view.page(sources)
     if badge is not None:
-        badge.write_text(drawn(key, summary.readings[key]), "utf-8")
+        badge.write_text(drawn(key, view.figure(sources, key)), "utf-8")
     if out is None:
         click.echo(text)
     else:

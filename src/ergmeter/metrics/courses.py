@@ -214,10 +214,8 @@ def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
 
 
 def _step_s(evidence: Evidence, _progress: Progress) -> _Told:
-    series = timeline.step_series(evidence)
     way = "from one printed line" if evidence.from_output else "from each step's start"
-    ends_ns = evidence.work.longest["end_ns"].astype(np.int64)
-    return Series(ends_ns, series.values), evidence.steps_basis, f"{way} to the next"
+    return timeline.step_series(evidence), evidence.steps_basis, f"{way} to the next"
 
 
 def _loss(evidence: Evidence, _progress: Progress) -> _Told:

@@ -79,6 +79,8 @@ def explain(evidence: Evidence) -> Explanation:
     split = _split(evidence, missing)
     seen = rungs(evidence, split)
     got = _achieved(evidence, missing)
+    if got is not None and got.is_printed:
+        seen = seen.without_peak("the program printed an MFU, and not which peak it is of")
     waits, level = wait_blocks(split, seen)
     inside, reached = kernel_blocks(evidence, seen, got, level)
     missing |= _not_asked(evidence, got)

@@ -131,7 +131,9 @@ def record_next(
         )
     if got is None:
         said.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
-    if seen.tensor_frac is None and evidence.devices("gpu"):
+    if seen.tensor_frac is None and any(
+        device.probe == "nvml" for device in evidence.devices("gpu")
+    ):
         said.append(
             "hardware counters: NVML has them on Hopper and newer, the dcgm probe elsewhere"
         )

@@ -12,15 +12,16 @@ the block that it can't be told from.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware import candidates
+from ergmeter.metrics.explain_blocks import Fact, percent
 from ergmeter.metrics.explain_time import held_until_s
-from ergmeter.metrics.gauges import inside, mean, mean_activity, readings, sampled
+from ergmeter.metrics.gauges import begins_ns_of, inside, mean, mean_activity, readings, sampled
 from ergmeter.metrics.utilization import process_cores
 from ergmeter.units import NS_PER_S
 
@@ -51,6 +52,7 @@ _FLOPS_PER_CYCLE = {
     "h100-pcie": 114 * 4096,
     "h200-sxm": 132 * 4096,
 }
+_NOT_BY_TENSOR_PIPES = ("fp32", "fp64")
 _POWER_CAP = 0x4  # NVML's clocks-event reasons, by bit
 _HEAT = 0x20 | 0x40
 _BRAKE = 0x8 | 0x80  # a hardware slowdown, the power brake: the supply's doing, not the heat's
@@ -78,6 +80,16 @@ class Rungs:
     basis: Basis = "measured"
     absent: dict[str, str] = field(default_factory=dict)
 
+    def said(self, key: str, share_frac: float, of: str) -> Fact:
+        """One of the shares as evidence; where it is not the whole metric, what is left out."""
+        besides = "" if self.basis == "measured" else ", in training"
+        return Fact(key, f"{percent(share_frac)} of {of}{besides}")
+
+    def without_peak(self, why: str) -> Rungs:
+        """The same where nobody knows which clock is the peak's."""
+        absent = {**self.absent, "peak_clock_hz": why}
+        return replace(self, peak_clock_hz=None, absent=absent)
+
     @property
     def clock_ratio(self) -> float | None:
         """The clock over that of the peak."""
@@ -93,9 +105,9 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
         devices = sampled(evidence, "gpu")
     except NotMeasurable as error:
         return Rungs(absent={"device": str(error)})
-    aside = [split.spans[one] for one in ("eval", "checkpoint")] if split else []
-    if not any(len(starts) for starts, _ in aside):
-        aside = []
+    aside = {one: split.spans[one] for one in ("eval", "checkpoint")} if split else {}
+    if not any(len(starts) for starts, _ in aside.values()):
+        aside = {}
 
     def over(column: str) -> float | None:
         try:
@@ -130,26 +142,32 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
     )
 
 
-def _share(evidence: Evidence, column: str, device: Device, aside: list[Spans]) -> float:
-    """Mean activity x the part of the window that is not set aside."""
+def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spans]) -> float:
+    """Mean activity x the part of the window that is not set aside.
+
+    A reading is the mean of seconds, of which a checkpoint may hold a part. No kernel runs in that,
+    so what was done is of the rest, and of that as much as is not evaluation's.
+    """
     whole, _, _ = mean_activity(evidence, column, device, most=1.0)
     if not aside:
         return whole
     window, series = evidence.span, readings(evidence, column, device)
-    ends_ns = series.t_ns
-    begins_ns = np.append(ends_ns[:1], ends_ns[:-1])
-    lengths = evidence.series("activity_s").get(device.id)
-    if lengths is not None and len(lengths.t_ns) == len(ends_ns):
-        begins_ns = ends_ns - np.round(lengths.values * NS_PER_S).astype(np.int64)
     begins_ns, ends_ns = (
-        np.clip(one, window.start_ns, window.end_ns) for one in (begins_ns, ends_ns)
+        np.clip(one, window.start_ns, window.end_ns)
+        for one in (begins_ns_of(evidence, device, series.t_ns), series.t_ns)
     )
-    held_s = held_until_s(aside, ends_ns) - held_until_s(aside, begins_ns)
-    own_s: FloatArray = np.maximum(0.0, (ends_ns - begins_ns) / NS_PER_S - held_s)
-    seen_s = float(((ends_ns - begins_ns) / NS_PER_S).sum())
-    if not seen_s:
+
+    def without(spans: list[Spans]) -> FloatArray:
+        held_s = held_until_s(spans, ends_ns) - held_until_s(spans, begins_ns)
+        return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
+
+    lengths_s = (ends_ns - begins_ns) / NS_PER_S
+    if not lengths_s.any():
         raise NotMeasurable("no reading in the window")
-    return float((series.values * own_s).sum()) / seen_s
+    own_s, kernels_s = without([*aside.values()]), without([aside["checkpoint"]])
+    own_frac = own_s / np.where(kernels_s > 0, kernels_s, 1.0)
+    done_s = np.minimum(series.values * lengths_s * own_frac, own_s)
+    return float(done_s.sum() / lengths_s.sum())
 
 
 def _by_the_driver(
@@ -157,15 +175,13 @@ def _by_the_driver(
 ) -> tuple[float | None, str]:
     """NVML's utilisation, where there are no counters and the window is long enough for it."""
     key = "utilization.busy_frac"
-    if evidence.span.duration_s < _LONG_S:
-        absent["busy_frac"] = (
-            f"the driver's utilisation lags, and the window is below {_LONG_S:g} s"
-        )
-        return None, key
-    if not is_whole:
-        absent["busy_frac"] = "the driver's utilisation does not tell evaluation from training"
-        return None, key
     try:
+        if evidence.span.duration_s < _LONG_S:
+            raise NotMeasurable(
+                f"the driver's utilisation lags, and the window is below {_LONG_S:g} s"
+            )
+        if not is_whole:
+            raise NotMeasurable("the driver's utilisation does not tell evaluation from training")
         return sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices), key
     except NotMeasurable as error:
         absent["busy_frac"] = str(error)
@@ -236,6 +252,10 @@ def _peak_clock_hz(
     """The clock at which the datasheet's peak is reached."""
     if evidence.settings.peak_flops_per_s is not None:
         absent["peak_clock_hz"] = "the peak was declared, and its clock was not"
+        return None
+    dtype = evidence.settings.dtype
+    if dtype in _NOT_BY_TENSOR_PIPES:
+        absent["peak_clock_hz"] = f"the peak of {dtype} is at another clock than that of 16 bits"
         return None
     names = {evidence.settings.device or device.name for device in devices}
     try:

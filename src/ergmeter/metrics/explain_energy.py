@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy import run_j
 from ergmeter.metrics.explain_time import NAMED
 from ergmeter.metrics.power import merged
@@ -94,8 +93,8 @@ def _of_extra(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
     if not wanted:
         return {}
     each_j = energy_of(evidence, split.edges_ns[:-1], split.edges_ns[1:]).joules
-    if np.isnan(each_j).any():
-        raise NotMeasurable("readings do not reach all steps")
+    if np.isnan(each_j).any():  # readings do not reach all of them: by share, as the others
+        return {}
     extra_s: FloatArray = np.sum(list(split.extra_s.values()), axis=0)
     is_plain = (extra_s == 0) & np.isclose(split.left_s, np.diff(split.edges_ns) / NS_PER_S)
     if not is_plain.any():

@@ -109,9 +109,9 @@ def _ladder(evidence: Evidence, seen: Rungs, got: Achieved | None, level: float)
         rungs.append(Rung(CLOCK, level * scale, weakest("derived", seen.basis), _clock_facts(seen)))
     for key, share in ((SM, seen.sm_frac), (TENSOR, seen.tensor_frac)):
         if share is not None and share <= level:
-            said = f"{percent(share)} of {'multiprocessors' if key == SM else 'cycles'}"
-            facts = (Fact(f"activity.{key}_frac", said),)
-            rungs.append(Rung(key, share * scale, seen.basis, facts))
+            of = "multiprocessors" if key == SM else "cycles"
+            fact = seen.said(f"activity.{key}_frac", share, of)
+            rungs.append(Rung(key, share * scale, seen.basis, (fact,)))
     if got is None:
         return _falling(rungs)
     last = Rung(HARDWARE, got.hardware_frac, got.mfu.basis, _counted(got))
@@ -142,7 +142,7 @@ def _between(upper: Rung, lower: Rung, seen: Rungs) -> Block:
     if upper.key == CLOCK:
         facts = lower.facts
     if lower.key == TENSOR and seen.dram_frac is not None:
-        facts = (*facts, Fact("activity.dram_frac", f"{percent(seen.dram_frac)} of bandwidth"))
+        facts = (*facts, seen.said("activity.dram_frac", seen.dram_frac, "bandwidth"))
     if lower.key == TENSOR:
         facts = (*facts, *_link_facts(seen))
     if seen.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:

@@ -72,7 +72,7 @@ def _frozen(seen: Rungs, got: Achieved, still: Frozen) -> str:
 def _contradictions(seen: Rungs, got: Achieved | None, blocks: Sequence[Block]) -> list[str]:
     said = []
     scale = seen.clock_ratio or 1.0
-    if got is not None and seen.tensor_frac is not None:
+    if got is not None and not got.is_printed and seen.tensor_frac is not None:
         pipes = seen.tensor_frac * scale
         if pipes < got.hardware_frac:
             said.append(

@@ -52,6 +52,12 @@ class TimeSplit:
     extra_s: dict[str, FloatArray]  # of each period: a stall's part, a slow beginning's
     absent: dict[str, str]  # what could not be looked for, and why
     basis: Basis
+    steps: float  # a printed line may be of several
+
+    @property
+    def step_s(self) -> float:
+        """A usual step, without what was named."""
+        return float(np.median(self.left_s)) * len(self.left_s) / self.steps
 
     def frac(self, part: str) -> float:
         """A part of the window."""
@@ -96,6 +102,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
         extra_s,
         absent,
         evidence.steps_basis,
+        float(np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0).sum()),
     )
 
 

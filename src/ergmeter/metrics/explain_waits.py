@@ -51,14 +51,15 @@ def wait_blocks(split: TimeSplit | None, seen: Rungs) -> tuple[tuple[Block, ...]
     aside = tuple(_part(split, name) for name in ("checkpoint", "eval") if name in split.parts_s)
     waits = {name: split.frac(name) for name in PARTS if name in split.parts_s}
     left = 1.0 - sum(one.share_frac for one in aside)
-    if seen.busy_frac is None or seen.busy_frac > left:
+    if seen.busy_frac is None:
         parts = tuple(_part(split, name) for name in waits)
         return (*aside, *parts), left - sum(one.share_frac for one in parts)
-    idle = left - seen.busy_frac
+    busy = min(seen.busy_frac, left)  # clocks and counters agree to a few digits
+    idle = left - busy
     own = _within(split, waits, idle, seen)
     rest = idle - sum(one.share_frac for one in own)
     inside = (_idle(seen, rest, split),) if rest > 0 else ()
-    return (*aside, *own, *inside), seen.busy_frac
+    return (*aside, *own, *inside), busy
 
 
 def _within(
@@ -69,7 +70,8 @@ def _within(
         others = sum(share for name, share in waits.items() if name != "gaps")
         waits = {**waits, "gaps": max(0.0, idle - others)}
         waits = {name: share for name, share in waits.items() if share > 0}
-    fact = Fact(seen.busy_key, f"{percent(seen.busy_frac or 0.0)} of the time with a kernel")
+        idle = max(idle, sum(waits.values())) if others <= idle else idle  # to the last digit
+    fact = seen.said(seen.busy_key, seen.busy_frac or 0.0, "the time with a kernel")
     if sum(waits.values()) <= idle:
         return tuple(_part(split, name, share, fact) for name, share in waits.items())
     if len(waits) == 1:
@@ -110,16 +112,15 @@ def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) 
 
 def _idle(seen: Rungs, share: float, split: TimeSplit | None) -> Block:
     """The device without a kernel while a step was open."""
-    facts = [Fact(seen.busy_key, f"{percent(seen.busy_frac or 0.0)} of the time with a kernel")]
+    facts = [seen.said(seen.busy_key, seen.busy_frac or 0.0, "the time with a kernel")]
     if seen.sm_frac is not None:
-        facts.append(Fact("activity.sm_frac", f"{percent(seen.sm_frac)} of multiprocessors"))
+        facts.append(seen.said("activity.sm_frac", seen.sm_frac, "multiprocessors"))
     basis = seen.basis if split is None else weakest("derived", seen.basis, split.basis)
     title, why = "idle inside steps", "the device had no kernel while a step was open"
     if split is None:
         title, why = "idle", "the device had no kernel"
     elif is_launch_bound(seen, split, share):
-        steps = len(split.left_s)
-        facts.append(Fact("time.step_s", f"{duration(split.whole_s / steps)} a step"))
+        facts.append(Fact("time.step_median_s", f"{duration(split.step_s)} a step"))
         if seen.cores is not None:
             facts.append(Fact("utilization.process_cores", f"{seen.cores:.2f} cores at work"))
         title = "launch-bound: device idle"
@@ -131,6 +132,5 @@ def is_launch_bound(seen: Rungs, split: TimeSplit, idle_frac: float) -> bool:
     """Whether the host can't keep the device busy with kernels that are this small."""
     if seen.busy_frac is None or idle_frac < _LAUNCH_IDLE_FRAC * (idle_frac + seen.busy_frac):
         return False
-    step_s = split.whole_s / len(split.left_s)
     few = seen.sm_frac is not None and seen.sm_frac < _FEW_AT_WORK * seen.busy_frac
-    return few or step_s < _SHORT_STEP_S
+    return few or split.step_s < _SHORT_STEP_S

@@ -100,7 +100,7 @@ def mean_activity(
     the rest. So the mean is given with the least and the most that it may be.
     """
     series = readings(evidence, column, device)
-    begins_ns = _begins_ns(evidence, device, series.t_ns)
+    begins_ns = begins_ns_of(evidence, device, series.t_ns)
     _check_reach(evidence, np.append(begins_ns[:1], series.t_ns))
     window = evidence.span
     inside_ns = np.minimum(series.t_ns, window.end_ns) - np.maximum(begins_ns, window.start_ns)
@@ -118,7 +118,7 @@ def mean_activity(
     return value, min(low, value), max(high, value)
 
 
-def _begins_ns(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray:
+def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArray:
     """Where each span begins: as its reading says; else where the reading before was."""
     begins_ns = np.concatenate((t_ns[:1], t_ns[:-1]))
     spans = evidence.series("activity_s").get(device.id)

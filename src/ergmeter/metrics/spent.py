@@ -122,7 +122,9 @@ def _note(evidence: Evidence) -> str:
     ranks = len(evidence.all_steps.lanes)
     whose = f"by the spans of the rank that told the most of {ranks}; " if ranks > 1 else ""
     lines = "a step lasts from one printed line to the next; " if evidence.from_output else ""
-    return f"{whose}{lines}each instant of the run's life belongs to one part"
+    others = "another training of this run is start-up or after the last span; "
+    others = others if evidence.run.beside else ""
+    return f"{whose}{lines}{others}each instant of the run's life belongs to one part"
 
 
 @kept
@@ -169,7 +171,7 @@ def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
 def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
     """The warm-up, and the ends of steps that took more than twice the median."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
-    early = ends <= _counted_ns(evidence, train)
+    early = starts < _counted_ns(evidence, train)
     found = [("warmup", (starts[early], ends[early]))]
     usual_ns = _usual_ns(evidence, train)
     spans = _named(evidence)
@@ -188,7 +190,7 @@ def _usual_ns(evidence: Evidence, lane: Steps) -> float:
     train = lane.where(lane["phase"] == PHASES.index("train"))
     if not len(train) or not evidence.trains:
         return float("inf")
-    counted = train["end_ns"] > _counted_ns(evidence, train)
+    counted = train["start_ns"] >= _counted_ns(evidence, train)
     times = _own_ns(train, _named(evidence))[counted]
     return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
 
@@ -197,7 +199,7 @@ def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
     """The median time between counted training steps that no span accounts for."""
     is_train = lane["phase"] == PHASES.index("train")
     train = lane.where(is_train)
-    train = train.where(train["end_ns"] > _counted_ns(evidence, train)) if len(train) else train
+    train = train.where(train["start_ns"] >= _counted_ns(evidence, train)) if len(train) else train
     if len(train) < 2:
         return 0
     others = lane.where(~is_train)

@@ -47,7 +47,6 @@ class Distribution:
     beyond: int  # steps that are longer than the last edge
     outliers: tuple[Outlier, ...]  # the longest first, some of them
     stalled: int  # how many there are
-    steps: int
     note: str
 
 
@@ -74,7 +73,6 @@ def distribution(evidence: Evidence) -> Distribution:
         len(times_s) - len(inside),
         tuple(_outlier(evidence, int(place), times_s, median_s) for place in slow[:_NAMED]),
         len(slow),
-        len(times_s),
         evidence.window_note,
     )
 

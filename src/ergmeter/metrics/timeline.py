@@ -211,7 +211,7 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
 
 
 def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
-    """The time of each step, at its start; of the rank that told the most. With the warm-up."""
+    """The time of each step, at its end; of the rank that told the most. With the warm-up."""
     line = bounded(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
     whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
     return replace(line, t_s=line.t_s[whole], values=line.values[whole])
@@ -223,7 +223,10 @@ def step_series(evidence: Evidence) -> Series:
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
     steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
-    return Series(lane["start_ns"].astype(np.int64), periods_s(evidence, lane) / steps)
+    ends_ns = lane["end_ns"]
+    if not evidence.from_output:
+        ends_ns = np.append(lane["start_ns"][1:], lane.highest("end_ns"))
+    return Series(ends_ns.astype(np.int64), periods_s(evidence, lane) / steps)
 
 
 def periods_s(evidence: Evidence, lane: Steps) -> FloatArray:

@@ -207,7 +207,7 @@ METRICS = [
     ),
     Metric(
         "utilization.throttled_frac",
-        "accelerator throttled",
+        "clock held down",
         "frac",
         "lower",
         "readings with a clock limit other than idle / readings",

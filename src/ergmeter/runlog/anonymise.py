@@ -38,13 +38,14 @@ _DROPPED = {
 }
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _H = "[0-9a-f]{1,4}"
+_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"  # of an IPv4 address; a driver's 13.580.159.04 is none
 _LABEL = "[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _ADDRESS = re.compile(
     "|".join(
         (
             r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>]+",  # a URL, s3:// as well
             r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-            r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])",
+            rf"(?<![\w.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.])",
             r"(?<![\w:-])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:-])",  # of a network card
             # IPv6, which has 8 groups or a double colon: 12:34:56 is a time.
             rf"(?<![\w:.])(?:{_H}:){{7}}{_H}(?![\w:])",

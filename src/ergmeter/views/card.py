@@ -19,7 +19,7 @@ from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain_flops import peak_said
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED
-from ergmeter.units import printable
+from ergmeter.units import printable, tallied
 from ergmeter.version import __version__
 from ergmeter.views.labels import label_lines
 from ergmeter.views.terminal import interval, value
@@ -27,7 +27,7 @@ from ergmeter.views.terminal import interval, value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.records import Flops, Summary
+    from ergmeter.records import Flops, Result, Summary
     from ergmeter.runlog.reader import Run
     from ergmeter.runlog.settings import Settings
 
@@ -74,6 +74,11 @@ class Sources:
     flops: Sequence[Flops] = ()
 
 
+def figure(of: Sources, key: str) -> Result:
+    """One figure as the section gives it: energy and carbon are of all steps."""
+    return (of.whole if key in _OF_ALL else of.summary).readings[key]
+
+
 def page(of: Sources) -> str:
     """The section, with the metadata in front where there is any."""
     parts = [
@@ -94,7 +99,7 @@ def page(of: Sources) -> str:
 def metadata(of: Sources) -> dict[str, Any]:
     """The Hub's metadata: `co2_eq_emissions` in grams, or nothing where it is not known."""
     carbon = of.whole.readings[CARBON]
-    if isinstance(carbon, Missing):
+    if isinstance(carbon, Missing) or not _trains(of):  # the Hub's field is of the training
         return {}
     found: dict[str, Any] = {
         "emissions": float(f"{carbon.value:.4g}"),
@@ -106,7 +111,7 @@ def metadata(of: Sources) -> dict[str, Any]:
     place = of.told.location or _place(of.settings.grid_source)
     if place:
         found["geographical_location"] = place
-    hardware = _hardware(of.run)
+    hardware = _hardware(of)
     if hardware:
         found["hardware_used"] = hardware
     return {"co2_eq_emissions": found}
@@ -131,12 +136,15 @@ def _place(source: str | None) -> str | None:
     return next((row.name for row in grids() if row.said == source), None)
 
 
-def _hardware(run: Run) -> str:
-    names = [device.name for device in run.devices.values() if device.kind == "gpu"]
+def _hardware(of: Sources) -> str:
+    """What the figures are of: the accelerators that were used, or else the processors."""
+    devices = of.run.devices
+    used = [devices[id_] for id_ in of.summary.devices if id_ in devices]
+    names = [device.name for device in used if device.kind == "gpu"]
     if not names:
-        nodes = [device.facts.get("cpu_model") for device in run.devices.values()]
+        nodes = [device.facts.get("cpu_model") for device in devices.values()]
         names = [str(name) for name in nodes if name]
-    return ", ".join(f"{names.count(name)} x {printable(name)}" for name in dict.fromkeys(names))
+    return tallied(map(printable, names))
 
 
 # -- what is read -------------------------------------------------------------------------------
@@ -148,7 +156,7 @@ def _table(of: Sources) -> str:
         rows += _row(key, of.summary, "the window")
     for key in _OF_ALL:
         rows += _row(key, of.whole, "all steps")
-    hardware = _hardware(of.run)
+    hardware = _hardware(of)
     rows += [f"| hardware | {_safe(hardware)} | | as its driver says | |"] if hardware else []
     if len(rows) == 2:
         return ""
@@ -177,7 +185,7 @@ def _over(summary: Summary) -> str:
 def _absent(of: Sources) -> str:
     lines = []
     for key in _EXPECTED:
-        found = (of.whole if key in _OF_ALL else of.summary).readings[key]
+        found = figure(of, key)
         if isinstance(found, Missing):
             lines.append(f"- {catalogue()[key].title}: {_safe(found.reason)}")
     return "\n".join(["Not measured:\n", *lines, ""]) if lines else ""
@@ -214,7 +222,7 @@ def _paragraph(of: Sources) -> str:
             peak = peak_said(found.note) if key == "utilization.mfu_frac" else ""
             of_peak = f" of {peak}" if peak else ""
             said.append(f"{_NAMED[key].format(value(found))}{span}{of_peak}, {found.basis}")
-    hardware = f" on {_hardware(of.run)}" if _hardware(of.run) else ""
+    hardware = f" on {_hardware(of)}" if _hardware(of) else ""
     how = "read from its log" if of.run.header.get("imported") else "measured"
     what = "training" if _trains(of) else "run"
     first = f"This {what} was {how} with ergmeter {__version__}{hardware}, {_over(of.summary)}"
@@ -224,8 +232,9 @@ def _paragraph(of: Sources) -> str:
         parts = "steps" if _trains(of) else "requests"
         drawn = f"All of its {parts} drew {value(energy)} ({energy.basis})"
         if isinstance(carbon, Reading):
-            drawn += f", which is {value(carbon)} of CO2e"
-            drawn += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh"
+            pue = f" and a PUE of {of.settings.pue:.4g}" if of.settings.pue is not None else ""
+            drawn += f", which is {value(carbon)} of CO2e ({carbon.basis})"
+            drawn += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
         sentences.append(f"{drawn}; what else the machine drew is not in it.")
     if of.summary.status not in (FINISHED, IMPORTED):
         sentences.append(f"The run did not end as it should, or goes on: {of.summary.status}.")

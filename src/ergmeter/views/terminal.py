@@ -22,7 +22,7 @@ from rich.text import Text
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
-from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant
+from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
 from ergmeter.views.labels import label_lines
 
 if TYPE_CHECKING:
@@ -244,12 +244,12 @@ def _what_ran(run: Run, summary: Summary) -> list[Text]:
     if words:
         command = " ".join(shlex.join([Path(words[0]).name, *words[1:]]).split())
         lines.append(Text(command, "dim", no_wrap=True, overflow="ellipsis"))
-    accelerators = [d.name for d in run.devices.values() if d.kind == "gpu"]
-    counts = [f"{accelerators.count(n)} x {n}" for n in dict.fromkeys(accelerators)]
+    used = [run.devices[id_] for id_ in summary.devices if id_ in run.devices]
+    accelerators = tallied(device.name for device in used if device.kind == "gpu")
     host = next((str(w.header.get("host")) for w in run.writers), "")
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else window.reason
-    where = f"{', '.join(counts) or 'no accelerator'} on {host}"
+    where = f"{accelerators or 'no accelerator'} on {host}"
     is_of_a_log = summary.status == IMPORTED and not run.devices
     lines.append(Text(_OF_A_LOG if is_of_a_log else where, "dim"))
     over, _, more = over.partition("; ")

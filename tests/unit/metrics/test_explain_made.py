@@ -20,6 +20,7 @@ from ergmeter.metrics.explain_waits import wait_blocks
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Flops, Mark, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_achievable import RATE, calibrated
 
@@ -41,11 +42,11 @@ COUNTERS = {"graphics_frac": 0.9, "sm_frac": 0.8, "tensor_frac": 0.5, "dram_frac
 FAST: dict[str, Any] = {**COUNTERS, "clock_hz": 1.1 * PEAK_HZ}
 
 
-def read(seconds: float, **values: Any) -> list[Sample]:
-    """Readings ten times a second, of which some values may be functions of the time."""
+def read(seconds: float, every_s: float = 0.1, **values: Any) -> list[Sample]:
+    """Readings, of which some values may be functions of the time."""
     samples = []
-    for number in range(round(seconds * 10) + 20):
-        t_s = number / 10 - 1.0
+    for number in range(round((seconds + 2.0) / every_s)):
+        t_s = number * every_s - 1.0
         found = {name: value(t_s) if callable(value) else value for name, value in values.items()}
         samples.append(
             Sample(
@@ -53,7 +54,7 @@ def read(seconds: float, **values: Any) -> list[Sample]:
                 H200.id,
                 power_w=500.0,
                 energy_j=1e4 + 500.0 * t_s,
-                activity_s=0.1,
+                activity_s=every_s,
                 **{"throttled": 0x4, "clock_hz": CLOCK * PEAK_HZ, **found},
             )
         )
@@ -170,6 +171,23 @@ def test_evaluation_is_left_out_of_what_the_device_did_in_steps(tmp_path: Path) 
     assert shares(found).get("idle_in_steps", 0.0) == pytest.approx(0.0, abs=1e-9)
 
 
+def test_what_a_reading_counted_beside_a_checkpoint_is_of_the_rest_of_its_seconds(
+    tmp_path: Path,
+) -> None:
+    """A reading a second; each kernel ran outside the checkpoints, half a second of every third."""
+    checkpoints = [one for one in waiting("checkpoint") if one.phase == "checkpoint"]
+    held_s = [(one.start_ns / S, one.end_ns / S) for one in checkpoints]
+
+    def counted(t_s: float) -> float:
+        return 1.0 - sum(max(0.0, min(t_s, b) - max(t_s - 1.0, a)) for a, b in held_s)
+
+    found = explained(
+        made(tmp_path / "run", waiting("checkpoint"), graphics_frac=counted, every_s=1.0)
+    )
+    assert shares(found)["checkpoint"] == pytest.approx(2.0 / 12.0, rel=1e-9)
+    assert shares(found).get("idle_in_steps", 0.0) == pytest.approx(0.0, abs=1e-9)
+
+
 def test_a_wait_that_the_device_worked_through_costs_no_more_than_its_idle_time(
     tmp_path: Path,
 ) -> None:
@@ -227,6 +245,50 @@ def test_padding_is_what_positions_without_a_token_cost(tmp_path: Path) -> None:
     (block,) = [one for one in found.blocks if one.key == "padding"]
     assert block.facts[0].said == "20.0 % of positions hold no token"
     assert any("pack" in one.advice for one in found.changes)
+
+
+@pytest.mark.parametrize("busy_frac", [1.0, 0.999])
+def test_a_device_that_never_rests_beside_an_evaluation_has_no_waits(
+    tmp_path: Path, busy_frac: float
+) -> None:
+    """What clocks and counters differ by in the last digit is no reason to charge all of a wait."""
+    steps = [
+        replace(one, phase="data") if one.phase == "eval" and number > 20 else one
+        for number, one in enumerate(waiting("eval"))
+    ]
+    found = shares(explained(made(tmp_path / "run", steps, graphics_frac=busy_frac)))
+    assert found["eval"] == pytest.approx(1.0 / 12.0, rel=1e-9)
+    assert found.get("data", 0.0) == pytest.approx((1 - busy_frac) * 11 / 12, abs=1e-6)
+
+
+def test_a_run_that_is_all_warm_up_is_explained_as_far_as_it_goes(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", busy_frac=0.9)
+    found = explain(evidence_of(run, Settings(warmup_steps=1000)))
+    assert found.achieved is None
+    assert "the run is shorter than its warm-up" in found.missing["busy_frac"]
+
+
+def test_the_clock_of_a_peak_of_32_bits_is_not_that_of_16(tmp_path: Path) -> None:
+    run = made(tmp_path / "run", **FAST)
+    assert "clock" in shares(explain(evidence_of(run)))
+    found = explain(evidence_of(run, Settings(dtype="fp32")))
+    assert "clock" not in shares(found)
+    assert found.missing["peak_clock_hz"].startswith("the peak of fp32 is at another clock")
+
+
+def test_a_step_is_short_whatever_the_evaluations_between_steps_took(tmp_path: Path) -> None:
+    """Steps of 50 ms, and as much evaluation as steps: the host sets the pace of the steps."""
+    steps, at = [], 0
+    for number in range(100):
+        steps.append(Step(at, at + S // 20, index=number, tokens_computed=100))
+        at += S // 20
+        if number % 10 == 5:
+            steps.append(Step(at, at + S, phase="eval"))
+            at += S
+    found = explained(made(tmp_path / "run", steps, graphics_frac=0.3))
+    (idle,) = [one for one in found.blocks if one.key == "idle_in_steps"]
+    assert idle.title.startswith("launch-bound")
+    assert any(one.said == "50 ms a step" for one in idle.facts)
 
 
 def gains(found: Explanation) -> dict[str, float]:
@@ -339,6 +401,7 @@ def test_waits_and_what_is_left_are_the_whole_window(
         {},
         {},
         "measured",
+        steps=1.0,
     )
     blocks, level = wait_blocks(split, Rungs(busy_frac=busy, busy_key="activity.graphics_frac"))
     assert sum(one.share_frac for one in blocks) + level == pytest.approx(1.0, abs=1e-9)

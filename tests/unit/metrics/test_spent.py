@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, run_of
+from tests.runs import GPU, add_writer, run_of
 from tests.unit.metrics.test_h200 import replayed
 
 S = 10**9
@@ -88,6 +89,26 @@ def test_a_declared_warm_up_is_all_warm_up(tmp_path: Path) -> None:
     found = seconds(of(tmp_path, warmup_steps=3))
     assert found["warmup"] == pytest.approx(4 + 1 + 1)
     assert found["train"] == pytest.approx(13 - 3)
+
+
+def test_a_rank_that_is_behind_has_its_warm_up_in_the_warm_up(tmp_path: Path) -> None:
+    """Two ranks, the one that is looked at a millisecond behind: 41 s of warm-up and no stall."""
+    late_ns = S // 1000
+
+    def steps(rank: int) -> list[Step]:
+        by_ns = 0 if rank else late_ns
+        edges = [0, 1, 41, *range(42, 53 if rank == 0 else 52)]
+        spans = itertools.pairwise(edges)
+        return [
+            Step(a * S + by_ns, b * S + by_ns, index=i, rank=rank) for i, (a, b) in enumerate(spans)
+        ]
+
+    run = run_of(tmp_path / "run", steps=steps(0), header={"world": 2})
+    add_writer(run.path, steps=steps(1), header={"world": 2})
+    found = seconds(spent(evidence_of(Run.open(run.path), Settings(warmup_steps=2))))
+    assert found["warmup"] == pytest.approx(41.0)
+    assert found["train"] == pytest.approx(11.0)
+    assert "stall" not in found
 
 
 def test_joules_are_those_of_the_same_instants(tmp_path: Path) -> None:

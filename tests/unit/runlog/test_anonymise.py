@@ -220,6 +220,8 @@ def test_a_copy_with_other_rows_does_not_appear(
         ("from fe80::1ff:fe23:4567:890a at 12:34:56", "from address at 12:34:56"),
         ("2001:0db8:0000:0000:0000:ff00:0042:8329", "address"),
         ("::1 refused", "address refused"),
+        ("10.0.0.5, not 255.1.20.199", "address, not address"),
+        ("nvml 13.580.159.04", "nvml 13.580.159.04"),  # a version: a byte is 255 at most
         ("card aa:bb:cc:0D:ee:ff", "card address"),
         ("ip-10-0-0-5.ec2.internal is down", "address is down"),
         ("ATLAS17 is down", "host-1 is down"),

@@ -12,7 +12,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Missing, Reading, Step
+from ergmeter.records import Device, Mark, Missing, Reading, Step
 from ergmeter.views.badge import badge, width
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import H200, made, read
@@ -154,6 +154,36 @@ def test_inference_is_not_called_a_training(erg: Erg, tmp_path: Path) -> None:
     _, out, _ = erg("card", made(tmp_path / "run", steps, flops=None).path)
     assert "This run was measured" in out
     assert "raining" not in out
+    # The Hub's field is of the training: what a load test emitted stands in the section only.
+    _, out, _ = erg("card", tmp_path / "run", "--grid-g-per-kwh", 100, "--grid-source", "x")
+    assert "co2_eq_emissions" not in out
+    assert "of CO2e (assumed) at 100 g/kWh" in out
+
+
+def test_of_several_devices_those_count_that_were_used(erg: Erg, tmp_path: Path) -> None:
+    """Two GPUs were read, and one did the work whose energy it is."""
+    idle = replace(H200, id="GPU-idle")
+    samples = [replace(one, device=d.id) for one in read(10.0) for d in (H200, idle)]
+    run = run_of(
+        tmp_path / "run",
+        steps=even_steps(40, seconds=0.25, tokens_computed=100),
+        samples=samples,
+        devices=[H200, idle],
+        marks=[Mark(0, "device_used", H200.id)],
+    )
+    _, out, _ = erg("card", run.path, "--grid-g-per-kwh", 100, "--grid-source", "x")
+    assert emissions(out)["hardware_used"] == "1 x NVIDIA H200"
+    assert "2 x NVIDIA H200" not in out
+    assert "1 x NVIDIA H200 on" in erg("report", run.path)[1]
+
+
+def test_the_sentence_has_all_that_its_grams_rest_on(erg: Erg, tmp_path: Path) -> None:
+    """5000 J at 100 g/kWh and 1.5: 0.2083 g."""
+    _, out, _ = erg(
+        "card", made(tmp_path / "run").path, "--grid-g-per-kwh", 100, "--grid-source", "x",
+        "--pue", 1.5,
+    )  # fmt: skip
+    assert "0.2083 g of CO2e (assumed) at 100 g/kWh and a PUE of 1.5" in out
 
 
 # -- the badge ----------------------------------------------------------------------------------
@@ -169,6 +199,16 @@ def test_a_badge_is_not_written_into_what_is_called_a_picture(erg: Erg, tmp_path
     assert (code, out) == (2, "")
     assert "badge.png does not end in .svg" in err
     assert not target.exists()
+
+
+def test_a_badge_has_the_figure_of_the_section(erg: Erg, tmp_path: Path) -> None:
+    """Energy and carbon are of all steps, those of the warm-up too."""
+    target = tmp_path / "badge.svg"
+    run = made(tmp_path / "run").path
+    args = ("card", run, "--warmup-steps", 20, "--badge", target, "--metric", "energy.run_j")
+    _, out, _ = erg(*args)
+    assert texts(target.read_text())[1] == "5 kJ, measured"
+    assert "| 5 kJ |" in out
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 import tarfile
@@ -165,6 +166,59 @@ def test_points_of_a_chart_are_bounded_and_the_spike_is_among_them(tmp_path: Pat
     (points,) = [p["values"] for p in parts(spec) if p.get("name") == "points" and "values" in p]
     assert len(points) <= 1600
     assert max(row["v"] for row in points) == 700.5
+
+
+def drawn_of(evidence: Any, kind: str) -> Chart:
+    (chart,) = time_charts(evidence, only=(kind,))
+    assert isinstance(chart, Chart)
+    return chart
+
+
+def points_of(chart: Chart) -> list[dict[str, Any]]:
+    held = [one.get("data", {}) for one in (chart.spec or {})["layer"]]
+    (points,) = [one for one in held if one.get("name") == "points" and "values" in one]
+    values: list[dict[str, Any]] = points["values"]
+    return values
+
+
+def test_every_device_of_two_nodes_has_its_line_and_names_of_its_own(tmp_path: Path) -> None:
+    """An index is that of a node; two parts of one GPU have the same on the same node."""
+    run = make_run(tmp_path / "run")
+    for rank, host in enumerate(("atlas", "boron")):
+        gpus = [Device(f"GPU-{host}-{n}", "gpu", "X", "nvml", {"index": n}) for n in (0, 1)]
+        if host == "boron":
+            gpus.append(Device("MIG-7", "gpu", "X", "nvml", {"index": 1}))
+        samples = [Sample(t * S, gpu.id, power_w=100.0) for t in range(9) for gpu in gpus]
+        steps = [Step(n * S, (n + 1) * S, index=n, rank=rank) for n in range(8)]
+        header = {"host": host, "world": 2}
+        add_writer(run, steps=steps, samples=samples, devices=gpus, header=header)
+    chart = drawn_of(evidence_of(Run.open(run)), "power")
+    assert {one["s"] for one in points_of(chart)} == {
+        "GPU 0 (atlas)",
+        "GPU 1 (atlas)",
+        "GPU 0 (boron)",
+        "GPU 1 (boron) (GPU-boron-1)",
+        "GPU 1 (boron) (MIG-7)",
+    }
+
+
+def test_a_long_step_is_drawn_as_long_as_it_took(tmp_path: Path) -> None:
+    """Nine steps of 1 s, of which the fifth takes 10: a stair that ends where the step did."""
+    edges = [0, 1, 2, 3, 4, 14, 15, 16, 17, 18]
+    spans = itertools.pairwise(edges)
+    steps = [Step(a * S, b * S, index=i) for i, (a, b) in enumerate(spans)]
+    evidence = evidence_of(run_of(tmp_path / "run", steps=steps))
+    chart = drawn_of(evidence, "steps")
+    assert [(one["t"], one["v"]) for one in points_of(chart)][3:6] == [(4, 1), (14, 10), (15, 1)]
+    marks = [one["mark"] for one in (chart.spec or {})["layer"] if one["mark"]["type"] == "line"]
+    assert [one["interpolate"] for one in marks] == ["step-before"]
+    (spread,) = [
+        one
+        for one in figure_charts(evidence, summarize(evidence.run), explain(evidence))
+        if one.id == "step_times"
+    ]
+    assert isinstance(spread, Chart)
+    assert "1 longer than the last bar, up to 10 s" in spread.note.partition(";")[0]
 
 
 def test_a_machine_without_an_accelerator_says_why_in_one_place(tmp_path: Path) -> None:

@@ -180,14 +180,15 @@ def _mean_dot(found: Comparison, group: Group, measured: Measure, scale: Scale) 
         return Dot(group.name, None, None, None, "absent", "absent"), str(error)
     low, high = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
     reading = Reading(mean.value, measured.unit, "measured", low, high)
-    said = bare(reading)  # the axis has the unit
+    said = bare(reading)  # the axis has the unit, and a narrow page no room for it
+    between = interval(reading).removesuffix(f" {measured.unit}")
     at, low, high = (None if one is None else one / scale.factor for one in (mean.value, low, high))
     why = _why(group, measured, mean)
     if low is None:
         short = "one run" if mean.repeats == 1 else "no interval"
         short = "assumed" if is_assumed(group, measured) else short
         return Dot(group.name, at, None, None, f"{said}, {short}", "bare"), why
-    alike = "in every run" if low == high else f"({interval(reading)})"
+    alike = "in every run" if low == high else f"({between})"
     return Dot(group.name, at, low, high, f"{said} {alike}", "plain"), why
 
 

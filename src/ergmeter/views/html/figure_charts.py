@@ -77,7 +77,7 @@ def _bars(
         [
             {
                 "data": {"name": "points", "values": rows},
-                "mark": {"type": "bar", "height": {"band": 0.45}, "yOffset": 5, "aria": False},
+                "mark": {"type": "bar", "height": {"band": 0.45}, "yOffset": 6, "aria": False},
                 "encoding": {
                     "x": x,
                     "y": y,
@@ -92,7 +92,7 @@ def _bars(
                     "align": "left",
                     "baseline": "bottom",
                     "dx": 3,
-                    "dy": -1,
+                    "dy": -3,
                     "fontSize": 11,
                     "aria": False,
                 },

@@ -16,7 +16,7 @@ from ergmeter.metrics.explain import explain
 from ergmeter.metrics.fitness import fitness
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
-from ergmeter.units import duration
+from ergmeter.units import duration, tallied
 from ergmeter.version import __version__
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.environment import environment
@@ -106,10 +106,8 @@ def _counted(evidence: Evidence) -> tuple[float, float]:
 
 def _header(evidence: Evidence, summary: Summary) -> str:
     run = evidence.run
-    names = [device.name for device in evidence.devices("gpu")]
-    counts = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
     hosts = dict.fromkeys(str(writer.header.get("host")) for writer in run.writers)
-    where = f"{', '.join(counts) or 'no accelerator'} on {', '.join(list(hosts)[:4])}"
+    where = f"{_accelerators(evidence)} on {', '.join(list(hosts)[:4])}"
     if summary.status == IMPORTED and not run.devices:
         where = "from a log, which holds no readings of energy, devices or host memory"
     links = {
@@ -260,6 +258,10 @@ def _said(found: Reading) -> tuple[str, str, str]:
     return value(found), interval(found), found.basis
 
 
+def _accelerators(evidence: Evidence) -> str:
+    return tallied(device.name for device in evidence.devices("gpu")) or "no accelerator"
+
+
 def _citation(evidence: Evidence, summary: Summary) -> str:
     figures = [
         f"{catalogue()[key].title} {_cited(summary.readings[key])}"
@@ -274,9 +276,8 @@ def _citation(evidence: Evidence, summary: Summary) -> str:
     window = summary.readings["time.window_s"]
     over = window.note if isinstance(window, Reading) else "the whole run"
     header = evidence.run.header
-    names = ", ".join(dict.fromkeys(d.name for d in evidence.devices("gpu"))) or "no accelerator"
     words = (
-        f"ergmeter {__version__} ({names}; run {header.get('id') or summary.run},"
+        f"ergmeter {__version__} ({_accelerators(evidence)}; run {header.get('id') or summary.run},"
         f" {str(header.get('created') or '')[:10]}), {over}: {'; '.join(figures) or 'no figures'}."
     )
     return f"<p>A sentence that says what is known and how:</p><pre>{text(words)}</pre>"

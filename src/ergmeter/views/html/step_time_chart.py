@@ -24,10 +24,14 @@ def step_time_chart(evidence: Evidence) -> Chart:
     found = distribution(evidence)
     scale = scale_for("s", float(found.edges_s[-1]))
     said = f"median {duration(found.median_s)}, 95th percentile {duration(found.p95_s)}"
-    note = f"{said}; {found.steps} steps; {found.note}"
     if found.beyond:
-        note += f"; {found.beyond} longer than the last bar: see the table"
-    layers = [_bars(found, scale), _lines(found, scale)]
+        longest = duration(found.outliers[0].took_s)
+        said += f", {found.beyond} longer than the last bar, up to {longest}"
+    note = f"{said}; {found.note}"
+    if found.stalled > len(found.outliers):
+        note += f"; the longest {len(found.outliers)} of {found.stalled} outliers are in the table"
+    lines = _lines(found, scale)
+    layers = [_bars(found, scale), lines]
     return Chart(
         "step_times",
         "step times",
@@ -35,7 +39,7 @@ def step_time_chart(evidence: Evidence) -> Chart:
         framed(f"distribution of step times: {said}", 190, layers),
         _outliers(found),
         note,
-        legend=tuple(_LINES.items()),
+        legend=tuple((one["s"], _LINES[one["s"]]) for one in lines["data"]["values"]),
     )
 
 

@@ -158,8 +158,8 @@ def ground(evidence: Evidence) -> list[dict[str, Any]]:
     try:
         span = evidence.span
         edges = (timeline.seconds(evidence, span.start_ns), timeline.seconds(evidence, span.end_ns))
-    except NotMeasurable:
-        edges = (0.0, whole_s)
+    except NotMeasurable:  # all of it is warm-up
+        edges = (whole_s, whole_s)
     shades = [{"t": 0.0, "e": edges[0]}, {"t": edges[1], "e": whole_s}]
     shades = [one for one in shades if one["e"] > one["t"]]
     if shades:

@@ -7,6 +7,7 @@ marks and the same shade over what is not counted, and what one zooms into the o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from ergmeter.views.html.phase_chart import phase_chart
 from ergmeter.views.html.time_axis import ground, line_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from ergmeter.metrics.evidence import Evidence
     from ergmeter.metrics.timeline import Line
@@ -183,6 +184,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
         if len({d.id for d, c in wanted if c.kind == kind_}) > 1
     }
     has_several_columns = len({column for _, column in wanted}) > 1
+    names = names_of(evidence, [device for device, _ in wanted])
     lines: dict[str, Line] = {}
     for device, column in wanted:
         line = timeline.line_of(
@@ -191,7 +193,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
         if line is not None:
             label = column.label
             if column.kind in several:
-                label = short_name(device) + (f": {label}" if has_several_columns else "")
+                label = names[device.id] + (f": {label}" if has_several_columns else "")
             lines[label] = line
     return lines, note
 
@@ -201,8 +203,25 @@ def _why_none(evidence: Evidence, column: _Column) -> str:
     return why_absent(device, column.name) or f"{device.name} did not say it in this run"
 
 
-def short_name(device: Device) -> str:
-    """A device among others of its kind: by its index where the driver gives one."""
+def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
+    """What to call each device among others, by its id: an index is that of one node."""
+    names = {device.id: _short_name(device) for device in devices}
+    hosts = {
+        device.id: str(writer.header.get("host"))
+        for writer in evidence.run.writers
+        for device in writer.devices
+    }
+    for more in (hosts, {id_: id_ for id_ in names}):
+        counts = Counter(names.values())
+        names = {
+            id_: name if counts[name] == 1 else f"{name} ({more.get(id_, id_)})"
+            for id_, name in names.items()
+        }
+    return names
+
+
+def _short_name(device: Device) -> str:
+    """By its index, where the driver gives one."""
     index = device.facts.get("index")
     word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
         device.kind, device.kind
@@ -219,7 +238,8 @@ def _power(evidence: Evidence) -> Chart:
         (device, timeline.power_line(evidence, device, points=points))
         for device in devices[:_LINES]
     ]
-    lines = {_name(device, devices): line for device, line in found if line is not None}
+    names = _names(evidence, devices)
+    lines = {names[device.id]: line for device, line in found if line is not None}
     if not lines:
         raise NotMeasurable(f"{devices[0].name} tells energy and no power")
     # By a counter alone, a value holds for the interval that ends with it.
@@ -232,8 +252,9 @@ def _power(evidence: Evidence) -> Chart:
 def _energy(evidence: Evidence) -> Chart:
     devices = boundary(evidence)
     points = _POINTS // min(_LINES, len(devices))
+    names = _names(evidence, devices)
     lines = {
-        _name(device, devices): timeline.energy_line(evidence, device, points=points)
+        names[device.id]: timeline.energy_line(evidence, device, points=points)
         for device in devices[:_LINES]
     }
     return _chart(
@@ -241,8 +262,10 @@ def _energy(evidence: Evidence) -> Chart:
     )
 
 
-def _name(device: Device, devices: Sequence[Device]) -> str:
-    return device.name if len(devices) == 1 else short_name(device)
+def _names(evidence: Evidence, devices: Sequence[Device]) -> dict[str, str]:
+    if len(devices) == 1:
+        return {devices[0].id: devices[0].name}
+    return names_of(evidence, devices)
 
 
 def _rest(devices: Sequence[Device]) -> str:
@@ -253,7 +276,8 @@ def _steps(evidence: Evidence) -> Chart:
     line = timeline.step_line(evidence, points=_POINTS)
     way = "from one printed line" if evidence.from_output else "from each step's start"
     note = f"{way} to the next, the warm-up included"
-    return _chart(evidence, "steps", "step time", "s", {"step time": line}, note=note)
+    lines = {"step time": line}  # each holds until its end
+    return _chart(evidence, "steps", "step time", "s", lines, note=note, is_stepped=True)
 
 
 def _loss(evidence: Evidence) -> Chart:

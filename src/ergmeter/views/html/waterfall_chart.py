@@ -116,7 +116,7 @@ def _layers(rows: list[dict[str, Any]], kinds: list[str]) -> list[dict[str, Any]
     edge = {**colour, "legend": None}
     place = {"x": x, "x2": {"field": "high"}, "y": y}
     bar = {"type": "bar", "height": {"band": 0.4}, "yOffset": 7, "aria": False}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -1}
+    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": -3}
     return [
         {
             "data": {"name": "points", "values": rows},
