@@ -169,13 +169,14 @@ def test_blind_excepts_stand_only_where_anybodys_code_is_called() -> None:
                     blind.append(path.relative_to(ROOT / "src" / "ergmeter").as_posix())
     # Opening and reading probes, reading them for the doctor, a log's importer, a plugin's metric,
     # a sink; where a check that fails must not cost the card; and where our own failure must not
-    # become the training's: the hand-over, the alarm, and what runs inside somebody's program. And
-    # where a training that failed, whatever of it did, is still saved and written down.
+    # become the training's: the hand-over, the alarm and whom it tells, and what runs inside
+    # somebody's program. And where a training that failed, whatever of it did, is still saved and
+    # written down.
     inside = {path for path in blind if path.startswith(("integrations/", "recorder/bootstrap/"))}
     assert set(blind) - inside == {
         *("doctor.py", "recorder/output.py", "sampler.py"),
         *("metrics/summarize.py", "metrics/fitness.py", "meter/handover.py", "meter/feed.py"),
-        *("meter/alarm.py", "workloads/sft/training.py"),
+        *("meter/alarm.py", "meter/notices.py", "workloads/sft/training.py"),
     }
     assert not inside & {"integrations/batches.py", "integrations/fetching.py"}
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ergmeter.metrics import summarize
+from ergmeter.records import Summary
 from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -75,6 +79,94 @@ def test_prune_shows_and_only_with_yes_removes(erg: Erg, runs: Path) -> None:
     assert code == 0
     assert [path.name for path in run_paths(runs)] == ["2026-11-16-other-01ab"]
     assert [p.name for p in runs.iterdir()] == ["2026-11-16-other-01ab"]
+
+
+def test_a_run_that_went_in_part_is_said_to_have(
+    erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    name = first(runs).name
+    code, out, err = erg("runs", "prune", runs, "--older-than", "1h", "--keep-newest", "1", "--yes")
+    assert (code, out) == (1, "0 runs, 0 B removed\n")
+    assert err.startswith(f"erg: {name}: partly removed; the rest is in {runs}/.{name}.removed-")
+    assert "stays" not in err
+    assert len(err.splitlines()) == 1
+
+
+def test_one_source_that_is_not_there_hides_nothing_of_the_others(
+    erg: Erg, runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "none").mkdir()
+    sources = (runs, tmp_path / "gone", tmp_path / "none", first(runs))
+    code, out, err = erg("runs", "collect", *sources, tmp_path / "all")
+    names = [path.name for path in run_paths(runs)]
+    assert code == 1  # 2 where there is none but such, as for one that is mistyped
+    assert out.splitlines() == [
+        *(f"{name}: collected" for name in names),
+        f"no run found in {tmp_path / 'none'}",
+        f"{names[0]}: is here already, as {names[0]}",
+    ]
+    assert err == (
+        f"erg: {tmp_path / 'gone'} is no directory here, nor HOST:PATH on another machine\n"
+    )
+    assert [path.name for path in run_paths(tmp_path / "all")] == names
+
+
+def test_a_run_that_goes_while_it_is_listed_is_not_missed(
+    erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summarized = summarize.summarize
+    gone = first(runs)
+
+    def slow(run: Run) -> Summary:
+        if run.path == gone:
+            shutil.rmtree(run.path)
+            raise FileNotFoundError(2, "No such file or directory", str(run.path))
+        return summarized(run)
+
+    monkeypatch.setattr(summarize, "summarize", slow)
+    code, out, err = erg("list", runs)
+    assert (code, err) == (0, "")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["2026-11-16-other-01ab"]
+
+
+def test_a_run_that_can_not_be_read_is_named_and_the_others_are_listed(
+    erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summarized = summarize.summarize
+    gone = first(runs)
+
+    def refused(run: Run) -> Summary:
+        if run.path == gone:
+            raise PermissionError(13, "Permission denied", str(run.path))
+        return summarized(run)
+
+    monkeypatch.setattr(summarize, "summarize", refused)
+    code, out, err = erg("list", runs)
+    assert code == 1
+    assert err == f"erg: [Errno 13] Permission denied: {str(gone)!r}\n"
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["2026-11-16-other-01ab"]
+
+
+def test_a_run_that_goes_while_they_are_put_in_order_is_none(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [*runs.glob("*/run.json"), runs / "gone" / "run.json"]
+    monkeypatch.setattr(Path, "glob", lambda _path, _pattern: iter(found))
+    assert [path.name for path in run_paths(runs)] == [
+        "2026-11-16-a-long-train-7f3a",
+        "2026-11-16-other-01ab",
+    ]
+
+
+def test_what_is_not_there_to_be_unpacked_makes_no_directory(erg: Erg, tmp_path: Path) -> None:
+    assert erg("runs", "unpack", tmp_path / "gone.zip", tmp_path / "runs")[0] == 2
+    (tmp_path / "no.zip").write_text("no archive")
+    assert erg("runs", "unpack", tmp_path / "no.zip", tmp_path / "runs")[0] == 1
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_directory_one_is_in_can_be_packed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +16,15 @@ _RULES = (
     "Be alarmed by this (may be repeated): 'tokens_per_s < -20%', 'loss nan', 'throttled',"
     " 'memory +10%', 'stalled > 5 min', 'energy > 2 kWh', ... (docs/alerts.md)"
 )
+_AMOUNT = re.compile(
+    r"(?P<sign>[$€£]?)\s*(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(?P<unit>[^\d\s]*)"
+)
+_MONEY = re.compile(r"[A-Z]{3}|[$€£]")
+_CURRENCIES = ("EUR", "USD", "GBP")  # to be reminded of; any three capitals are one
+_SPELT = {"sec": "s", "second": "s", "min": "min", "minute": "min", "hr": "h", "hour": "h"} | {
+    "day": "d",
+    "joule": "J",
+}
 
 
 def with_rules(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,28 +71,22 @@ def with_alerts(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _rule(budget: str) -> str:
-    """A budget as a rule: by its unit one of energy or time; money is in anything else."""
+    """A budget as a rule, by its unit. What is neither energy, time nor money by its looks is
+    refused: as money it would never be used up, and nobody would be told."""
     from ergmeter.errors import UsageError
     from ergmeter.metrics.alert_rules import JOULES, SECONDS
 
-    number, _, unit = budget.strip().partition(" ")
-    if not unit:  # 2kWh
-        number = budget.strip().rstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz$€£")
-        unit = budget.strip()[len(number) :]
-    try:
-        float(number)
-    except ValueError:
-        raise UsageError(
-            f"--budget {budget!r}: give an amount as '2 kWh', '8 h' or '50 EUR'"
-        ) from None
-    if unit in JOULES:
-        return f"energy > {number} {unit}"
-    if unit in SECONDS:
-        return f"time > {number} {unit}"
-    units = {one.lower(): one for one in (*JOULES, *SECONDS)}
-    # By another case, or 2 kW for 2 kWh.
-    near = unit and (units.get(unit.lower()) or units.get(f"{unit.lower()}h"))
-    if near or not unit:
-        hint = f"; did you mean {near}?" if near else ""
-        raise UsageError(f"--budget {budget!r}: no unit {unit!r}{hint} ('2 kWh', '8 h', '50 EUR')")
-    return f"cost > {number}"
+    match = _AMOUNT.fullmatch(budget.strip())
+    if match is None or (match["sign"] and match["unit"]):
+        raise UsageError(f"--budget {budget!r}: give an amount as '2 kWh', '8 h' or '50 EUR'")
+    number, given = match["number"], match["sign"] or match["unit"]
+    unit = given if given in (*JOULES, *SECONDS) else _SPELT.get(given.lower().removesuffix("s"))
+    if unit is not None:
+        return f"{'energy' if unit in JOULES else 'time'} > {number} {unit}"
+    known = {one.lower(): one for one in (*_CURRENCIES, *JOULES, *SECONDS)} | _SPELT
+    near = difflib.get_close_matches(given.lower(), known, n=1)
+    is_other_case = given.lower() in known and known[given.lower()] != given  # KWH is no currency
+    if _MONEY.fullmatch(given) and not is_other_case:
+        return f"cost > {number}"
+    hint = f"; did you mean {known[near[0]]}?" if near else ""
+    raise UsageError(f"--budget {budget!r}: no unit {given!r}{hint} ('2 kWh', '8 h', '50 EUR')")

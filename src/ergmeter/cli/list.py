@@ -47,15 +47,14 @@ def command(directory: Path, as_json: bool) -> int:
     table.add_column("status", min_width=len(_STATUS))
     listed: list[dict[str, Any]] = []
     rows: list[tuple[str, ...]] = []
-    damaged = []
+    damaged: list[str] = []
     for path in run_paths(directory):
         try:
             run = Run.open(path)
             summary = summarize(run)
             labels = labels_of(path)
-        except ErgmeterError as error:
-            said = str(error)
-            damaged.append(said if str(path) in said else f"{path}: {said}")
+        except (ErgmeterError, OSError) as error:
+            damaged += _damage(path, str(error))
             continue
         readings = {key: summary.readings[key] for key in _COLUMNS}
         rows.append(
@@ -101,6 +100,13 @@ def command(directory: Path, as_json: bool) -> int:
     for line in damaged:
         click.echo(f"erg: {line}", err=True)
     return 1 if damaged else 0
+
+
+def _damage(path: Path, said: str) -> list[str]:
+    """A line about a run that can't be read; none about one that was removed since we looked."""
+    if not path.exists():
+        return []
+    return [said if str(path) in said else f"{path}: {said}"]
 
 
 def _without_room(

@@ -92,7 +92,7 @@ def prune(
             if yes:
                 collection.remove(one.path)
         except (ErgmeterError, OSError) as error:
-            click.echo(f"erg: {name} stays: {printable(str(error))}", err=True)
+            click.echo(f"erg: {name}: {printable(str(error))}", err=True)
             failed += 1
             continue
         click.echo(f"{'removed' if yes else 'goes   '} {what}")
@@ -124,7 +124,6 @@ def unpack(file: Path, directory: Path) -> None:
     from ergmeter.runlog import packing
     from ergmeter.units import printable
 
-    directory.mkdir(parents=True, exist_ok=True)
     click.echo(printable(str(packing.unpack(file, directory))))
 
 
@@ -148,15 +147,24 @@ def anonymise(run: Path, into: Path, name: str | None) -> None:
 def collect(sources: tuple[str, ...], directory: Path) -> int:
     """Bring runs together in DIRECTORY, each once, by its id.
 
-    A SOURCE is a directory of runs, a run, or [USER@]HOST:PATH, which is fetched by rsync or scp.
+    A SOURCE is a directory of runs, a run, or [USER@]HOST:PATH, which is fetched by rsync or ssh.
     What is still being written is left for the next time.
     """
+    from ergmeter.errors import ErgmeterError
     from ergmeter.runlog.collecting import collect as collected
     from ergmeter.units import printable
 
-    outcomes = [one for source in sources for one in collected(source, directory)]
-    for one in outcomes:
-        click.echo(f"{printable(one.name)}: {printable(one.said)}")
-    if not outcomes:
-        click.echo("no run found")
-    return 1 if any(one.said.startswith("left out") for one in outcomes) else 0
+    codes = []
+    for source in sources:
+        try:
+            outcomes = collected(source, directory)
+        except (ErgmeterError, OSError) as error:  # one machine is down, and the others are not
+            click.echo(f"erg: {printable(str(error))}", err=True)
+            codes.append(error.exit_code if isinstance(error, ErgmeterError) else 1)
+            continue
+        for one in outcomes:
+            click.echo(f"{printable(one.name)}: {printable(one.said)}")
+        if not outcomes:
+            click.echo(f"no run found in {printable(source)}")
+        codes.append(int(any(one.said.startswith("left out") for one in outcomes)))
+    return 2 if set(codes) == {2} else int(any(codes))

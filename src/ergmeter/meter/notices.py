@@ -55,14 +55,19 @@ def ways(*, command: str | None = None, webhook: str | None = None, console: boo
 def _words(command: str) -> tuple[str, ...]:
     try:
         words = tuple(shlex.split(command))
-        names = [name for word in words for _, name, _, _ in string.Formatter().parse(word)]
+        fields = [one[1:] for word in words for one in string.Formatter().parse(word)]
     except ValueError as error:
         raise UsageError(f"the alert command {command!r} can't be read: {error}") from error
-    for name in names:
+    for name, form, conversion in fields:
         if name is not None and name not in _FIELDS:
             raise UsageError(
                 f"the alert command {command!r} has {{{name}}}; there are"
                 f" {', '.join(f'{{{one}}}' for one in _FIELDS)}"
+            )
+        if form or conversion:  # of a text, which may be empty: most would fail when it is needed
+            raise UsageError(
+                f"the alert command {command!r} has a format in {{{name}}}; it is put in as a text,"
+                f" so give {{{name}}} alone"
             )
     if not words or shutil.which(words[0]) is None:
         raise UsageError(f"no such command for alerts: {command!r} is not an executable on PATH")
@@ -121,28 +126,35 @@ class Notices:
                 self._wake.clear()
                 continue
             alert = self._waiting.popleft()
-            if self._ways.webhook is not None:
-                self._post(self._ways.webhook, alert)
-            if self._ways.command:
-                self._call(self._ways.command, alert)
+            for way, tell in (("webhook", self._post), ("command", self._call)):
+                try:
+                    tell(alert)
+                except Exception as error:  # noqa: BLE001  the next one is told all the same
+                    # Just its kind: its text may hold an address, and so a key.
+                    self._failed(f"{way}: {type(error).__name__}")
 
-    def _post(self, address: str, alert: dict[str, Any]) -> None:
+    def _post(self, alert: dict[str, Any]) -> None:
+        address = self._ways.webhook
+        if address is None:
+            return
         body = json.dumps(alert, allow_nan=False).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "ergmeter"}
         request = urllib.request.Request(address, body, headers)
         try:
-            with urllib.request.urlopen(request, timeout=WEBHOOK_S):
+            with urllib.request.build_opener(_Stay).open(request, timeout=WEBHOOK_S):
                 pass
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Of an address its host alone: the rest of it is often the key.
             host = urlsplit(address).hostname
             self._failed(f"webhook at {host}: {_said(error)}")
 
-    def _call(self, command: tuple[str, ...], alert: dict[str, Any]) -> None:
+    def _call(self, alert: dict[str, Any]) -> None:
+        if not self._ways.command:
+            return
         said = {"alert": alert["text"], **{n: str(alert.get(n, "")) for n in _FIELDS[1:]}}
         # A text may hold anything; a word of a command line holds no NUL.
         said = {name: text.replace("\0", "") for name, text in said.items()}
-        words = [word.format_map(said) for word in command]
+        words = [word.format_map(said) for word in self._ways.command]
         variables = {f"ERGMETER_{name.upper()}": text for name, text in said.items()}
         variables["ERGMETER_ALERT_RUN"] = variables.pop("ERGMETER_RUN")  # that one has a meaning
         try:
@@ -155,6 +167,13 @@ class Notices:
 
     def _failed(self, why: str) -> None:
         self._mark(Mark(time.monotonic_ns(), "alert_failed", why[:1000]))
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error: what is sent on is a GET, without the alert."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """None: it is not followed."""
 
 
 def _said(error: Exception) -> str:

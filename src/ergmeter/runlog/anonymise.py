@@ -18,7 +18,6 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import pyarrow as pa
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.collection import may_be_written
+from ergmeter.runlog.private_words import HOME, SCRATCH, UUID, Words, strings_in
 from ergmeter.runlog.reader import Run
 
 # What of a header is not passed on, as it holds free words or is of no use to another.
@@ -36,74 +36,12 @@ _DROPPED = {
     "settings": ("note", "job"),
     "facts": ("pci_bus_id", "serial", "disk_path", "disks", "network_interfaces", "kernel", "host"),
 }
-_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_H = "[0-9a-f]{1,4}"
-_BYTE = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"  # of an IPv4 address; a driver's 13.580.159.04 is none
-_LABEL = "[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
-_ADDRESS = re.compile(
-    "|".join(
-        (
-            r"\b[a-z][a-z0-9+.-]*://[^\s'\"`<>]+",  # a URL, s3:// as well
-            r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-            rf"(?<![\w.])(?:{_BYTE}\.){{3}}{_BYTE}(?![\w.])",
-            r"(?<![\w:-])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![\w:-])",  # of a network card
-            # IPv6, which has 8 groups or a double colon: 12:34:56 is a time.
-            rf"(?<![\w:.])(?:{_H}:){{7}}{_H}(?![\w:])",
-            rf"(?<![\w:.])(?:{_H}(?::{_H})*)?::{_H}(?::{_H})*(?![\w:])",
-            rf"(?<![\w:.])(?:{_H}:)+:(?![\w:])",
-            # Hosts; of two parts only under the domains that are no other word.
-            rf"(?<![\w.-])(?:{_LABEL}\.)+(?:com|org|edu|gov|local|internal|lan|intra|corp)(?![\w-])",
-            rf"(?<![\w.-])(?:{_LABEL}\.){{2,}}(?:net|io|ai|dev|de|uk|fr|ch|eu|cn|jp|it|es|ca|in)"
-            r"(?![\w-])",
-        )
-    ),
-    re.IGNORECASE,
-)
-# Of the system's own directories everybody has the same, and a reason names them.
-_PATH = re.compile(
-    r"(?<![\w/])(?:~|[A-Za-z]:\\|/(?!(?:sys|proc|dev)/)|\.{1,2}/)[\w.@+~\\-][^\s'\"`,;:()<>]*"
-)
-_HOME = re.compile(r"(?:/home/|/Users/|\\Users\\)([\w.-]+)")
-# The next word may be a user or just a directory: no name where it is a word of the run's own.
-_SCRATCH = re.compile(r"/scratch/([\w.-]+)")
 _KEY = re.compile(r"[a-z_]+")
+_SAID = ("unavailable",)  # fields of a header that hold reasons
 _OUR_MARKS = ("opened", "closed", "ended")
 # A shorter word stands by chance among the numbers of a table; its texts are searched for it.
 _LEAST_IN_BYTES = 6
-_EVERYBODY = {"root", "user", "localhost", "local", "none", ""}
 _TEXTS = ("device", "name", "unit")
-
-
-@dataclass
-class _Words:
-    """Secrets, and what stands for each."""
-
-    known: dict[str, str] = field(default_factory=dict)
-
-    def add(self, secret: str, kind: str) -> None:
-        if secret.lower() not in _EVERYBODY | {one.lower() for one in self.known}:
-            number = sum(word.startswith(f"{kind}-") for word in self.known.values()) + 1
-            self.known[secret] = f"{kind}-{number}"
-
-    def uuid(self, secret: str) -> str:
-        number = sum(word.startswith("00000000-") for word in self.known.values()) + 1
-        return self.known.setdefault(secret, f"00000000-0000-0000-0000-{number:012d}")
-
-    def pattern(self) -> re.Pattern[str] | None:
-        longest = sorted(self.known, key=len, reverse=True)
-        either = "|".join(re.escape(one) for one in longest)
-        # Whole words: a host may be called `vm`, and a probe is `nvml`.
-        whole = rf"(?<![A-Za-z0-9])(?:{either})(?![A-Za-z0-9])"
-        return re.compile(whole, re.IGNORECASE) if longest else None
-
-    def clean(self, text: str) -> str:
-        """A text without them, nor other paths, addresses or ids."""
-        text = _UUID.sub(lambda found: self.uuid(found[0]), text)
-        pattern = self.pattern()
-        words = {secret.lower(): word for secret, word in self.known.items()}
-        text = pattern.sub(lambda found: words[found[0].lower()], text) if pattern else text
-        text = _ADDRESS.sub("address", text)
-        return _PATH.sub("path", text)
 
 
 def anonymise(run: Path, into: Path, *, name: str | None = None) -> Path:
@@ -144,11 +82,12 @@ def leaks(run: Path, known: dict[str, str], *, ours: frozenset[str] = frozenset(
     found = []
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
         words, texts = sorted(told), [str(path.relative_to(run))]
-        whole = path.read_bytes().decode("latin-1")
+        whole = path.read_bytes().decode(errors="replace")
         if path.suffix in (fmt.LIVE, fmt.FULL):
             texts += _texts_in(_table(path))
             match = _is_in(whole, [n for n in words if len(n) >= _LEAST_IN_BYTES])
         else:
+            texts += _said_in(path, whole)
             match = _is_in(whole, words)
         match = match or _is_in("\n".join(texts), words)
         if match:
@@ -156,8 +95,14 @@ def leaks(run: Path, known: dict[str, str], *, ours: frozenset[str] = frozenset(
     return found
 
 
+def _said_in(path: Path, whole: str) -> list[str]:
+    """The texts of a JSON file, in which an ö is written as a number."""
+    lines = whole.splitlines() if path.name == fmt.MARKS_FILE else [whole]
+    return [one for line in lines for one in strings_in(json.loads(line))]
+
+
 def _is_in(text: str, words: list[str]) -> str:
-    pattern = _Words(dict.fromkeys(words, "")).pattern()
+    pattern = Words(dict.fromkeys(words, "")).pattern()
     match = pattern.search(text) if pattern else None
     return match[0] if match else ""
 
@@ -196,25 +141,25 @@ def _rows(run: Run) -> dict[str, int]:
     return counts
 
 
-def _gathered(run: Run) -> _Words:
-    words = _Words()
-    texts = [json.dumps(run.header)]
+def _gathered(run: Run) -> Words:
+    words = Words()
+    texts = list(strings_in(run.header))
     for writer in run.writers:
         header = writer.header
         _add_host(words, str(header.get("host") or ""))
         words.add(str(header.get("boot_id") or ""), "boot")
-        texts += [json.dumps(header), *(mark.detail for mark in writer.marks)]
+        texts += [*strings_in(header), *(mark.detail for mark in writer.marks)]
         for device in header["devices"]:
             _add_host(words, str((device.get("facts") or {}).get("host") or ""))
             for key in ("serial", "pci_bus_id"):
                 words.add(str((device.get("facts") or {}).get(key) or ""), "id")
     for text in texts:
-        for one in _UUID.findall(text):
+        for one in UUID.findall(text):
             words.uuid(one)
-        for one in _HOME.findall(text):
+        for one in HOME.findall(text):
             words.add(one, "user")
     ours = {one.lower() for one in _vocabulary(run)}
-    for one in (one for text in texts for one in _SCRATCH.findall(text)):
+    for one in (one for text in texts for one in SCRATCH.findall(text)):
         if one.lower() not in ours:
             words.add(one, "user")
     for key in ("id", "group"):
@@ -223,14 +168,14 @@ def _gathered(run: Run) -> _Words:
     return words
 
 
-def _add_host(words: _Words, host: str) -> None:
+def _add_host(words: Words, host: str) -> None:
     """A host by its whole name, its own and its domain's."""
     first, _, domain = host.partition(".")
     for one in (host, first, domain):
         words.add(one, "host")
 
 
-def _write_run(run: Path, target: Path, words: _Words, name: str | None) -> None:
+def _write_run(run: Path, target: Path, words: Words, name: str | None) -> None:
     header = json.loads((run / fmt.RUN_FILE).read_bytes())
     kept = {n: v for n, v in header.items() if n not in _DROPPED["run.json"]}
     whole = {**_clean(kept, words), "id": secrets.token_hex(8), "anonymised": True}
@@ -239,7 +184,7 @@ def _write_run(run: Path, target: Path, words: _Words, name: str | None) -> None
     _put(target / fmt.RUN_FILE, json.dumps(whole, indent=1) + "\n", run / fmt.RUN_FILE)
 
 
-def _write_writer(source: Path, target: Path, words: _Words) -> None:
+def _write_writer(source: Path, target: Path, words: Words) -> None:
     for path in sorted(source.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
             continue
@@ -253,7 +198,7 @@ def _write_writer(source: Path, target: Path, words: _Words) -> None:
             _write_table(path, target / path.name, words)
 
 
-def _writer(header: dict[str, Any], words: _Words) -> dict[str, Any]:
+def _writer(header: dict[str, Any], words: Words) -> dict[str, Any]:
     kept = {n: v for n, v in header.items() if n not in _DROPPED["writer.json"]}
     settings = kept.get("settings") or {}
     kept["settings"] = {n: v for n, v in settings.items() if n not in _DROPPED["settings"]}
@@ -264,26 +209,29 @@ def _writer(header: dict[str, Any], words: _Words) -> dict[str, Any]:
     for device, before in zip(clean.get("devices") or (), kept.get("devices") or (), strict=True):
         device.update(kind=before["kind"], probe=before["probe"])  # words of ours
         if _is_chip(before["kind"]):
-            device["name"] = _UUID.sub(lambda found: words.uuid(found[0]), before["name"])
+            device["name"] = UUID.sub(lambda found: words.uuid(found[0]), before["name"])
     if "source" in kept:
         clean["source"] = kept["source"]
     return clean
 
 
-def _clean(value: Any, words: _Words) -> Any:  # noqa: ANN401  whatever JSON holds
+def _clean(value: Any, words: Words, *, is_said: bool = False) -> Any:  # noqa: ANN401  any JSON
+    """A header without secrets; `is_said`: its texts are sentences."""
     if isinstance(value, str):
-        return words.clean(value)
+        return words.clean(value) if is_said else words.clean_value(value)
     if isinstance(value, list):
-        return [_clean(one, words) for one in value]
+        return [_clean(one, words, is_said=is_said) for one in value]
     if isinstance(value, dict):
         return {
-            n if _KEY.fullmatch(str(n)) else words.clean(str(n)): _clean(v, words)
-            for n, v in value.items()
+            n if _KEY.fullmatch(str(n)) else words.clean_value(str(n)): _clean(
+                one, words, is_said=is_said or n in _SAID
+            )
+            for n, one in value.items()
         }
     return value
 
 
-def _mark(line: str, words: _Words) -> str:
+def _mark(line: str, words: Words) -> str:
     try:
         mark = json.loads(line)
         name = mark["name"] if mark["name"] in _OUR_MARKS else words.clean(str(mark["name"]))
@@ -310,7 +258,7 @@ def _table(path: Path) -> pa.Table:
     return pa.table({}) if reader is None else pa.Table.from_batches(batches, reader.schema)
 
 
-def _write_table(source: Path, target: Path, words: _Words) -> None:
+def _write_table(source: Path, target: Path, words: Words) -> None:
     table = _table(source)
     if not table.num_columns:
         return
@@ -334,8 +282,8 @@ def _write_table(source: Path, target: Path, words: _Words) -> None:
 _OURS = (b"format", b"version", b"table")
 
 
-def _renamed(chunk: pa.DictionaryArray, words: _Words) -> pa.DictionaryArray:
-    texts = [None if t is None else words.clean(t) for t in chunk.dictionary.to_pylist()]
+def _renamed(chunk: pa.DictionaryArray, words: Words) -> pa.DictionaryArray:
+    texts = [None if t is None else words.clean_value(t) for t in chunk.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(chunk.indices, pa.array(texts, pa.string()))
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import shutil
-import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
@@ -29,6 +27,7 @@ from ergmeter.runlog.collection import (
     may_be_written,
 )
 from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.fetching import fetch, place_of
 from ergmeter.runlog.reader import CUT_OFF, Run
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 # What was written this short a time before it was fetched may have been written in between, too:
 # twenty hand-overs, and some seconds that clocks differ by.
 _NEAR_S = 30.0
-_REMOTE = re.compile(r"(?:[\w.-]+@)?[\w.\[\]:-]+:.+")
+_UNNAMED = "run"  # what came from HOST:. or HOST:~
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +48,22 @@ class Outcome:
     path: Path | None = None  # where it is now, if it came
 
 
-def is_remote(source: str) -> bool:
-    """Whether this names another machine: [USER@]HOST:PATH, and no directory here."""
-    return not Path(source).exists() and bool(_REMOTE.fullmatch(source))
-
-
 def collect(source: str, into: Path) -> list[Outcome]:
     """Bring the runs of a directory, here or elsewhere, into another. What became of each."""
-    into.mkdir(parents=True, exist_ok=True)
-    if not is_remote(source):
+    place = None if Path(source).exists() else place_of(source)
+    if place is None:
         if not Path(source).is_dir():
             raise UsageError(f"{source} is no directory here, nor HOST:PATH on another machine")
-        return _all_of(Path(source), into)
+        into.mkdir(parents=True, exist_ok=True)
+        return _all_of(Path(source).resolve(), into)  # `.` has no name
+    into.mkdir(parents=True, exist_ok=True)
     staging = into / f".collecting-{secrets.token_hex(4)}"
-    staging.mkdir()
+    fetched = staging / _visible(PurePosixPath(place.path).name)  # where it is a run, its name
+    fetched.mkdir(parents=True)
     began_s = time.time()
     try:
-        _fetched(source, staging)
-        return _all_of(staging, into, fetched_s=began_s)
+        fetch(place, fetched)
+        return _all_of(fetched, into, fetched_s=began_s)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -153,7 +150,7 @@ def _brought(run: Path, into: Path, before: Path | None) -> tuple[Path, list[Pat
             raise FormatError(f"the copy is not whole ({damage[0]})")
         if before is not None:
             return _replaced(before, staging)
-        target = _free(into / run.name)
+        target = _free(into / _visible(run.name))
         staging.rename(target)
         return target, [], []
     finally:
@@ -191,6 +188,11 @@ def _unwanted(folder: str, names: list[str]) -> list[str]:
     return [n for n in names if n.startswith(".") or (Path(folder) / n).is_symlink()]
 
 
+def _visible(name: str) -> str:
+    """A name for a run here: one that begins with a dot is found by no command."""
+    return name.lstrip(".~") or _UNNAMED
+
+
 def _free(path: Path) -> Path:
     """This path, or one like it where another run has that name."""
     number = 1
@@ -199,21 +201,3 @@ def _free(path: Path) -> Path:
         number += 1
         found = path.with_name(f"{path.name}-{number}")
     return found
-
-
-def _fetched(source: str, into: Path) -> None:
-    """The directory of another machine, by rsync where that is installed here, else by scp."""
-    if source.startswith("-"):
-        raise UsageError(f"{source!r} is no machine")
-    inside = source.rstrip("/") + "/"
-    ways = {
-        "rsync": ["rsync", "-a", "--no-links", "--exclude=.*", "--", inside, f"{into}/"],
-        "scp": ["scp", "-r", "-p", "-q", "--", f"{inside}.", str(into)],
-    }
-    tool = next((name for name in ways if shutil.which(name)), None)
-    if tool is None:
-        raise UsageError("neither rsync nor scp is installed here; mount the directory instead")
-    done = subprocess.run(ways[tool], stdin=None, stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise FormatError(f"{tool} could not fetch {source}: {said}")

@@ -161,8 +161,6 @@ def _listed(path: Path) -> Listed:
         kept = _why_kept(path)
     except ErgmeterError as error:
         kept = f"it can't be read ({error})"
-    if KEEP in tags:
-        kept = kept or f"it is tagged {KEEP}"
     return Listed(path, size_bytes(path), time.time() - changed_s(path), tags, kept)
 
 
@@ -172,8 +170,14 @@ def _why_kept(path: Path) -> str:
         return "it is a link"
     if may_be_written(Run.open(path)) or time.time() - changed_s(path) < _QUIET_S:
         return "it may be being written: wait until an hour after its last record"
+    if KEEP in labels_of(path).tags:
+        return f"it is tagged {KEEP}"
     other = next(foreign(path), None)
-    return f"it holds files that are no part of a run ({other})" if other else ""
+    if other is None:
+        return ""
+    if (path / other).is_dir() and not (path / other).is_symlink():
+        return f"it holds a directory that can't be read ({other})"
+    return f"it holds files that are no part of a run ({other})"
 
 
 def may_be_written(run: Run) -> bool:
@@ -228,11 +232,16 @@ def _is_ours(run: Path, parts: tuple[str, ...]) -> bool:
 
 
 def _inside(run: Path) -> Iterator[Path]:
-    """All files and links under a directory; links are not followed."""
-    for folder, folders, names in os.walk(run):
+    """All files and links under a directory; links are not followed. A directory that can't be
+    read is one of them: nobody knows what is in it."""
+    unread: list[OSError] = []
+    for folder, folders, names in os.walk(run, onerror=unread.append):
         links = [name for name in folders if (Path(folder) / name).is_symlink()]
         for name in (*sorted(names), *links):
             yield Path(folder) / name
+    for error in unread:
+        if not isinstance(error, FileNotFoundError) and Path(error.filename) != run:
+            yield Path(error.filename)
 
 
 def size_bytes(run: Path) -> int:
@@ -247,13 +256,21 @@ def size_bytes(run: Path) -> int:
 
 
 def remove(run: Path) -> None:
-    """Take a run away. Asked once more whether it may go: it may have been resumed."""
+    """Take a run away. Asked once more whether it may go: it may have been resumed, or tagged.
+
+    FormatError where it stays all the same, and where only a part of it went."""
     kept = _why_kept(run)
     if kept:
-        raise UsageError(kept)
+        raise UsageError(f"stays: {kept}")
     doomed = run.with_name(f".{run.name}.removed-{secrets.token_hex(4)}")
-    run.rename(doomed)
-    shutil.rmtree(doomed)
+    try:
+        run.rename(doomed)
+    except OSError as error:
+        raise FormatError(f"stays: {error}") from error
+    try:
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise FormatError(f"partly removed; the rest is in {doomed} ({error})") from error
 
 
 def age_parsed(text: str) -> float:

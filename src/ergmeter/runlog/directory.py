@@ -1,7 +1,8 @@
-"""Finds the runs in a directory."""
+"""Finds the runs in a directory. One may go while somebody looks: it is no run then."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from ergmeter.errors import FormatError
@@ -15,7 +16,11 @@ def run_paths(parent: Path) -> list[Path]:
             f"no directory {parent}; `erg record` and `erg demo` make runs under runs/"
         )
     headers = (path for path in parent.glob(f"*/{fmt.RUN_FILE}") if path.parent.name[0] != ".")
-    return [header.parent for header in sorted(headers, key=lambda path: path.stat().st_mtime)]
+    made = {}
+    for header in headers:
+        with suppress(OSError):
+            made[header.parent] = header.stat().st_mtime
+    return sorted(made, key=made.__getitem__)
 
 
 def newest_run(parent: Path) -> Path:

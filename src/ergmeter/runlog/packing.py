@@ -2,7 +2,9 @@
 
 The trap: an archive is a program for writing files. What is unpacked may come from anybody: only
 plain files are taken, only under the run's own name, only up to a size; and a run appears whole, or
-not at all, so that half an archive is never taken for half a run.
+not at all, so that half an archive is never taken for half a run. Another: a zip tells the time by
+the clock on its maker's wall, and a run that was cut off is known by its times. Ours tell it in UTC
+as well, and nothing that is unpacked is of a time to come.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import lzma
 import os
 import secrets
 import shutil
+import struct
 import tarfile
 import time
 import zipfile
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 200 * 10**9
 _MAX_FILES = 2_000_000
 _CHUNK_BYTES = 1 << 20
+# The extra field in which zip programs tell when a file was changed, in seconds since 1970, UTC.
+_UTC_FIELD = 0x5455
+_HAS_CHANGED = 1  # a bit of it
 
 # What the libraries raise for an archive that is damaged, encrypted, or not what it says.
 _NO_ARCHIVE = (
@@ -102,9 +108,15 @@ def _tarred(run: Path, into: Path) -> None:
 
 
 def _zipped(run: Path, into: Path) -> None:
-    with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
+    with zipfile.ZipFile(into, "w") as archive:
         for path in _files(run):
-            archive.write(path, str(Path(run.name) / path.relative_to(run)))
+            name = str(Path(run.name) / path.relative_to(run))
+            entry = zipfile.ZipInfo.from_file(path, name, strict_timestamps=False)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            changed_s = min(max(int(path.stat().st_mtime), 0), 2**31 - 1)
+            entry.extra = struct.pack("<HHBi", _UTC_FIELD, 5, _HAS_CHANGED, changed_s)
+            with path.open("rb") as file, archive.open(entry, "w") as target:
+                shutil.copyfileobj(file, target)
 
 
 def _is_safe(name: str) -> bool:
@@ -133,6 +145,7 @@ def _extracted(archive: Path, into: Path) -> str:
             raise FormatError(f"{archive}: {name!r} is no plain file")
         with source, target.open("xb") as file:
             _copied(source, file, size, f"{archive}: {name!r}")
+        changed_s = min(changed_s, time.time())
         os.utime(target, (changed_s, changed_s))  # by which a run that was cut off is known
     if len(names) != 1:
         raise FormatError(f"{archive}: holds {len(names)} directories, not one run")
@@ -151,13 +164,24 @@ def _copied(source: IO[bytes], target: IO[bytes], size: int, what: str) -> None:
         raise FormatError(f"{what} is not as long as it says")
 
 
+def _changed_s(entry: zipfile.ZipInfo) -> float:
+    """When a file of a zip was changed: in UTC where it tells that, else by the clock here."""
+    extra = entry.extra
+    while len(extra) > 8:
+        kind, size = struct.unpack_from("<HH", extra)
+        if kind == _UTC_FIELD and size >= 5 and extra[4] & _HAS_CHANGED:
+            return float(struct.unpack_from("<i", extra, 5)[0])
+        extra = extra[4 + size :]
+    return time.mktime((*entry.date_time, 0, 0, -1))
+
+
 def _members(archive: Path) -> Iterator[_Member]:
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for info in zipped.infolist():
                 if not info.is_dir():
-                    when_s = time.mktime((*info.date_time, 0, 0, -1))
-                    yield info.filename, info.file_size, when_s, lambda info=info: zipped.open(info)  # type: ignore[misc]
+                    opened = lambda info=info: zipped.open(info)  # noqa: E731
+                    yield info.filename, info.file_size, _changed_s(info), opened
         return
     with tarfile.open(archive, "r:*") as tarred:
         for entry in tarred:

@@ -104,6 +104,8 @@ def test_a_budget_is_an_alert_to_stop_for(tmp_path: Path) -> None:
         ({"alerts": ["loss nan"], "alert_command": "no-such-tool {alert}"}, "not an executable"),
         ({"alerts": ["loss nan"], "alert_command": "echo {loss}"}, "there are {alert}"),
         ({"alerts": ["loss nan"], "alert_command": "echo {alert.text}"}, "there are {alert}"),
+        ({"alerts": ["loss nan"], "alert_command": "echo {value:.2f}"}, "so give {value} alone"),
+        ({"alerts": ["loss nan"], "alert_command": "echo {alert!r}"}, "so give {alert} alone"),
         ({"alerts": ["loss nan"], "alert_command": "echo 'half"}, "can't be read"),
         ({"budget": Budget(cost=5.0)}, "needs a price"),
     ],
@@ -165,6 +167,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Location", self.server.location)
         self.end_headers()
 
+    def do_GET(self) -> None:
+        """As most servers answer one who was sent on: with a page."""
+        self.send_response(200)
+        self.end_headers()
+
     def log_message(self, *_: object) -> None:
         """Nothing: it is a test."""
 
@@ -216,6 +223,32 @@ def test_a_webhook_that_sends_on_elsewhere_is_a_mark_without_where(server: Serve
     server.code, server.location = 302, "file:///s3cret"
     ways = notices.Ways(console=False, webhook=server.address)
     assert told_by(ways, "x") == ["webhook at 127.0.0.1: HTTPError: HTTP Error 302: Found"]
+
+
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
+def test_a_webhook_that_has_moved_was_not_told(server: Server, code: int) -> None:
+    """The one it is sent on to gets no alert: a GET has none in it."""
+    server.code, server.location = code, server.address
+    ways = notices.Ways(console=False, webhook=server.address)
+    (said,) = told_by(ways, "x")
+    assert said.startswith(f"webhook at 127.0.0.1: HTTPError: HTTP Error {code}: ")
+
+
+def test_what_fails_unforeseen_is_a_mark_and_the_next_one_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def ran(words: list[str], _environment: dict[str, str]) -> int:
+        if words[1] == "first":
+            raise ZeroDivisionError
+        told.append(words)
+        return 0
+
+    monkeypatch.setattr(notices, "_ran", ran)
+    ways = notices.Ways(console=False, command=("notify", "{alert}"))
+    assert told_by(ways, "first", "second") == ["command: ZeroDivisionError"]
+    assert told == [["notify", "second"]]
 
 
 def test_a_text_the_system_takes_for_none_is_a_mark_and_the_next_one_is_told(

@@ -17,6 +17,7 @@ from ergmeter.runlog import anonymise as module
 from ergmeter.runlog import collection
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.anonymise import anonymise
+from ergmeter.runlog.private_words import Words
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -126,6 +127,14 @@ def test_what_was_one_thing_is_still_one(run: Path, tmp_path: Path) -> None:
     assert gpu.id in mark.detail
 
 
+def test_a_device_that_goes_by_a_path_is_the_same_in_header_and_table(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    disk = Device("/data/of alice", "module", "x", "other")
+    add_writer(run, devices=[disk], samples=[Sample(S, disk.id, power_w=5.0)])
+    copy = Run.open(anonymise(run, tmp_path / "copy"))
+    assert list(copy.devices) == list(copy.series("power_w")) == ["path"]
+
+
 def test_a_host_whose_name_is_in_other_words_leaves_those_alone(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     gpu = Device("GPU-0", "gpu", "Test", "nvml", {"driver": "nvml 1"})
@@ -202,7 +211,7 @@ def test_a_copy_with_other_rows_does_not_appear(
 ) -> None:
     write = module._write_table
 
-    def half(source: Path, target: Path, words: module._Words) -> None:
+    def half(source: Path, target: Path, words: Words) -> None:
         if not source.name.startswith("steps"):
             write(source, target, words)
 
@@ -227,9 +236,87 @@ def test_a_copy_with_other_rows_does_not_appear(
         ("ATLAS17 is down", "host-1 is down"),
         ("c10::Error in std::vector", "c10::Error in std::vector"),
         ("torch 2.9.1, 3 of 8; tokens/s", "torch 2.9.1, 3 of 8; tokens/s"),
+        ("from bob@srv:/data/x", "from address:path"),
+        ("ab+c.d@example.org, see.http://x.y/z", "address, address"),
     ],
 )
 def test_addresses_of_every_kind_are_replaced(tmp_path: Path, said: str, left: str) -> None:
+    assert marked(tmp_path, said) == left
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("no /sys/class/powercap/intel-rapl:0 here", "no /sys/class/powercap/intel-rapl:0 here"),
+        ("access to /dev/nvidia*, or /dev/kfd", "access to /dev/nvidia*, or /dev/kfd"),
+        ("/proc/cpuinfo names none", "/proc/cpuinfo names none"),
+        ("/dev/shm/alice-secret/ckpt.pt: full", "path: full"),
+        ("/proc/1/cwd/alice: gone", "path: gone"),
+        ("/sys/fs/cgroup/user.slice/alice", "path"),
+        ("/dev/nvidia-caps-of-alice.txt", "path"),
+        ("lost /home/bob/My Project/acme merger.txt, twice", "lost path, twice"),
+        ("lost /home/bob/My Big Project/acme", "lost path"),
+        ("/data/a,clientname/x is full (97 %)", "path is full (97 %)"),
+        ("/data/Acme, Inc/x: full", "path: full"),
+        ("/data/bob's stuff/x: full", "path: full"),
+        ("No such file: '/data/bob's Acme (new): x; y' (2)", "No such file: 'path' (2)"),
+        ('"/a/The Acme" or "/b/Their Acme"', '"path" or "path"'),
+        ("(see /data/x/train.py:12)", "(see path)"),
+        ("it was /data/x. Then 5 tokens fell", "it was path. Then 5 tokens fell"),
+        (r"on \\srv\alice\My Data\x: full", "on path: full"),
+        (r"C:\Users\acme\x.csv: full", "path: full"),
+        ("D:/acme/x.csv: full", "path: full"),
+        ("~carol/x and ~5 GB", "path and ~5 GB"),
+        ("12/16 tokens/s, and/or 3 / 4", "12/16 tokens/s, and/or 3 / 4"),
+    ],
+)
+def test_a_path_is_replaced_to_its_end_and_what_all_have_is_not(
+    tmp_path: Path, said: str, left: str
+) -> None:
+    assert marked(tmp_path, said) == left
+
+
+@pytest.mark.parametrize(
+    ("given", "left"),
+    [
+        ("/data/The Acme merger: part two", "path"),
+        ("./Acme x", "path"),
+        (r"\\srv\alice share", "path"),
+        ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
+    ],
+)
+def test_a_value_that_begins_with_a_path_is_one_as_a_whole(
+    tmp_path: Path, given: str, left: str
+) -> None:
+    run = make_run(tmp_path / "run")
+    told = {"model": given, "git_commit": "0123456789ab+", "data_sha256": "00ff" * 4}
+    add_writer(run, header={"workload": told})
+    copy = Run.open(anonymise(run, tmp_path / "copy"))
+    assert copy.workload == {**told, "model": left}
+
+
+@pytest.mark.parametrize(
+    ("directory", "user"),
+    [("/home/jürgen/x", "jürgen"), (r"C:\Users\bob\x", "bob"), ("/Users/李雷/x", "李雷")],
+)
+def test_a_user_is_known_by_any_home(tmp_path: Path, directory: str, user: str) -> None:
+    run = make_run(tmp_path / "run")
+    header = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**header, "directory": directory}))
+    add_writer(run, marks=[Mark(S, "x", f"asked by {user}.")])
+    marks = Run.open(anonymise(run, tmp_path / "copy")).marks
+    assert [m.detail for m in marks if m.name == "x"] == ["asked by user-1."]
+
+
+def test_a_name_is_found_in_json_that_writes_its_letters_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"asked by": "Jürgen"}))
+    assert "ü" not in (tmp_path / "run.json").read_text()
+    found = module.leaks(tmp_path, {"jürgen": "user-1"})
+    assert found == ["run.json still holds 'Jürgen'"]
+
+
+def marked(tmp_path: Path, said: str) -> str:
+    """What becomes of a mark, on a host `atlas17` that another mark names."""
     run = make_run(tmp_path / "run")
     add_writer(
         run,
@@ -237,5 +324,6 @@ def test_addresses_of_every_kind_are_replaced(tmp_path: Path, said: str, left: s
         header={"host": "atlas17", "writer": "atlas17-1-ab"},
     )
     marks = Run.open(anonymise(run, tmp_path / "copy")).marks
-    assert [m.detail for m in marks if m.name == "x"] == [left]
     assert [m.name for m in marks if m.detail == "y"] == ["on host-1"]
+    (found,) = (m.detail for m in marks if m.name == "x")
+    return found

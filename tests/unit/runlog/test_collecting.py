@@ -16,7 +16,8 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark
 from ergmeter.runlog import collecting, collection
-from ergmeter.runlog.collecting import collect, is_remote
+from ergmeter.runlog.collecting import collect
+from ergmeter.runlog.fetching import Place, place_of
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -176,28 +177,125 @@ def test_a_copy_that_is_damaged_is_not_taken(
 
 @pytest.fixture
 def other_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that stands for user@far: an `scp` which copies from it, and no rsync."""
-    far, tools = tmp_path / "far", tmp_path / "tools"
-    far.mkdir()
+    """The runs in the home of user@far: an `ssh` that runs a command there, and no rsync."""
+    home, tools = tmp_path / "far", tmp_path / "tools"
+    (home / "runs").mkdir(parents=True)
     tools.mkdir()
-    tool = tools / "scp"
+    tool = tools / "ssh"
     tool.write_text(
         "#!/bin/sh\n"
-        "for word; do from=$to; to=$word; done\n"
-        f'case $from in user@far:/runs/*) exec /bin/cp -rp "{far}/." "$to";; esac\n'
-        "echo 'ssh: Could not resolve hostname' >&2; exit 1\n"
+        f'PATH={os.environ["PATH"]} HOME="{home}"; export PATH HOME\n'
+        'case "$1 $2" in "-- user@far") cd && exec sh -c "$3";; esac\n'
+        "echo 'ssh: Could not resolve hostname' >&2; exit 255\n"
     )
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tools))
-    return far
+    return home / "runs"
 
 
 def test_runs_of_another_machine_are_fetched(other_machine: Path, tmp_path: Path) -> None:
     run_in(other_machine, "one")
     into = tmp_path / "all"
-    assert said(collect("user@far:/runs", into)) == {"one": "collected"}
-    assert said(collect("user@far:/runs/", into)) == {"one": "is here already, as one"}
+    assert said(collect("user@far:runs", into)) == {"one": "collected"}
+    assert said(collect("user@far:~/runs/", into)) == {"one": "is here already, as one"}
     assert [p.name for p in into.iterdir()] == ["one"]
+    assert summarize(Run.open(into / "one")) == summarize(Run.open(other_machine / "one"))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("runs/sft", "sft"),
+        ("runs/sft/", "sft"),
+        ("{runs}/sft/.", "sft"),
+        ("runs/a run's", "a run's"),
+        ("runs/.put-by", "put-by"),
+    ],
+)
+def test_one_run_of_another_machine_has_its_name_here(
+    other_machine: Path, tmp_path: Path, path: str, name: str
+) -> None:
+    run_in(other_machine, path.rstrip("/.").rsplit("/", 1)[-1])
+    into = tmp_path / "all"
+    assert said(collect(f"user@far:{path.format(runs=other_machine)}", into)) == {name: "collected"}
+    assert [p.name for p in into.iterdir()] == [name]
+
+
+def test_links_and_hidden_files_of_another_machine_do_not_come(
+    other_machine: Path, tmp_path: Path
+) -> None:
+    run = run_in(other_machine, "one")
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("x")
+    (run / "linked").symlink_to(secret)
+    (run / "linked-file").symlink_to(secret / "key")
+    (run / ".hidden").write_text("x")
+    (run / "notes.txt").write_text("a file under two names")
+    os.utime(run / "notes.txt", (LONG_AGO_S, LONG_AGO_S))
+    os.link(run / "notes.txt", run / "notes-again.txt")
+    assert said(collect("user@far:runs", tmp_path / "all")) == {"one": "collected"}
+    copy = tmp_path / "all" / "one"
+    there = {p.name for p in run.iterdir()} - {"linked", "linked-file", ".hidden"}
+    assert {p.name for p in copy.iterdir()} == there
+    assert (copy / "notes-again.txt").read_text() == "a file under two names"
+
+
+def test_one_that_could_not_be_read_there_is_told(other_machine: Path, tmp_path: Path) -> None:
+    run_in(other_machine, "one")
+    with pytest.raises(FormatError, match="tar over ssh could not fetch user@far:ruins: tar: "):
+        collect("user@far:ruins", tmp_path / "all")
+    assert list((tmp_path / "all").iterdir()) == []
+
+
+@pytest.mark.usefixtures("other_machine")
+def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+    """Of a machine whose shell greets everybody, for longer than a pipe holds."""
+    (tmp_path / "tools" / "ssh").write_text("#!/bin/sh\nexec /usr/bin/yes welcome\n")
+    with pytest.raises(FormatError, match="what came is no archive, or was cut off"):
+        collect("user@far:runs", tmp_path / "all")
+
+
+def test_a_run_that_grows_while_it_is_fetched_does_not_keep_the_others(
+    other_machine: Path, tmp_path: Path
+) -> None:
+    run_in(other_machine, "one")
+    tool = tmp_path / "tools" / "ssh"
+    says = "echo 'tar: ./two/x: file changed as we read it' >&2; exit 1"
+    tool.write_text(tool.read_text().replace('exec sh -c "$3"', f'{{ sh -c "$3"; {says}; }}'))
+    assert said(collect("user@far:runs", tmp_path / "all")) == {"one": "collected"}
+
+
+def test_one_run_fetched_by_rsync_has_its_name_here_too(
+    other_machine: Path, tmp_path: Path
+) -> None:
+    run_in(other_machine, "sft")
+    tool = tmp_path / "tools" / "rsync"
+    tool.write_text(
+        "#!/bin/sh\n"
+        "for word; do from=$to; to=$word; done\n"
+        f'[ "$from" = user@far:runs/sft/ ] && exec /bin/cp -rp "{other_machine}/sft/." "$to"\n'
+        "exit 23\n"
+    )
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    assert said(collect("user@far:runs/sft", tmp_path / "all")) == {"sft": "collected"}
+    with pytest.raises(FormatError, match="rsync could not fetch user@far:x: exit code 23"):
+        collect("user@far:x", tmp_path / "all")
+    assert [p.name for p in (tmp_path / "all").iterdir()] == ["sft"]
+
+
+def test_the_directory_one_is_in_is_collected_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run_in(tmp_path / "a", "sft"))
+    assert said(collect(".", tmp_path / "all")) == {"sft": "collected"}
+    assert [p.name for p in (tmp_path / "all").iterdir()] == ["sft"]
+
+
+def test_a_hidden_run_that_is_asked_for_can_be_found_afterwards(tmp_path: Path) -> None:
+    run = run_in(tmp_path / "a", ".put-by")
+    assert said(collect(str(run), tmp_path / "all")) == {".put-by": "collected"}
+    assert [p.name for p in (tmp_path / "all").iterdir()] == ["put-by"]
 
 
 def test_what_was_written_while_it_was_fetched_is_not_taken_for_finished(
@@ -206,14 +304,14 @@ def test_what_was_written_while_it_was_fetched_is_not_taken_for_finished(
     run = run_in(other_machine, "one")
     (marks,) = run.rglob("marks.jsonl")
     os.utime(marks)  # its last mark came just now: its records may have been copied before
-    (outcome,) = collect("user@far:/runs", tmp_path / "all")
+    (outcome,) = collect("user@far:runs", tmp_path / "all")
     assert "is being written" in outcome.said
     assert list((tmp_path / "all").iterdir()) == []
 
 
 @pytest.mark.usefixtures("other_machine")
 def test_a_machine_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="scp could not fetch user@near:/x: ssh: Could not"):
+    with pytest.raises(FormatError, match="ssh could not fetch user@near:/x: ssh: Could not"):
         collect("user@near:/x", tmp_path / "all")
     assert list((tmp_path / "all").iterdir()) == []
 
@@ -221,14 +319,21 @@ def test_a_machine_that_is_not_there_is_told_in_one_line(tmp_path: Path) -> None
 def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no directory here"):
         collect(str(tmp_path / "nowhere"), tmp_path / "all")
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.parametrize(
-    ("source", "remote"),
-    [("user@host:/runs", True), ("host:runs", True), ("-oProxyCommand=x:/y", False), ("/a", False)],
+    ("source", "place"),
+    [
+        ("user@host:/runs", Place("user@host", "/runs")),
+        ("host:runs/a:b", Place("host", "runs/a:b")),
+        ("me@[fe80::1%eth0]:runs", Place("me@[fe80::1%eth0]", "runs")),
+        ("-oProxyCommand=x:/y", None),
+        ("/a", None),
+    ],
 )
-def test_another_machine_is_known_by_its_colon(source: str, remote: bool) -> None:
-    assert is_remote(source) is remote
+def test_another_machine_is_known_by_its_colon(source: str, place: Place | None) -> None:
+    assert place_of(source) == place
 
 
 def test_a_file_that_has_no_place_any_more_is_named_and_not_lost(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,13 +190,51 @@ def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
 ) -> None:
     run = run_made(tmp_path, "a", days_ago=9)
 
-    def refuse(_path: Path) -> None:
+    def refuse(path: Path) -> None:
+        (path / "run.json").unlink()
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    with pytest.raises(PermissionError):
+    with pytest.raises(FormatError) as caught:
         collection.remove(run)
     assert run_paths(tmp_path) == []
+    (rest,) = tmp_path.iterdir()
+    assert str(caught.value) == (
+        f"partly removed; the rest is in {rest} ([Errno 13] Permission denied)"
+    )
+
+
+def test_a_run_that_was_tagged_keep_since_it_was_listed_stays(tmp_path: Path) -> None:
+    run = run_made(tmp_path, "a", days_ago=9)
+    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    assert found.kept == ""
+    collection.tag(run, add=["keep"])
+    with pytest.raises(UsageError, match="stays: it is tagged keep"):
+        collection.remove(run)
+    assert run_paths(tmp_path) == [run]
+
+
+def test_a_run_of_which_a_directory_can_not_be_read_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_made(tmp_path, "a", days_ago=9)
+    (run / "profile").mkdir()
+    (run / "profile" / "of-somebody").write_text("x")
+    aged(run, time.time() - 9 * 86400.0)
+    listed = os.scandir
+
+    def scandir(path: Any) -> Any:
+        """As for a user who may not read that one: the tests may run as root, who may."""
+        if Path(path).name == "profile":
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (found,) = collection.chosen(tmp_path, Wish(older_s=86400.0))
+    assert found.kept == "it holds a directory that can't be read (profile)"
+    with pytest.raises(UsageError, match="can't be read"):
+        collection.remove(run)
+    assert run_paths(tmp_path) == [run]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import shutil
+import subprocess
 import tarfile
+import time
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +70,59 @@ def test_a_run_that_was_cut_off_is_so_in_its_copy(tmp_path: Path) -> None:
     for ending in (".tar.gz", ".zip"):
         again = unpack(pack(run, tmp_path / f"cut{ending}"), tmp_path / ending[1:])
         assert Run.open(again).status == CUT_OFF
+
+
+@pytest.fixture
+def at() -> Iterator[Callable[[str], None]]:
+    """Goes to another time zone, and home in the end."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def go(zone: str) -> None:
+            patch.setenv("TZ", zone)
+            time.tzset()
+
+        yield go
+    time.tzset()
+
+
+@pytest.mark.parametrize("ending", [".tar.gz", ".zip"])
+def test_a_time_is_the_same_in_another_time_zone(
+    run: Path, tmp_path: Path, ending: str, at: Callable[[str], None]
+) -> None:
+    before = {path.name: path.stat().st_mtime for path in run.iterdir()}
+    at("JST-9")
+    packed = pack(run, tmp_path / f"one{ending}")
+    at("UTC0")
+    again = unpack(packed, tmp_path)
+    after = {path.name: path.stat().st_mtime for path in again.iterdir() if path.is_file()}
+    assert after == {name: pytest.approx(before[name], abs=1.0) for name in after}
+
+
+@pytest.mark.skipif(shutil.which("unzip") is None, reason="no unzip here")
+def test_another_program_reads_the_same_time(
+    run: Path, tmp_path: Path, at: Callable[[str], None]
+) -> None:
+    at("JST-9")
+    packed = pack(run, tmp_path / "one.zip")
+    at("EST5")
+    subprocess.run(["unzip", "-q", packed], cwd=tmp_path, check=True)
+    assert contents(tmp_path / "one") == contents(run)
+    found_s = (tmp_path / "one" / "run.json").stat().st_mtime
+    assert found_s == pytest.approx((run / "run.json").stat().st_mtime, abs=1.0)
+
+
+def test_nothing_that_is_unpacked_is_of_a_time_to_come(
+    run: Path, tmp_path: Path, at: Callable[[str], None]
+) -> None:
+    """A zip of another program has the time of its maker's wall alone: nine hours from now."""
+    at("JST-9")
+    packed = tmp_path / "one.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for path in sorted(p for p in run.rglob("*") if p.is_file()):
+            archive.write(path, str(Path("one") / path.relative_to(run)))
+    at("UTC0")
+    again = unpack(packed, tmp_path)
+    assert all(path.stat().st_mtime <= time.time() for path in again.rglob("*"))
 
 
 def test_a_run_that_is_written_is_not_packed(tmp_path: Path) -> None:
@@ -165,7 +222,7 @@ def test_half_an_archive_makes_no_run(run: Path, tmp_path: Path, keep: int) -> N
     assert list(into.iterdir()) == []
 
 
-@pytest.mark.parametrize("changed_s", ["1e30", "nan"])
+@pytest.mark.parametrize("changed_s", ["-1e30", "nan"])
 def test_a_time_that_is_none_is_told_and_no_traceback(tmp_path: Path, changed_s: str) -> None:
     bad = entry("one/run.json")
     bad.pax_headers = {"mtime": changed_s}
