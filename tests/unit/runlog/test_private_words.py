@@ -17,9 +17,9 @@ def test_a_long_text_takes_no_longer_for_each_of_its_letters(word: str) -> None:
         text = word * (letters // len(word))
         times = []
         for _ in range(3):
-            began_s = time.perf_counter()
+            began_s = time.thread_time()
             Words().clean(text)
-            times.append(time.perf_counter() - began_s)
+            times.append(time.thread_time() - began_s)
         return min(times)
 
     assert took_s(48_000) / took_s(3_000) < 90
