@@ -293,9 +293,10 @@ PICTURES = (
 _HEAD = """# Gallery
 
 Reports and plots of recordings of a real NVIDIA H200 (driver {driver}, torch {torch}, {day} and the
-day after), made by the commands that stand beside them. `python scripts/gallery.py --runs runs`
-makes all of it again from `tests/data`, the runs and the figures in this text included; a test
-holds this page to the recordings.
+day after), made by the commands that stand beside them. In a clone,
+`python scripts/gallery.py --runs recorded` makes the runs, in `recorded/`, from `tests/data`, and
+this page and its files anew, the figures in the text included; a test holds it to the recordings.
+
 Power, energy, clocks, memory and hardware counters are as they were read, steps as the program
 timed them. `{whole}` is a run as ergmeter wrote it, made anonymous. The others were recorded by
 hand and brought into the same form: of the host nothing was recorded, so that its charts are
@@ -329,18 +330,18 @@ def written_page(figures: dict[str, Figures]) -> str:
     parts.append("One file each, that needs no network. Save it and open it in a browser.\n")
     for run, said in REPORTS.items():
         parts.append(f"**[{run}.html](gallery/{run}.html)** {said % figures[run]}\n")
-        parts.append(f"    erg report runs/{run} --html {run}.html\n")
+        parts.append(f"    erg report recorded/{run} --html {run}.html\n")
     parts.append(f"{_SHOTS.strip()}\n")
     parts.append(_COMPARISON)
     parts.append("## Plots\n")
     for one in PICTURES:
         parts.append(f"![{one.kind} of {one.run}](gallery/{one.file})\n")
         parts.append(f"{one.said % figures[one.run]}\n")
-        parts.append(f"    erg plot runs/{one.run} --kind {one.kind} -o {one.file}\n")
+        parts.append(f"    erg plot recorded/{one.run} --kind {one.kind} -o {one.file}\n")
     parts.append("## A badge\n")
     parts.append("![energy per token](gallery/badge.svg)\n")
     parts.append("For a README: one figure with how it was obtained.\n")
-    parts.append("    erg card runs/train-1b --badge badge.svg\n")
+    parts.append("    erg card recorded/train-1b --badge badge.svg\n")
     return "\n".join(parts)
 
 
