@@ -713,6 +713,9 @@ def test_misuse_is_one_line(lab: Lab) -> None:
     done = lab.run(ERG, "serve", "runs", "--host", "host.invalid")
     assert done.returncode == 2
     assert done.stderr.startswith(b"erg: can't listen on host.invalid port 0: ")
+    done = lab.run(ERG, "serve", "runs", "--host", "a..b")
+    assert done.returncode == 2
+    assert done.stderr == b"erg: --host 'a..b' is no name of a host and no address\n"
 
 
 @pytest.mark.parametrize("dark", [False, True])

@@ -148,9 +148,14 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
     from ergmeter.views import watch
 
     printed: list[Noted] = []
+    replaced = 0
     try:
         while True:
             frame = looks.frame()
+            if frame.replaced > replaced:
+                replaced = frame.replaced
+                printed.clear()  # those were the other's
+                click.echo(watch.REPLACED)
             for number in new_alerts(frame, printed):
                 click.echo(watch.alert_line(frame, number))
                 printed.append(frame.alerts[number])

@@ -37,6 +37,7 @@ _FURTHER = {
 }
 _ADAPTER = re.compile(r"lora_r=(\d+)_alpha=(\d+)")
 _NEEDED = ("tok_per_s", "tokens_processed", "wall_s")
+_HEADER_BYTES = 2**16  # in which a first line ends, or it is none of a ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +60,20 @@ def _columns() -> dict[str, tuple[str, str, float]]:
 
 
 def is_ledger(path: Path) -> bool:
-    """Whether a file begins as a ledger does."""
+    """Whether a file begins as a ledger does. No more of it is read, and nothing of a pipe."""
     try:
-        return set(_NEEDED) <= set(_header(_text(path)))
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            begins = file.read(_HEADER_BYTES)
+        return set(_NEEDED) <= set(_header(_decoded(begins, path)))
     except (OSError, FormatError):
         return False
 
 
 def read_ledger(path: Path, *, given: str) -> Found:
     """The rows of a ledger. Raises FormatError if it is none."""
-    text = _text(path)
+    text = _decoded(path.read_bytes(), path)
     header = _header(text)
     lacking = [name for name in _NEEDED if name not in header]
     if lacking:
@@ -97,8 +102,7 @@ def read_ledger(path: Path, *, given: str) -> Found:
     return Found(tuple(entries), tuple(left_out))
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
+def _decoded(data: bytes, path: Path) -> str:
     if b"\0" in data[:4096]:
         raise FormatError(f"{path} is no table of text: it holds zero bytes")
     return data.decode("utf-8-sig", errors="replace")

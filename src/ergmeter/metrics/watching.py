@@ -5,6 +5,9 @@ followed (`following`), curves and the judge hold a bounded amount, and the figu
 minute open no file from before. And a live view must not have figures of its own: those it shows
 are the catalogue's, of the last half minute and of the run so far, each with its basis. The latter
 need the whole run, so whoever calls says how often that is worth it.
+
+A directory may be removed and hold another run at the next look, whose rows would be taken for more
+of the first one's: by its id it is known, and everything begins anew.
 """
 
 from __future__ import annotations
@@ -90,6 +93,7 @@ class Frame:
     quiet_s: float | None = None  # since the last step, where that is too long ago
     training: int = 1  # which of so many in this run, counted from 1
     trainings: int = 0
+    replaced: int = 0  # how often another run has taken the place of the one that was watched
 
     @property
     def is_going(self) -> bool:
@@ -115,16 +119,23 @@ class Watching:
         which a run has been quiet."""
         self._now_ns = now_ns
         self._path = path
+        self._given = tuple(rules)
         self._rank = rank
         self._training = training
-        self._beside: frozenset[str] = frozenset()  # writers of other trainings in the same run
         self._total_steps = total_steps
+        self._replaced = 0
+        self._begin(Run.open(path))
+
+    def _begin(self, run: Run) -> None:
+        """Know nothing yet of the run that is there."""
+        self._id = run.header.get("id")
+        self._beside: frozenset[str] = frozenset()  # writers of other trainings in the same run
         self._curves = {"power_w": Curve()}
         self._steps: dict[int, int] = {}
-        self._following = Following(path)
+        self._following = Following(self._path)
         self._following.learn()
-        run = self._chosen(Run.open(path))
-        texts = tuple(rules) or tuple(_rules_of(self._following)) or DEFAULT
+        run = self._chosen(run)
+        texts = self._given or tuple(_rules_of(self._following)) or DEFAULT
         self._judge = Judge(
             all_parsed(texts),
             devices=self._following.devices,
@@ -141,7 +152,13 @@ class Watching:
 
     def look(self, *, totals: bool) -> Frame:
         """What is new, taken in. `totals`: also the figures of the run so far, from its start."""
-        run = self._chosen(Run.open(self._path))
+        run = Run.open(self._path)
+        if run.header.get("id") != self._id:
+            self._following.close()
+            self._begin(run)
+            self._replaced += 1
+            totals = True  # those that are known are of the one before
+        run = self._chosen(run)
         status = run.status
         is_behind = True
         while is_behind:
@@ -272,7 +289,7 @@ class Watching:
             tuple(self._gauges.values()), self._judge.energy_j,
             tuple(with_seen(told(run, self._ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
-            quiet_s, self._training or self._trainings, self._trainings,
+            quiet_s, self._training or self._trainings, self._trainings, self._replaced,
         )  # fmt: skip
 
     def _goal(self, step: int | None) -> tuple[float | None, str, float | None]:

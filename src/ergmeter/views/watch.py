@@ -54,6 +54,7 @@ _ROWS = (
     ("J/token", "", "", "energy.joules_per_token"),
     ("MFU", "", "", "utilization.mfu_frac"),
 )
+REPLACED = "replaced: another run was recorded here, and is shown"
 _CALLED = {RUNNING: "going", CUT_OFF: "cut off: its writer is gone"}
 
 
@@ -109,7 +110,7 @@ def _head(frame: Frame) -> list[Text]:
         filled = round(share * 20)
         bar = "█" * filled + "░" * (20 - filled)
         said = Text.assemble((bar, "cyan"), f" {share * 100:.0f} %  ", said)
-    return [title, said]
+    return [title, *([Text(REPLACED, "yellow")] if frame.replaced else []), said]
 
 
 def _progress(frame: Frame) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,21 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").touch()
     with pytest.raises(FormatError, match="empty"):
         read_ledger(tmp_path / "empty.csv", given="x")
+
+
+def test_of_a_long_table_just_the_first_line_is_looked_at(tmp_path: Path) -> None:
+    """A terabyte by its size: whoever read it whole would have no memory left."""
+    path = ledger(tmp_path, OURS, *[OUR_ROW] * 100)
+    with path.open("r+b") as file:
+        file.truncate(10**12)
+    assert is_ledger(path)
+
+
+def test_a_pipe_is_no_ledger_and_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "energy_results.csv"
+    os.mkfifo(path)
+    said: list[bool] = []
+    thread = threading.Thread(target=lambda: said.append(is_ledger(path)), daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert said == [False]

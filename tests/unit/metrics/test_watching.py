@@ -444,3 +444,23 @@ def test_one_that_was_named_stays_when_another_begins(tmp_path: Path) -> None:
         frame = watching.look(totals=False)
     assert (frame.step, frame.loss, frame.training) == (30, 2.0, 1)
     assert frame.curves["loss"] == (2.0,) * 30
+
+
+def test_another_run_under_the_same_path_is_begun_anew(tmp_path: Path) -> None:
+    first = even_steps(100, tokens_computed=100, loss=2.0)
+    first[50] = replace(first[50], loss=math.nan)
+    run = run_of(tmp_path / "run", steps=first, samples=samples(100), closed=False)
+    with watched(run, rules=["loss nan"]) as watching:
+        before = watching.look(totals=True)
+        shutil.rmtree(run)
+        # Ten steps of half the tokens, at 100 W; nothing of it is worth an alert.
+        second = even_steps(10, tokens_computed=50, loss=0.5)
+        run_of(tmp_path / "run", steps=second, samples=samples(10, 100.0), closed=False)
+        frame = watching.look(totals=False)
+    assert (before.step, before.replaced, len(before.alerts)) == (100, 0, 1)
+    assert (frame.step, frame.replaced, frame.alerts) == (10, 1, ())
+    assert frame.loss == 0.5
+    assert frame.curves["loss"] == (0.5,) * 10
+    assert value(frame.so_far["throughput.tokens_per_s"]) == pytest.approx(50.0)
+    assert value(frame.so_far["energy.joules_per_token"]) == pytest.approx(2.0)
+    assert frame.gauges[0].values["power_w"] == 100.0

@@ -21,6 +21,7 @@ from ergmeter.runlog.collection import annotate, tag
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.html.page import vega
+from ergmeter.views.serve import api, assets, openapi
 from ergmeter.views.serve.pool import Pool
 from tests.runs import GPU, make_run
 from tests.unit.views.serving import HOSTILE, a_run, client, ids, until
@@ -380,3 +381,23 @@ def test_a_report_that_can_not_be_made_is_a_page_that_says_why(tmp_path: Path) -
         page = app.get(f"/run/{id}/report", headers=BROWSER)
     assert page.status_code == 422
     assert "Can't be read" in page.text
+
+
+def test_every_refusal_is_described() -> None:
+    """What the guard and the API answer with, as their code has it."""
+    for path, said in openapi.document()["paths"].items():
+        codes = set(said["get"]["responses"])
+        wanted = {"200", "400", "401", "403", "404", "405", "413", "414", "421", "422", "503"}
+        assert codes == wanted, path
+
+
+def test_so_many_runs_as_the_description_says_are_watched_and_compared() -> None:
+    for path, most in (("/api/events", api.MOST_WATCHED), ("/api/compare", api.MOST_COMPARED)):
+        (said,) = [
+            p for p in openapi.document()["paths"][path]["get"]["parameters"] if p["name"] == "ids"
+        ]
+        ids_ = [f"{number:012x}" for number in range(most + 1)]
+        assert re.search(said["schema"]["pattern"], ",".join(ids_[:most]))
+        assert not re.search(said["schema"]["pattern"], ",".join(ids_))
+    worker = assets.asset("watch.js").body.decode()
+    assert f"const MOST = {api.MOST_WATCHED};" in worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from ergmeter.errors import UsageError
 from ergmeter.views.serve.folder import Folder
 from ergmeter.views.serve.guard import Access
-from ergmeter.views.serve.running import Address
+from ergmeter.views.serve.running import Address, _onward
 from tests.unit.views.serving import a_run, client, ids
 
 TOKEN = "correct-horse-battery"
@@ -244,3 +245,39 @@ def test_a_browser_without_the_token_is_told_in_a_page(locked: TestClient) -> No
     assert "<p>a token is needed: open the address that erg serve printed" in answer.text
     told = locked.get("/api/runs", headers={"accept": "text/html"})
     assert told.json()["error"].startswith("a token is needed")
+
+
+@pytest.mark.parametrize("any_address", ["0.0.0.0", "::", "::0"])
+def test_bound_to_every_address_it_is_asked_by_each_of_them_and_by_no_other_name(
+    tmp_path: Path, any_address: str
+) -> None:
+    """A name can be made to mean this machine; an address is what it is."""
+    a_run(tmp_path / "runs" / "one")
+    access = Address(any_address, token=TOKEN).access()
+    said = {"authorization": f"Bearer {TOKEN}"}
+    with client(tmp_path / "runs", access) as app:
+        for host in ("10.1.2.3:8000", "[fd00::7]:8000", "127.0.0.1", socket.gethostname()):
+            answer = app.get("/api/runs", headers={**said, "host": host})
+            assert answer.status_code == 200, host
+        for host in ("evil.example", "10.1.2.3.evil.example", "10.1.2", "0x7f.1", "[10.1.2.3"):
+            answer = app.get("/api/runs", headers={**said, "host": host})
+            assert answer.status_code == 421, host
+
+
+def test_bound_to_one_address_it_is_asked_by_no_other(tmp_path: Path) -> None:
+    a_run(tmp_path / "runs" / "one")
+    access = Address("10.1.2.3", token=TOKEN).access()
+    said = {"authorization": f"Bearer {TOKEN}"}
+    with client(tmp_path / "runs", access) as app:
+        codes = [
+            app.get("/api/runs", headers={**said, "host": host}).status_code
+            for host in ("10.1.2.3:80", "10.1.2.4:80")
+        ]
+    assert codes == [200, 421]
+
+
+def test_the_browser_is_led_on_by_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    address = "http://10.1.2.3:8000/?token=a%2Bb&x=<y>"
+    page = Path(_onward(tmp_path, address).removeprefix("file://"))
+    assert page.stat().st_mode & 0o777 == 0o600
+    assert "url=http://10.1.2.3:8000/?token=a%2Bb&amp;x=&lt;y&gt;" in page.read_text()

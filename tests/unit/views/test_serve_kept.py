@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import FormatError
 from ergmeter.views.serve import tail as tails
 from ergmeter.views.serve.folder import Folder, Place
 from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.pool import Pool
-from ergmeter.views.serve.tail import Tails
-from tests.unit.views.serving import a_run
+from ergmeter.views.serve.tail import Tails, TooManyError
+from tests.unit.views.serving import a_run, client, ids
 
 
 class Counted:
@@ -200,8 +201,29 @@ def test_more_than_so_many_may_not_watch(tmp_path: Path, monkeypatch: pytest.Mon
         async with every.watch(places), every.watch(places), every.watch(places):
             pass
 
-    with pytest.raises(UsageError, match="2 pages are watching"):
+    with pytest.raises(TooManyError, match="2 pages are watching already, and 2 may"):
         asyncio.run(watch())
+
+
+def test_who_is_one_too_many_is_told_with_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "MOST_LISTENERS", 0)
+    a_run(tmp_path / "one")
+    with client(tmp_path) as app:
+        one = ids(app)["one"]
+        for address in (f"/api/run/{one}/events", f"/api/events?ids={one}"):
+            answer = app.get(address)
+            assert answer.status_code == 503
+            assert answer.json()["error"] == "0 pages are watching already, and 0 may: close some"
+
+
+def test_more_runs_than_a_stream_may_have_are_refused(tmp_path: Path) -> None:
+    a_run(tmp_path / "one")
+    with client(tmp_path) as app:
+        answer = app.get("/api/events?ids=" + ",".join([f"{n:012x}" for n in range(201)]))
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "ids=: 201 are more than 200"
 
 
 def test_an_error_of_ours_comes_back_from_a_worker_as_it_is(tmp_path: Path) -> None:
@@ -211,3 +233,17 @@ def test_an_error_of_ours_comes_back_from_a_worker_as_it_is(tmp_path: Path) -> N
 
     with pytest.raises(FormatError, match="does not exist"):
         asyncio.run(ask())
+
+
+def test_a_pool_that_is_closed_leaves_no_thread_behind(tmp_path: Path) -> None:
+    """One that minds the workers would be woken at the interpreter's end, while it goes."""
+    before = set(threading.enumerate())
+
+    async def ask() -> list[threading.Thread]:
+        pool = Pool()
+        asked = asyncio.ensure_future(pool.ask("row", str(tmp_path / "none"), str(tmp_path)))
+        await asyncio.gather(asked, return_exceptions=True)
+        pool.close()
+        return [one for one in threading.enumerate() if one not in before and one.is_alive()]
+
+    assert asyncio.run(ask()) == []

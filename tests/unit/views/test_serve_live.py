@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
@@ -89,3 +90,34 @@ def test_a_training_that_begins_has_nothing_of_the_one_before(tmp_path: Path) ->
     writer.close()
     assert seen["title"] == "test, Second"
     assert (seen["step"], seen["readings"]) == (None, {})
+
+
+def test_another_run_under_the_same_path_has_nothing_of_the_one_before(tmp_path: Path) -> None:
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    look = Look(str(run))
+    assert look.now()["step"] == 10
+    writer.close()
+    shutil.rmtree(run)
+    make_run(run, "second")
+    header = {**writer_header("meter"), "settings": {}, "unavailable": {}}
+    second = Writer(run, header=header)
+    seen = look.now()
+    second.close()
+    assert seen["title"] == "second"
+    assert seen["state"] == "running"
+    assert (seen["step"], seen["readings"]) == (None, {})
+
+
+@pytest.mark.parametrize("said", ["{not json", '{"format": "ergmeter-run", "version": 99}'])
+def test_a_run_that_can_not_be_read_is_not_gone(tmp_path: Path, said: str) -> None:
+    run, writer = going(tmp_path / "run", ended_s_ago=1.0)
+    look = Look(str(run))
+    assert look.now()["step"] == 10
+    writer.close()
+    (run / "run.json").write_text(said)
+    seen = look.now()
+    assert seen["state"] == "unreadable"
+    assert str(run) in seen["why"]
+    assert seen["step"] == 10  # what was last seen of it
+    shutil.rmtree(run)
+    assert look.now()["state"] == "gone"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from ergmeter.views.serve import tail as tails
 from ergmeter.views.serve import work
 from ergmeter.views.serve.desk import Desk
 from ergmeter.views.serve.folder import Folder, Place
+from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.listing import Listing
+from ergmeter.views.serve.live import Look
 from ergmeter.views.serve.tail import Tails
 from tests.unit.views.serving import a_run, client, ids
 
@@ -38,7 +42,7 @@ def test_who_watches_a_run_that_leads_out_is_told_so_and_no_more(tmp_path: Path)
             return await listener.next(20.0)
 
     (seen,) = map(json.loads, asyncio.run(watch()))
-    assert seen["state"] == "gone"
+    assert seen["state"] == "unreadable"
     assert seen["why"] == "one: the link writer leads out of the directory"
     assert seen["readings"] == {}
 
@@ -58,7 +62,7 @@ def test_a_link_made_while_somebody_watches_ends_what_is_told(
             (inside / "writer").symlink_to(next(outside.glob("*/writer.json")).parent)
             return [json.loads(one)["state"] for one in (*before, *await listener.next(20.0))]
 
-    assert asyncio.run(watch()) == ["finished", "gone"]
+    assert asyncio.run(watch()) == ["finished", "unreadable"]
 
 
 def test_the_state_of_a_run_that_leads_out_is_not_told(tmp_path: Path) -> None:
@@ -209,3 +213,94 @@ def test_under_the_root_of_all_paths_texts_stay_as_they_are(tmp_path: Path) -> N
     )
     assert work._told({"at": "https://a.example/b"}, "/") == b'{"at": "https://a.example/b"}'
     assert work._told({"at": f"{tmp_path}/x"}, str(tmp_path)) == b'{"at": "x"}'
+
+
+def test_a_look_that_fails_is_told_and_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "_SLOW_S", 0.05)
+    a_run(tmp_path / "one")
+    folder = Folder(tmp_path)
+    now, looks = Look.now, []
+
+    def failing(look: Look) -> dict[str, Any]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise KeyError("odd")
+        return now(look)
+
+    monkeypatch.setattr(Look, "now", failing)
+
+    async def watch() -> list[dict[str, Any]]:
+        async with Tails(folder).watch(folder.places("run")) as listener:
+            both = [*await listener.next(20.0), *await listener.next(20.0)]
+            return [json.loads(one) for one in both]
+
+    first, second = asyncio.run(watch())
+    assert (first["state"], first["why"]) == ("unreadable", "looking at it failed: KeyError('odd')")
+    assert second["state"] == "finished"
+
+
+def test_a_run_with_a_pipe_in_it_is_told_and_holds_up_nobody(tmp_path: Path) -> None:
+    """Whoever opened it would wait until somebody writes."""
+    os.mkfifo(a_run(tmp_path / "odd") / "labels.json")
+    a_run(tmp_path / "fine")
+    with client(tmp_path) as app:
+        answer = app.get(f"/api/run/{ids(app)['odd']}")
+        assert answer.status_code == 422
+        assert answer.json()["error"] == "odd/labels.json is a pipe, which is not read"
+        assert app.get(f"/api/run/{ids(app)['fine']}/row").json()["status"] == "finished"
+
+
+def test_a_run_that_two_read_at_once_is_listed(tmp_path: Path) -> None:
+    """A page of it asks while the list is filled; it goes on, so that no stamp of it is kept."""
+    a_run(tmp_path / "one")
+    folder = Folder(tmp_path)
+    (place,) = folder.places("run")
+
+    async def read(*_what: object, **_more: object) -> bytes:
+        await asyncio.sleep(0.01)
+        return json.dumps({"status": "running"}).encode()
+
+    async def go() -> list[object]:
+        listing = Listing(folder, read)
+        both = (listing._read(place), listing._read(place))
+        return list(await asyncio.gather(*both, return_exceptions=True))
+
+    assert asyncio.run(go()) == [None, None]
+
+
+def test_the_head_of_a_damaged_run_is_of_the_one_that_is_there(tmp_path: Path) -> None:
+    one = a_run(tmp_path / "one", "first")
+    folder = Folder(tmp_path)
+    (place,) = folder.places("run")
+
+    async def read(*_what: object, **_more: object) -> bytes:
+        raise FormatError("damaged")
+
+    listing = Listing(folder, read)
+    assert listing.row(place)["title"] == "first"
+    shutil.rmtree(one)
+    a_run(one, "second")
+    rounds(listing, folder, 1)
+    assert listing.row(place)["title"] == "second"
+
+
+def test_what_changes_after_the_end_is_listed_however_soon(tmp_path: Path) -> None:
+    """A tag, say: what was answered a moment before is not taken for an answer of now."""
+    one = a_run(tmp_path / "one")
+    folder, kept = Folder(tmp_path), Kept()
+    (place,) = folder.places("run")
+
+    async def made() -> bytes:
+        return json.dumps({"status": "finished", "size": len(list(one.iterdir()))}).encode()
+
+    async def read(_what: str, place: Place, *, state: str) -> bytes:
+        return await kept.answer(state, folder.stamp(place), made)
+
+    listing, sizes = Listing(folder, read), []
+    for name in "abc":
+        (one / name).touch()
+        rounds(listing, folder, 1)
+        sizes.append(listing.row(place)["size"])
+    assert sizes == [sizes[0], sizes[0] + 1, sizes[0] + 2]

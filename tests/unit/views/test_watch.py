@@ -14,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ergmeter.cli.watch import new_alerts
+from ergmeter.cli.watch import _as_lines, _Looks, new_alerts
 from ergmeter.metrics.alert_marks import Noted
 from ergmeter.metrics.watching import Frame, Watching
 from ergmeter.records import Device, Sample, Step
@@ -207,3 +207,29 @@ def test_of_several_trainings_the_page_says_which_it_shows(erg: Erg, tmp_path: P
     code, _, err = erg("watch", "--once", "--training", 3, path)
     assert code == 2
     assert "no training 3" in err
+
+
+def test_a_run_that_took_the_place_of_another_is_told(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = frame_of(run)
+    assert "replaced" not in printed(frame, 60)
+    another = replace(frame, replaced=1)
+    told = "replaced: another run was recorded here, and is shown"
+    assert printed(another, 60).splitlines()[1:3].count(told) == 1
+    looks = iter([replace(frame, status="running"), another])
+
+    class Looks(_Looks):
+        def frame(self) -> Frame:
+            return next(looks)
+
+    with closing(Watching(run)) as watching:
+        _as_lines(Console(), Looks(watching), 0.0)
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index(told)
+    # The alerts of the one before have their lines, and those of the other its own.
+    assert [line for line in lines[:at] if "alert: " in line] == [
+        line for line in lines[at:] if "alert: " in line
+    ]
+    assert lines[:at].count(watch.line(another)) == 0
+    assert lines[-1] == watch.line(another)

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.views.serve import openapi
+from ergmeter.views.serve.tail import TooManyError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
 MOST_COMPARED = 50
-MOST_WATCHED = 50
+MOST_WATCHED = 200  # by one stream, which all tabs of a browser share (watch.js knows it too)
 MOST_COLUMNS = 12
 _DEFAULT_COLUMNS = "power_w"
 _KEEP_ALIVE_S = 10.0
@@ -65,6 +66,8 @@ def _careful(
             return await answer(request)
         except _NotThereError as error:
             return JSONResponse({"error": str(error)}, 404)
+        except TooManyError as error:
+            return JSONResponse({"error": str(error)}, 503)
         except UsageError as error:
             return JSONResponse({"error": request.app.state.desk.folder.shown(str(error))}, 400)
         except ErgmeterError as error:

@@ -2,15 +2,19 @@
 
 The trap: a path in an address. Whatever a request names is looked up among what a scan has found,
 so there is nothing to escape from; and a scan follows no link, since a link may lead anywhere. A
-run with a link inside that leads out of the directory is refused as a whole.
+run with a link inside that leads out of the directory is refused as a whole, and so is one with a
+pipe in it: whoever opens that waits until somebody writes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
+import threading
 import time
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -52,6 +56,7 @@ class Folder:
     _scanned_s: float = float("-inf")
     _stamps: dict[str, tuple[float, Stamp]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
+    _scanning: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         if not self.root.is_dir():
@@ -119,6 +124,8 @@ class Folder:
                     yield from self._files(Path(entry.path), entry.name, depth=depth - 1)
                 else:
                     status = entry.stat()
+                    if stat.S_ISFIFO(status.st_mode):
+                        raise FormatError(f"{name}/{entry.name} is a pipe, which is not read")
                     said = f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}"
                     yield said, status.st_size
             except FileNotFoundError:  # a segment that was just made into another
@@ -135,14 +142,16 @@ class Folder:
             return False
 
     def _scan(self) -> None:
-        if time.monotonic() - self._scanned_s < _SCAN_AGE_S:
-            return
-        left_out: list[str] = []
-        places = {place.id: place for place in self._walk(left_out)}
-        self._places, self.left_out = places, left_out
-        self._stamps = {id: kept for id, kept in self._stamps.items() if id in places}
-        self._sizes = {id: kept for id, kept in self._sizes.items() if id in places}
-        self._scanned_s = time.monotonic()
+        with self._scanning:  # who comes meanwhile waits for this one
+            if time.monotonic() - self._scanned_s < _SCAN_AGE_S:
+                return
+            left_out: list[str] = []
+            places = {place.id: place for place in self._walk(left_out)}
+            self._places, self.left_out = places, left_out
+            for id in self._stamps.copy().keys() - places.keys():  # other threads add to it
+                self._stamps.pop(id, None)
+                self._sizes.pop(id, None)
+            self._scanned_s = time.monotonic()
 
     def _walk(self, left_out: list[str]) -> Iterator[Place]:
         if _is_file(self.root / fmt.RUN_FILE):
@@ -188,7 +197,7 @@ class Folder:
                             left_out.append(f"{self._name(one)}: a link; links are not followed")
                     elif entry.is_dir():
                         directories.append(one)
-                    elif one.suffix == ".csv" and is_ledger(one):
+                    elif one.suffix == ".csv" and _is_ledger(entry):
                         ledgers += [] if self._is_in_cell(one) else [one]
                     elif entry.name.endswith(fmt.PACKED):
                         packed.append(self._name(one))
@@ -215,6 +224,22 @@ def _packed_in_words(names: list[str]) -> str:
     """By their endings alone: what is in an archive is not looked at with every scan."""
     some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{some}: not looked into; `erg runs unpack FILE` makes a run of a packed one"
+
+
+def _is_ledger(entry: os.DirEntry[str]) -> bool:
+    try:
+        status = entry.stat()
+    except OSError:  # it went since it was listed
+        return False
+    # Also by when its mode or its name changed: one that may be read now is another.
+    stamp = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return _begins_as_ledger(entry.path, stamp)
+
+
+@lru_cache(_MOST_DIRECTORIES)
+def _begins_as_ledger(path: str, _stamp: tuple[int, ...]) -> bool:
+    """Looked at once, and again when the file has changed."""
+    return is_ledger(Path(path))
 
 
 def _is_cell(path: Path) -> bool:

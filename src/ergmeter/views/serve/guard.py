@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
+import ipaddress
 import json
 import re
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ class Access:
 
     hosts: frozenset[str] = frozenset(LOOPBACK)
     token: str | None = None
+    # Bound to every address, it is asked by each of them; a name must still be one of ours, since
+    # only a name can be made to mean another address.
+    by_number: bool = False
+
+    def is_ours(self, host: str) -> bool:
+        """Whether this is where we are, as a Host header has it, without its port."""
+        return host in self.hosts or (self.by_number and _is_number(host))
 
     @property
     def cookie(self) -> str:
@@ -112,7 +120,7 @@ class Guard:
         # A browser drops tabs and line ends: "/\t/elsewhere" would lead to another host.
         if any(ord(one) < 0x20 or ord(one) == 0x7F for one in scope["path"]):
             return refused(404, "the address has control characters in it")
-        if _host(headers.get("host", "")) not in self._access.hosts:
+        if not self._access.is_ours(_host(headers.get("host", ""))):
             return refused(421, "this is not the name it is served under")
         if scope["method"] not in ("GET", "HEAD"):
             return refused(405, "read only: GET and HEAD", {"allow": "GET, HEAD"})
@@ -166,6 +174,14 @@ def _host(header: str) -> str:
     """The name in a Host header, without its port; nothing where it is none."""
     found = _HOST.fullmatch(header.strip().lower())
     return found["name"] or found["number"] if found else ""
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_foreign(headers: Headers) -> bool:

@@ -37,7 +37,7 @@ class Listing:
         self._read_of = read
         self._rows: dict[str, dict[str, Any]] = {}
         self._stamps: dict[str, str] = {}
-        self._heads: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._heads: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         self._asked_s = time.monotonic()
         self._task: asyncio.Task[None] | None = None
 
@@ -74,19 +74,25 @@ class Listing:
 
     def _head(self, place: Place) -> dict[str, Any]:
         """What the run's own header says, which is read in no time; nothing where it is damaged."""
-        kept = self._heads.get(place.id)
-        if kept is not None and kept[0] == place.name:
-            return kept[1]
+        file_of = place.path / fmt.RUN_FILE
         head: dict[str, Any] = {}
         try:
-            with (place.path / fmt.RUN_FILE).open("rb") as file:
+            status = file_of.stat()
+        except OSError:
+            return head
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)  # of another run it is another
+        kept = self._heads.get(place.id)
+        if kept is not None and kept[0] == stamp:
+            return kept[1]
+        try:
+            with file_of.open("rb") as file:
                 said = json.loads(file.read(_LARGEST_HEADER_BYTES))
             if isinstance(said, dict):
                 head = {name: said.get(name) for name in _HEADER_FIELDS}
                 head["title"] = str(head.pop("name") or place.name)
         except (OSError, ValueError, RecursionError):
             pass
-        self._heads[place.id] = place.name, head
+        self._heads[place.id] = stamp, head
         return head
 
     async def _fill(self) -> None:
@@ -125,13 +131,17 @@ class Listing:
     async def _read(self, place: Place) -> None:
         try:
             # Also of one that can't be read: it is tried again when its files change.
-            self._stamps[place.id] = await asyncio.to_thread(self._folder.stamp, place)
-            known = self._rows.get(place.id, {})
-            # One that has ended since is asked about anew, however lately it was read.
-            body = await self._read_of("row", place, state=str(known.get("status")))
-            self._rows[place.id] = row = json.loads(body)
+            self._stamps[place.id] = stamp = await asyncio.to_thread(self._folder.stamp, place)
+            state = str(self._rows.get(place.id, {}).get("status"))
+            # One that has ended since is asked about anew, however lately it was read. So is one
+            # whose files changed after its end: an answer from before would stay for good.
+            asked = state if state == _RUNNING else f"{state} {stamp}"
+            row = json.loads(await self._read_of("row", place, state=asked))
+            if self._stamps.get(place.id) != stamp:  # another has read it since
+                return
+            self._rows[place.id] = row
             if row["status"] == _RUNNING:
-                del self._stamps[place.id]
+                self._stamps.pop(place.id, None)
         except ErgmeterError as error:
             self._rows[place.id] = self._unreadable(place, str(error))
 
@@ -142,4 +152,4 @@ class Listing:
     def _forget(self, present: set[str]) -> None:
         for kept in (self._rows, self._stamps, self._heads):
             for id in kept.keys() - present:
-                del kept[id]
+                kept.pop(id, None)

@@ -1,12 +1,14 @@
 """A look at a run that is being written: what came since the look before.
 
 The trap: reading all of it again. A look takes the newest part of the run only, so that it costs
-the same in the first minute and after a day.
+the same in the first minute and after a day. And a directory may hold another run than it did at
+the look before: what was seen of the one is told of no other.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
@@ -49,6 +51,7 @@ class Look:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._id: object = None
         self._start_anew(trainings=0)
 
     def _start_anew(self, *, trainings: int) -> None:
@@ -61,6 +64,9 @@ class Look:
         """Its state, and what its newest steps came to. Never raises for what a run holds."""
         try:
             run = Run.open(self._path)
+            if run.header.get("id") != self._id:  # another one, recorded under the same path
+                self._id = run.header.get("id")
+                self._start_anew(trainings=0)
             state, several = run.status, len(run.trainings)
             if several > max(1, self._trainings):  # what was seen is of the one before
                 self._start_anew(trainings=several)
@@ -70,7 +76,9 @@ class Look:
                 self._update(run)
             marks = [mark for mark in run.marks if mark.name not in _PLAIN][-_MARKS:]
         except (ErgmeterError, OSError) as error:
-            return {**self._last, "state": "gone", "why": str(error), "marks": []}
+            # What is still there is not gone.
+            state = "unreadable" if Path(self._path).is_dir() else "gone"
+            return {**self._last, "state": state, "why": str(error), "marks": []}
         said = [{"name": mark.name, "detail": mark.detail[:200]} for mark in marks]
         quiet_s = self._quiet_s(run) if state == RUNNING else None
         if quiet_s is not None:
@@ -105,6 +113,7 @@ class Look:
             "step": found.step,
             "lasted_s": (found.window.end_ns - run.start_ns) / NS_PER_S,
             "window_s": found.window.duration_s,
+            "window": duration(found.window.duration_s),
             "readings": shown,
         }
 

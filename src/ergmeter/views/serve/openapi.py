@@ -13,13 +13,20 @@ _ID = {
     "required": True,
     "schema": {"type": "string", "pattern": "^[0-9a-f]{12}$"},
 }
-_IDS = {
-    "name": "ids",
-    "in": "query",
-    "required": True,
-    "description": "ids of runs, joined by commas",
-    "schema": {"type": "string", "pattern": "^[0-9a-f]{12}(,[0-9a-f]{12}){0,49}$"},
-}
+
+
+def _ids(most: int) -> dict[str, Any]:
+    pattern = f"^[0-9a-f]{{12}}(,[0-9a-f]{{12}}){{0,{most - 1}}}$"
+    return {
+        "name": "ids",
+        "in": "query",
+        "required": True,
+        "description": f"ids of runs, {most} at the most, joined by commas",
+        "schema": {"type": "string", "pattern": pattern},
+    }
+
+
+_IDS, _WATCHED = _ids(50), _ids(200)
 _ONLY = {
     "name": "only",
     "in": "query",
@@ -60,11 +67,14 @@ _COMPARE = (
 _ERRORS = {
     400: "what was asked makes no sense; `error` says what would",
     401: "a token is needed",
+    403: "asked by a page from elsewhere",
     404: "there is nothing of this id",
     405: "read only",
+    413: "a question has no body",
     414: "the address is too long",
+    421: "this is not the name it is served under",
     422: "its files can't be read; `error` says why",
-    503: "too many are watching",
+    503: "too many are watching; `error` says how many may",
 }
 
 
@@ -85,7 +95,7 @@ def document() -> dict[str, Any]:
             "/api/run/{id}/charts": _get("charts of a run, as Vega-Lite", _ID, _ONLY, key="charts"),
             "/api/run/{id}/series": _get("readings over time", _ID, *_SERIES, key="lines"),
             "/api/run/{id}/events": _get("a run as it goes on", _ID, is_stream=True),
-            "/api/events": _get("runs as they go on", _IDS, is_stream=True),
+            "/api/events": _get("runs as they go on", _WATCHED, is_stream=True),
             "/api/compare": _get("runs held against the first", _IDS, *_COMPARE, key="groups"),
             "/api/benches": _get("the benches there are", key="benches"),
             "/api/bench/{id}": _get("the configurations of a bench", _ID, key="groups"),

@@ -71,8 +71,8 @@ _RUNS = """<form class="controls" id="filters" role="search">
 <p id="none" class="state" role="status" hidden></p>
 <ul id="left-out" class="dim"></ul>"""
 _RUN = """<p id="state-line" class="state" role="status">reading the run</p>
-<div id="live" hidden><h2>Just now</h2><dl class="tiles" id="tiles"></dl>
-<p id="marks" class="dim"></p></div>
+<div id="live" hidden><h2>Just now</h2><p id="window" class="dim"></p>
+<dl class="tiles" id="tiles"></dl><div id="no-tiles"></div><p id="marks" class="dim"></p></div>
 <div id="report"><p class="dim" id="report-note">reading it: a long run takes some seconds</p>
 </div>"""
 _COMPARE = '<p class="state" id="state-line" role="status">comparing</p><div id="compared"></div>'

@@ -57,9 +57,11 @@ class Pool:
         lanes, self._lanes = self._lanes, {}
         for executor in lanes.values():
             processes = list((getattr(executor, "_processes", None) or {}).values())
-            executor.shutdown(wait=False, cancel_futures=True)
             for process in processes:
                 process.terminate()
+            # Until the thread that minds them is gone too: at the interpreter's end it would be
+            # woken through a pipe that it is just closing, which is a traceback.
+            executor.shutdown(wait=bool(processes), cancel_futures=True)
 
 
 def _process() -> Executor:

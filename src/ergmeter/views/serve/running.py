@@ -1,18 +1,26 @@
-"""Runs the server: binds, says where it is, and serves until it is told to stop."""
+"""Runs the server: binds, says where it is, and serves until it is told to stop.
+
+The trap: a token in a command line, which every user of a machine can read in a list of processes.
+The browser is given a file that only this user can read, and which leads on to the address.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import html
 import ipaddress
 import logging
 import secrets
 import signal
 import socket
 import sys
+import tempfile
 import webbrowser
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import uvicorn
 
@@ -23,9 +31,14 @@ from ergmeter.views.serve.guard import LOOPBACK, Access
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 _SHORTEST_TOKEN = 16
+# By whether it is of version 6: an address set aside for documentation. Nothing is sent to it.
+_ELSEWHERE = {False: (socket.AF_INET, "192.0.2.1"), True: (socket.AF_INET6, "2001:db8::1")}
+_ONWARD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>erg serve</title>
+<meta http-equiv="refresh" content="0;url={address}">
+<p><a href="{address}">on to the runs</a></p></html>
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,14 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it is every address that this machine has."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     def access(self) -> Access:
         """With a token where others can reach it, made if none was given."""
         token = self.token
@@ -53,13 +74,17 @@ class Address:
             raise UsageError(f"the token has {len(token)} characters; {_SHORTEST_TOKEN} at least")
         if token is None and not self.is_loopback:
             token = secrets.token_urlsafe(24)
-        return Access(frozenset({*LOOPBACK, *self._names()}), token)
+        return Access(frozenset({*LOOPBACK, *self._names()}), token, by_number=self.is_any)
+
+    def url(self, port: int) -> str:
+        """Where a browser finds it; of "any address" the one that the machine is reached at."""
+        host = _own_number(self.host) if self.is_any else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def _names(self) -> set[str]:
         """The names it is known by: what it was bound to; of "any address" this host's names."""
-        if self.host in ("0.0.0.0", "::"):
-            name = socket.gethostname().lower()
-            return {name, socket.getfqdn().lower(), *_addresses(name)}
+        if self.is_any:
+            return {socket.gethostname().lower(), socket.getfqdn().lower()}
         return {self.host.lower()}
 
 
@@ -75,8 +100,10 @@ def serve(
     access = address.access()
     listening = _bound(address)
     port = listening.getsockname()[1]
-    where = f"http://{_in_url(address.host)}:{port}/"
-    say(f"{folder.root.name}/ at {where}" + (f"?token={access.token}" if access.token else ""))
+    where = address.url(port)
+    if access.token:
+        where += f"?token={quote(access.token, safe='')}"
+    say(f"{folder.root.name}/ at {where}")
     if access.token and not address.is_loopback:
         say("the token is in the address, and goes over the network as it is: no TLS here")
     config = uvicorn.Config(
@@ -93,13 +120,24 @@ def serve(
         h11_max_incomplete_event_size=32 * 1024,
     )
     logging.getLogger("uvicorn.error").addFilter(_is_news)
-    if is_to_open:
-        webbrowser.open(where + (f"?token={access.token}" if access.token else ""))
     sys.stdout.flush()
     # Told to stop, it stops, and what it started with it: the default would end just this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), ExitStack() as until_stopped:
+        if is_to_open and access.token:
+            folder_of_ours = tempfile.TemporaryDirectory(prefix="erg-serve-")
+            webbrowser.open(_onward(Path(until_stopped.enter_context(folder_of_ours)), where))
+        elif is_to_open:
+            webbrowser.open(where)
         uvicorn.Server(config).run(sockets=[listening])
+
+
+def _onward(directory: Path, address: str) -> str:
+    """A page that leads on to an address, as a file that only this user can read."""
+    page = directory / "open.html"
+    page.touch(mode=0o600)
+    page.write_text(_ONWARD.format(address=html.escape(address)), encoding="utf-8")
+    return page.as_uri()
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -118,19 +156,19 @@ def _bound(address: Address) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(where)
         bound.listen(512)  # who comes before we are ready waits, and is not turned away
+    except UnicodeError:  # of an empty part between two dots, or one that is too long
+        raise UsageError(f"--host {address.host!r} is no name of a host and no address") from None
     except OSError as error:
         why = error.strerror or str(error)
         raise UsageError(f"can't listen on {address.host} port {address.port}: {why}") from error
     return bound
 
 
-def _in_url(host: str) -> str:
-    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    return f"[{shown}]" if ":" in shown else shown
-
-
-def _addresses(name: str) -> set[str]:
-    try:
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
-    except OSError:
-        return set()
+def _own_number(host: str) -> str:
+    """The address that this machine has towards the others; where it has none, its own alone."""
+    is_six = ":" in host
+    for family, elsewhere in (_ELSEWHERE[is_six], _ELSEWHERE[False]):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asked:
+            asked.connect((elsewhere, 9))
+            return str(asked.getsockname()[0])
+    return "::1" if is_six else "127.0.0.1"

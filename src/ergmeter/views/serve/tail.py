@@ -19,7 +19,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import FormatError, UsageError
+from ergmeter.errors import ErgmeterError, FormatError
 from ergmeter.views.serve.pool import LIVE
 
 if TYPE_CHECKING:
@@ -35,7 +35,12 @@ _PATIENCE = 9.0
 _LONGEST_S = 1.2  # so that a step is on the page within 2 s, the writer's half second included
 _ANYWAY_S = 1.2  # files that stay as they are: its writer may have died
 _SLOW_S = 3.0  # of a run that is not going: it may be taken up again
-MOST_LISTENERS = 256
+MOST_LISTENERS = 512  # of each run that a stream has; more than twice as many as one may have
+_NOTHING: dict[str, Any] = {"step": None, "readings": {}, "marks": []}
+
+
+class TooManyError(ErgmeterError):
+    """As many watch as there may."""
 
 
 class Listener:
@@ -94,13 +99,12 @@ class Tail:
             self.looks += 1
             began_s = time.monotonic()
             before = await asyncio.to_thread(self._stamp)
-            state, cpu_s = await asyncio.to_thread(self._now, look)
-            seen = self._folder.shown(json.dumps({"id": self._place.id, **state})).encode()
+            state, seen, cpu_s = await self._now(look)
             if seen != self._seen:
                 self._seen = seen
                 for listener in self.listeners:
                     listener.hand(self._place.id, seen)
-            if state["state"] != "running":
+            if state != "running":
                 await asyncio.sleep(_SLOW_S)
                 continue
             due_s = began_s + min(max(_LOOK_S, _PATIENCE * cpu_s), _LONGEST_S)
@@ -110,23 +114,36 @@ class Tail:
                     break
                 await asyncio.sleep(_GLANCE_S)
 
-    def _now(self, look: Look) -> tuple[dict[str, Any], float]:
-        """A look, unless the run leads out of the directory by now; and its processor time."""
+    async def _now(self, look: Look) -> tuple[str, bytes, float]:
+        """A look: the state, all that is told of it, and its processor time."""
+        # One that fails, whatever of it did, must not be the last: a page would wait for ever.
+        looking = asyncio.to_thread(self._looked, look)
+        (found,) = await asyncio.gather(looking, return_exceptions=True)
+        if not isinstance(found, BaseException):
+            return found
+        told = {**_NOTHING, "state": "unreadable", "why": f"looking at it failed: {found!r}"}
+        return "unreadable", self._said(told), 0.0
+
+    def _looked(self, look: Look) -> tuple[str, bytes, float]:
         began_s = time.thread_time()
-        state: dict[str, Any]
+        told: dict[str, Any]
         try:
             self._folder.stamp(self._place)
-        except FormatError as error:
-            state = {"step": None, "readings": {}, "state": "gone", "why": str(error), "marks": []}
+        except FormatError as error:  # it is gone, or leads out of the directory by now
+            state = "unreadable" if self._place.path.is_dir() else "gone"
+            told = {**_NOTHING, "state": state, "why": str(error)}
         else:
-            state = look.now()
-        return state, time.thread_time() - began_s
+            told = look.now()
+        return told["state"], self._said(told), time.thread_time() - began_s
+
+    def _said(self, told: dict[str, Any]) -> bytes:
+        return self._folder.shown(json.dumps({"id": self._place.id, **told})).encode()
 
     def _stamp(self) -> str:
-        """What changes with every hand-over; "" where it is gone, which the look then tells."""
+        """What changes with every hand-over; "" where there is none, which the look then tells."""
         try:
             return self._folder.stamp(self._place)
-        except FormatError:
+        except (FormatError, OSError):
             return ""
 
 
@@ -144,9 +161,12 @@ class Tails:
 
     @asynccontextmanager
     async def watch(self, places: list[Place]) -> AsyncIterator[Listener]:
-        """Watch runs as long as this is open. UsageError where too many do already."""
-        if sum(self.watching.values()) >= MOST_LISTENERS:
-            raise UsageError(f"{MOST_LISTENERS} pages are watching already")
+        """Watch runs as long as this is open. TooManyError where too many do already."""
+        already = sum(self.watching.values())
+        if already + len(places) > MOST_LISTENERS:
+            raise TooManyError(
+                f"{already} pages are watching already, and {MOST_LISTENERS} may: close some"
+            )
         listener = Listener()
         tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in places]
         for tail in tails:

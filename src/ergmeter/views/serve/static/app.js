@@ -1,4 +1,5 @@
 // Fills the pages from the API. What comes from a run is set as text: nothing here makes HTML of it.
+const RETRY_MS = 3000;
 const self = document.querySelector("script[data-worker]");
 const page = document.documentElement.dataset.page;
 const byId = (id) => document.getElementById(id);
@@ -37,6 +38,21 @@ function table(heads, rows, label) {
   const body = rows.map((row) => el("tr", {}, ...row.map((one) => el("td", {}, one))));
   return el("div", { class: "scroll", role: "region", "aria-label": label, tabindex: "0" },
     el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
+}
+
+// Leaves in place what is where it belongs: an element that is taken out loses the focus.
+function arrange(parent, wanted) {
+  const kept = new Set(wanted);
+  for (const child of [...parent.children]) if (!kept.has(child)) child.remove();
+  let at = parent.firstElementChild;
+  for (const one of wanted) if (one === at) at = at.nextElementSibling; else parent.insertBefore(one, at);
+}
+
+// What is not there, by its reason, so that each stands once.
+function absentLines(pairs) {
+  const titles = new Map();
+  for (const [title, reason] of pairs) titles.set(reason, [...(titles.get(reason) || []), title]);
+  return [...titles].map(([reason, all]) => el("p", { class: "absent" }, `No ${all.join(", ")}: ${reason}`));
 }
 
 // -- states: a sign and a word, never a colour alone ----------------------------------------------
@@ -82,7 +98,8 @@ function runsPage() {
   const rows = new Map(); // id: { element, said }
 
   function keep() {
-    const said = new URLSearchParams(Object.entries(view).filter(([, value]) => value !== ""));
+    // An empty `down` is said too: without a word it is the other way.
+    const said = new URLSearchParams(Object.entries(view).filter(([name, value]) => value !== "" || name === "down"));
     history.replaceState(null, "", "#" + said);
   }
 
@@ -149,6 +166,10 @@ function runsPage() {
   }
 
   function showHead() {
+    const head = byId("runs").tHead;
+    const sorted = `${view.sort} ${view.down}`;
+    if (head.dataset.sorted === sorted) return; // as it was: a button in it keeps the focus
+    head.dataset.sorted = sorted;
     const cells = COLUMNS.map((one) => {
       const isSorted = view.sort === one.key;
       const sign = isSorted ? (view.down ? " ▼" : " ▲") : "";
@@ -161,7 +182,23 @@ function runsPage() {
       return el("th", { scope: "col", class: one.isFigure ? "number" : one.side ? "side" : null,
         "aria-sort": isSorted ? (view.down ? "descending" : "ascending") : null }, button);
     });
-    byId("runs").tHead.replaceChildren(el("tr", {}, el("td", {}), ...cells));
+    head.replaceChildren(el("tr", {}, el("td", {}), ...cells));
+  }
+
+  // The rows in their order. Whoever is at one with the keyboard stays there, also where it was made anew or moved.
+  function showRows(shown) {
+    const held = document.activeElement;
+    const id = held?.closest("#runs tbody tr")?.dataset.id;
+    arrange(byId("runs").tBodies[0], shown.map(rowOf));
+    if (id && document.activeElement !== held) rows.get(id)?.element.querySelector(held.localName)?.focus({ preventScroll: true });
+  }
+
+  // A run that is gone can't be compared, and has no box any more to be unticked.
+  function forget() {
+    const present = new Set(runs.map((run) => run.id));
+    for (const id of rows.keys()) if (!present.has(id)) rows.delete(id);
+    for (const id of chosen) if (!present.has(id)) chosen.delete(id);
+    showChoice();
   }
 
   function fillChoice(id, values, words = (one) => one) {
@@ -185,7 +222,7 @@ function runsPage() {
     fillChoice("tag", distinct((run) => run.tags || []));
     byId("cells-label").hidden = !runs.some((run) => run.bench);
     const shown = runs.filter(isShown).sort(compareRuns);
-    byId("runs").tBodies[0].replaceChildren(...shown.map(rowOf));
+    showRows(shown);
     const pending = runs.filter((run) => run.is_pending).length;
     const hidden = runs.filter((run) => run.bench && !view.cells).length;
     const total = runs.length - hidden;
@@ -230,6 +267,7 @@ function runsPage() {
         tag = answer.headers.get("etag");
         const found = await answer.json();
         runs = found.runs;
+        forget();
         byId("left-out").replaceChildren(...found.left_out.map((line) => el("li", {}, `left out: ${line}`)));
         show();
         if (found.pending) wait = 500;
@@ -255,6 +293,8 @@ const TILES = {
 };
 const LISTED = { "throughput.tokens_per_s": "tokens/s", "time.step_s": "step time", "utilization.mfu_frac": "MFU",
   "energy.joules_per_token": "energy per token", "time.run_s": "lasted" };
+// Of what nothing can be seen now: what was seen before stays on the page.
+const UNSEEN = { gone: "the run's directory is gone", unreadable: "the run can't be read" };
 const FIGURES = ["throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac", "energy.run_j",
   "energy.joules_per_token", "energy.mean_w", "memory.device_peak_bytes", "memory.process_peak_bytes"];
 
@@ -279,19 +319,12 @@ async function embed(spec, config, place) {
 }
 
 function watchRun(id, hear) {
-  if (typeof SharedWorker === "undefined") {
-    const source = new EventSource(`/api/run/${id}/events`);
-    source.onmessage = (event) => hear(JSON.parse(event.data));
-    source.onerror = () => hear({ lost: true });
-    source.onopen = () => hear({ lost: false });
-    return () => source.close();
-  }
-  const worker = new SharedWorker(self.dataset.worker, "erg-serve");
-  worker.port.onmessage = ({ data }) => hear(data);
-  worker.port.start();
-  const speak = () => worker.port.postMessage({ id });
+  // Where a browser has no worker that tabs share, each has one of its own.
+  const port = typeof SharedWorker === "undefined" ? new Worker(self.dataset.worker) : new SharedWorker(self.dataset.worker, "erg-serve").port;
+  port.onmessage = ({ data }) => hear(data);
+  const speak = () => port.postMessage({ id });
   const timer = setInterval(speak, 20_000);
-  const leave = () => { clearInterval(timer); worker.port.postMessage({ bye: true }); };
+  const leave = () => { clearInterval(timer); port.postMessage({ bye: true }); };
   addEventListener("pagehide", leave);
   addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
   speak();
@@ -306,19 +339,22 @@ function runPage() {
   let step = null;
   let isDone = false;
 
-  function tile(title, text, note) {
-    return el("div", { class: "tile", title: note || "" }, el("dt", {}, title), el("dd", {}, text));
+  const badge = (basis) => el("span", { class: `badge ${basis}` }, basis);
+
+  function tile(title, found) {
+    return el("div", { class: "tile", title: found.note || "" }, el("dt", {}, title),
+      el("dd", {}, title === found.unit ? found.bare : found.text), el("dd", { class: "basis" }, badge(found.basis)));
   }
 
   function showLive(seen) {
     byId("live").hidden = false;
-    const tiles = [tile("steps", seen.step === null ? "none yet" : seen.step.toLocaleString("en"))];
-    tiles[0].lastChild.id = "step";
-    for (const [key, title] of Object.entries(TILES)) {
-      const found = (seen.readings || {})[key];
-      if (found && found.missing === undefined) tiles.push(tile(title, title === found.unit ? found.bare : found.text, found.note));
-    }
-    byId("tiles").replaceChildren(...tiles);
+    const known = Object.entries(TILES).map(([key, title]) => [title, (seen.readings || {})[key]]).filter(([, found]) => found);
+    const there = known.filter(([, found]) => found.missing === undefined);
+    const steps = el("dd", { id: "step" }, seen.step === null ? "none yet" : seen.step.toLocaleString("en"));
+    byId("tiles").replaceChildren(el("div", { class: "tile" }, el("dt", {}, "steps"), steps),
+      ...there.map(([title, found]) => tile(title, found)));
+    byId("no-tiles").replaceChildren(...absentLines(known.filter(([, found]) => found.missing !== undefined).map(([title, found]) => [title, found.missing])));
+    byId("window").textContent = known.length ? `Of the newest steps: a window of ${seen.window}.` : "";
     byId("marks").textContent = (seen.marks || []).map((one) => [one.name.replaceAll("_", " "), one.detail].filter(Boolean).join(": ")).join(" · ");
   }
 
@@ -332,12 +368,8 @@ function runPage() {
     const found = await ask(`/api/run/${id}/charts${only && "?only=" + only}`);
     const section = byId("charts") || el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Over time"));
     if (!section.isConnected) byId("report").append(section);
-    const absent = new Map();
     for (const chart of found.charts) {
-      if (!chart.spec) {
-        absent.set(chart.reason, [...(absent.get(chart.reason) || []), chart.title]);
-        continue;
-      }
+      if (!chart.spec) continue;
       let figure = byId(`figure-${chart.id}`);
       if (!figure) {
         const unit = chart.unit && chart.unit !== "frac" ? ` (${chart.unit})` : "";
@@ -349,7 +381,7 @@ function runPage() {
       if (figure.matches(":hover, :focus-within") && views[chart.id]) continue; // somebody reads it
       await draw(chart, found.config, figure.querySelector(".chart"));
     }
-    const lines = [...absent].map(([reason, titles]) => el("p", { class: "absent" }, `No ${titles.join(", ")}: ${reason}`));
+    const lines = absentLines(found.charts.filter((chart) => !chart.spec).map((chart) => [chart.title, chart.reason]));
     const old = byId(`no-charts-${only}`);
     const made = el("div", { id: `no-charts-${only}` }, ...lines);
     if (old) old.replaceWith(made); else section.append(made);
@@ -359,12 +391,14 @@ function runPage() {
     byId("title").textContent = found.title;
     document.title = `${found.title} · erg serve`;
     const cards = [];
+    const absent = [];
     for (const key of FIGURES) {
       const one = found.shown[key];
-      if (!one || one.missing !== undefined) continue;
-      cards.push(el("article", { class: "card" }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
+      if (!one) continue;
+      if (one.missing !== undefined) absent.push([found.titles[key], one.missing]);
+      else cards.push(el("article", { class: "card" }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
         one.interval ? el("div", { class: "dim" }, one.interval) : null,
-        el("span", { class: `badge ${one.basis}` }, one.basis),
+        badge(one.basis),
         el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
     }
     const about = [found.devices.join(", "), found.host && `on ${found.host}`, found.model].filter(Boolean).join(" · ");
@@ -372,7 +406,7 @@ function runPage() {
     const verdict = `${found.check.said[0].toUpperCase()}${found.check.said.slice(1)}.`;
     const ahead = found.ahead.missing === undefined ? found.ahead.text : `How far it is, nobody knows: ${found.ahead.missing}`;
     const made = el("section", { id: "figures", "aria-label": "figures" }, el("p", { class: "dim" }, about),
-      el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards),
+      el("h2", {}, state === "running" ? "So far" : "Figures"), state === "running" ? el("p", { id: "ahead" }, ahead) : null, el("div", { class: "cards" }, ...cards), ...absentLines(absent),
       el("h2", {}, "Findings"), el("p", {}, el("strong", {}, verdict)),
       el("ul", { class: "findings" }, ...findings));
     const old = byId("figures");
@@ -386,10 +420,11 @@ function runPage() {
     const charts = showCharts("phases,steps,loss").then(() => showCharts("power"));
     const figures = ask(`/api/run/${id}/row`).then((row) => {
       if (byId("figures")) return;
-      const known = Object.entries(row.readings).filter(([key, one]) => LISTED[key] && one.missing === undefined);
+      const known = Object.entries(row.readings).filter(([key]) => LISTED[key]);
+      const [there, absent] = [true, false].map((is) => known.filter(([, one]) => (one.missing === undefined) === is));
       byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
-        ...known.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
-          el("span", { class: `badge ${one.basis}` }, one.basis))))));
+        ...there.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text), badge(one.basis)))),
+      ...absentLines(absent.map(([key, one]) => [LISTED[key], one.missing]))));
     });
     await Promise.allSettled([charts, figures]); // what can't be had is told with the report
   }
@@ -398,14 +433,20 @@ function runPage() {
     try {
       await Promise.all([ask(`/api/run/${id}`).then(showFigures), showCharts()]);
     } catch (error) {
-      if (state !== "gone") sayState(String(error.message), "bad");
+      if (!UNSEEN[state]) sayState(String(error.message), "bad");
     }
   }
 
   async function becomeReport() {
     if (isDone) return;
     isDone = true;
-    const made = await fetch(`/run/${id}/report`, { method: "HEAD" });
+    let made;
+    try { made = await fetch(`/run/${id}/report`, { method: "HEAD" }); }
+    catch { // nobody answers: erg serve may be started again
+      isDone = false;
+      setTimeout(() => { if (kindOf(state) !== "running" && !UNSEEN[state]) becomeReport(); }, RETRY_MS);
+      return;
+    }
     if (!made.ok) { await refresh(); return; }
     // Once: a page that comes back the same must not turn for ever.
     const before = Number(sessionStorage.getItem(`erg-reload-${id}`));
@@ -414,36 +455,38 @@ function runPage() {
     location.reload();
   }
 
-  let busy = false;
   let wanted = true;
+  let isKeeping = false; // one that keeps up is enough, however often the run is taken up again
   async function keepUp() {
+    isKeeping = true;
     let took = 0;
-    if (wanted && !busy && !document.hidden && state === "running") {
-      busy = true; wanted = false;
+    if (wanted && !document.hidden && state === "running") {
+      wanted = false;
       const began = performance.now();
       await refresh();
       took = performance.now() - began;
-      busy = false;
     }
     setTimeout(keepUp, Math.max(2000, 3 * took)); // a machine that is slow with it has other work
   }
 
   const stop = watchRun(id, (seen) => {
     if (seen.lost !== undefined) {
-      if (seen.lost) sayState("erg serve does not answer: has it been stopped? What is shown is the last that was seen.", "bad");
+      if (seen.lost) sayState(`${seen.why || "erg serve does not answer: has it been stopped?"} What is shown is the last that was seen.`, "bad");
       else if (state) sayState(state === "running" ? "running" : state, kindOf(state));
       return;
     }
     const before = state;
     state = seen.state;
-    if (state === "gone") {
-      sayState(`the run's directory is gone; what is shown is the last that was seen of it (${seen.why || "not found"})`, "bad");
+    if (UNSEEN[state]) {
+      byId("report-note").hidden = true;
+      const isShown = !byId("live").hidden || byId("figures");
+      sayState(`${UNSEEN[state]}${isShown ? "; what is shown is the last that was seen of it" : ""} (${seen.why || "not found"})`, "bad");
       return;
     }
     sayState(state, kindOf(state));
     if (seen.title) { byId("title").textContent = seen.title; document.title = `${seen.title} · erg serve`; }
     if (state === "running" || before === "running") showLive(seen);
-    if (state === "running") { isDone = false; wanted = wanted || seen.step !== step; step = seen.step; if (before !== "running") keepUp(); }
+    if (state === "running") { isDone = false; wanted = wanted || seen.step !== step; step = seen.step; if (!isKeeping) keepUp(); }
     else {
       if (before === null) showSoon().then(becomeReport); else becomeReport();
       if (GOOD.includes(state)) stop();
@@ -531,10 +574,11 @@ async function comparePage() {
 const LEVELS = 5;
 
 async function benchPage() {
-  let found;
-  try { found = await ask(`/api/bench/${pathId()}`); }
-  catch (error) { sayState(String(error.message), "bad"); return; }
-  const all = await ask("/api/benches");
+  let found, all;
+  try {
+    found = await ask(`/api/bench/${pathId()}`);
+    all = await ask("/api/benches");
+  } catch (error) { sayState(String(error.message), "bad"); return; }
   byId("title").textContent = (all.benches.find((one) => one.id === pathId()) || { name: "Bench" }).name;
   const figures = Object.entries(found.figures);
   const fill = (id, values, words, first) => {
