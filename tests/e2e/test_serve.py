@@ -727,16 +727,21 @@ def test_every_page_is_accessible_and_as_wide_as_the_window(
     bench = served.ask("/api/benches")["benches"][0]["id"]
     ledger = served.ask("/api/ledgers")["ledgers"][0]["id"]
     places = {
-        "/": "#runs tbody tr",
-        f"/compare?ids={both}": "html[data-drawn=true]",
+        "/": "#runs tbody .number",
+        f"/compare?ids={both}": "#charts svg",
         f"/bench/{bench}": ".matrix td",
         f"/ledger/{ledger}": "td",
         "/ledgers": "li",
     }
     for address, wanted in places.items():
         page = opened(served.address + address, width=width, dark=dark)
-        page.wait_for_selector(wanted)
+        page.wait_for_selector("html[data-drawn=true]")
+        assert page.locator(wanted).count(), address
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
+        if address == "/":  # no figure is out of sight
+            right = "Math.max(...edges.map((one) => one.getBoundingClientRect().right))"
+            edges = "[...document.querySelectorAll('#runs tbody .number')]"
+            assert page.evaluate(f"(() => {{ const edges = {edges}; return {right}; }})()") <= width
         found = axe_api.Axe().run(page).response["violations"]
         serious = [one["id"] for one in found if one["impact"] in ("serious", "critical")]
         assert serious == [], (address, [node["html"] for v in found for node in v["nodes"]][:5])

@@ -209,7 +209,8 @@ def _missing(frame: Frame, columns: int) -> list[Text]:
 
 def _clauses(text: str, columns: int) -> str:
     """As many whole clauses as fit into a line, two at the least: what, and why."""
-    ends = [found.start() for found in re.finditer("[:;] ", text)][1:]
+    ends = [found.start() for found in re.finditer(r"[:;] | \(", text)][1:]
+    ends = [end for end in ends if text.count("(", 0, end) == text.count(")", 0, end)]
     fitting = [end for end in (*ends, len(text)) if end <= columns]
     return text[: max(fitting, default=min(ends, default=len(text)))]
 

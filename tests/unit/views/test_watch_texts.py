@@ -38,3 +38,10 @@ def test_no_text_of_a_run_steers_the_terminal(tmp_path: Path) -> None:
     assert not [one for one in said if "\x1b" in one or "\x07" in one]
     assert "x ]0;y [2J z" in said[0]
     assert "x ]0;y [2J z" in said[2]
+
+
+def test_a_reason_is_cut_between_its_clauses_and_in_no_parenthesis() -> None:
+    said = "no power: no sensor (nvml: no driver (x); amd: none); a GPU would provide it"
+    assert watch._clauses(said, 30) == "no power: no sensor"
+    assert watch._clauses(said, 60) == "no power: no sensor (nvml: no driver (x); amd: none)"
+    assert watch._clauses(said, 90) == said

@@ -57,7 +57,7 @@ the same on a terminal.</p></noscript>
 """
 _RUNS = """<form class="controls" id="filters" role="search">
 <label class="wide">Search <input type="search" id="q" autocomplete="off"
- placeholder="name, command, model, tag"></label>
+ placeholder="name, model, tag, note"></label>
 <label>State <select id="state"></select></label>
 <label>Model <select id="model"></select></label>
 <label>Device <select id="device"></select></label>

@@ -122,11 +122,11 @@ function runsPage() {
     return view.down ? -order : order;
   }
 
-  function figure(found) {
+  function figure(found, title) {
     if (found.text === undefined) return el("td", { class: "number dim" }, "");
     const why = found.missing || [found.basis, found.note].filter(Boolean).join("; ");
     const basis = found.basis && found.basis !== "measured" ? ` ${found.basis}` : "";
-    return el("td", { class: "number", title: why }, found.bare ?? found.text,
+    return el("td", { class: "number", title: why, "data-title": title }, found.bare ?? found.text,
       basis ? el("small", { class: "dim" }, basis) : null);
   }
 
@@ -151,7 +151,7 @@ function runsPage() {
     const element = el("tr", { "data-id": run.id }, el("td", {}, box), name,
       state, el("td", { class: "when" }, el("span", {}, when[0]), " ", el("span", {}, when[1])),
       el("td", { class: "side" }, run.model || ""), el("td", { class: "side" }, (run.devices || []).join(", ")),
-      ...COLUMNS.filter((one) => one.isFigure).map((one) => figure(figureOf(run, one.key))));
+      ...COLUMNS.filter((one) => one.isFigure).map((one) => figure(figureOf(run, one.key), one.title)));
     rows.set(run.id, { element, said });
     return element;
   }
@@ -231,6 +231,7 @@ function runsPage() {
     for (const one of [byId("filters"), byId("compare")]) one.hidden = runs.length === 0;
     byId("runs").parentElement.hidden = shown.length === 0;
     showNone(shown.length === 0, total, hidden);
+    if (!pending) document.documentElement.dataset.drawn = "true";
   }
 
   // Of an empty list: how to make a run, or which of the filters hide them all and how to be rid of them.
@@ -541,11 +542,16 @@ function coursesSection({ charts, axes, first, said, about }) {
 async function comparePage() {
   const place = byId("compared");
   const query = new URLSearchParams(location.search);
+  if (!query.get("ids")) {
+    sayState("No runs are named: choose two or more in the list of runs.", "bad");
+    return;
+  }
   try {
     const found = await ask(`/api/compare?${query}`);
     const { shown } = found;
     const keys = found.metrics.map((one) => one.key);
     const groups = found.groups.map((group, number) => [group.name, String(group.runs.length), ...keys.map((key) => shown.cells[number][key])]);
+    for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
     place.append(table([found.group_by.join(", "), "runs", ...keys.map((key) => shown.heads[key])], groups, "Figures by group"));
     found.pairs.forEach((pair, number) => {
       const verdicts = pair.verdicts.map((one) => el("li", { class: `verdict ${one.state.replace(" ", "-")}` },
@@ -557,8 +563,7 @@ async function comparePage() {
     place.append(el("section", { id: "charts", "aria-label": "charts" }, el("h2", {}, "Intervals"), ...found.charts.map(chartFigure)),
       coursesSection(found.courses));
     for (const note of found.notes) place.append(el("p", { class: "dim" }, `note: ${note}`));
-    for (const line of found.left_out) place.append(el("p", { class: "absent" }, `left out: ${line}`));
-    const refused = found.pairs.length ? "not comparable as they are: the reasons stand below" : "one group: nothing to compare it with";
+    const refused = found.pairs.length ? "not comparable as they are: the reasons stand below" : "one group: nothing to compare it with" + (found.left_out.length ? `; ${found.left_out.length} left out, with the reason below` : "");
     const isAnyway = found.is_comparable && found.pairs.some((pair) => pair.refusals.length);
     const comparable = isAnyway ? "compared anyway: what speaks against it stands below" : "comparable";
     sayState(found.is_comparable ? comparable : refused, found.is_comparable && !isAnyway ? "good" : "bad");
@@ -691,4 +696,6 @@ for (const link of document.querySelectorAll("header nav a")) {
 }
 const PAGES = { runs: runsPage, run: runPage, compare: comparePage, bench: benchPage, ledger: ledgerPage,
   benches: () => namesPage("benches", "bench"), ledgers: () => namesPage("ledgers", "ledger") };
-if (PAGES[page]) PAGES[page]();
+// What is drawn later says so itself.
+const isFollowed = page === "runs" || page === "run" || page === "compare";
+if (PAGES[page]) Promise.resolve(PAGES[page]()).then(() => { if (!isFollowed) root.dataset.drawn = "true"; });
