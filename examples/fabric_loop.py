@@ -1,7 +1,9 @@
 """A loop of Lightning Fabric, measured: one line more, after `fabric.setup`.
 
-python examples/fabric_loop.py
+python examples/fabric_loop.py [STEPS]
 """
+
+import sys
 
 import torch
 from lightning.fabric import Fabric
@@ -9,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ergmeter.integrations.torch_loop import watch
 
-STEPS, BATCH, LENGTH, VOCABULARY = 30, 4, 64, 256
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 600  # fewer last too short to tell a rate
+BATCH, LENGTH, VOCABULARY = 4, 64, 256
 fabric = Fabric(accelerator="cpu", devices=1)
 config = LlamaConfig(
     vocab_size=VOCABULARY,

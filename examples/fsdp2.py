@@ -1,11 +1,12 @@
 """A model sharded by FSDP2, measured: one line more, and the whole model's parameters and FLOPs.
 
-torchrun --nproc_per_node=2 examples/fsdp2.py
+torchrun --nproc_per_node=2 examples/fsdp2.py [STEPS]
 
 It runs on CPUs too, and alone: `python examples/fsdp2.py`.
 """
 
 import os
+import sys
 import tempfile
 
 import torch
@@ -15,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ergmeter.integrations.torch_loop import watch
 
-STEPS, BATCH, LENGTH, VOCABULARY = 30, 4, 64, 256
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 600  # fewer last too short to tell a rate
+BATCH, LENGTH, VOCABULARY = 4, 64, 256
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 else:

@@ -1,22 +1,25 @@
 """transformers' Trainer, measured: one line more, the callback.
 
-python examples/hf_callback.py
+python examples/hf_callback.py [STEPS]
 
 A tiny Llama on random texts of several lengths, from scratch: nothing is downloaded. Texts are
 padded to the longest of their batch; what the padding costs is in the report.
 """
+
+import sys
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from ergmeter.integrations.huggingface import ErgmeterCallback
 
-TEXTS, BATCH, LONGEST, VOCABULARY = 120, 4, 64, 256
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 900  # fewer last too short to tell a rate
+BATCH, LONGEST, VOCABULARY = 4, 64, 256
 
 
 class RandomTexts(torch.utils.data.Dataset):
     def __len__(self):
-        return TEXTS
+        return STEPS * BATCH
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -45,7 +48,7 @@ trainer = Trainer(
         output_dir="out",
         per_device_train_batch_size=BATCH,
         num_train_epochs=1,
-        logging_steps=10,
+        logging_steps=50,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,

@@ -1,15 +1,18 @@
 """A script of transformers' Trainer, which knows nothing of ergmeter, recorded from outside.
 
-erg record --warmup-steps 3 -- python examples/hf_trainer.py
+erg record --warmup-steps 3 -- python examples/hf_trainer.py [STEPS]
 
 A tiny Llama on random tokens, from scratch: nothing is downloaded. Two arguments matter to the
 recording: `logging_steps` (each printed line ends a step) and `include_num_input_tokens_seen`.
 """
 
+import sys
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-STEPS, BATCH, LENGTH, VOCABULARY = 30, 4, 64, 256
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 200  # fewer last too short to tell a rate
+BATCH, LENGTH, VOCABULARY = 4, 256, 256
 
 
 class RandomTokens(torch.utils.data.Dataset):
@@ -24,8 +27,8 @@ class RandomTokens(torch.utils.data.Dataset):
 
 config = LlamaConfig(
     vocab_size=VOCABULARY,
-    hidden_size=64,
-    intermediate_size=128,
+    hidden_size=128,
+    intermediate_size=256,
     num_hidden_layers=2,
     num_attention_heads=4,
     max_position_embeddings=LENGTH,

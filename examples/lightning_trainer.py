@@ -1,12 +1,13 @@
 """Lightning's Trainer, measured: one line more, the callback.
 
-python examples/lightning_trainer.py
+python examples/lightning_trainer.py [STEPS]
 
 A tiny Llama on random tokens, from scratch: nothing is downloaded. What `self.log` logs as the loss
 is seen without a logger.
 """
 
 import logging
+import sys
 import warnings
 
 import torch
@@ -15,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ergmeter.integrations.lightning import ErgmeterCallback
 
-STEPS, BATCH, LENGTH, VOCABULARY = 30, 4, 64, 256
+STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 600  # fewer last too short to tell a rate
+BATCH, LENGTH, VOCABULARY = 4, 64, 256
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # it greets at length
 warnings.simplefilter("ignore")
 

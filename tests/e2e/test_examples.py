@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RECORDED = {"hf_trainer"}  # from outside: they know nothing of ergmeter
 METERED = sorted(path for path in EXAMPLES.glob("*.py") if path.stem not in RECORDED)
+# They take a number of steps, so that tests are quick.
+LONG = {
+    *("plain_loop", "plain_torch", "fabric_loop", "fsdp2", "lightning_trainer", "hf_callback"),
+}
+STEPS = 30
 NEEDS = {"jax_loop": "jax"}  # which has no release for Python 3.10
 
 
@@ -24,9 +29,10 @@ NEEDS = {"jax_loop": "jax"}  # which has no release for Python 3.10
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     if example.stem in NEEDS:
         pytest.importorskip(NEEDS[example.stem])
+    steps = [str(STEPS)] if example.stem in LONG else []
     done = subprocess.run(
-        [PYTHON, str(example)], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-        check=True, timeout=TIMEOUT_S,
+        [PYTHON, str(example), *steps], cwd=tmp_path, env=environment(), capture_output=True,
+        text=True, check=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     assert "Reading(value=" in done.stdout
     assert "erg report runs/" in done.stdout
@@ -42,11 +48,11 @@ def test_the_trainer_of_the_examples_is_recorded_with_its_steps_and_tokens(lab: 
     script = EXAMPLES / "hf_trainer.py"
     assert "erg record --warmup-steps 3 -- python examples/hf_trainer.py" in script.read_text()
     assert "ergmeter" not in script.read_text().split('"""')[2]
-    done = lab.run(ERG, "record", "--warmup-steps", 3, "--out", "run", "--", PYTHON, script)
+    done = lab.run(ERG, "record", "--warmup-steps", 3, "--out", "run", "--", PYTHON, script, STEPS)
     card = done.stderr.decode().rpartition("╭─")[2]
     assert "tokens/s" in card
     assert "after 3 steps of warm-up" in card
     readings = lab.report()["readings"]
-    assert readings["tokens.per_step"]["value"] == pytest.approx(4 * 64)
+    assert readings["tokens.per_step"]["value"] == pytest.approx(4 * 256)
     assert readings["throughput.tokens_per_s"]["basis"] == "measured"
-    assert readings["steps.count"]["value"] == 27  # of 30
+    assert readings["steps.count"]["value"] == STEPS - 3

@@ -169,6 +169,43 @@ def test_what_is_not_there_to_be_unpacked_makes_no_directory(erg: Erg, tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
+def test_without_an_action_the_help_is_shown_with_whole_summaries(erg: Erg) -> None:
+    code, out, err = erg("runs")
+    assert (code, err) == (0, "")
+    assert out == erg("runs", "--help")[1]
+    assert "Copy a run without host names, user names, paths, UUIDs" in out
+    assert "..." not in out.partition("Commands:")[2]
+    assert "…" not in out
+
+
+def test_what_is_no_archive_is_told_in_one_line(erg: Erg, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# no archive")
+    code, _, err = erg("runs", "unpack", tmp_path / "README.md", tmp_path / "runs")
+    assert code == 1
+    assert err.splitlines() == [
+        f"erg: {tmp_path / 'README.md'}: not a packed run, or cut off (file could not be opened"
+        " successfully)"
+    ]
+
+
+def test_a_directory_that_takes_nothing_is_told_once_and_not_for_each_run(
+    erg: Erg, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shut = tmp_path / "shut"
+    shut.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, *_, **__: Path(path) != shut)
+    code, out, err = erg("runs", "collect", runs, shut / "all")
+    assert (code, out) == (2, "")
+    assert err == (
+        f"erg: DIRECTORY {shut / 'all'}: the directory {shut} can't be written to; name another\n"
+    )
+    monkeypatch.chdir(shut)
+    code, _, err = erg("record", "--", "true")
+    assert code == 2
+    assert err.startswith("erg: without --out DIR a run goes to runs: the directory ")
+    assert len(err.splitlines()) == 1
+
+
 def test_the_directory_one_is_in_can_be_packed(
     erg: Erg, runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

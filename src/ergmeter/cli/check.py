@@ -47,5 +47,5 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     else:
         console = Console()
         for run, one in found:
-            console.print(view.page(run, one))
+            console.print(view.page(run, one, is_alone=len(found) == 1))
     return 1 if any(one.verdict == "not fit" for _, one in found) else 0

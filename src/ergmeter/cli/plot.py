@@ -78,10 +78,9 @@ class _OfOneRun(click.Command):
     "-o",
     "--out",
     type=click.Path(path_type=Path),
-    required=True,
     metavar="FILE|DIR",
-    help="Where to: FILE.svg or FILE.png; of several kinds the directory, which is made, for files"
-    " that are called as their kind.",
+    help="Where to (it has to be said): FILE.svg or FILE.png; of several kinds the directory, which"
+    " is made, for files that are called as their kind.",
 )
 @click.option(
     "--format",
@@ -98,7 +97,7 @@ def command(
     flops: tuple[Flops, ...],
     run: Run,
     kinds: tuple[str, ...],
-    out: Path,
+    out: Path | None,
     form: str | None,
     dark: bool,
 ) -> int:
@@ -116,12 +115,16 @@ def command(
     from ergmeter.views.plots import charts, converter, plot
 
     wanted = KINDS if _ALL in kinds else tuple(dict.fromkeys(kinds))
+    if out is None:
+        where = f"-o {wanted[0]}.svg (or .png)" if len(wanted) == 1 else "-o DIR"
+        raise click.UsageError(f"say where the plot goes: {where}")
     targets = _targets(out, wanted, form)
     for path in targets.values():
         _check_target(path)
     converter()
     evidence = evidence_of(run, settings, flops=flops)
-    found = charts(evidence, summary_of(evidence), wanted)
+    summary = summary_of(evidence)
+    found = charts(evidence, summary, wanted)
     drawn = [one for one in found if one.spec is not None]
     if drawn and out not in targets.values():
         out.mkdir(parents=True, exist_ok=True)
@@ -133,6 +136,10 @@ def command(
     for chart in found:
         if chart.spec is None:
             click.echo(f"erg: no plot of {chart.title}: {chart.reason}", err=True)
+    if not drawn and _ALL not in kinds:
+        others = [one.id for one in charts(evidence, summary, KINDS) if one.spec is not None]
+        said = f"--kind {', '.join(others)}" if others else "no kind at all"
+        click.echo(f"erg: of this run can be drawn: {said}", err=True)
     is_enough = bool(drawn) if _ALL in kinds else len(drawn) == len(wanted)
     return 0 if is_enough else 1
 

@@ -137,7 +137,7 @@ def _lines(config: Config, data: Prepared, parts: dict[str, Amounts]) -> list[st
             f" (median {found.median:g})",
             f"  {found.real:>12,} real tokens",
             f"  {found.computed:>12,} computed, padding included"
-            f" ({found.real / found.computed:.1%} real)",
+            f" ({100 * found.real / found.computed:.1f} % real)",
             f"  {found.loss:>12,} bear loss",
         ]
     return [*lines, *data.notes]

@@ -11,6 +11,7 @@ import click
 
 from ergmeter.cli.alert_options import with_alerts
 from ergmeter.cli.options import with_settings, with_sinks
+from ergmeter.cli.pages import check_folder
 from ergmeter.cli.work_options import with_model
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def command(
             f"erg: the recorder around this command measures it, into {around}{unused}", err=True
         )
         os.execvp(command_line[0], command_line)
+    _check_place(out)
     options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
     recording = record(
         Request(
@@ -119,6 +121,14 @@ def command(
     if not quiet:
         _show(recording.run)
     return recording.exit_code
+
+
+def _check_place(out: Path | None) -> None:
+    """Before anything is started: a run can be written where it is to be."""
+    if out is None:
+        check_folder(Path("runs"), option="without --out DIR a run goes to")
+    else:
+        check_folder(out.absolute().parent, option="--out")
 
 
 def _show(run: Path) -> None:

@@ -6,13 +6,32 @@ from pathlib import Path
 
 import click
 
+from ergmeter.cli.pages import check_folder
+
 _RUN = click.argument("run", type=click.Path(path_type=Path))
 _PATH = click.Path(path_type=Path)
+_WHOLE = 1000  # characters of a summary: more than any has
 
 
-@click.group()
-def command() -> None:
+class _Actions(click.Group):
+    """Their summaries are first sentences, and stand whole where click would cut them."""
+
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002  as click's
+        formatter: click.HelpFormatter,
+    ) -> None:
+        rows = [(name, one.get_short_help_str(_WHOLE)) for name, one in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+@click.group(cls=_Actions, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...")
+@click.pass_context
+def command(context: click.Context) -> None:
     """Tag, annotate, prune, pack, anonymise and collect runs. `erg list` shows them."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 @command.command()
@@ -155,6 +174,7 @@ def collect(sources: tuple[str, ...], directory: Path) -> int:
     from ergmeter.units import printable
 
     codes = []
+    check_folder(directory, option="DIRECTORY")
     for source in sources:
         try:
             outcomes = collected(source, directory)

@@ -76,7 +76,7 @@ class Agreement:
             for part in self.differing[:_NAMED]
         )
         return (
-            f"analytic is {abs(relative):.1%} {side} counted"
+            f"analytic is {100 * abs(relative):.1f} % {side} counted"
             f" ({analytic.model:.4g} against {counted.model:.4g} FLOPs); they differ in: {where}"
         )
 

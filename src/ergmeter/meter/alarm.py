@@ -156,8 +156,8 @@ class Alarm:
             for alert in judge.feed(ready):
                 self._raised(alert, may_stop=not is_last)
             self._steps += sum(len(steps["end_ns"]) for steps in ready.steps.values())
-        if is_last or self._steps >= _SOME_STEPS:
-            self._say_unjudged(judge, is_last=is_last)
+        untold = judge.untold if self._steps >= _SOME_STEPS else judge.hopeless
+        self._say_unjudged(judge.unjudged if is_last else untold, is_last=is_last)
 
     def _note_spans(self, rows: Rows) -> None:
         for writer, steps in rows.steps.items():
@@ -180,9 +180,9 @@ class Alarm:
         self._followed = (following, judge)
         return self._followed
 
-    def _say_unjudged(self, judge: Judge, *, is_last: bool) -> None:
+    def _say_unjudged(self, unjudged: dict[str, str], *, is_last: bool) -> None:
         """A rule that can't fire must not look like one that did not: once a line, and a mark."""
-        for rule, lacks in judge.unjudged.items() if self._is_first() else ():
+        for rule, lacks in unjudged.items() if self._is_first() else ():
             if rule not in self._unjudged:
                 self._unjudged.add(rule)
                 say(f"alert {rule!r} is not judged{'' if is_last else ' so far'}: {lacks}")

@@ -167,7 +167,7 @@ def differences(found: list[tuple[Device, Calibration]]) -> list[str]:
 def _caveats(found: list[tuple[Device, Calibration]], rates: list[Rate]) -> list[str]:
     said = [f"when calibrated, {remark}" for _, one in found for remark in one.remarks]
     said += [
-        f"the rate moved by {rate.drift_frac:+.1%} within its window"
+        f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
         for rate in rates
         if not rate.is_steady
     ]

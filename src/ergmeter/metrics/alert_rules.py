@@ -88,8 +88,10 @@ class Rule:
         """A limit of this rule in words."""
         if self.subject in ("time", "stalled", "step_s"):
             return duration(limit)
-        if self.subject == "energy":
-            return f"{significant(limit / J_PER_KWH)} kWh"
+        if self.subject == "energy":  # in the unit that was asked for
+            typed = _LIMIT.fullmatch(self.text)
+            unit = typed[4] if typed else "kWh"
+            return f"{significant(limit / JOULES[unit])} {unit}"
         return f"{significant(limit)} {self.unit}".rstrip()
 
 

@@ -79,10 +79,24 @@ class Speed:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.lacks = f"no step tells its {rule.subject.split('_')[0]}"
-        if rule.subject in ("steps_per_s", "step_s"):
-            self.lacks = "no step was seen"
         self._lanes: dict[str, _Lane] = {}
+        self.is_told = False  # what it is about; the rest is a matter of time
+        self._is_judged = False
+
+    @property
+    def lacks(self) -> str:
+        """What is needed to judge it: steps that tell it, for as long as it takes."""
+        if self._is_judged:
+            return ""
+        if not self.is_told:
+            is_of_steps = self.rule.subject in ("steps_per_s", "step_s")
+            what = self.rule.subject.split("_")[0]
+            return "no step was seen" if is_of_steps else f"no step tells its {what}"
+        stretch = duration(STRETCH_NS / NS_PER_S)
+        if not self.rule.is_relative:
+            return f"no stretch of {stretch} was seen whole"
+        seen = max(lane.seen for lane in self._lanes.values())
+        return f"the run's median takes {ENOUGH} stretches of {stretch}, and one more; {seen} seen"
 
     def feed(self, rows: Rows) -> Iterator[Told]:
         """The stretches that ended, held against the rule."""
@@ -101,7 +115,7 @@ class Speed:
         known = ~np.isnan(amounts)
         if not known.any():
             return
-        self.lacks = ""
+        self.is_told = True
         if lane.start_ns is None:
             lane.start_ns = int(steps["start_ns"][train][known][0])
         lane.ends = np.concatenate([lane.ends, steps["end_ns"][train][known]])
@@ -135,6 +149,7 @@ class Speed:
         rule, usual = self.rule, float(np.median(lane.rates))
         if rule.is_relative and lane.seen <= ENOUGH:
             return
+        self._is_judged = True
         limit = usual * (1 + rule.limit) if rule.is_relative else rule.limit
         way = 1 if rule.subject == "step_s" else -1  # the bad one
         room = abs(limit - usual) * _BACK if rule.is_relative else limit * _BACK_ABSOLUTE

@@ -69,6 +69,11 @@ class Drawn:
         return Limit(rule, self)
 
     @property
+    def is_hopeless(self) -> bool:
+        """Whether none of the devices there are is one that could tell."""
+        return bool(self._devices) and not self._boundary()
+
+    @property
     def lacks(self) -> str:
         """Why nothing is known."""
         if self.is_known:

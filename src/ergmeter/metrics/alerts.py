@@ -145,6 +145,20 @@ class Judge:
         said = ((state.rule.text, state.lacks) for state in self._states)
         return {text: lacks for text, lacks in said if lacks}
 
+    @property
+    def untold(self) -> dict[str, str]:
+        """Of those, the rules that need more than time."""
+        early = {s.rule.text for s in self._states if isinstance(s, Speed) and s.is_told}
+        return {text: lacks for text, lacks in self.unjudged.items() if text not in early}
+
+    @property
+    def hopeless(self) -> dict[str, str]:
+        """Of those, the rules that no device of the run can tell anything for."""
+        of_energy = {rule.text for rule in self.rules if rule.subject == "energy"}
+        if not of_energy or not self._drawn.is_hopeless:
+            return {}
+        return {text: lacks for text, lacks in self.unjudged.items() if text in of_energy}
+
     def _is_told(self, alert: Alert) -> bool:
         key = (alert.rule.text, alert.about)
         if not alert.is_over:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _MOST = 3
 _LEAST_FRAC = 0.01
 _WORTH_FRAC = 0.05
+_BOUND_WORTH = 0.5  # of a gain of the same size that can be had as a whole
 _BOUND_BY_MEMORY = 0.6  # of the bandwidth: from there on fewer bytes are what helps
 
 _ADVICE = {
@@ -83,9 +84,10 @@ def changes(
     return tuple(sorted(found, key=_rank)[:_MOST])
 
 
-def _rank(one: Change) -> tuple[bool, float]:
-    """First what can be had as a whole and is worth it, then what can be had in part."""
-    return one.is_bound or one.gain_frac < _WORTH_FRAC, -one.gain_frac
+def _rank(one: Change) -> float:
+    """The largest gain first. Of a bound a part is had at best, and nobody knows which: it comes
+    before a gain that can be had as a whole only where it is twice as large."""
+    return -one.gain_frac * (_BOUND_WORTH if one.is_bound else 1.0)
 
 
 def _advice(one: Block, seen: Rungs) -> str:

@@ -168,13 +168,13 @@ def _clock_facts(seen: Rungs) -> tuple[Fact, ...]:
         highest = f"{seen.clock_high_hz / HZ_PER_MHZ:.0f} MHz was seen at most"
         facts.append(Fact("utilization.clock_hz", highest))
     if seen.capped_frac:
-        said = f"at the power limit in {seen.capped_frac:.0%} of readings"
+        said = f"at the power limit in {100 * seen.capped_frac:.0f} % of readings"
         facts.append(Fact("utilization.throttled_frac", said))
     if seen.heat_frac:
-        said = f"held down by heat in {seen.heat_frac:.0%} of readings"
+        said = f"held down by heat in {100 * seen.heat_frac:.0f} % of readings"
         facts.append(Fact("utilization.throttled_frac", said))
     if seen.brake_frac:
-        said = f"slowed down or braked by the hardware in {seen.brake_frac:.0%} of readings"
+        said = f"slowed down or braked by the hardware in {100 * seen.brake_frac:.0f} % of readings"
         facts.append(Fact("utilization.throttled_frac", said))
     return tuple(facts)
 

@@ -33,9 +33,9 @@ NAMED = ("checkpoint", "eval", "data")  # an instant in several belongs to the f
 WAITS = ("slow_start", "data", "stalls", "gaps")  # in which a device may have worked on
 
 _FEW_STEPS = 10
-_STALL = 2.0  # times the median, as `erg check` has it
-_SLOW_START = 1.2
-_SLOW_START_FRAC = 0.01
+_STALL = 2.0  # times the median
+_SLOW_START = 1.2  # times the median, from the first step on
+_SLOW_START_FRAC = 0.01  # of the time of all steps
 
 
 @dataclass(frozen=True)
@@ -163,16 +163,21 @@ def _extra(lane: Steps, left_s: FloatArray) -> tuple[dict[str, FloatArray], dict
         return {}, {"stalls": why, "slow_start": why}
     usual_s = float(np.median(left_s))
     beyond_s = left_s - usual_s
-    is_usual = left_s <= _SLOW_START * usual_s
-    slow = int(np.argmax(is_usual)) if is_usual.any() else 0
-    if float(beyond_s[:slow].sum()) <= _SLOW_START_FRAC * float(left_s.sum()):
-        slow = 0
+    slow = slow_rows(left_s)
     place = np.arange(len(left_s))
     late = (place >= slow) & (left_s > _STALL * usual_s)
     return {
         "slow_start": np.where(place < slow, beyond_s, 0.0),
         "stalls": np.where(late, beyond_s, 0.0),
     }, {}
+
+
+def slow_rows(left_s: FloatArray) -> int:
+    """How many rows at the beginning are slow; 0 where that makes next to nothing of the time."""
+    usual_s = float(np.median(left_s))
+    slow = int(np.argmax(left_s <= _SLOW_START * usual_s))  # half of them are, and more
+    beyond_s = float((left_s[:slow] - usual_s).sum())
+    return slow if beyond_s > _SLOW_START_FRAC * float(left_s.sum()) else 0
 
 
 def _gaps_s(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.explain_device import Rungs
     from ergmeter.metrics.explain_time import TimeSplit
 
-_TITLES = {
+TITLES = {
     "checkpoint": "checkpoints",
     "eval": "evaluation",
     "slow_start": "a slow beginning",
@@ -78,7 +78,7 @@ def _within(
         (name,) = waits
         return (_part(split, name, idle, fact),)
     facts = tuple(_fact(split, name) for name in waits)
-    title = " and ".join(_TITLES[name] for name in waits)
+    title = " and ".join(TITLES[name] for name in waits)
     why = "the device worked on in part of these, and in which is not known"
     return (Block(WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),)
 
@@ -107,7 +107,7 @@ def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) 
         facts = (*facts, *more)
         why += f"; the device worked on in part of it, {percent(told)} by the host's clock"
         basis = weakest("derived", basis)
-    return Block(name, _TITLES[name], told if share is None else share, basis, facts, why)
+    return Block(name, TITLES[name], told if share is None else share, basis, facts, why)
 
 
 def _idle(seen: Rungs, share: float, split: TimeSplit | None) -> Block:

@@ -15,6 +15,9 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.drawn import counter_and_integral
+from ergmeter.metrics.explain_blocks import percent
+from ergmeter.metrics.explain_time import NAMED, slow_rows, time_split
+from ergmeter.metrics.explain_waits import TITLES
 from ergmeter.metrics.gauges import inside, mean, readings, sampled
 from ergmeter.metrics.kept import asked_of
 from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Device, FloatArray
+    from ergmeter.records import Device
 
 Weight = Literal["serious", "minor"]
 """Serious: another run of the same would give other figures. Minor: what they hang on, or waste."""
@@ -50,11 +53,8 @@ _CLOCK_FRAC = 0.05  # between the 5th and the 95th percentile
 _WARMING_C = 5.0
 _SHORT_S = 5.0
 _FEW_STEPS = 10
-_SLOW_START = 1.2  # times the median, from the first step on
-_SLOW_START_FRAC = 0.01  # of the window
 _NOISY_FRAC = 0.05  # half the interval, over the rate
-_STALL = 2.0  # times the median step
-_STALLS_FRAC = 0.02  # of the window
+_WAITS_FRAC = 0.02  # of the window
 _GAP_S = 1.0
 _GAP_INTERVALS = 10
 _LOW_LOAD_FRAC = 0.5
@@ -126,7 +126,7 @@ class Fitness:
             parts += [f"{failed} of {whole} checks failed"] if failed else []
             return f"not known: {' and '.join(parts)}, {which} among them"
         word = "fit to be compared" if self.is_fit else "not fit to be compared"
-        return f"{word}: {whole - without} of {whole} checks could be made"
+        return f"{word} ({whole - without} of {whole} checks made)"
 
 
 def fitness(evidence: Evidence) -> Fitness:
@@ -217,32 +217,24 @@ def _window(evidence: Evidence) -> list[Finding]:
 def _warm_up(evidence: Evidence) -> list[Finding]:
     """Steps at the beginning that are slower than the rest."""
     _only_steps(evidence)
-    lane = evidence.counted.longest
-    times_s = lane.period_s
-    if len(times_s) < _FEW_STEPS:
+    lane, split = evidence.counted.longest, time_split(evidence)
+    if len(lane) < _FEW_STEPS:
         raise NotMeasurable(
-            f"{number_of(len(times_s), 'step')}: too few to tell a beginning from the rest"
+            f"{number_of(len(lane), 'step')}: too few to tell a beginning from the rest"
         )
-    rows, extra_s = _slow_start(times_s)
-    share = extra_s / float(times_s.sum())
-    if share <= _SLOW_START_FRAC:
+    rows = slow_rows(split.left_s)
+    if not rows:
         return []
-    usual_s = float(np.median(times_s))
+    usual_s = float(np.median(split.left_s))
+    early_s = split.left_s[:rows]
+    share = float((early_s - usual_s).sum()) / split.whole_s
     slow = int(np.nan_to_num(lane["steps"][:rows], nan=1.0).sum())  # a printed line may be of ten
     which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
-    seen = f"{which} up to {times_s[:rows].max() / usual_s:.1f} times as slow as the median"
+    seen = f"{which} up to {early_s.max() / usual_s:.1f} times as slow as the median"
     steps = int(evidence.warmup()[0]) + slow  # an option counts from the run's beginning
     what = "it" if slow == 1 else "them"
-    effect = f"beyond it {share:.1%} of the time: --warmup-steps {steps} leaves {what} out"
+    effect = f"beyond it {percent(share)} of the time: --warmup-steps {steps} leaves {what} out"
     return [Finding("warm_up", "serious", seen, effect)]
-
-
-def _slow_start(times_s: FloatArray) -> tuple[int, float]:
-    """How many steps at the beginning are slow, and what they took beyond the usual."""
-    usual_s = float(np.median(times_s))
-    is_usual = times_s <= _SLOW_START * usual_s
-    slow = int(np.argmax(is_usual)) if is_usual.any() else len(times_s)
-    return slow, float((times_s[:slow] - usual_s).sum())
 
 
 def _noise(evidence: Evidence) -> list[Finding]:
@@ -252,32 +244,44 @@ def _noise(evidence: Evidence) -> list[Finding]:
     half = (rate.high - rate.low) / 2 / rate.value
     if half <= _NOISY_FRAC:
         return []
-    effect = f"differences below {half:.0%} say nothing: measure longer"
-    return [Finding("noise", "serious", f"steps per second are known to ± {half:.0%}", effect)]
+    effect = f"differences below {100 * half:.0f} % say nothing: measure longer"
+    return [
+        Finding("noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect)
+    ]
 
 
 def _stalls(evidence: Evidence) -> list[Finding]:
-    """Steps that took much longer than the others, the beginning aside."""
+    """Steps that took much longer than the others, without what is named and the beginning."""
     _only_steps(evidence)
-    times_s = evidence.counted.longest.period_s
-    if len(times_s) < _FEW_STEPS:
-        raise NotMeasurable(
-            f"{number_of(len(times_s), 'step')}: too few to tell a stall from the rest"
-        )
-    slow, _ = _slow_start(times_s)
-    usual_s = float(np.median(times_s))
-    late = times_s[slow:]
-    stalled = late[late > _STALL * usual_s]
-    share = float((stalled - usual_s).sum()) / float(times_s.sum())
-    if share <= _STALLS_FRAC:
+    split = time_split(evidence)
+    if "stalls" in split.absent:
+        raise NotMeasurable(split.absent["stalls"])
+    if split.frac("stalls") <= _WAITS_FRAC:
         return []
-    after = f" after the first {slow}" if slow else ""
     seen = (
-        f"{len(stalled)} of {len(late)} steps{after} took {_STALL:g} times the median or more,"
-        f" up to {duration(float(stalled.max()))}"
+        f"{split.counts['stalls']} of {len(split.left_s)} steps took twice the median or more,"
+        f" up to {duration(split.longest_s['stalls'])} beyond it"
     )
-    effect = f"{share:.1%} of the time: look for data, checkpoints, evaluation between the steps"
+    took = f"{percent(split.frac('stalls'))} of the time"
+    effect = (
+        f"{took}: look for what stops the steps, as data, checkpoints or logging without a name"
+    )
     return [Finding("stalls", "minor", seen, effect)]
+
+
+def _pauses(evidence: Evidence) -> list[Finding]:
+    """Checkpoints, evaluation and waits for data: what is named, and no stall for that."""
+    _only_steps(evidence)
+    split = time_split(evidence)
+    effect = "it is in the time of the window: compare runs that have as much of it"
+    found = []
+    for part in NAMED:
+        if split.frac(part) <= _WAITS_FRAC:
+            continue
+        times = number_of(split.counts[part], "time")
+        took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
+        found.append(Finding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect))
+    return found
 
 
 def _stragglers(evidence: Evidence) -> list[Finding]:
@@ -287,7 +291,9 @@ def _stragglers(evidence: Evidence) -> list[Finding]:
     worst = pace_of_ranks(evidence).straggler()
     if worst.by_frac <= STRAGGLING_FRAC:
         return []
-    effect = f"{worst.by_frac:.1%} of each step: look at its data loading, its host and its GPU"
+    effect = (
+        f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
+    )
     return [Finding("stragglers", "minor", worst.said, effect)]
 
 
@@ -305,7 +311,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     seen = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
-    effect = f"what it drew in {share:.1%} of the window is known as a sum at best"
+    effect = f"what it drew in {percent(share)} of the window is known as a sum at best"
     return [Finding("gaps", "serious", seen, effect)]
 
 
@@ -317,14 +323,16 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
     for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
         share = float(((bits & mask) != 0).mean())
         if share > _LEAST_FRAC:
-            seen = f"{_named(evidence, device)}: held down by {what} in {share:.0%} of the readings"
+            often = f"in {100 * share:.0f} % of the readings"
+            seen = f"{_named(evidence, device)}: held down by {what} {often}"
             effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
             found.append(Finding("throttling", "serious", seen, effect))
     capped = float(((bits & _POWER_CAP) != 0).mean())
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
         which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
-        seen = f"{_named(evidence, device)}: at its power {which} in {capped:.0%} of the readings"
+        often = f"in {100 * capped:.0f} % of the readings"
+        seen = f"{_named(evidence, device)}: at its power {which} {often}"
         effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
         found.append(Finding("throttling", "minor", seen, effect))
     return found
@@ -348,7 +356,9 @@ def _clock(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
     seen = f"{_named(evidence, device)}: the clock moved between {mhz}"
-    return [Finding("clock", "minor", seen, f"the speed moves with it, by up to {moved:.0%}")]
+    return [
+        Finding("clock", "minor", seen, f"the speed moves with it, by up to {100 * moved:.0f} %")
+    ]
 
 
 @asked_of("gpu")
@@ -358,7 +368,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
     first, most = float(values[0]), float(values.max())
     if most - first < _WARMING_C:
         return []
-    seen = f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} C in the window"
+    seen = f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} °C in the window"
     effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
     return [Finding("temperature", "minor", seen, effect)]
 
@@ -368,7 +378,7 @@ def _load(evidence: Evidence, device: Device) -> list[Finding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
         return []
-    seen = f"{_named(evidence, device)}: at work in {busy:.0%} of the time"
+    seen = f"{_named(evidence, device)}: at work in {100 * busy:.0f} % of the time"
     effect = "the time is made elsewhere: its figures say little about the device"
     return [Finding("load", "minor", seen, effect)]
 
@@ -380,7 +390,7 @@ def _counter(evidence: Evidence, device: Device) -> list[Finding]:
     apart = integral_j / counter_j - 1
     if abs(apart) <= _DISAGREE_FRAC:
         return []
-    than = f"{abs(apart):.0%} {'more' if apart > 0 else 'less'} than its counter says"
+    than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
     seen = f"{_named(evidence, device)}: integrated power is {than}"
     effect = "one of its two sensors is wrong: energy is the counter's"
     return [Finding("counter", "serious", seen, effect)]
@@ -462,6 +472,7 @@ CHECKS: dict[str, Callable[[Evidence], list[Finding]]] = {
     "clock": _of_gpus(_clock),
     "temperature": _of_gpus(_temperature),
     "stalls": _stalls,
+    "pauses": _pauses,
     "stragglers": _stragglers,
     "load": _of_gpus(_load),
     "memory": _memory,

@@ -275,7 +275,7 @@ def _remarks(baseline: Group, other: Group) -> Iterable[str]:
         _mean(entry.number("temperature_start_C") for entry in g.entries) for g in (baseline, other)
     ]
     if warm[0] is not None and warm[1] is not None and abs(warm[0] - warm[1]) >= _WARMER_C:
-        yield f"devices began at {warm[0]:.0f} C and {warm[1]:.0f} C: heat costs speed and power"
+        yield f"devices began at {warm[0]:.0f} °C and {warm[1]:.0f} °C: heat costs speed and power"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

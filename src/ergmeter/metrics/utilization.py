@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # NVML's clocks-event reasons that are not a limit on a working chip: idle (1) and clocks set by an
 # application (2).
 _NOT_A_LIMIT = 0x1 | 0x2
+# What the node probe counts.
+_DISKS = "of disks, not of their partitions and volumes"
+_CARDS = "of network cards; where there is none to be seen, of every interface but the loopback"
 
 
 def _mean_gauge(evidence: Evidence, column: str, kind: str, unit: str, note: str) -> Reading:
@@ -247,15 +250,15 @@ METRICS = [
             title,
             "B/s",
             "neither",
-            f"increase of {column} / window",
+            f"increase of {column} / window; {of}",
             ("the node probe",),
             _traffic(column),
         )
-        for column, title in (
-            ("disk_read_bytes", "disk read"),
-            ("disk_written_bytes", "disk written"),
-            ("net_received_bytes", "network received"),
-            ("net_sent_bytes", "network sent"),
+        for column, title, of in (
+            ("disk_read_bytes", "disk read", _DISKS),
+            ("disk_written_bytes", "disk written", _DISKS),
+            ("net_received_bytes", "network received", _CARDS),
+            ("net_sent_bytes", "network sent", _CARDS),
         )
     ),
     Metric(

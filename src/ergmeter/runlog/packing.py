@@ -82,7 +82,8 @@ def unpack(archive: Path, into: Path) -> Path:
         Run.open(staging / name)  # or what is wrong with it
         (staging / name).rename(target)
     except _NO_ARCHIVE as error:
-        raise FormatError(f"{archive}: not a packed run, or cut off ({error})") from error
+        why = str(error).partition("\n")[0].rstrip(":")  # tarfile tells of each format on a line
+        raise FormatError(f"{archive}: not a packed run, or cut off ({why})") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return target

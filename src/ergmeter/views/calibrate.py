@@ -55,7 +55,7 @@ def _rates(rows: list[tuple[str, Rate, float | None]]) -> Table:
     columns: dict[str, Callable[[Rate, float | None], str]] = {
         "held": lambda rate, _: scaled(rate.value, rate.unit),
         "90 %": lambda rate, _: f"{_beside(rate, rate.low)}-{_beside(rate, rate.high)}",
-        "of peak": lambda rate, peak: f"{rate.value / peak:.1%}" if peak else _NONE,
+        "of peak": lambda rate, peak: f"{100 * rate.value / peak:.1f} %" if peak else _NONE,
         "burst": lambda rate, _: _beside(rate, rate.burst),
         "MHz": lambda rate, _: _NONE if rate.clock_hz is None else f"{rate.clock_hz / 1e6:.0f}",
         "W": lambda rate, _: _NONE if rate.power_w is None else f"{rate.power_w:.0f}",
@@ -85,13 +85,15 @@ def _beside(rate: Rate, value: float) -> str:
 
 
 def _limits(rate: Rate) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in rate.limited.items()) or _NONE
+    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in rate.limited.items()) or _NONE
 
 
 def _drift(name: str, rate: Rate) -> str:
     if rate.is_steady:
         return ""
-    return f"{name} was not steady: {rate.drift_frac:+.1%} from the first half of its window"
+    return (
+        f"{name} was not steady: {100 * rate.drift_frac:+.1f} % from the first half of its window"
+    )
 
 
 def _peak(found: Calibration, dtype: str) -> float | None:

@@ -21,11 +21,14 @@ _SIGNS = {"serious": ("!!", "red"), "minor": ("! ", "yellow")}
 _COLOURS = {"fit": "green", "not fit": "red", "not known": "yellow"}
 
 
-def page(run: Run, found: Fitness) -> RenderableType:
-    """The verdict, then what speaks against it, then what could not be looked at."""
+def page(run: Run, found: Fitness, *, is_alone: bool = True) -> RenderableType:
+    """The verdict, then what speaks against it, then what could not be looked at.
+
+    Of several runs each is told by its directory: those of one script share a name."""
+    name = run.name if is_alone else run.path.resolve().name
     verdict = (found.said, _COLOURS[found.verdict])
     parts: list[RenderableType] = [
-        Text.assemble((run.name, "bold"), ": ", verdict, (f"  {found.window}", "dim"))
+        Text.assemble((name, "bold"), ": ", verdict, (f"  {found.window}", "dim"))
     ]
     for one in found.findings:
         parts.append(Padding(Text.assemble(_SIGNS[one.weight], " ", one.seen), (0, 0, 0, 2)))

@@ -75,7 +75,7 @@ def _table(levels: list[Level]) -> Table:
             str(level.outcome.answered),
             str(level.outcome.failed),
             *(_cell(level.summary.readings[key]) for key in _COLUMNS.values()),
-            f"{level.outcome.cpu_frac:.0%}",
+            f"{100 * level.outcome.cpu_frac:.0f} %",
         )
     return table
 
@@ -105,8 +105,8 @@ def remarks(levels: list[Level]) -> list[str]:
             said.append(f"{label}: {count} x {kind}: {outcome.examples[kind]}")
         if outcome.cpu_frac > _BUSY_FRAC:
             said.append(
-                f"{label}: the client took {outcome.cpu_frac:.0%} of a core: its own waiting is in"
-                " these figures; use several clients or a faster machine"
+                f"{label}: the client took {100 * outcome.cpu_frac:.0f} % of a core: its own"
+                " waiting is in these figures; use several clients or a faster machine"
             )
         again = level.plan.prompts.repeats_after
         if again is not None and outcome.answered + outcome.failed > again:

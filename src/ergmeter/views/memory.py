@@ -33,6 +33,12 @@ _ROWS = {
     "allocator": {"reserved_bytes": "reserved", "allocated_bytes": "in tensors"},
     "process": {"memory_bytes": "resident"},
 }
+# A reading may miss what is held between two of them; where a mark is kept, the card's peak is it.
+_MARKS = {
+    ("process", "memory_bytes"): "memory_peak_bytes",
+    ("allocator", "allocated_bytes"): "allocated_peak_bytes",
+}
+_KEEPERS = {"process": "the kernel's mark", "allocator": "the allocator's mark"}
 # The phase that a bar stands for is the first of these that was on in it.
 _LETTERS = {"checkpoint": "c", "eval": "e", "train": "t", "prefill": "p", "decode": "d"}
 
@@ -42,6 +48,7 @@ class _Row:
     device: Device
     whose: str
     series: Series
+    marks: Series | None  # the high-water mark that somebody keeps of it
 
 
 def timeline(run: Run) -> RenderableType:
@@ -57,14 +64,20 @@ def timeline(run: Run) -> RenderableType:
     span_s = (end_ns - start_ns) / NS_PER_S
     lines = [
         Text(f"memory over {duration(span_s)}; a bar is the most of {duration(span_s / cells)}"),
-        Text("a full bar is all that the device has; of a program on the host, its peak", "dim"),
+        Text("a full bar is all that the device has; of a program on the host, its most", "dim"),
     ]
+    gap_at = len(lines)
+    is_whole = True
     for device in dict.fromkeys(row.device.id for row in rows):
         ours = [row for row in rows if row.device.id == device]
         lines.append(Text(ours[0].device.name, "bold"))
         for row in ours:
             full = _full(run, row)
-            lines.append(_line(row.whose, _bars(row.series, edges_ns, full), _peak(row, full)))
+            bars = _bars(row.series, edges_ns, full)
+            is_whole &= " " not in bars
+            lines += [_line(row.whose, bars, _peak(row, full)), *_beyond(row)]
+    if not is_whole:
+        lines.insert(gap_at, Text("no bar: nothing was read in that share of the time", "dim"))
     legend = ", ".join(f"{letter} {phase}" for phase, letter in _LETTERS.items())
     lines += [_line("phase", _phases(run, edges_ns), ""), _line("", legend, "")]
     return Group(*lines)
@@ -81,11 +94,16 @@ def _rows(run: Run) -> list[_Row]:
     order = list(_ROWS)
     devices = [device for device in run.devices.values() if device.kind in _ROWS]
     return [
-        _Row(device, whose, found[column][device.id])
+        _Row(device, whose, found[column][device.id], _marks(run, device, column))
         for device in sorted(devices, key=lambda device: order.index(device.kind))
         for column, whose in _ROWS[device.kind].items()
         if device.id in found[column]
     ]
+
+
+def _marks(run: Run, device: Device, column: str) -> Series | None:
+    kept = _MARKS.get((device.kind, column))
+    return run.series(kept).get(device.id) if kept else None
 
 
 def _full(run: Run, row: _Row) -> float | None:
@@ -98,6 +116,15 @@ def _full(run: Run, row: _Row) -> float | None:
 def _peak(row: _Row, full: float | None) -> str:
     most = float(row.series.values.max())
     return scaled(most, "B") + (f" ({most / full * 100:.0f} %)" if full else "")
+
+
+def _beyond(row: _Row) -> list[Text]:
+    """The most by a mark, where that is more than was read."""
+    most = float(row.marks.values.max()) if row.marks is not None else 0.0
+    if most <= float(row.series.values.max()):
+        return []
+    said = f"up to {scaled(most, 'B')} between readings, by {_KEEPERS[row.device.kind]}"
+    return [Text(f"{'':<17}{said}", "dim")]
 
 
 def _bars(series: Series, edges_ns: FloatArray, full: float | None) -> str:

@@ -211,7 +211,7 @@ def _company(target: Target) -> list[str]:
     if target.where.type == "cpu":
         busy_frac = psutil.cpu_percent(interval=0.3) / 100
         if busy_frac > BUSY_FRAC:
-            return [f"not alone: others kept the cores {busy_frac:.0%} busy"]
+            return [f"not alone: others kept the cores {100 * busy_frac:.0f} % busy"]
     return []
 
 

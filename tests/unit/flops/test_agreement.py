@@ -199,6 +199,6 @@ def test_equal_counts_agree_in_words() -> None:
     far = agreement({"head": PartFlops(100, 230)}, counted)
     assert far.relative() == pytest.approx(0.1)
     assert far.sentence == (
-        "analytic is 10.0% above counted (330 against 300 FLOPs);"
+        "analytic is 10.0 % above counted (330 against 300 FLOPs);"
         " they differ in: head 330 against 300"
     )

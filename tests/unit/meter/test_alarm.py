@@ -382,6 +382,26 @@ def test_a_rule_that_nothing_is_told_for_is_said_once_and_marked(
     assert f"an alert was not judged: loss nan: {lacks}" in meter.summary().notes
 
 
+def test_a_relative_rule_without_a_median_is_told_of_at_the_end_and_not_before(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """45 s, of which there are four stretches of 10 s, in more steps than a rule is waited for."""
+    monkeypatch.setattr("ergmeter.meter.alarm._SOME_STEPS", 5)
+    rule, told = "tokens_per_s < -20%", list[Mark]()
+    run = make_run(tmp_path / "run")
+    steps = [Step(n * 10**9, (n + 1) * 10**9, tokens_computed=10, index=n) for n in range(45)]
+    add_writer(run, steps=steps)
+    alarm = Alarm(AlertPlan(all_parsed([rule])), run, settings=Settings(), mark=told.append)
+    alarm._look()
+    assert alarm._steps > 5
+    assert capfd.readouterr().err == ""
+    alarm.start()
+    alarm.stop(lambda: None)
+    lacks = "the run's median takes 5 stretches of 10 s, and one more; 4 seen"
+    assert capfd.readouterr().err == f"ergmeter: alert {rule!r} is not judged: {lacks}\n"
+    assert [(one.name, one.detail) for one in told] == [("alert_unjudged", f"{rule}: {lacks}")]
+
+
 @pytest.mark.parametrize(("first_steps", "told_by_second"), [(10, []), (15, [5, 15])])
 def test_of_ranks_with_an_alarm_each_one_tells_until_its_loss_is_back(
     tmp_path: Path,

@@ -130,7 +130,7 @@ def test_a_type_that_was_not_calibrated_has_the_reason_of_the_day(tmp_path: Path
         ({"conditions": {**CONDITIONS, "power_limit_w": 500.0}}, "power limit 500.0 W, and this"),
         ({"conditions": {**CONDITIONS, "driver": "570"}}, "driver 570, and this ran at 580.159"),
         ({"remarks": ["not alone: process 7 was on the device"]}, "not alone: process 7"),
-        ({"matmul": {"bf16": replace(RATE, drift_frac=-0.06)}}, "moved by -6.0%"),
+        ({"matmul": {"bf16": replace(RATE, drift_frac=-0.06)}}, "moved by -6.0 %"),
     ],
 )
 def test_what_was_otherwise_when_it_was_calibrated_is_said_first(

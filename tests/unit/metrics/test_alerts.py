@@ -201,6 +201,48 @@ def test_a_budget_of_energy_is_used_up_at_the_instant_it_is(tmp_path: Path, coun
     assert judge.energy_j == pytest.approx(360.0 * 80)
 
 
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [("energy > 3600 J", "3600 J used"), ("energy >18kJ", "18 kJ used"), ("energy > 5 Wh", "5 Wh")],
+)
+def test_what_was_used_is_told_in_the_unit_of_the_rule(
+    tmp_path: Path, rule: str, said: str
+) -> None:
+    found, _ = alerts(tmp_path / "run", rule, samples=drawn(360.0, 80, counter=True))
+    assert found[0].said.startswith(said)
+
+
+def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_start(
+    tmp_path: Path,
+) -> None:
+    rules, rows = all_parsed(["energy > 5 Wh", "loss nan"]), Rows(0)
+    host = Device("process:1", "process", "python", "process")
+    blind = Judge(rules, devices={host.id: host})
+    blind.feed(rows)
+    assert blind.hopeless == {"energy > 5 Wh": "no device tells its energy"}
+    assert Judge(rules, devices={host.id: host, GPU.id: GPU}).hopeless == {}
+    assert Judge(rules, devices={}).hopeless == {}  # none is known yet
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rule", "lacks"),
+    [
+        (59, "tokens_per_s < -20%", "takes 5 stretches of 10 s, and one more; 5 seen"),
+        (61, "tokens_per_s < -20%", ""),
+        (9, "tokens_per_s < 5", "no stretch of 10 s was seen whole"),
+        (11, "tokens_per_s < 5", ""),
+    ],
+)
+def test_a_run_that_was_too_short_to_be_judged_says_so(
+    tmp_path: Path, seconds: int, rule: str, lacks: str
+) -> None:
+    found, judge = alerts(tmp_path / "run", rule, steps=paced(*[1.0] * seconds))
+    assert found == []
+    assert bool(judge.unjudged) == bool(lacks)
+    assert lacks in judge.unjudged.get(rule, "")
+    assert judge.untold == {}  # it is a matter of time
+
+
 def test_a_gap_in_the_power_is_not_bridged(tmp_path: Path) -> None:
     samples = [s for s in drawn(100.0, 60, counter=False) if not 20 * S < s.t_ns < 40 * S]
     _, judge = alerts(tmp_path / "run", "energy > 5 kWh", samples=samples)

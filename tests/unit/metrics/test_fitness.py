@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ergmeter.metrics.explain import explain
 from ergmeter.metrics.fitness import CHECKS, Finding, Fitness, fitness
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
@@ -19,6 +20,7 @@ from ergmeter.runlog.settings import Settings
 from ergmeter.views.html.report import report
 from tests.runs import GPU, add_writer, even_steps, make_run, reason, run_of
 from tests.unit.metrics.test_h200 import replayed
+from tests.unit.metrics.test_h200_run import unpacked
 
 S = 10**9
 HOT, CAPPED = 0x40, 0x4
@@ -49,13 +51,43 @@ def test_the_stalls_of_a_recording_are_found_with_their_share_of_the_time(tmp_pa
     assert "noise" in names(found, "serious")
 
 
+def test_what_is_said_of_stalls_is_what_explain_says_of_them(tmp_path: Path) -> None:
+    """Steps, the longest and the share: of a recording with stalls and no names for them."""
+    run = replayed(tmp_path / "run", "full_bf16_1b_stalls")
+    (block,) = [one for one in explain(evidence_of(run)).blocks if one.key == "stalls"]
+    (fact,) = [one.said for one in block.facts if one.key == "time.step_median_s"]
+    _, of, longest = fact.split(", ")
+    (found,) = [one for one in checked(run).findings if one.check == "stalls"]
+    assert found.seen == f"{of} took twice the median or more, {longest} beyond it"
+    assert (of, longest) == ("6 of 31 steps", "up to 502 ms")
+    assert found.effect.startswith(f"{100 * block.share_frac:.1f} % of the time: ")
+
+
+def test_what_has_a_name_in_a_fine_tuning_is_no_stall(tmp_path: Path) -> None:
+    """Its checkpoint of 11 s made one step of 11.9 s, its evaluation another."""
+    run = unpacked("finetune", tmp_path)
+    blocks = {one.key: one for one in explain(evidence_of(run)).blocks}
+    assert "stalls" not in blocks
+    found = checked(run)
+    assert "stalls" in found.passed
+    (saved, evaluated) = [one for one in found.findings if one.check == "pauses"]
+    assert saved.weight == evaluated.weight == "minor"
+    assert saved.seen == (
+        f"checkpoints took {100 * blocks['checkpoint'].share_frac:.1f} % of the window"
+        " (11 s, 1 time)"
+    )
+    assert evaluated.seen.startswith(
+        f"evaluation took {100 * blocks['eval'].share_frac:.1f} % of the window (1.39 s, 2 times"
+    )
+
+
 @pytest.mark.parametrize(
     ("phase", "capped"),
     [
-        ("full_bf16_1b", "84%"),
-        ("full_bf16_1b_stalls", "91%"),
-        ("lora_bf16_1b", "88%"),
-        ("qlora_nf4_1b", "77%"),
+        ("full_bf16_1b", "84 %"),
+        ("full_bf16_1b_stalls", "91 %"),
+        ("lora_bf16_1b", "88 %"),
+        ("qlora_nf4_1b", "77 %"),
     ],
 )
 def test_the_power_limit_and_the_warming_of_the_large_models_are_found(
@@ -63,7 +95,7 @@ def test_the_power_limit_and_the_warming_of_the_large_models_are_found(
 ) -> None:
     found = checked(replayed(tmp_path / "run", phase))
     assert f"at its power limit in {capped} of the readings" in said(found, "throttling")
-    assert "to 62 C in the window" in said(found, "temperature")
+    assert "to 62 °C in the window" in said(found, "temperature")
     assert "from 38" in said(found, "temperature") or "from 39" in said(found, "temperature")
     assert set(found.unchecked) == {"company"}  # the recording does not say who computed
 
@@ -80,12 +112,12 @@ def test_of_a_small_model_after_its_warm_up_there_is_nothing_but_the_low_load(
     found = checked(replayed(tmp_path / "run", "tiny_20ms"), warmup_steps=2)
     assert found.is_fit
     assert [one.check for one in found.findings] == ["load"]
-    assert "14%" in said(found, "load")
+    assert "14 %" in said(found, "load")
 
 
 def test_the_worst_is_on_the_card(tmp_path: Path) -> None:
     notes = summarize(replayed(tmp_path / "run", "qlora_nf4_1b"), Settings(warmup_steps=5)).notes
-    assert any("at its power limit in 80% of the readings" in note for note in notes)
+    assert any("at its power limit in 80 % of the readings" in note for note in notes)
 
 
 # -- made for it --------------------------------------------------------------------------------
@@ -125,12 +157,12 @@ def test_a_quiet_run_has_no_finding_and_every_check_was_made(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("values", "check", "words"),
     [
-        ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "held down by heat in 50%"),
-        ({"throttled": 0x80}, "throttling", "a hardware slowdown in 100%"),
+        ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "held down by heat in 50 %"),
+        ({"throttled": 0x80}, "throttling", "a hardware slowdown in 100 %"),
         (
             {"energy_j": lambda t: 1e4 + 400.0 * t},
             "counter",
-            "integrated power is 25% more than its counter says",
+            "integrated power is 25 % more than its counter says",
         ),
     ],
 )
@@ -144,10 +176,10 @@ def test_serious_findings(tmp_path: Path, values: Any, check: str, words: str) -
 @pytest.mark.parametrize(
     ("values", "check", "words"),
     [
-        ({"throttled": CAPPED}, "throttling", "power limit in 100%"),
+        ({"throttled": CAPPED}, "throttling", "power limit in 100 %"),
         ({"clock_hz": lambda t: 1.98e9 if t < 5 else 1.5e9}, "clock", "1500 and 1980 MHz"),
-        ({"temperature_c": lambda t: 40 + max(0.0, t)}, "temperature", "from 40 to 50 C"),
-        ({"busy_frac": 0.2}, "load", "20%"),
+        ({"temperature_c": lambda t: 40 + max(0.0, t)}, "temperature", "from 40 to 50 °C"),
+        ({"busy_frac": 0.2}, "load", "20 %"),
         ({"memory_bytes": lambda t: 10**10 + round(2e8 * t)}, "memory", "by 1.5 GB"),
     ],
 )
@@ -189,7 +221,7 @@ def test_a_slow_beginning_is_counted_from_the_start_of_the_run(tmp_path: Path) -
     found = checked(run, warmup_steps=3)
     assert "the first 2 counted steps are up to 6.0 times" in said(found, "warm_up")
     assert "--warmup-steps 5 leaves them out" in said(found, "warm_up")
-    assert "1 of 35 steps after the first 2 took 2 times the median or more, up to 1 s" in said(
+    assert "1 of 37 steps took twice the median or more, up to 750 ms beyond it" in said(
         found, "stalls"
     )
     after = checked(run, warmup_steps=5)
@@ -274,12 +306,13 @@ def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
 
 
 def test_without_sensors_nobody_knows_whether_it_is_fit(tmp_path: Path) -> None:
-    """7 of the 15 checks are of accelerators; what held their clock down is one of the decisive."""
+    """7 of the 16 checks are of accelerators; what held their clock down is one of the decisive."""
     found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
     assert (found.verdict, found.is_fit) == ("not known", False)
-    assert found.said == "not known: 7 of 15 checks had no data, throttling among them"
+    assert found.said == "not known: 7 of 16 checks had no data, throttling among them"
     assert set(found.passed) == {
-        *("ranks", "record", "window", "warm_up", "noise", "stalls", "stragglers", "memory"),
+        *("ranks", "record", "window", "warm_up", "noise"),
+        *("stalls", "pauses", "stragglers", "memory"),
     }
 
 
@@ -287,15 +320,13 @@ def test_a_run_of_too_few_steps_to_tell_its_noise_is_not_fit_for_that(tmp_path: 
     found = checked(run_of(tmp_path / "run", steps=even_steps(2, tokens_computed=10)))
     assert found.verdict == "not fit"
     assert set(found.undecided) == {"noise", "throttling"}
-    assert found.said == (
-        f"not fit to be compared: {15 - len(found.unchecked)} of 15 checks could be made"
-    )
+    assert found.said == (f"not fit to be compared ({16 - len(found.unchecked)} of 16 checks made)")
 
 
 def test_a_verdict_says_how_many_checks_it_rests_on(tmp_path: Path) -> None:
-    assert checked(made(tmp_path / "a")).said == "fit to be compared: 15 of 15 checks could be made"
+    assert checked(made(tmp_path / "a")).said == "fit to be compared (16 of 16 checks made)"
     recorded = checked(replayed(tmp_path / "b", "full_bf16_1b"), warmup_steps=1)
-    assert recorded.said == "fit to be compared: 14 of 15 checks could be made"
+    assert recorded.said == "fit to be compared (15 of 16 checks made)"
 
 
 def test_the_command_says_not_known_and_does_not_fail(
@@ -304,14 +335,14 @@ def test_the_command_says_not_known_and_does_not_fail(
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)).path
     code, out, _ = erg("check", run)
     assert code == 0
-    assert "not known: 7 of 15 checks had no data, throttling among them" in out
+    assert "not known: 7 of 16 checks had no data, throttling among them" in out
     code, out, _ = erg("check", run, "--json")
     (told,) = json.loads(out)
     assert code == 0
     assert (told["is_fit"], told["verdict"]) == (False, "not known")
     assert told["checks"] == {
-        "all": 15,
-        "made": 8,
+        "all": 16,
+        "made": 9,
         "decisive": ["window", "noise", "throttling"],
         "undecided": ["throttling"],
     }
@@ -321,7 +352,7 @@ def test_the_command_says_not_known_and_does_not_fail(
 def test_the_page_says_what_the_command_says(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
     page = report(evidence_of(run), summarize(run))
-    said = "Not known: 7 of 15 checks had no data, throttling among them."
+    said = "Not known: 7 of 16 checks had no data, throttling among them."
     assert f"<strong>{said}</strong>" in page
 
 
@@ -357,8 +388,20 @@ def test_a_check_that_failed_is_not_one_without_data(
     monkeypatch.setitem(CHECKS, "noise", broken)
     said = checked(run).said
     assert said == (
-        "not known: 7 of 15 checks had no data and 1 of 15 checks failed, noise, throttling among"
+        "not known: 7 of 16 checks had no data and 1 of 16 checks failed, noise, throttling among"
         " them"
     )
     only = made(tmp_path / "quiet")
-    assert checked(only).said == "not known: 1 of 15 checks failed, noise among them"
+    assert checked(only).said == "not known: 1 of 16 checks failed, noise among them"
+
+
+def test_of_several_runs_each_is_told_by_its_directory(
+    erg: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    runs = [make_run(tmp_path / name, name="demo") for name in ("one", "two")]
+    for run in runs:
+        add_writer(run, steps=even_steps(40, tokens_computed=10))
+    _, out, _ = erg("check", *runs)
+    named = [line.partition(":")[0] for line in out.splitlines() if "not known: " in line]
+    assert named == ["one", "two"]
+    assert erg("check", runs[0])[1].startswith("demo: not known: ")

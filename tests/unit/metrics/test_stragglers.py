@@ -49,7 +49,7 @@ def test_a_straggler_is_a_finding_and_ranks_that_keep_pace_are_none(tmp_path: Pa
     late = run_of(tmp_path / "late", *[(0.02, 1.0)] * 5, (0.22, 1.0))
     (one,) = [f for f in fitness(evidence_of(late)).findings if f.check == "stragglers"]
     assert "rank 5 on node-1 comes 200 ms later" in one.seen
-    assert "20.0%" in one.effect
+    assert "20.0 %" in one.effect
     even = run_of(tmp_path / "even", *[(0.02, 1.0)] * 5, (0.05, 1.0))
     assert not [f for f in fitness(evidence_of(even)).findings if f.check == "stragglers"]
 

@@ -336,6 +336,16 @@ def test_a_plot_that_can_not_be_drawn_is_not_written_and_says_why(
     code, _, err = erg("plot", ladder, "--kind", "loss", "-o", tmp_path / "x.svg")
     assert (code, list(tmp_path.glob("x.*"))) == (1, [])
     assert err.startswith("erg: no plot of loss: no step told its loss")
+    (_, others) = err.splitlines()
+    assert others.startswith("erg: of this run can be drawn: --kind ")
+    kinds = others.partition("--kind ")[2].split(", ")
+    assert {"power", "ladder"} <= set(kinds)
+    assert "loss" not in kinds
+
+
+def test_a_plot_without_a_place_is_told_one(erg: Erg, ladder: Path) -> None:
+    code, _, err = erg("plot", ladder, "--kind", "loss")
+    assert (code, err) == (2, "erg: say where the plot goes: -o loss.svg (or .png)\n")
 
 
 def test_a_name_of_no_picture_is_misuse(erg: Erg, ladder: Path, tmp_path: Path) -> None:

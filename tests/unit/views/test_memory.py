@@ -7,7 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergmeter.records import Device, Sample, Step
+from ergmeter.metrics.summarize import summarize
+from ergmeter.records import Device, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.views.memory import timeline
 from tests.runs import even_steps, run_of
@@ -53,7 +54,9 @@ def test_the_most_in_a_bar_is_shown_and_nothing_where_nothing_was_read(tmp_path:
         if not 100 <= t < 200
     ]
     run = run_of(tmp_path / "run", steps=even_steps(440), samples=samples, devices=[GPU])
-    assert row(shown(run), "in use by all").startswith("█" * 10 + " " * 10 + "█" * 24)
+    lines = shown(run)
+    assert row(lines, "in use by all").startswith("█" * 10 + " " * 10 + "█" * 24)
+    assert lines[2] == "no bar: nothing was read in that share of the time"
 
 
 def test_the_phase_of_a_bar_is_the_rarest_that_was_on_in_it(tmp_path: Path) -> None:
@@ -69,3 +72,19 @@ def test_the_phase_of_a_bar_is_the_rarest_that_was_on_in_it(tmp_path: Path) -> N
 def test_a_run_without_memory_says_so(tmp_path: Path) -> None:
     (said,) = shown(run_of(tmp_path / "run", steps=even_steps(3)))
     assert said.startswith("no memory was read in this run")
+
+
+def test_what_a_mark_has_beyond_the_readings_is_said_beside_them(tmp_path: Path) -> None:
+    """Read 5 GB at most; the kernel's mark stood at 6, as the card's peak does."""
+    host = Device("process:1", "process", "python", "process")
+    samples = [
+        Sample(t * S, host.id, memory_bytes=5 * GB, memory_peak_bytes=6 * GB) for t in range(8)
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(8), samples=samples, devices=[host])
+    lines = shown(run)
+    assert row(lines, "resident").endswith("  5 GB")
+    assert row(lines, "up to").startswith("up to 6 GB between readings, by the kernel's mark")
+    peak = summarize(run).readings["memory.process_peak_bytes"]
+    assert isinstance(peak, Reading)
+    assert peak.value == 6 * GB
+    assert not any("nothing was read" in line for line in lines)

@@ -249,7 +249,7 @@ def test_a_noisy_run_is_called_so_in_one_line_and_a_quiet_one_is_not(tmp_path: P
     noisy = shown(run_of(tmp_path / "noisy", steps=steps_of([1.0, 1.0, 1.0, 4.0] * 10)))
     line, stalls = (line for line in noisy if "! " in line)
     assert "! noisy: step time's 95th percentile is 4.0 times its median" in line
-    assert "! 10 of 40 steps took 2 times the median or more" in stalls
+    assert "! 10 of 40 steps took twice the median or more" in stalls
     drifting = shown(run_of(tmp_path / "drifting", steps=steps_of([1.0] * 20 + [1.9] * 20)))
     (line,) = (line for line in drifting if "! " in line)
     assert "! noisy: steps/s ± 1" in line

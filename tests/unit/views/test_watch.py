@@ -138,7 +138,7 @@ def test_a_rule_that_is_none_is_one_line(
 def test_a_budget_is_judged_of_an_old_run(erg: Erg, run: Path) -> None:
     # 8 boards of 650 W: 1.444 Wh a second.
     _, out, _ = erg("watch", "--once", run, "--budget", "100 Wh", "--budget", "30 s")
-    assert "energy > 100 Wh: 0.1" in out
+    assert "energy > 100 Wh: 100 Wh used" in out
     assert "time > 30 s: 30 s used" in out
 
 
