@@ -80,12 +80,15 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def scaled(value: float, unit: str) -> str:
-    """Print a value with an SI prefix: 1.5e9 and "B" give "1.5 GB"."""
-    for factor, prefix in _SI:
-        if abs(value) >= factor:
-            return f"{significant(value / factor)} {prefix}{unit}"
-    return f"{significant(value)} {unit}".rstrip()
+def scaled(value: float, unit: str, *, beside: float | None = None) -> str:
+    """Print a value with an SI prefix, its own or that of the value that it stands beside.
+
+    >>> scaled(1.5e9, "B"), scaled(1.5e9, "B", beside=7e6)
+    ('1.5 GB', '1500 MB')
+    """
+    size = abs(value if beside is None else beside)
+    factor, prefix = next((one for one in _SI if size >= one[0]), (1.0, ""))
+    return f"{significant(value / factor)} {prefix}{unit}".rstrip()
 
 
 def duration(seconds: float) -> str:

@@ -50,6 +50,23 @@ _ON_EACH_OTHER = """[...document.querySelectorAll('.chart svg')].flatMap((svg) =
   }));
 })"""
 
+# Words and numbers of tables that go on in the next line, without a place between to break at. A
+# cell with a path or a hash that no line has room for is another matter.
+_BROKEN = """[...document.querySelectorAll('td,th')].flatMap((cell) => {
+  if (cell.textContent.split(/\\s+/).some((word) => word.length > 40)) return [];
+  const walk = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  const found = [], part = document.createRange();
+  while (walk.nextNode()) {
+    for (const word of walk.currentNode.data.matchAll(/[\\p{L}\\d.,_%]+/gu)) {
+      part.setStart(walk.currentNode, word.index);
+      part.setEnd(walk.currentNode, word.index + word[0].length);
+      const tops = [...part.getClientRects()].map((box) => Math.round(box.top));
+      if (new Set(tops).size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+})"""
+
 
 class Opened:
     """A page, and whatever it complained of: errors, refused scripts, wanted addresses."""
@@ -113,6 +130,7 @@ def check_it_is_sound(one: Opened) -> None:
     one.ask("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
     width = one.ask("innerWidth")
     assert one.ask("document.documentElement.scrollWidth") <= width
+    assert one.ask(_BROKEN) == []
     for svg in one.page.query_selector_all(".chart svg"):
         assert 200 < svg.bounding_box()["width"] <= width
     found = axe_api.Axe().run(one.page)

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ergmeter.cli.main import main
-from ergmeter.records import Flops, Sample, Step
-from tests.runs import GPU, add_writer, make_run
+from ergmeter.records import Flops, Mark, Sample, Step
+from tests.runs import GPU, add_writer, even_steps, make_run
 
 ROOT = Path(__file__).parents[2]
 S = 10**9
@@ -247,6 +247,26 @@ def test_a_run_that_is_not_fit_is_compared_and_said_to_be(erg: Erg, tmp_path: Pa
     (note,) = [one for one in json.loads(out)["notes"] if "not fit" in one]
     assert note.startswith(f"{unfit}: not fit to be compared: steps per second are known to ")
     assert note.endswith("(`erg check`)")
+    html = tmp_path / "page.html"
+    _, out, _ = erg("compare", even, unfit, "--html", html)
+    said = " ".join(out.split())
+    assert said.index(f"compare with care: {unfit}: not fit") < said.index("stalls against even")
+    verdicts = html.read_text().partition('id="verdicts"')[2].partition("</section>")[0]
+    assert f"<li>compare with care: {unfit}: not fit to be compared: steps" in verdicts
+
+
+def test_what_was_left_out_stands_with_the_verdicts(erg: Erg, tmp_path: Path) -> None:
+    whole = counted(tmp_path / "whole", steps=40, flops=6e9)
+    cut = make_run(tmp_path / "cut", name="cut")
+    add_writer(cut, steps=even_steps(40), marks=[Mark(40 * S, "ended", "killed by SIGTERM")])
+    html = tmp_path / "page.html"
+    _, out, _ = erg("compare", whole, cut, "--html", html)
+    said = " ".join(out.split())
+    why = f"left out: {cut}: it did not finish (killed by SIGTERM)"
+    assert said.index(why) < said.index("note: ")
+    verdicts = html.read_text().partition('id="verdicts"')[2].partition("</section>")[0]
+    assert "One group: nothing to compare it with." in verdicts
+    assert f"<li>{why}</li>" in verdicts
 
 
 def test_one_run_compares_with_nothing(erg: Erg, tmp_path: Path) -> None:

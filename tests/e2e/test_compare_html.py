@@ -18,6 +18,7 @@ pytestmark = needs_chromium
 
 SINGLE = 1200.0  # tokens/s of torch's one run
 LONG = "x" * 300
+NAMED = "2026-11-16-train-on-two-nodes-8648"  # with a figure 44 characters
 PAGES = ["three", "refused", "evil", "target", "long"]
 
 
@@ -52,6 +53,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     refused = written(folder / "refused" / "energy_results.csv", seq_len=2048)
     evil = ledger(folder / "evil" / "energy_results.csv", {"bnb": RATES["bnb"], EVIL: (900.0,)})
     long = ledger(folder / "long" / "energy_results.csv", {LONG: RATES["bnb"], "b": (900.0,)})
+    named = ledger(folder / "named" / "energy_results.csv", {"a": RATES["bnb"], NAMED: (900.0,)})
     for number, more in enumerate((0.99, 1.0, 1.01)):
         trained(folder / "quick" / str(number), seconds=1.0 * more)
         trained(folder / "slow" / str(number), seconds=1.95 * more)
@@ -60,6 +62,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "refused": compared(folder / "refused.html", refused, code=1),
         "evil": compared(folder / "evil.html", evil),
         "long": compared(folder / "long.html", long),
+        "named": compared(folder / "named.html", named),
         "target": compared(
             folder / "target.html", folder / "quick", folder / "slow", "--target-loss", "2.001"
         ),
@@ -293,6 +296,16 @@ def test_words_in_a_chart_are_neither_cut_off_nor_on_top_of_each_other(
            })"""
     )
     assert wrong == []
+
+
+def test_a_name_is_whole_where_the_window_is_narrow(opened: Callable[..., Opened]) -> None:
+    one = opened("named", width=400)
+    words = one.ask(
+        "[...document.querySelectorAll('#chart-ratios .mark-text text')]"
+        ".map((text) => text.textContent)"
+    )
+    assert {f"{NAMED}: tokens/s", f"{NAMED}: J/token", f"{NAMED}: memory"} <= set(words)
+    assert not any("…" in one for one in words)
 
 
 def test_on_paper_it_is_light_and_everything_is_open(opened: Callable[..., Opened]) -> None:

@@ -159,6 +159,21 @@ def test_zooming_moves_the_time_axis_of_all_charts_and_all_of_the_run_comes_back
     assert one.domains()["power"] == pytest.approx(whole)
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_moment_is_at_one_place_in_all_charts_over_time(opened: Any, width: int) -> None:
+    one = opened("demo", width=width)
+    edges = one.ask(
+        "Object.entries(ergmeterViews).filter(([id]) => id in "
+        + json.dumps(dict.fromkeys([*ON_TIME, "loss"], 1))
+        + ").map(([id, view]) => { const left = view.origin()[0]"
+        " + document.querySelector(`#chart-${id} svg`).getBoundingClientRect().left;"
+        " return [left, left + view.width()]; })"
+    )
+    assert len(edges) == len(ON_TIME) + 1
+    for places in zip(*edges, strict=True):
+        assert max(places) - min(places) <= 1
+
+
 def test_shift_and_the_wheel_zoom_every_chart_and_the_bare_wheel_scrolls(opened: Any) -> None:
     one = opened("demo")
     chart = one.page.locator("#chart-power svg")

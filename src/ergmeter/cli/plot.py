@@ -112,7 +112,7 @@ def command(
     erg plot runs/a --kind all -o plots
     """
     from ergmeter.metrics.summarize import evidence_of, summary_of
-    from ergmeter.views.plots import charts, converter, plot
+    from ergmeter.views.plots import charts, converter, plot, reasons
 
     wanted = KINDS if _ALL in kinds else tuple(dict.fromkeys(kinds))
     if out is None:
@@ -133,9 +133,8 @@ def command(
         theme = "dark" if dark else "light"
         kind = path.suffix.lower().removeprefix(".")
         _write(path, plot(chart, run.name, form=kind, theme=theme))
-    for chart in found:
-        if chart.spec is None:
-            click.echo(f"erg: no plot of {chart.title}: {chart.reason}", err=True)
+    for line in reasons(found):
+        click.echo(f"erg: {line}", err=True)
     if not drawn and _ALL not in kinds:
         others = [one.id for one in charts(evidence, summary, KINDS) if one.spec is not None]
         said = f"--kind {', '.join(others)}" if others else "no kind at all"

@@ -24,7 +24,7 @@ from ergmeter.metrics.tokens import label_of, tokens
 from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Reading
 from ergmeter.runlog.settings import NOT_STATED
-from ergmeter.units import J_PER_KWH, significant
+from ergmeter.units import J_PER_KWH, scaled, significant
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -59,7 +59,7 @@ def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Readin
     energy = run_j(evidence)
     pue, building = building_of(evidence)
     grid = f"{significant(g_per_kwh)} g/kWh ({source or NOT_STATED})"
-    note = f"{energy.value:.4g} J x {grid}{building}; interval is the energy's alone"
+    note = f"{scaled(energy.value, 'J')} x {grid}{building}; interval is the energy's alone"
     return scaled_by(energy, g_per_kwh * pue / J_PER_KWH, "g", note)
 
 

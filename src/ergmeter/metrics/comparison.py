@@ -86,6 +86,12 @@ class Comparison:
         return bool(self.pairs) and all(pair.is_comparable for pair in self.pairs)
 
     @property
+    def cautions(self) -> tuple[str, ...]:
+        """What is to be known of single runs before their verdicts are, each once."""
+        entries = (entry for group in self.groups for entry in group.entries)
+        return tuple(dict.fromkeys(line for entry in entries for line in entry.cautions))
+
+    @property
     def to_compare(self) -> tuple[Group, ...]:
         """The baseline, and the groups that may be compared with it."""
         refused = {pair.other for pair in self.pairs if not pair.is_comparable}

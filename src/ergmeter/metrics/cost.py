@@ -19,7 +19,7 @@ from ergmeter.metrics.energy import run_j
 from ergmeter.metrics.occupancy import device_hours
 from ergmeter.metrics.unseen import need_devices
 from ergmeter.records import Reading
-from ergmeter.units import J_PER_KWH
+from ergmeter.units import J_PER_KWH, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -53,7 +53,7 @@ def energy(evidence: Evidence) -> Reading:
         raise NotMeasurable("no price of electricity was given: --price-per-kwh with --currency")
     drawn = run_j(evidence)
     pue, building = building_of(evidence)
-    note = f"{drawn.value:.4g} J x {price:g} a kWh{building}; interval is the energy's alone"
+    note = f"{scaled(drawn.value, 'J')} x {price:g} a kWh{building}; interval is the energy's alone"
     return scaled_by(drawn, price * pue / J_PER_KWH, _unit(evidence), note)
 
 

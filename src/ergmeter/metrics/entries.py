@@ -35,6 +35,7 @@ class Entry:
     remarks: tuple[str, ...] = ()
     assumed: frozenset[str] = frozenset()  # keys whose low and high are where they may lie instead
     training: int | None = None  # which one, of several in its directory
+    cautions: tuple[str, ...] = ()  # what disturbed it, or is missing of it
 
     def value(self, key: str) -> float | None:
         """A figure's value, if there is one."""

@@ -20,7 +20,7 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.drawn import boundary, curve_of
 from ergmeter.metrics.energy import joules_per_token, run_j
 from ergmeter.records import PHASES, Reading, weakest
-from ergmeter.units import NS_PER_S, duration
+from ergmeter.units import NS_PER_S, duration, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -103,12 +103,12 @@ def net_j(evidence: Evidence) -> Reading:
     base_j = idle.value * evidence.span.duration_s
     if gross.value < base_j:
         raise NotMeasurable(
-            f"a contradiction: the run drew {gross.value:.4g} J, and idle would have drawn"
-            f" {base_j:.4g} J ({idle.value:.4g} W, {idle.note}): one of the two is not what these"
-            " devices draw now; measure idle again"
+            f"a contradiction: the run drew {scaled(gross.value, 'J')}, and idle would have"
+            f" drawn {scaled(base_j, 'J')} ({idle.value:.4g} W, {idle.note}): one of the two is"
+            " not what these devices draw now; measure idle again"
         )
     low, high = (None if edge is None else edge - base_j for edge in (gross.low, gross.high))
-    note = f"gross {gross.value:.4g} J, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
+    note = f"gross {scaled(gross.value, 'J')}, idle {idle.value:.4g} W ({idle.note}); {gross.note}"
     basis = weakest("derived", gross.basis, idle.basis)
     return Reading(gross.value - base_j, "J", basis, low, high, note)
 

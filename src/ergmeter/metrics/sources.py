@@ -182,9 +182,17 @@ def _entry(
         return Found(left_out=(f"{source}: it {diverged}",))
     figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
     damage = (f"damaged, left out: {line}" for line in run.damage)
-    said = (*remarks, *damage, *_unfit(evidence, source))
-    facts = _facts(evidence)
-    return Found((Entry(source, given, facts, figures, run.path, said, training=training),))
+    entry = Entry(
+        source,
+        given,
+        _facts(evidence),
+        figures,
+        run.path,
+        tuple(remarks),
+        training=training,
+        cautions=(*damage, *_unfit(evidence, source)),
+    )
+    return Found((entry,))
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:

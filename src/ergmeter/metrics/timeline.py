@@ -131,18 +131,30 @@ def rate(counter: Series) -> Series:
 
 
 def line_of(
-    evidence: Evidence, device: Device, column: str, *, points: int = POINTS, is_counter: bool
+    evidence: Evidence,
+    device: Device,
+    column: str,
+    *,
+    points: int = POINTS,
+    is_counter: bool,
+    since: str = "",
 ) -> Line | None:
-    """One device's column over the whole run; None if it never said it."""
+    """One device's column over the whole run; None if it never said it. `since`: a column that the
+    device says from its first reading on, where this one is of the time between two readings."""
     said = evidence.series(column).get(device.id)
     found = rate(said) if said is not None and is_counter else said
     if said is None or found is None or not np.isfinite(found.values).any():
         return None
-    line = bounded(found, zero_ns=zero_ns(evidence), points=points - is_counter)
-    if not is_counter:
+    begin = said if is_counter else evidence.series(since).get(device.id) if since else None
+    line = bounded(found, zero_ns=zero_ns(evidence), points=points - (begin is not None))
+    if begin is None:
         return line
-    # A rate holds for the interval that ends with it: the first one begins where it was first read.
-    first_s = (int(said.t_ns[0]) - zero_ns(evidence)) / NS_PER_S
+    # What holds for the interval that ends with it begins at the reading before; of the first one
+    # that is known where the device was read just once before.
+    first_s = (int(begin.t_ns[0]) - zero_ns(evidence)) / NS_PER_S
+    is_known = is_counter or int((begin.t_ns < found.t_ns[0]).sum()) == 1
+    if not is_known:
+        return line
     t_s, values = np.append(first_s, line.t_s), np.append(line.values[0], line.values)
     return replace(line, t_s=t_s, values=values)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ergmeter.hardware.grid import grids
+from ergmeter.metrics.alert_marks import told
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain_flops import peak_said
 from ergmeter.records import Missing, Reading
@@ -51,6 +52,7 @@ _OF_ALL = ("energy.run_j", CARBON)  # of all steps
 _EXPECTED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token", CARBON)
 _CITED = ("throughput.tokens_per_s", "utilization.mfu_frac", "energy.joules_per_token")
 _ADAPTERS = ("bridge-lora", "automodel-lora")  # counts of FLOPs that are for runs with adapters
+_ALERTS = 5  # that are named
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
@@ -236,9 +238,22 @@ def _paragraph(of: Sources) -> str:
             drawn += f", which is {value(carbon)} of CO2e ({carbon.basis})"
             drawn += f" at {of.settings.grid_g_per_kwh:.4g} g/kWh{pue}"
         sentences.append(f"{drawn}; what else the machine drew is not in it.")
+    return _safe(" ".join([*sentences, *_ending(of)])) + "\n"
+
+
+def _ending(of: Sources) -> list[str]:
+    """How the run ended where that is not as it should, who asked for it, and what alarmed it."""
+    said = []
     if of.summary.status not in (FINISHED, IMPORTED):
-        sentences.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
-    return _safe(" ".join(sentences)) + "\n"
+        said.append(f"The run did not end as it should, or goes on: {of.summary.status}.")
+    asked = dict.fromkeys(one.detail for one in of.run.marks if one.name == "stop_asked")
+    if asked:
+        said.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
+    others = dict.fromkeys(one.text for one in told(of.run, {}) if one.text not in asked)
+    if others:
+        more = "; and more" if len(others) > _ALERTS else ""
+        said.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")
+    return said
 
 
 def _trains(of: Sources) -> bool:

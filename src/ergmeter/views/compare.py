@@ -68,12 +68,14 @@ def page(found: Comparison) -> RenderableType:
     parts: list[RenderableType] = []
     for start in range(0, len(found.measures), _ACROSS):
         parts += [_table(found, found.measures[start : start + _ACROSS]), Text()]
+    before = before_verdicts(found)
+    if before:
+        parts += [*(_Hanging("", "yellow", line) for line in before), Text()]
     for pair in found.pairs:
         parts += [*_pair(pair), Text()]
     if found.front:
         parts += [_Hanging("", "", front_in_words(found.front)), Text()]
     parts += [_Hanging("", "dim", f"note: {note}") for note in footnotes(found)]
-    parts += [_Hanging("", "yellow", f"left out: {line}") for line in found.left_out]
     return Lines(*parts)
 
 
@@ -97,6 +99,15 @@ def cell(found: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
 def is_assumed(group: Group, measured: Measure) -> bool:
     """Whether a group's figure rests on an assumption, so that its repeats do not tell how sure."""
     return any(measured.key in entry.assumed for entry in group.entries)
+
+
+def before_verdicts(found: Comparison) -> list[str]:
+    """What one must know to judge the verdicts: which runs are not in them, and which are in them
+    though something disturbed them."""
+    return [
+        *(f"left out: {line}" for line in found.left_out),
+        *(f"compare with care: {line}" for line in found.cautions),
+    ]
 
 
 def footnotes(found: Comparison) -> list[str]:

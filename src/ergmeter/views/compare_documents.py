@@ -15,6 +15,7 @@ from ergmeter.views import documents
 from ergmeter.views.analyze_markdown import escaped
 from ergmeter.views.compare import (
     around,
+    before_verdicts,
     cell,
     contrast_in_words,
     figure_in_words,
@@ -50,7 +51,7 @@ def document(found: Comparison) -> dict[str, Any]:
         "pairs": [_pair(pair) for pair in found.pairs],
         "pareto": asdict(found.front) if found.front else None,
         "target_loss": found.options.target_loss,
-        "notes": footnotes(found),
+        "notes": [*found.cautions, *footnotes(found)],
         "left_out": list(found.left_out),
     }
     return dict(documents.finite(whole))
@@ -79,8 +80,9 @@ def table(found: Comparison) -> str:
 
 
 def markdown(found: Comparison) -> str:
-    """The whole of it, to paste: verdicts, the front, then the tables they rest on."""
-    lines: list[str] = []
+    """The whole of it, to paste: what was left out, verdicts, the front, the tables below them."""
+    lines = [f"- {escaped(line)}" for line in before_verdicts(found)]
+    lines += [""] if lines else []
     for pair in found.pairs:
         lines += [f"**{escaped(title(pair))}**", ""]
         lines += [f"- **{one.state}**: {escaped(one.words)}" for one in pair.verdicts]
@@ -92,7 +94,6 @@ def markdown(found: Comparison) -> str:
         if rows:
             lines += [_line(heads), _line("---" for _ in heads), *map(_line, rows), ""]
     lines += [f"- note: {escaped(note)}" for note in footnotes(found)]
-    lines += [f"- left out: {escaped(line)}" for line in found.left_out]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -18,7 +18,7 @@ from ergmeter.views.html.time_charts import IDS as ON_TIME
 from ergmeter.views.html.time_charts import time_charts
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from types import ModuleType
 
     from ergmeter.metrics.evidence import Evidence
@@ -43,6 +43,15 @@ def charts(evidence: Evidence, summary: Summary, kinds: Collection[str]) -> list
         figures = figure_charts(evidence, summary, explain(evidence))
         found += [one for one in figures if one.id in kinds]
     return found
+
+
+def reasons(found: Iterable[Chart]) -> list[str]:
+    """Which charts could not be drawn and why: those that share a reason in one line with it."""
+    titles: dict[str, list[str]] = {}
+    for one in found:
+        if one.spec is None:
+            titles.setdefault(one.reason, []).append(one.title)
+    return [f"no plot of {', '.join(each)}: {why}" for why, each in titles.items()]
 
 
 def plot(chart: Chart, run: str, *, form: str, theme: str = "light") -> bytes:

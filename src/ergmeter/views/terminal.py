@@ -135,12 +135,17 @@ def card(run: Run, summary: Summary) -> RenderableType:
     curve = sparkline(run, is_lost=bool(divergence(summary.readings)))
     if curve:
         body.append(curve)
-    told = {found.reason for found in summary.readings.values() if isinstance(found, Missing)}
-    remarks = tuple(note for note in summary.notes if note not in told)
+    remarks = to_know(summary)
     if remarks:
         body.append(_remarks(remarks))
     title = Text.assemble(" ", (summary.run, "bold"), "  ", _status(summary.status), " ")
     return Panel(Group(*body), title=title, title_align="left", width=100, padding=(0, 1))
+
+
+def to_know(summary: Summary) -> tuple[str, ...]:
+    """What a reader must know beside the figures; without what stands as a reason already."""
+    told = {found.reason for found in summary.readings.values() if isinstance(found, Missing)}
+    return tuple(note for note in summary.notes if note not in told)
 
 
 def every_metric(summary: Summary) -> RenderableType:
@@ -180,16 +185,17 @@ class _Indented:
 
 def value(reading: Reading) -> str:
     """A value in the unit a person would say it in."""
-    return _in_words(reading.value, reading.unit)
+    return _in_words(reading.value, reading.unit, beside=reading.value)
 
 
-def _in_words(number: float, unit: str) -> str:
+def _in_words(number: float, unit: str, *, beside: float) -> str:
+    """A number of a reading, with the prefix that its value has."""
     if unit == "s":
         return duration(number)
     if unit == "frac":
         return f"{significant(number * 100, 3)} %"
     if unit in ("B", "B/s", "B/h", "Hz", "J", "g", "FLOP/s", "FLOP/token"):
-        return scaled(number, unit)
+        return scaled(number, unit, beside=beside)
     if unit == "cores":
         return f"{significant(number, 3)} of a core" if number < 1 else f"{number:.2f} cores"
     if unit in ("tokens", "steps"):
@@ -202,7 +208,9 @@ def interval(reading: Reading) -> str:
     """Low to high, with the unit once where both have the same."""
     if reading.low is None or reading.high is None:
         return ""
-    low, high = (_in_words(end, reading.unit) for end in (reading.low, reading.high))
+    # Beside 0 the prefix is that of the end that is farther from it.
+    beside = reading.value or max(reading.low, reading.high, key=abs)
+    low, high = (_in_words(end, reading.unit, beside=beside) for end in (reading.low, reading.high))
     number, _, unit = low.partition(" ")
     has_same = " " not in unit and high.endswith(f" {unit}") and high.count(" ") == 1
     return f"{number if has_same else low} to {high}"

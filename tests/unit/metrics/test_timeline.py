@@ -101,6 +101,24 @@ def test_the_rate_of_a_counter_holds_from_where_it_was_first_read(tmp_path: Path
     assert line.values.tolist() == [200.0, 200.0, 300.0]
 
 
+@pytest.mark.parametrize(("before", "drawn_s"), [([0], [0, 3, 6]), ([0, 1], [3, 6]), ([], [3, 6])])
+def test_a_share_holds_from_the_reading_before_where_there_was_just_one(
+    tmp_path: Path, before: list[int], drawn_s: list[int]
+) -> None:
+    zero_ns = time.monotonic_ns()
+    node = Device("node:a", "node", "a", "node")
+    samples = [Sample(zero_ns + t * S, "node:a", disk_read_bytes=1) for t in before]
+    samples += [
+        Sample(zero_ns + t * S, "node:a", busy_frac=t / 10, disk_read_bytes=1) for t in (3, 6)
+    ]
+    clock = {"clock": {"monotonic_ns": zero_ns, "wall_ns": time.time_ns()}}
+    run = run_of(tmp_path / "run", samples=samples, devices=[node], header=clock)
+    line = line_of(evidence_of(run), node, "busy_frac", is_counter=False, since="disk_read_bytes")
+    assert line is not None
+    assert line.t_s.tolist() == drawn_s
+    assert line.values.tolist() == [0.3, 0.3, 0.6][-len(drawn_s) :]
+
+
 def test_joules_are_those_of_the_counter_since_its_first_reading(tmp_path: Path) -> None:
     zero_ns = time.monotonic_ns()
     samples = [

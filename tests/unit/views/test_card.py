@@ -45,7 +45,10 @@ def test_the_hubs_library_reads_the_emissions_in_grams(erg: Erg, tmp_path: Path)
     assert told["training_type"] == "pre-training"
     assert told["geographical_location"] == "Quebec, Canada"
     assert told["hardware_used"] == "1 x NVIDIA H200"
-    assert "J x 100 g/kWh (operator: 2026); the building's overhead is not in it" in told["source"]
+    assert (
+        ": 5 kJ x 100 g/kWh (operator: 2026); the building's overhead is not in it"
+        in told["source"]
+    )
     assert set(told) == {
         *("emissions", "source", "training_type", "geographical_location", "hardware_used")
     }
@@ -140,6 +143,19 @@ def test_a_run_that_was_cut_off_says_so(erg: Erg, tmp_path: Path) -> None:
     assert f"The run did not end as it should, or goes on: {run.status}." in out
     whole = run_of(tmp_path / "whole", steps=even_steps(20, tokens_computed=100))
     assert "did not end" not in erg("card", whole.path)[1]
+
+
+def test_a_run_that_was_stopped_says_by_which_alert(erg: Erg, tmp_path: Path) -> None:
+    asked = "energy > 1 kJ: 1.2 kJ used"
+    marks = [
+        *(Mark(3 * S, "alert", one) for one in ("loss nan: loss of step 3", asked)),
+        Mark(3 * S, "stop_asked", asked),
+        Mark(4 * S, "ended", "killed by SIGTERM"),
+    ]
+    run = run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=100), marks=marks)
+    _, out, _ = erg("card", run.path)
+    assert "goes on: killed by SIGTERM. It was asked to stop by an alert: energy" in out
+    assert "1.2 kJ used. Alerts: loss nan: loss of step 3.\n" in out
 
 
 def test_inference_is_not_called_a_training(erg: Erg, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from html import escape
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -25,6 +27,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.views import plots
 from ergmeter.views.html.charts import Chart, scale_for
 from ergmeter.views.html.figure_charts import figure_charts
+from ergmeter.views.html.page import td
 from ergmeter.views.html.palette import DARK, LIGHT, SERIES, painted
 from ergmeter.views.html.report import report
 from ergmeter.views.html.time_charts import time_charts
@@ -104,6 +107,42 @@ def test_tags_and_notes_are_text(tmp_path: Path) -> None:
     assert "<img" not in page
 
 
+def test_what_to_know_stands_below_the_figures_and_is_text(tmp_path: Path) -> None:
+    marks = [
+        Mark(3 * S, "alert", f"energy > 1 kJ: {EVIL}"),
+        Mark(3 * S, "stop_asked", "energy > 1 kJ: 1.2 kJ used"),
+    ]
+    page = shown(page_of(run_of(tmp_path / "run", steps=even_steps(10), marks=marks)))
+    figures = page.partition('id="figures"')[2].partition("</section>")[0]
+    told = figures.partition("<h3>To know</h3>")[2]
+    assert "<li>the run was asked to stop: energy &gt; 1 kJ: 1.2 kJ used</li>" in told
+    assert f"<li>alert: energy &gt; 1 kJ: {escape(EVIL)}</li>" in told
+    assert EVIL not in page
+
+
+def test_the_directory_is_named_where_it_is_not_the_name_of_the_run(tmp_path: Path) -> None:
+    for directory, is_named in (("2026-11-16-demo-8648", True), ("demo", False)):
+        path = make_run(tmp_path / directory, name="demo")
+        add_writer(path, steps=even_steps(10))
+        head = page_of(Run.open(path)).partition("<nav")[0]
+        assert ("directory 2026-11-16-demo-8648" in head) is is_named
+
+
+@pytest.mark.parametrize(
+    ("words", "cell"),
+    [
+        ("204,831 tokens", '<td class="short">204,831 tokens</td>'),
+        ("1 < 2", '<td class="short">1 &lt; 2</td>'),
+        ("8589 tokens/s (one run: no interval)", '<td class="phrase">8589 tokens/s ('),
+        ("over 40 steps in 12.1 s, after 2 steps of warm-up", '<td class="prose">over 40 steps'),
+        ("time.step_median_s", '<td class="short">time.<wbr>step_median_s</td>'),
+        ("see a" + "b" * 40, '<td class="unbroken">see ab'),
+    ],
+)
+def test_a_cell_is_as_wide_as_its_words_ask_for(words: str, cell: str) -> None:
+    assert td(words).startswith(cell)
+
+
 def test_the_policy_names_the_hash_of_each_script_and_of_the_style_and_allows_no_other(
     ladder: Path,
 ) -> None:
@@ -141,6 +180,16 @@ def test_bars_of_amounts_begin_at_zero(ladder: Path) -> None:
         spec = charts[id_].spec
         assert spec is not None
         assert spec["layer"][0]["encoding"]["x"]["scale"]["domain"][0] == 0
+
+
+def test_the_loss_lies_between_the_first_and_the_last_tick(tmp_path: Path) -> None:
+    """From 5.5 to 1.2: ten ticks would end the axis at 5.5, where of five there is none."""
+    losses = [5.5 - 4.3 * i / 19 for i in range(20)]
+    steps = [replace(one, loss=loss) for one, loss in zip(even_steps(20), losses, strict=True)]
+    chart = charts_of(run_of(tmp_path / "run", steps=steps))["loss"]
+    svg = ET.fromstring(plots.plot(chart, "run", form="svg"))
+    words = ["".join(one.itertext()) for one in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"1", "2", "3", "4", "5", "6"} <= set(words)
 
 
 def test_every_drawn_chart_has_words_a_table_and_a_unit_on_its_axis(ladder: Path) -> None:
@@ -225,7 +274,7 @@ def test_a_machine_without_an_accelerator_says_why_in_one_place(tmp_path: Path) 
     why = "no NVML library here, so no NVIDIA driver"
     run = run_of(tmp_path / "run", steps=even_steps(20), unavailable={"nvml": why})
     page = shown(page_of(run))
-    assert page.count(f"<td>{why}</td>") == 1
+    assert page.count(f">{why}</td>") == 1
     assert "activity, clock, temperature. Why: no accelerator" in page
     above = page.partition('id="all"')[0]
     assert why not in above  # the figures and charts point to where it stands
@@ -365,6 +414,12 @@ def test_a_page_and_json_at_once_is_misuse(erg: Erg, ladder: Path, tmp_path: Pat
     code, _, err = erg("report", ladder, "--json", "--html", tmp_path / "page.html")
     assert (code, "give it alone" in err) == (2, True)
     assert not (tmp_path / "page.html").exists()
+
+
+def test_the_title_of_a_roofline_has_the_unit_of_its_axis(ladder: Path) -> None:
+    chart = charts_of(Run.open(ladder))["roofline"]
+    assert chart.spec is not None
+    assert chart.unit == chart.spec["layer"][0]["encoding"]["y"]["title"] == "TFLOP/s"
 
 
 def test_the_names_on_a_roofline_stand_where_no_line_is(ladder: Path) -> None:

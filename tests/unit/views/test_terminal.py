@@ -120,7 +120,9 @@ def test_the_warm_up_is_said_once_and_its_rule_where_that_is_news(
     [
         (Reading(123.0, "tokens/s", "measured", 120.0, 125.0), "120 to 125 tokens/s"),
         (Reading(0.9, "s", "measured", 0.8, 1.1), "800 ms to 1.1 s"),
-        (Reading(1.5e9, "B/h", "derived", -2e6, 3e9), "-2 MB/h to 3 GB/h"),
+        (Reading(1.5e9, "B/h", "derived", -2e6, 3e9), "-0.002 to 3 GB/h"),
+        (Reading(-711.3e6, "B/h", "derived", -3.249e9, 1.827e9), "-3249 to 1827 MB/h"),
+        (Reading(0.0, "B/h", "derived", -2e6, 3e9), "-0.002 to 3 GB/h"),
         (Reading(7300.0, "s", "measured", 7260.0, 7380.0), "2 h 01 min to 2 h 03 min"),
         (Reading(1.0, "s", "measured"), ""),
     ],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.views.analyze_blocks import Figure, Grid, Items, words
 from ergmeter.views.html.charts import Table
-from ergmeter.views.html.page import section, table, text
+from ergmeter.views.html.page import section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -52,7 +52,7 @@ def _sortable(grid: Grid) -> str:
 
 def _cell(cell: Cell) -> str:
     if not isinstance(cell, Figure):
-        return f"<td>{text(cell)}</td>"
+        return td(cell)
     value = "" if cell.value is None else f"{cell.value!r}"
     return f'<td class="number" data-value="{value}">{text(cell.text)}</td>'
 

@@ -17,7 +17,7 @@ from ergmeter.bench.overview import MEMORY
 from ergmeter.version import __version__
 from ergmeter.views.bench_report import HEADS, lines, more_in_words, notes, totals
 from ergmeter.views.html.matrix_chart import matrix_chart
-from ergmeter.views.html.page import header, listed, page, section, text
+from ergmeter.views.html.page import header, listed, page, section, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +107,7 @@ def _rows(found: Overview, shown: Matrix, links: Mapping[str, str]) -> str:
     head = "".join(f'<th scope="col">{text(one)}</th>' for one in (*HEADS, "runs"))
     body = "".join(
         "<tr>"
-        + "".join(f"<td>{text(cell)}</td>" for cell in line)
+        + "".join(map(td, line))
         + f"<td>{', '.join(_run(path, links) for path in one.paths) or '-'}</td></tr>"
         for line, one in zip(lines(found), shown.configurations, strict=True)
     )

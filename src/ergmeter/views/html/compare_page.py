@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING
 from ergmeter.metrics.grouping import differing
 from ergmeter.version import __version__
 from ergmeter.views.analyze_text import counted
-from ergmeter.views.compare import SIGNS, around, cell, figure_in_words, footnotes, head, title
+from ergmeter.views.compare import (
+    SIGNS,
+    around,
+    before_verdicts,
+    cell,
+    figure_in_words,
+    footnotes,
+    head,
+    title,
+)
 from ergmeter.views.html.charts import Table
 from ergmeter.views.html.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
 from ergmeter.views.html.compare_courses import ABOUT, course_charts
@@ -92,6 +101,7 @@ def _verdicts(found: Comparison) -> Iterable[str]:
         yield '<p class="absent">One group: nothing to compare it with.</p>'
     elif not found.is_comparable:
         yield "<p><strong>Not all groups are comparable: the reasons stand below.</strong></p>"
+    yield listed(before_verdicts(found))
     told = [
         f"<h3>{text(title(pair))}</h3><ul class='findings'>{_lines(pair)}</ul>"
         for pair in found.pairs
@@ -161,5 +171,4 @@ def _runs(found: Comparison) -> str:
 
 
 def _notes(found: Comparison) -> str:
-    lines = [*footnotes(found), *(f"left out: {line}" for line in found.left_out)]
-    return listed(lines) or '<p class="dim">None.</p>'
+    return listed(footnotes(found)) or '<p class="dim">None.</p>'

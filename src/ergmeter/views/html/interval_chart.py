@@ -27,9 +27,27 @@ LOOKS: dict[Kind, tuple[str, str, str]] = {
     "bare": ("c8", "diamond", "◆"),
     "absent": ("c8", "circle", ""),
 }
-_ROW_PX = 40
 _FIGURE_PX = 190  # what the words on the right may take of a row
-_UPPER, _LOWER = 0.22, 0.68  # of a row: where its words and its dot are
+_LONG = 22  # characters of a name, beyond which a narrow window has no room for words beside it
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiers:
+    """How high a row is, and where within it its name, its figure and its dot are."""
+
+    px: int
+    name: float
+    figure: float
+    dot: float
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether name and figure stand in one line."""
+        return self.name == self.figure
+
+
+_TWO = _Tiers(40, 0.22, 0.22, 0.68)
+_THREE = _Tiers(58, 0.16, 0.44, 0.78)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,23 +94,25 @@ def interval_chart(
     legend = tuple(
         (f"{LOOKS[kind][2]} {said}", LOOKS[kind][0]) for kind, said in words.items() if kind in used
     )
-    spec = framed(f"{title}: {described}{more}", _ROW_PX * len(dots), _layers(dots, axis))
+    tiers = _THREE if any(len(one.name) > _LONG for one in dots) else _TWO
+    layers = _layers(dots, axis, tiers)
+    spec = framed(f"{title}: {described}{more}", tiers.px * len(dots), layers)
     return Chart(id_, title, unit, spec, table, note, legend=legend)
 
 
-def _layers(dots: Sequence[Dot], axis: Axis) -> list[dict[str, Any]]:
+def _layers(dots: Sequence[Dot], axis: Axis, tiers: _Tiers) -> list[dict[str, Any]]:
     """From the line behind all to the words; Vega complains of a layer that has nothing in it."""
     rows = [_row(number, one) for number, one in enumerate(dots)]
     drawn = [row for row in rows if row["v"] is not None]
     spans = [row for row in drawn if row["low"] is not None]
     limits = [{"i": n, "v": at} for n, one in enumerate(dots) for at in one.limits]
     line = [] if axis.neutral is None else [{"v": axis.neutral}]
-    x, y = _x(axis), _y(_LOWER)
+    x, y = _x(axis), _y(tiers.dot)
     across = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": _colour()}
     shape = {"field": "shape", "type": "nominal", "scale": None, "legend": None}
     tooltip = [{"field": "name", "title": "of"}, {"field": "said", "title": "is"}]
     at = {"x": {**x, "field": "v"}, "y": y}
-    down_px = (_LOWER - 0.5) * _ROW_PX  # a tick heeds no place within its band
+    down_px = (tiers.dot - 0.5) * tiers.px  # a tick heeds no place within its band
     tick = {"type": "tick", "orient": "vertical", "size": 20, "yOffset": down_px}
     dot = {"type": "point", "filled": True, "size": 95, "opacity": 1}
     layers = [
@@ -104,7 +124,7 @@ def _layers(dots: Sequence[Dot], axis: Axis) -> list[dict[str, Any]]:
         ),
         _layer("limits", limits, {**tick, "thickness": 3, "color": "var(--ink)"}, at),
     ]
-    return [*(one for one in layers if one["data"]["values"]), *_words(rows)]
+    return [*(one for one in layers if one["data"]["values"]), *_words(rows, tiers)]
 
 
 def _layer(
@@ -156,20 +176,25 @@ def _colour() -> dict[str, Any]:
     return {"field": "colour", "type": "nominal", "scale": None, "legend": None}
 
 
-def _words(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The name on the left of a row, cut where the window is narrow, its figure on the right."""
+def _words(rows: list[dict[str, Any]], tiers: _Tiers) -> list[dict[str, Any]]:
+    """The name of a row, and its figure on the right of it or below it; cut where the window is too
+    narrow for them."""
     mark = {"type": "text", "baseline": "middle", "fontSize": 12, "aria": False}
-    name = {**mark, "align": "left", "limit": {"expr": f"width - {_FIGURE_PX}"}}
-    figure = {**mark, "fontSize": 11, "align": "right", "limit": _FIGURE_PX - 10}
+    wide = {"expr": f"width - {_FIGURE_PX}" if tiers.is_shared else "width"}
+    name = {**mark, "align": "left", "limit": wide}
+    figure = {**mark, "fontSize": 11, "align": "left", "limit": {"expr": "width"}}
+    at = 0 if not tiers.is_shared else "width"
+    if tiers.is_shared:
+        figure |= {"align": "right", "limit": _FIGURE_PX - 10}
     return [
         {
             "data": {"name": "rows", "values": rows},
             "mark": {**name, "color": "var(--ink)"},
-            "encoding": {"x": {"value": 0}, "y": _y(_UPPER), "text": {"field": "name"}},
+            "encoding": {"x": {"value": 0}, "y": _y(tiers.name), "text": {"field": "name"}},
         },
         {
             "data": {"name": "rows"},
             "mark": {**figure, "color": "var(--dim)"},
-            "encoding": {"x": {"value": "width"}, "y": _y(_UPPER), "text": {"field": "said"}},
+            "encoding": {"x": {"value": at}, "y": _y(tiers.figure), "text": {"field": "said"}},
         },
     ]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ergmeter.views.html.charts import Chart, Table
 
 _HERE = Path(__file__).parent
+# Characters: of a cell on one line and of one that is no sentence; beyond which a word is broken.
+_SHORT, _PHRASE, _WORD = 28, 48, 40
+_JOINT = re.compile(r"(?<=\w[./])(?=[A-Za-z]\w{4})")
 
 
 def text(value: object) -> str:
@@ -59,13 +62,21 @@ def section(id_: str, title: str, *parts: str) -> str:
 def table(found: Table, *, caption: str) -> str:
     """Rows and columns, that scroll by themselves where the page is narrow."""
     head = "".join(f'<th scope="col">{text(one)}</th>' for one in found.head)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in found.rows
-    )
+    rows = "".join(f"<tr>{''.join(map(td, row))}</tr>" for row in found.rows)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{text(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def td(words: str) -> str:
+    """A cell of a table, as wide as its words ask for: a short one stays on one line, a sentence
+    has room, a path or a key may go on below after a joint, and just a word that is too long for
+    any column may be broken."""
+    kind = "short" if len(words) <= _SHORT else "prose" if len(words) > _PHRASE else "phrase"
+    if max(map(len, words.split()), default=0) > _WORD:
+        kind = "unbroken"
+    return f'<td class="{kind}">{_JOINT.sub("<wbr>", text(words))}</td>'
 
 
 def listed(told: Iterable[str]) -> str:

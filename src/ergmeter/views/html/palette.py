@@ -64,6 +64,7 @@ def config() -> dict[str, Any]:
             "domainColor": "var(--grid)",
             "tickColor": "var(--grid)",
             "labelLimit": 150,
+            "labelSeparation": 8,  # of two that touch, one number is read
         },
         "legend": {**text, "title": None, "orient": "top", "labelLimit": 230, "symbolSize": 80},
         "range": {"category": list(SERIES)},

@@ -13,7 +13,15 @@ from ergmeter.metrics import timeline
 from ergmeter.units import significant
 from ergmeter.views.html.charts import Chart, Table, framed
 from ergmeter.views.html.palette import SERIES
-from ergmeter.views.html.time_axis import ground, marks_left_out, marks_of, time_axis, zoom
+from ergmeter.views.html.time_axis import (
+    LEFT,
+    NO_TITLE,
+    ground,
+    marks_left_out,
+    marks_of,
+    time_axis,
+    zoom,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +50,10 @@ def phase_chart(evidence: Evidence) -> Chart:
     y = {
         "field": "phase",
         "type": "nominal",
-        "title": None,
+        "title": NO_TITLE,
         "sort": order,
         "scale": {"domain": order},
-        "axis": {"minExtent": 44},
+        "axis": LEFT,
     }
     x = time_axis(evidence)
     layers = [*ground(evidence), _span_layer(spans, x, y), *_mark_points(marks, x, y)]

@@ -22,10 +22,10 @@ from ergmeter.views.html.charts import Table
 from ergmeter.views.html.environment import environment
 from ergmeter.views.html.explain_page import SECTION, waterfall_section
 from ergmeter.views.html.figure_charts import figure_charts
-from ergmeter.views.html.page import absent, figure, page, reasons, section, table, text
+from ergmeter.views.html.page import absent, figure, listed, page, reasons, section, table, text
 from ergmeter.views.html.time_charts import time_charts
 from ergmeter.views.labels import label_lines
-from ergmeter.views.terminal import interval, value
+from ergmeter.views.terminal import interval, to_know, value
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -66,7 +66,7 @@ def report(evidence: Evidence, summary: Summary) -> str:
     by_id = {one.id: one for one in figures}
     run = evidence.run
     sections = [
-        section("figures", "Figures", _window(summary), _cards(evidence.run, summary)),
+        section("figures", "Figures", _window(summary), _cards(run, summary), _to_know(summary)),
         _progress(evidence, summary),
         section("ladder-section", "The ladder", *_pieces(run, [by_id["ladder"]])),
         waterfall_section(run, explained, by_id["waterfall"]),
@@ -121,11 +121,13 @@ def _header(evidence: Evidence, summary: Summary) -> str:
         "cite": "cite",
     }
     items = "".join(f'<li><a href="#{id_}">{text(word)}</a></li>' for id_, word in links.items())
+    directory = run.path.resolve().name
+    found_in = f" · directory {text(directory)}" if directory != summary.run else ""
     return (
         f'<header><div class="bar"><h1>{text(summary.run)}</h1>'
         f'<button type="button" id="theme">dark colours</button></div>'
         f'<p class="dim">{text(summary.status)} · {text(where)}'
-        f" · began {text(_when(run.header.get('created')))}</p>{_labels(run)}"
+        f" · began {text(_when(run.header.get('created')))}{found_in}</p>{_labels(run)}"
         f'<nav aria-label="parts of the page"><ul>{items}</ul></nav></header>'
     )
 
@@ -178,6 +180,12 @@ def _card(key: str, found: Reading) -> str:
         f"<dt>of this run</dt><dd>{text(found.note)}</dd>"
         f"<dt>key</dt><dd><code>{text(key)}</code></dd></dl></details></article>"
     )
+
+
+def _to_know(summary: Summary) -> str:
+    """What the card on the terminal says below its figures."""
+    said = listed(to_know(summary))
+    return f'<div id="to-know"><h3>To know</h3>{said}</div>' if said else ""
 
 
 def _progress(evidence: Evidence, summary: Summary) -> str:

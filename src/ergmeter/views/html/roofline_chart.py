@@ -31,7 +31,7 @@ def roofline_chart(evidence: Evidence) -> Chart:
     said = f"{significant(found.flops_per_byte)} FLOP/B, {scaled(found.flops_per_s, 'FLOP/s')}"
     described = f"roofline: this run at {said}, under the {found.bound_by} roof"
     spec = framed(described, 230, _layers(found))
-    return Chart("roofline", "roofline", "FLOP/s", spec, _table(found), found.note)
+    return Chart("roofline", "roofline", "TFLOP/s", spec, _table(found), found.note)
 
 
 def _layers(found: Roofline) -> list[dict[str, Any]]:

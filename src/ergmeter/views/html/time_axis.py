@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ergmeter.records import Mark
     from ergmeter.views.html.charts import Scale
 
+# What stands to the left of every chart over time takes as much room: a moment is at one place.
+LEFT = {"minExtent": 64, "maxExtent": 64}
+NO_TITLE = " "  # takes the room of one
+_TICKS = 5
 _DOTS = 60  # readings of a line, up to which each is a dot
 _MARKS = 200
 NEAREST = "near"  # the selection that follows the pointer
@@ -95,9 +99,9 @@ def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> d
     return {
         "field": "v",
         "type": "quantitative",
-        "title": "%" if is_share else scale.unit or None,
+        "title": "%" if is_share else scale.unit or NO_TITLE,
         "scale": _value_scale(rows, has_zero=has_zero, is_share=is_share),
-        "axis": {"tickCount": 5, "format": ".0%" if is_share else ",.6~r", "minExtent": 44},
+        "axis": {"tickCount": _TICKS, "format": ".0%" if is_share else ",.6~r", **LEFT},
     }
 
 
@@ -138,7 +142,8 @@ def _value_scale(rows: list[dict[str, Any]], *, has_zero: bool, is_share: bool) 
     most = max((row["v"] for row in rows if row["v"] is not None), default=0.0)
     if is_share:
         return {"domain": [0, max(1.0, most)]}
-    return {"domain": [0, 1]} if has_zero and not most else {"zero": has_zero, "nice": True}
+    # The first and the last tick are the ends of the axis, and no line runs beyond them.
+    return {"domain": [0, 1]} if has_zero and not most else {"zero": has_zero, "nice": _TICKS}
 
 
 def zoom() -> dict[str, Any]:

@@ -40,6 +40,7 @@ class _Column:
     label: str
     kind: str = "gpu"
     is_counter: bool = False
+    since: str = ""  # the column that tells when its first interval began
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ _KINDS = (
         "the node's CPU, beside accelerators",
         "frac",
         (
-            _Column("busy_frac", "CPU of the node", "node"),
-            _Column("iowait_frac", "waiting for storage", "node"),
+            _Column("busy_frac", "CPU of the node", "node", since="disk_read_bytes"),
+            _Column("iowait_frac", "waiting for storage", "node", since="disk_read_bytes"),
             _Column("busy_frac", "accelerator busy"),
         ),
         is_stepped=True,
@@ -188,7 +189,12 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
     lines: dict[str, Line] = {}
     for device, column in wanted:
         line = timeline.line_of(
-            evidence, device, column.name, points=points, is_counter=column.is_counter
+            evidence,
+            device,
+            column.name,
+            points=points,
+            is_counter=column.is_counter,
+            since=column.since,
         )
         if line is not None:
             label = column.label
