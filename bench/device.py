@@ -16,14 +16,18 @@ that give the same bits each time.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
 import statistics
 import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,16 @@ BLOCK_S = {"340 ms": 3.5, "20 ms": 1.5}
 PAUSE_S = 2.0  # before each block: a Meter takes a second of it to begin
 BURSTS = ((0.05, 50), (0.2, 40), (1.0, 14), (10.0, 3))
 REST_S = 3.0
+WATCHERS = 20
+# Each reads the events of a run, as a page does.
+WATCHING = """
+import sys, threading, urllib.request
+def read():
+    for line in urllib.request.urlopen(sys.argv[1]):
+        pass
+readers = [threading.Thread(target=read) for _ in range(int(sys.argv[2]))]
+[one.start() for one in readers]
+"""
 Loop = Callable[[int], float]
 
 
@@ -109,6 +123,41 @@ def metered(training: Training, out: Path) -> Iterator[Loop]:
 
 
 @contextmanager
+def watched(training: Training, out: Path) -> Iterator[Loop]:
+    """The same with `erg serve` beside it and some who watch the run: processes of their own."""
+    address = served(out.parent)
+    with metered(training, out) as loop:
+        events = f"{address}api/run/{listed(address, out.name)}/events"
+        watching = subprocess.Popen([sys.executable, "-c", WATCHING, events, str(WATCHERS)])
+        try:
+            yield loop
+        finally:
+            watching.kill()
+            watching.wait()
+
+
+def listed(address: str, name: str) -> str:
+    """The id of a run, once the server has seen it."""
+    while True:
+        runs = json.load(urllib.request.urlopen(f"{address}api/runs"))["runs"]
+        found = [one["id"] for one in runs if one["name"] == name]
+        if found:
+            return str(found[0])
+        time.sleep(0.05)
+
+
+@cache
+def served(folder: Path) -> str:
+    """The address of a server of these runs, for all turns."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "ergmeter", "serve", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(server.terminate)
+    assert server.stdout is not None
+    return server.stdout.readline().split()[-1]
+
+
+@contextmanager
 def zeus(training: Training, _out: Path) -> Iterator[Loop]:
     """As its documentation measures a step."""
     from zeus.monitor import ZeusMonitor
@@ -164,6 +213,7 @@ def profiler(training: Training, _out: Path) -> Iterator[Loop]:
 WAYS = {
     "nothing, as a way": bare,
     "ergmeter, all of it": metered,
+    f"the same, {WATCHERS} watch it in erg serve": watched,
     "Zeus, a window each step": zeus,
     "nvidia-smi -lms 100 beside it": smi,
     "a profiled forward each step": profiler,
@@ -192,8 +242,10 @@ def overhead(out: Path, rounds: int, *, sizes: Sequence[str], with_zeus: bool) -
         for name, way in WAYS.items():
             if way is zeus and not with_zeus:
                 continue
-            turns = {metered: rounds, bare: rounds // 2, profiler: 3}.get(way, max(3, rounds // 4))
-            ratios = paired(training, way, steps, turns, out / f"{size[:-3]}ms")
+            turns = {metered: rounds, watched: rounds, bare: rounds // 2, profiler: 3}.get(
+                way, max(3, rounds // 4)
+            )
+            ratios = paired(training, way, steps, turns, out / f"{size[:-3]}ms-{way.__name__}")
             numbers[f"{size}, {name}"] = {"bare_s": one_s, "ratios": ratios}
             middle = statistics.median(ratios)
             low, high = tables.median_interval(ratios)
