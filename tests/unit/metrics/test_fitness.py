@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ergmeter.metrics.explain import explain
-from ergmeter.metrics.fitness import CHECKS, Finding, Fitness, fitness
+from ergmeter.metrics.findings import Finding
+from ergmeter.metrics.fitness import CHECKS, Fitness, fitness
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run

@@ -1,0 +1,210 @@
+"""The checks of a run's record and of its window: whole, long, even and settled enough?
+
+The trap: a pause that somebody named, taken for a stall. What is no ordinary step is told apart as
+`erg explain` tells it, so that both say the same of one run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.explain_blocks import percent
+from ergmeter.metrics.explain_time import NAMED, slow_rows, time_split
+from ergmeter.metrics.explain_waits import TITLES
+from ergmeter.metrics.findings import Finding
+from ergmeter.metrics.gauges import sampled
+from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
+from ergmeter.metrics.throughput import pace
+from ergmeter.metrics.unseen import why_not_all
+from ergmeter.records import PHASES
+from ergmeter.runlog.reader import CUT_OFF
+from ergmeter.units import duration, number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.findings import Check
+
+_SHORT_S = 5.0
+_FEW_STEPS = 10
+_NOISY_FRAC = 0.05  # half the interval, over the rate
+_WAITS_FRAC = 0.02  # of the window
+_LEFT = "figures that need it are absent, or of what was left"
+_LOST = (
+    "steps_dropped",
+    "rows_dropped",
+    "samples_dropped",
+    "handover_failed",
+    "probe_failed",
+    "device_lost",
+)
+
+
+# -- the record -------------------------------------------------------------------------------
+
+
+def _record(evidence: Evidence) -> list[Finding]:
+    found = []
+    if evidence.run.status == CUT_OFF:
+        several = len(evidence.run.writers) > 1
+        effect = "the window ends at its last hand-over" + (", or its others' last steps" * several)
+        found.append(Finding("record", "serious", "the run was cut off", effect))
+    lost = [mark for mark in evidence.run.marks if mark.name in _LOST]
+    if lost:
+        seen = f"part of the record is missing: {lost[0].name.replace('_', ' ')}: {lost[0].detail}"
+        found.append(Finding("record", "serious", seen, _LEFT))
+    found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
+    if not found and not evidence.has_work:
+        effect = "what there is to compare is the whole command: its time, energy and memory"
+        found.append(Finding("record", "minor", evidence.several or "no steps were seen", effect))
+    return found
+
+
+def _ranks(evidence: Evidence) -> list[Finding]:
+    """Ranks that told no steps, whose tokens nobody else tells."""
+    why = why_not_all(evidence)
+    effect = "tokens are those of the others, and nothing sets them against all devices"
+    return [Finding("ranks", "serious", why, effect)] if why else []
+
+
+def _company(evidence: Evidence) -> list[Finding]:
+    if not any(mark.name == "device_used" for mark in evidence.run.marks):
+        sampled(evidence, "gpu")
+        raise NotMeasurable("which processes compute on the GPU could not be seen")
+    return [
+        Finding(
+            "company",
+            "serious",
+            f"another program computed on a GPU of this run: {mark.detail}",
+            "its time, memory and energy are not this run's alone",
+        )
+        for mark in evidence.run.marks
+        if mark.name == "device_shared"
+    ]
+
+
+# -- the window -------------------------------------------------------------------------------
+
+
+def _window(evidence: Evidence) -> list[Finding]:
+    lasted_s, rows = evidence.window.duration_s, evidence.counted
+    if evidence.trains:
+        steps, what = max(len(lane) for lane in rows.lanes), "step"
+    else:  # a request is up to two rows
+        phases = (
+            np.bincount(lane["phase"].astype(int), minlength=len(PHASES)) for lane in rows.lanes
+        )
+        steps, what = int(np.max(sum(phases))), "request"
+    if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
+        return []
+    seen = f"the window is {duration(lasted_s)} long, with {number_of(steps, what)}"
+    enough = f"{_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
+    effect = f"too short to tell chance from speed: measure {enough}"
+    return [Finding("window", "serious", seen, effect)]
+
+
+def _warm_up(evidence: Evidence) -> list[Finding]:
+    """Steps at the beginning that are slower than the rest."""
+    _only_steps(evidence)
+    lane, split = evidence.counted.longest, time_split(evidence)
+    if len(lane) < _FEW_STEPS:
+        raise NotMeasurable(
+            f"{number_of(len(lane), 'step')}: too few to tell a beginning from the rest"
+        )
+    rows = slow_rows(split.left_s)
+    if not rows:
+        return []
+    usual_s = float(np.median(split.left_s))
+    early_s = split.left_s[:rows]
+    share = float((early_s - usual_s).sum()) / split.whole_s
+    slow = int(np.nan_to_num(lane["steps"][:rows], nan=1.0).sum())  # a printed line may be of ten
+    which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
+    seen = f"{which} up to {early_s.max() / usual_s:.1f} times as slow as the median"
+    steps = int(evidence.warmup()[0]) + slow  # an option counts from the run's beginning
+    what = "it" if slow == 1 else "them"
+    effect = f"beyond it {percent(share)} of the time: --warmup-steps {steps} leaves {what} out"
+    return [Finding("warm_up", "serious", seen, effect)]
+
+
+def _noise(evidence: Evidence) -> list[Finding]:
+    rate = pace(evidence)
+    if rate.low is None or rate.high is None:
+        raise NotMeasurable("too few steps for an interval")
+    half = (rate.high - rate.low) / 2 / rate.value
+    if half <= _NOISY_FRAC:
+        return []
+    effect = f"differences below {100 * half:.0f} % say nothing: measure longer"
+    return [
+        Finding("noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect)
+    ]
+
+
+def _stalls(evidence: Evidence) -> list[Finding]:
+    """Steps that took much longer than the others, without what is named and the beginning."""
+    _only_steps(evidence)
+    split = time_split(evidence)
+    if "stalls" in split.absent:
+        raise NotMeasurable(split.absent["stalls"])
+    if split.frac("stalls") <= _WAITS_FRAC:
+        return []
+    seen = (
+        f"{split.counts['stalls']} of {len(split.left_s)} steps took twice the median or more,"
+        f" up to {duration(split.longest_s['stalls'])} beyond it"
+    )
+    took = f"{percent(split.frac('stalls'))} of the time"
+    effect = (
+        f"{took}: look for what stops the steps, as data, checkpoints or logging without a name"
+    )
+    return [Finding("stalls", "minor", seen, effect)]
+
+
+def _pauses(evidence: Evidence) -> list[Finding]:
+    """Checkpoints, evaluation and waits for data: what is named, and no stall for that."""
+    _only_steps(evidence)
+    split = time_split(evidence)
+    effect = "it is in the time of the window: compare runs that have as much of it"
+    found = []
+    for part in NAMED:
+        if split.frac(part) <= _WAITS_FRAC:
+            continue
+        times = number_of(split.counts[part], "time")
+        took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
+        found.append(Finding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect))
+    return found
+
+
+def _stragglers(evidence: Evidence) -> list[Finding]:
+    """A rank that the others wait for, or that falls behind them."""
+    if len(evidence.counted.lanes) < 2:
+        return []
+    worst = pace_of_ranks(evidence).straggler()
+    if worst.by_frac <= STRAGGLING_FRAC:
+        return []
+    effect = (
+        f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
+    )
+    return [Finding("stragglers", "minor", worst.said, effect)]
+
+
+def _only_steps(evidence: Evidence) -> None:
+    if not evidence.has_work:
+        raise NotMeasurable(evidence.several or "no steps were seen")
+    if not evidence.trains:
+        raise NotMeasurable("requests differ in length, so that none is slow by itself")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines stand for several steps each")
+
+
+CHECKS: dict[str, Check] = {
+    "ranks": _ranks,
+    "record": _record,
+    "window": _window,
+    "warm_up": _warm_up,
+    "noise": _noise,
+    "company": _company,
+    "stalls": _stalls,
+    "pauses": _pauses,
+    "stragglers": _stragglers,
+}
