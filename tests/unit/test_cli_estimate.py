@@ -47,6 +47,10 @@ def erg(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
+# How those peaks were recorded: a function held the model's output through the backward pass.
+RECORDED = ("--optimizer", "adamw", "--output", "until-step", "--kv-cache")
+
+
 def document(erg: Erg, *arguments: str) -> dict[str, Any]:
     code, out, err = erg(MODEL, *BATCH, *arguments, "--json")
     assert (code, err) == (0, "")
@@ -64,11 +68,38 @@ def document(erg: Erg, *arguments: str) -> dict[str, Any]:
     ids=["full", "lora", "qlora"],
 )
 def test_the_recorded_peaks_of_an_h200(erg: Erg, options: tuple[str, ...], recorded: int) -> None:
-    found = document(erg, "--device", "NVIDIA H200", *options)
+    found = document(erg, "--device", "NVIDIA H200", *RECORDED, *options)
     peak = found["readings"]["estimate.memory_peak_bytes"]
     assert peak["basis"] == "assumed"
     assert peak["value"] == pytest.approx(recorded, rel=0.01)
     assert found["verdict"].startswith("fits with ")
+
+
+def test_what_the_program_decides_is_assumed_and_said(erg: Erg) -> None:
+    plain = document(erg)
+    held = document(erg, "--output", "until-next")
+    foreach = document(erg, "--optimizer", "adamw")
+    cached = document(erg, "--kv-cache")
+    logits, params = 8 * 2048 * 32000 * 2, 1_100_048_384
+
+    def step(found: dict[str, Any]) -> dict[str, float]:
+        moment: dict[str, float] = found["moments"]["optimizer step"]
+        return moment
+
+    assert step(held)["output"] == logits
+    assert step(plain)["output"] == step(plain)["working"] == 0
+    assert step(foreach)["working"] == 2 * params
+    assert held["readings"]["estimate.memory_output_bytes"]["value"] == logits
+    said = {name: " | ".join(found["assumptions"]) for name, found in (
+        ("plain", plain), ("held", held), ("foreach", foreach), ("cached", cached)
+    )}  # fmt: skip
+    assert "output is freed before the backward pass, as in transformers' Trainer" in said["plain"]
+    assert "holds 1.049 GB more: --output until-next" in said["plain"]
+    assert "foreach AdamW, takes 2.2 GB more" in said["plain"]
+    assert "output, 1.049 GB, is held until the next forward pass" in said["held"]
+    assert "takes 2.2 GB more" not in said["foreach"]
+    assert "no cache of keys and values" in said["plain"]
+    assert "copies keys and values into a cache" in said["cached"]
 
 
 def test_every_reading_is_labelled_as_assumed(erg: Erg) -> None:
@@ -93,7 +124,7 @@ def test_what_was_not_stated_is_missing_with_the_option_it_waits_for(erg: Erg) -
 
 
 def test_the_table_shows_moments_verdict_and_what_to_change(erg: Erg) -> None:
-    code, out, _ = erg(MODEL, *BATCH, "--device", "a100-sxm4-40gb")
+    code, out, _ = erg(MODEL, *BATCH, "--device", "a100-sxm4-40gb", *RECORDED)
     assert code == 0
     assert "through the loss" in out
     assert "optimizer step" in out
@@ -104,7 +135,11 @@ def test_the_table_shows_moments_verdict_and_what_to_change(erg: Erg) -> None:
     full = next(row for line, row in rows.items() if line.startswith("--checkpointing full"))
     assert full[2:5] == ["15.75", "GB", "fits"]
     assert "bf16: weights 2 B, products in 2 B, no master copy" in out
-    assert "optimizer adamw: torch: two moments, as the parameter is" in out
+    assert "optimizer adamw: torch's AdamW as it is by default on CUDA (foreach)" in " ".join(
+        out.split()
+    )
+    freed = next(row for line, row in rows.items() if line.startswith("--output freed"))
+    assert freed[2:4] == ["44.65", "GB"]  # 8 x 2048 x 32000 logits of 2 B less
 
 
 @pytest.mark.parametrize(
@@ -198,7 +233,7 @@ def test_a_terminal_of_80_columns_is_wide_enough(
 
 
 def test_the_changes_are_in_the_document(erg: Erg) -> None:
-    found = document(erg, "--device", "a100-sxm4-40gb")
+    found = document(erg, "--device", "a100-sxm4-40gb", *RECORDED)
     assert found["fits"] is False
     changes = {each["with"]: each for each in found["ways"]}
     assert changes["as asked"]["micro_batch_max"] == 6

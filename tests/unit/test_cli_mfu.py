@@ -47,7 +47,8 @@ def test_mfu_of_a_published_row(erg: Erg, config: Path) -> None:
     mfu = found["readings"]["utilization.mfu_frac"]
     assert mfu["value"] == pytest.approx(0.3902, abs=0.0001)
     assert mfu["basis"] == "reported"
-    assert set(mfu) == {"value", "unit", "basis", "low", "high", "note"}
+    assert set(mfu) == {"value", "unit", "basis", "low", "high", "note", "impossible"}
+    assert mfu["impossible"] is None
 
 
 def test_three_ways_to_say_how_quick_agree(erg: Erg, config: Path) -> None:
@@ -89,6 +90,23 @@ def test_an_unknown_device_has_no_mfu_and_says_what_to_pass(erg: Erg, config: Pa
     assert "its maker" in given["readings"]["utilization.mfu_frac"]["note"]
 
 
+@pytest.mark.parametrize(
+    ("device", "part"),
+    [
+        ("mi250x", "191.5 TFLOP/s dense bf16 for one of its two GCDs ("),
+        ("max-1550-stack", "419.5 TFLOP/s dense bf16 for one of its two stacks ("),
+        ("h100-sxm", "989.5 TFLOP/s dense bf16 ("),
+    ],
+)
+def test_a_device_that_is_part_of_a_card_is_called_so(
+    erg: Erg, config: Path, device: str, part: str
+) -> None:
+    common = ("mfu", config, "--seq-len", 64, "--tokens-per-s", 9, "--dtype", "bf16", "--json")
+    found = whole(erg(*common, "--device", device))["readings"]
+    assert part in found["utilization.mfu_frac"]["note"]
+    assert part in found["utilization.hfu_frac"]["note"]
+
+
 def test_a_type_nobody_gave_is_an_assumption(erg: Erg, config: Path) -> None:
     common = ("mfu", config, "--seq-len", 64, "--tokens-per-s", 9, "--device", "h200-sxm")
     found = whole(erg(*common, "--json"))["readings"]["utilization.mfu_frac"]
@@ -126,7 +144,7 @@ def test_above_all_that_the_device_can_do_is_said_beside_the_figure(erg: Erg, co
     (line,) = [line for line in out.splitlines() if line.startswith("utilization.mfu_frac")]
     # 6 x 7.5 G weights and attention x 1e9 / 989.5e12.
     assert "4,5" in line
-    assert "%  above 100 %" in line
+    assert "% (impossible)" in line
     slow = erg("mfu", SMALL, "--seq-len", 64, "--step-time", 1e6, "--device", "h200-sxm")[1]
     assert "mfu_frac  4.6e-12 %" in slow
 
@@ -168,10 +186,14 @@ def rows(out: str) -> list[str]:
 def test_only_rows_that_apply_are_printed_and_a_reason_once(erg: Erg, config: Path) -> None:
     common = ("mfu", config, "--seq-len", 64, "--tokens-per-s", 9)
     known = rows(erg(*common, "--device", "h200-sxm", "--dtype", "bf16")[1])
-    assert known[-2:] == ["utilization.mfu_frac", "utilization.hfu_frac"]
+    assert known[-3:] == [
+        *("utilization.mfu_frac", "utilization.hfu_frac"),
+        "utilization.all_work_frac",
+    ]
     assert not any("bandwidth" in key or "bf16_peak" in key for key in known)
     unknown = erg(*common, "--device", "NVIDIA H299")[1]
-    assert "utilization.mfu_frac, utilization.hfu_frac  -" in unknown
+    keys = "utilization.mfu_frac, utilization.hfu_frac, utilization.all_work_frac"
+    assert keys in " ".join(unknown.split())
     assert unknown.count("unknown peak") == 1
 
 

@@ -269,3 +269,18 @@ def test_copies_of_a_model_share_the_sequences() -> None:
     assert each.sequences_max(room) == 20
     with pytest.raises(UsageError, match="no multiple of 3 copies"):
         serving(graph, Batch.of(4, 128), plain("bf16", said="the test"), Parallel(data=3))
+
+
+def test_what_the_program_decides_is_among_the_changes() -> None:
+    llama = read_graph("hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab=32000")
+    setup = Setup(optimizer="adamw", output="until-next")
+    found = {way.name: way for way in ways(Job(llama, Batch.of(1, 256), Training(), setup), None)}
+    params, logits = 1_100_048_384, 256 * 32000 * 2
+    step = 10 * params + logits  # weights, gradients, two moments, a temporary; and the logits
+    assert found["as asked"].peak_bytes == step
+    # Without the temporary the peak is where the last gradient is made, that of the embedding.
+    assert found["--optimizer adamw-fused"].peak_bytes == step - 2 * params + 256 * 2048 * 2
+    assert "--output freed" not in found  # 16 MB of 11 GB are not worth a line
+    held = Job(llama, Batch.of(8, 2048), Training(), setup)
+    freed = {way.name: way.peak_bytes for way in ways(held, None)}
+    assert freed["as asked"] - freed["--output freed"] == 8 * 2048 * 32000 * 2

@@ -223,6 +223,7 @@ def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
         given["loss"],
         adapter_bytes=4 if given["adapter_dtype"] == "fp32" else 2,
         has_adapter_dropout=given["lora_dropout"],
+        has_cache=given["kv_cache"],
     )
     return Setup(
         given["dtype"],
@@ -232,6 +233,7 @@ def _setup(given: dict[str, Any], parallel: Parallel) -> Setup:
         given["micro_batches"],
         parallel,
         CUBLAS_BYTES,
+        given["output"],
     )
 
 
@@ -318,6 +320,7 @@ def _plan(
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     """The MFU of a run, and what it was of."""
     from ergmeter.errors import NotMeasurable, UsageError
+    from ergmeter.metrics.catalog import catalogue
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Missing
     from ergmeter.runlog.reader import Run
@@ -328,6 +331,7 @@ def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:
     found = summarize(run).readings["utilization.mfu_frac"]
     if isinstance(found, Missing):
         raise NotMeasurable(f"the run {run.name} has no MFU: {found.reason}")
+    catalogue()["utilization.mfu_frac"].usable(found)
     convention = run.flops[0].convention
     if convention != "exact":
         raise UsageError(

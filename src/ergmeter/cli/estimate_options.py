@@ -26,10 +26,10 @@ _MEMORY = [
     ),
     click.option(
         "--optimizer",
-        default="adamw",
+        default="adamw-fused",
         show_default=True,
-        help="adamw, adamw-fused, adamw-32bit, adamw-8bit, paged-adamw, paged-adamw-8bit,"
-        " adafactor, muon, lion, sgd, sgd-momentum.",
+        help="adamw-fused, adamw (foreach), adamw-loop, adamw-32bit, adamw-8bit, paged-adamw,"
+        " paged-adamw-8bit, adafactor, muon, lion, sgd, sgd-momentum.",
     ),
     click.option(
         "--quantize",
@@ -56,6 +56,19 @@ _MEMORY = [
         default="logits",
         show_default=True,
         help="From whole logits, or fused with the head.",
+    ),
+    click.option(
+        "--output",
+        type=click.Choice(["freed", "until-step", "until-next"]),
+        default="freed",
+        show_default=True,
+        help="How long the program holds the logits: not in the backward pass, until the"
+        " optimizer's step, or until the next forward pass (`output = model(...)` in a loop).",
+    ),
+    click.option(
+        "--kv-cache",
+        is_flag=True,
+        help="The forward pass fills a cache of keys and values (use_cache=True).",
     ),
     click.option("--fused", is_flag=True, help="Norms and activations in kernels of their own."),
     click.option(

@@ -152,10 +152,6 @@ def _check_unused(said: dict[str, Any]) -> None:
 
 
 def _flops(model: str, said: dict[str, Any]) -> tuple[Flops, ...]:
-    from ergmeter.errors import UsageError
-
-    if said["seq_len"] is None and not said["context"]:
-        raise UsageError("--model-config needs --seq-len: attention costs by the pair of tokens")
     work = work_of(model, said, _training(**{name: said[name] for name in _HOW}), said)
     return tuple(work.flops.values())
 
@@ -218,6 +214,8 @@ def batch_of(
     from ergmeter.flops.work import writes
 
     seq_len = shape["seq_len"]
+    if seq_len is None and "image_is_sequence" in graph.facts:
+        seq_len = graph.facts["tokens_per_image"]
     if seq_len is None and not (phase == "decode" and context):
         raise UsageError("how long is a sequence? pass --seq-len")
     if context and phase == "train":

@@ -18,7 +18,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.counted import count_built
-from ergmeter.flops.heads import CLASSIFIERS, is_bare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -48,10 +47,7 @@ def count_config(
     key = (made.model_type, made.to_json_string(use_diff=False), attention)
 
     def build() -> nn.Module:
-        model: nn.Module = _auto(made).from_config(
-            copy.deepcopy(made), attn_implementation=attention
-        )
-        return model
+        return _builder(made)(copy.deepcopy(made), attn_implementation=attention)
 
     with _quietly():
         return count_built(
@@ -99,19 +95,17 @@ def _config(config: Mapping[str, Any] | transformers.PretrainedConfig) -> Any:  
         )
 
 
-def _auto(config: Any) -> Any:  # noqa: ANN401
-    """The class of models to build: as `architectures` says, else one that writes text if any."""
+def _builder(config: Any) -> Callable[..., nn.Module]:  # noqa: ANN401
+    """What builds the model: the class in `architectures`, else one that writes text if any."""
     listed = getattr(config, "architectures", None) or [""]
-    for name in CLASSIFIERS:
-        if listed[0].endswith(name):
-            return getattr(transformers, f"AutoModel{name}")
-    if is_bare(listed[0]):
-        return transformers.AutoModel
-    for auto in (
-        transformers.AutoModelForCausalLM,
-        transformers.AutoModelForSeq2SeqLM,
-        transformers.AutoModelForMaskedLM,
-    ):
+    named: Any = getattr(transformers, listed[0], None)
+    config_class = getattr(named, "config_class", None)
+    if isinstance(config_class, type) and isinstance(config, config_class):
+        build: Callable[..., nn.Module] = named._from_config
+        return build
+    for name in ("ForCausalLM", "ForSeq2SeqLM", "ForMaskedLM", "ForImageTextToText", ""):
+        auto = getattr(transformers, f"AutoModel{name}")
         if type(config) in auto._model_mapping:
-            return auto
-    return transformers.AutoModel
+            break
+    found: Callable[..., nn.Module] = auto.from_config
+    return found

@@ -69,6 +69,9 @@ class Kernels:
     loss: Literal["logits", "fused"] = "logits"
     adapter_bytes: int = FP32  # PEFT's autocast_adapter_dtype, on unless it is turned off
     has_adapter_dropout: bool = False
+    # The model copies keys and values into a cache: `config.use_cache`, on in a loop of one's own
+    # unless it is turned off, off in transformers' Trainer and under checkpointing.
+    has_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +102,24 @@ class Parallel:
         return self.data * self.context if self.zero >= stage else 1
 
 
+# How long a program holds what the model returned, the logits first of all. Freed: before the
+# backward pass. Until the step: through the backward pass. Until the next: also through the
+# optimizer's step and the next forward pass, which is what `output = model(...)` in a loop does.
+Output = Literal["freed", "until-step", "until-next"]
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How a step is run, as far as memory is concerned."""
+    """How a step is run, as far as memory is concerned. The defaults: transformers' Trainer."""
 
     dtype: str = "bf16"
-    optimizer: str = "adamw"
+    optimizer: str = "adamw-fused"
     quantize: str | None = None
     kernels: Kernels = field(default_factory=Kernels)
     micro_batches: int = 1
     parallel: Parallel = field(default_factory=Parallel)
     workspace_bytes: float = 0
+    output: Output = "freed"
 
 
 def check_sizes(graph: Graph, batch: Batch, setup: Setup) -> None:
@@ -158,22 +168,40 @@ def is_written_out(work: Attention, numbers: Precision, kernels: Kernels, code: 
     """Whether the probabilities are kept.
 
     torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
-    asked for: on an H200 that made 99 GB of 46. For capped scores and sinks transformers has no
-    sdpa, and takes the code that writes them out.
+    asked for: on an H200 that made 99 GB of 46. For capped scores, for sinks and for some older
+    families transformers has no sdpa, and takes the code that writes them out.
     """
     if kernels.attention != "sdpa":
         return kernels.attention == "eager"
     grouped = numbers.compute == FP32 and work.kv_heads != work.heads
-    return grouped or code.has_no_fused_attention
+    return grouped or code.has_no_fused_attention or is_math(work, kernels, code)
 
 
-def is_masked(work: Attention, keys: int, kernels: Kernels) -> bool:
+def is_math(work: Attention, kernels: Kernels, code: Written) -> bool:
+    """Whether torch's sdpa falls back to its math, which is in 32 bits.
+
+    It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
+    """
+    is_shared = code.is_masked_always and work.kv_heads == 1 < work.heads
+    return kernels.attention == "sdpa" and is_shared
+
+
+def is_masked(work: Attention, keys: int, kernels: Kernels, code: Written) -> bool:
     """Whether torch's sdpa is handed a mask of every pair, for a window that it does not know.
 
     transformers leaves it out for sequences shorter than the window.
     """
     window = work.window or work.chunk
-    return kernels.attention == "sdpa" and window is not None and keys >= window
+    needs_mask = code.is_masked_always or (window is not None and keys >= window)
+    return kernels.attention == "sdpa" and needs_mask
+
+
+def _cache(kernels: Kernels, how: Training) -> str:
+    """Whether the forward pass fills a cache of keys and values."""
+    if kernels.has_cache and how.checkpointing != "full":
+        return "the forward pass copies keys and values into a cache (use_cache=True)"
+    why = "checkpointing turns it off" if kernels.has_cache else "as in transformers' Trainer"
+    return f"no cache of keys and values in the forward pass ({why})"
 
 
 def _spread(parallel: Parallel) -> str:
@@ -200,8 +228,8 @@ def _spread(parallel: Parallel) -> str:
     return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
 
 
-def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
-    """What was chosen, in words: the assumptions of whatever is worked out from it."""
+def assumptions(setup: Setup, how: Training, graph: Graph) -> list[str]:
+    """The choices that an estimate rests on, a line for each."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel
     has_windows = any(one.window or one.chunk for one in _attention_of_text(graph))
@@ -212,7 +240,7 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
         "eager": "attention written out, its probabilities kept in 32 bits and as cast",
     }
     loss = {
-        "logits": "the loss from whole logits, in 32 bits, with the model's output held beside",
+        "logits": "the loss from whole logits, in 32 bits, as transformers computes it",
         "fused": "a loss fused with the head, which never has the logits whole",
     }
     master = "a master copy of 4 B" if numbers.master else "no master copy"
@@ -225,6 +253,7 @@ def said(setup: Setup, how: Training, graph: Graph) -> list[str]:
         if kernels.norm == "eager"
         else "norms in one kernel that keeps its input",
         loss[kernels.loss],
+        _cache(kernels, how),
         "no dropout in the model; gradients are freed before each step's first forward pass",
     ]
     if how.lora is not None:

@@ -134,6 +134,8 @@ class Batch:
                     f" {sequences} sequences of {seq_len}"
                 )
         facts = facts or {}
+        if "image_is_sequence" in facts:
+            images = _image_each(sequences, seq_len, images, facts["tokens_per_image"])
         others = _source(sequences, source_len or facts.get("source_len"), facts, read=past > 0)
         if images:
             others |= _images(images, facts)
@@ -213,6 +215,16 @@ def _source(
     if "relative_positions" in facts:
         others["relative positions"] = (Sequences(facts["relative_positions"]),)
     return others
+
+
+def _image_each(sequences: int, seq_len: int, images: int, patches: int) -> int:
+    """As many images as sequences, where a sequence is an image."""
+    if seq_len != patches or images not in (0, sequences):
+        raise UsageError(
+            f"a sequence of this model is an image of {patches} patches; got {sequences} sequences"
+            f" of {seq_len} and {images} images: leave out --seq-len and --images"
+        )
+    return sequences
 
 
 def _images(images: int, facts: Mapping[str, int]) -> dict[str, tuple[Sequences, ...]]:

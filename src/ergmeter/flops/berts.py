@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ergmeter.errors import FormatError
 from ergmeter.flops.blocks import Block, biased_attention, head_size
 from ergmeter.flops.encoders import Encoder, Relative
 from ergmeter.flops.layers import Mlp, SelfAttention
@@ -65,6 +66,97 @@ def electra(c: Config) -> Encoder:
     names = ("generator_predictions.dense", "generator_lm_head")
     c.whole("embedding_size")
     return replace(bert(c), prefix="electra", head_names=names)
+
+
+def ernie(c: Config) -> Encoder:
+    """ERNIE 1 to 3: BERT, in some with a table of tasks as well."""
+    base = bert(c)
+    tasks = (
+        c.whole("task_type_vocab_size", default=0) if c.flag("use_task_id", default=False) else 0
+    )
+    return replace(base, prefix="ernie", tables=base.tables + tasks * base.hidden)
+
+
+def albert(c: Config) -> Encoder:
+    """ALBERT: BERT whose layers share their weights, all of them or in groups."""
+    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    attention = biased_attention(
+        c,
+        hidden,
+        c.whole("num_attention_heads"),
+        names=("query", "key", "value", "dense"),
+        module="attention",
+    )
+    size = c.whole("intermediate_size")
+    feed = Mlp(size, is_gated=False, bias=True, names=("ffn", "ffn_output"), module="")
+    block = Block(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
+    groups, inner = c.whole("num_hidden_groups", default=1), c.whole("inner_group_num", default=1)
+    width = c.whole("embedding_size")
+    rows = c.whole("max_position_embeddings") + c.whole("type_vocab_size", at_least=0)
+    return Encoder(
+        "albert",
+        hidden,
+        c.whole("vocab_size"),
+        (block,) * (count * inner),
+        prefix="albert",
+        tables=rows * width,
+        norm=2 * hidden,
+        width=width,
+        is_projected=True,
+        head_names=("predictions.dense", "predictions.decoder"),
+        weights_of=tuple(
+            int(number / (count / groups)) * inner + place
+            for number in range(count)
+            for place in range(inner)
+        ),
+        is_tied=c.flag("tie_word_embeddings", default=True),
+    )
+
+
+def mpnet(c: Config) -> Encoder:
+    """MPNet: BERT without segment types, with a bias for each relative position."""
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    block = _bert_block(c)
+    names = ("attn.q", "attn.k", "attn.v", "attn.o")
+    block = replace(block, attention=replace(block.attention, names=names))
+    buckets = c.whole("relative_attention_num_buckets")
+    return Encoder(
+        "mpnet",
+        hidden,
+        c.whole("vocab_size"),
+        (block,) * c.whole("num_hidden_layers"),
+        prefix="mpnet",
+        tables=c.whole("max_position_embeddings") * hidden + buckets * heads,
+        norm=2 * hidden,
+        head_names=("lm_head.dense", "lm_head.decoder"),
+        is_tied=c.flag("tie_word_embeddings", default=True),
+    )
+
+
+def esm(c: Config) -> Encoder:
+    """ESM-2 and ESM-1b: BERT with its norms before each part, rotary or learned positions."""
+    if c.flag("is_folding_model", default=False):
+        raise FormatError(
+            f"{c.where}: is_folding_model is true; ESMFold's trunk can't be read: leave the field"
+            " out to count its language model"
+        )
+    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    has_table = (c.word("position_embedding_type") or "absolute") == "absolute"
+    heads = c.whole("num_attention_heads")
+    return Encoder(
+        "esm",
+        hidden,
+        c.whole("vocab_size"),
+        (replace(_bert_block(c), is_post_norm=False),) * count,
+        prefix="esm",
+        tables=c.whole("max_position_embeddings") * hidden if has_table else 0,
+        norm=2 * hidden,
+        has_norm=c.flag("emb_layer_norm_before", default=False),
+        final_norm=2 * hidden,
+        head_names=("lm_head.dense", "lm_head.decoder"),
+        unused=count * heads + 1,  # a regression on all attention weights, which training leaves
+        is_tied=c.flag("tie_word_embeddings", default=True),
+    )
 
 
 def distilbert(c: Config) -> Encoder:
@@ -187,4 +279,9 @@ ENCODERS: dict[str, Callable[[Config], Encoder]] = {
     "distilbert": distilbert,
     "modernbert": modernbert,
     "deberta-v2": deberta,
+    "albert": albert,
+    "mpnet": mpnet,
+    "esm": esm,
+    "ernie": ernie,
+    "data2vec-text": roberta,
 }

@@ -1,9 +1,9 @@
 """Reads a Hugging Face `config.json`: the fields by their many names, and an error that names them.
 
 The trap: a default. A missing `num_key_value_heads` is the number of heads in one family, one in
-another and 8 in a third. A field is therefore read where its family says what its absence means,
-and otherwise its absence is an error. What had to be taken from a family's own defaults (published
-configurations of vision-language models leave out what equals them) is kept as an assumption.
+another and 8 in a third. So a field that is left out has the default of its family's own class in
+transformers, listed as an assumption; one that has none there is derived from other fields as the
+class does, and otherwise its absence is an error.
 
 Which fields were read is remembered: one that somebody typed and no family read changes nothing,
 and whoever typed it believes otherwise.
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import FormatError
+from ergmeter.flops.defaults import aliases_of, defaults_of, transformers_version
 
 _LARGEST = 1 << 40  # no dimension of any model is near this; a typing error is
 _SHOWN = 80  # characters of a wrong value in its error
@@ -51,7 +53,11 @@ def shown(value: object) -> str:
 
 
 class Config:
-    """A configuration's fields, checked when they are read."""
+    """A configuration's fields, checked when they are read.
+
+    A field that is left out has its class's default in transformers; `assumptions` lists those
+    that were read. A field that is null has none.
+    """
 
     def __init__(
         self,
@@ -62,13 +68,14 @@ class Config:
         assumed: list[str] | None = None,
     ) -> None:
         self._fields = fields
-        self._defaults = defaults or {}
+        self._own_defaults = defaults
+        self._defaulted: dict[str, dict[str, Any]] = {}  # by family, the defaults that were read
         self.where = where
         self.assumed = assumed if assumed is not None else []
         self.read: set[str] = set()  # fields that somebody has asked for
 
     def __contains__(self, name: str) -> bool:
-        return self._found(name) is not None
+        return self._lookup(name) is not None
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -79,6 +86,17 @@ class Config:
     def model_type(self) -> str:
         """What family it says it is of."""
         return _family(self._fields, self.where)
+
+    @property
+    def assumptions(self) -> list[str]:
+        """What was taken for granted, the defaults of each family in one line."""
+        version = transformers_version()
+        lines = [
+            f"left out, so as transformers {version} has it for {family}: "
+            + ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+            for family, values in self._defaulted.items()
+        ]
+        return [*self.assumed, *lines]
 
     def whole(self, *names: str, default: int | None = None, at_least: int = 1) -> int:
         """A whole number under one of these names."""
@@ -97,13 +115,13 @@ class Config:
 
     def maybe(self, *names: str, at_least: int = 1) -> int | None:
         """A whole number, or None where it is absent or null."""
-        if all(self._found(name) is None for name in names):
+        if all(name not in self for name in names):
             return None
         return self.whole(*names, at_least=at_least)
 
     def whole_or_auto(self, name: str) -> int | None:
         """A whole number, or None where it is absent or "auto"."""
-        return None if self._found(name) == "auto" else self.maybe(name)
+        return None if self._lookup(name) == "auto" else self.maybe(name)
 
     def flag(self, *names: str, default: bool | None = None) -> bool:
         """A true or false under one of these names."""
@@ -125,7 +143,7 @@ class Config:
         size = int(self.number(name, default=default) * of)
         if not 1 <= size < _LARGEST:
             raise FormatError(
-                f"{self.where}: {name} {shown(self._found(name))} times {of} is no size"
+                f"{self.where}: {name} {shown(self._lookup(name))} times {of} is no size"
             )
         return size
 
@@ -164,39 +182,66 @@ class Config:
         """The value as it stands, or None."""
         return self._found(name)
 
-    def part(
-        self, name: str, *, defaults: dict[str, dict[str, Any]] | None = None, kind: str = ""
-    ) -> Config:
-        """A nested configuration, such as `text_config`, with its own family's defaults.
+    def part(self, name: str, *, kind: str = "") -> Config:
+        """A nested configuration, such as `text_config`.
 
         One that does not say its family, or says its parent's, is of the family `kind`.
         """
-        value = self._fields.get(name)
+        value = self._found(name)
         if not isinstance(value, dict):
             raise FormatError(f"{self.where}: {name} is missing or is no object")
-        known = defaults or {}
         where = f"{self.where}: {name}"
+        kind = kind or f"{self.model_type}.{name}"
         own = _family(value, where)
-        family = own if own in known or (own and own != self.model_type) else kind
-        fields = {**value, "model_type": family}
-        return Config(fields, where=where, defaults=known.get(family), assumed=self.assumed)
+        family = own if defaults_of(own) or (own and own != self.model_type) else kind
+        return self._of_family(value, family, where)
+
+    def as_family(self, kind: str) -> Config:
+        """The same fields, read as another family's."""
+        return self._of_family(self._fields, kind, self.where)
+
+    def having(self, name: str, value: object) -> Config:
+        """The same configuration with another value of one field."""
+        fields = {**self._fields, name: value}
+        return Config(
+            fields, where=self.where, defaults=self._own_defaults, assumed=list(self.assumed)
+        )
+
+    def _of_family(self, fields: dict[str, Any], kind: str, where: str) -> Config:
+        other = Config({**fields, "model_type": kind}, where=where, assumed=self.assumed)
+        other._defaulted = self._defaulted
+        return other
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        if self._own_defaults is not None:
+            return self._own_defaults
+        return defaults_of(self.model_type)
+
+    def _lookup(self, name: str) -> Any:  # noqa: ANN401
+        """The value in the file, else the default; None where there is neither."""
+        names = (name, *aliases_of(self.model_type).get(name, ()))
+        self.read.update(names)
+        for each in names:
+            if each in self._fields:  # a null in the file is a decision, and no default
+                return self._fields[each]
+        return self._defaults.get(name)
 
     def _found(self, name: str) -> Any:  # noqa: ANN401
-        self.read.add(name)
-        # A null in the file is somebody's decision; only what is not there has a default.
-        return self._fields[name] if name in self._fields else self._defaults.get(name)
+        """The same, with a default listed as assumed."""
+        value = self._lookup(name)
+        names = (name, *aliases_of(self.model_type).get(name, ()))
+        if value is not None and not any(each in self._fields for each in names):
+            self._defaulted.setdefault(self.model_type, {})[name] = value
+        return value
 
     def _value(self, names: tuple[str, ...], default: Any) -> tuple[str, Any]:  # noqa: ANN401
-        for name in names:
-            self.read.add(name)
-            if self._fields.get(name) is not None:
-                return name, self._fields[name]
-        for name in names:
-            if name in self._defaults and name not in self._fields:
-                value = self._defaults[name]
-                said = f"{name} = {value}, the default of {self.model_type}"
-                if said not in self.assumed:
-                    self.assumed.append(said)
+        """The value under the first of these names that the file has, else the default of one."""
+        self.read.update(names)
+        written = [name for name in names if self._fields.get(name) is not None]
+        for name in written or names:
+            value = self._found(name)
+            if value is not None:
                 return name, value
         if default is None:
             raise MissingFieldError(self.where, names)

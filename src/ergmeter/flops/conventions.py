@@ -47,6 +47,10 @@ def _any(_found: Sizes) -> str | None:
     return None
 
 
+def _no_attention(_found: Sizes, _seq_len: int) -> float:
+    return 0
+
+
 def _gpt(found: Sizes) -> str | None:
     """The GPT of 2021: 12 h^2 weights a layer, keys of every head, a feed-forward of 4 h."""
     each = (found.weights - found.head) / (found.layers * found.hidden**2)
@@ -77,8 +81,10 @@ class Convention:
     formula: str
     definition: str
     source: str
-    per_token: PerToken | None  # None: counted from the graph
-    recomputed: float | PerToken = 4 / 3  # hardware FLOPs over model FLOPs, all recomputed
+    weights: Callable[[Sizes], float] | None  # FLOPs of a token's products; None: of the graph
+    attention: PerToken = _no_attention
+    recomputed: float = 4 / 3  # hardware FLOPs over model FLOPs, where layers are computed twice
+    is_head_recomputed: bool = True
     is_for_lora: bool = False
     halves: bool = False  # attention, because its mask is causal
     made_for: Callable[[Sizes], str | None] = _any  # why it says nothing of a model, if so
@@ -87,7 +93,7 @@ class Convention:
     @property
     def letters(self) -> dict[str, str]:
         """What the letters of its formula stand for."""
-        found = re.findall(r"[A-Za-z]", self.formula) if self.per_token else []
+        found = re.findall(r"[A-Za-z]", self.formula) if self.weights else []
         return {letter: LETTERS[letter] for letter in LETTERS if letter in found}
 
     def undefined(self, found: Sizes) -> str | None:
@@ -98,14 +104,17 @@ class Convention:
 
     def model(self, found: Sizes, batch: Batch) -> float:
         """Model FLOPs of a training step."""
-        assert self.per_token is not None
-        return self.per_token(found, batch.seq_len) * batch.tokens
+        assert self.weights is not None
+        return (self.weights(found) + self.attention(found, batch.seq_len)) * batch.tokens
 
     def hardware(self, found: Sizes, batch: Batch) -> float:
         """The same with every layer computed a second time."""
-        if callable(self.recomputed):
-            return self.recomputed(found, batch.seq_len) * batch.tokens
-        return self.model(found, batch) * self.recomputed
+        once = 0 if self.is_head_recomputed else 6 * found.head * batch.tokens
+        return (self.model(found, batch) - once) * self.recomputed + once
+
+    def core_again(self, found: Sizes, batch: Batch) -> float:
+        """Attention computed a second time, counted as this convention counts attention."""
+        return self.attention(found, batch.seq_len) * (self.recomputed - 1) * batch.tokens
 
 
 def _capped(window: int, seq_len: int) -> float:
@@ -123,80 +132,30 @@ def _twice_mean(window: int, seq_len: int) -> float:
     return 2 * window - window * (window - 1) / seq_len
 
 
-def _palm(s: Sizes, n: int) -> float:
-    return 6 * s.params + 6 * s.reach(n, per_window=_capped)
+def _attention(times: float, per_window: Callable[[int, int], float]) -> PerToken:
+    """The attention term: so many times heads x both sizes x the keys a query is counted to see.
+
+    6 counts every pair and 3 half of them, forward and backward.
+    """
+    return lambda s, n: times * s.reach(n, per_window=per_window)
 
 
-def _mosaicml(s: Sizes, n: int) -> float:
-    return 6 * s.params + 12 * s.layers * s.hidden * n
+_ALL_PAIRS = _attention(6, _ignored)
+_ALL_PAIRS_IN_WINDOWS = _attention(6, _capped)
+_HALF_THE_PAIRS = _attention(3, _ignored)
 
 
-def _torchtitan(s: Sizes, n: int) -> float:
-    return 6 * (s.params - s.embedding - s.positions) + 6 * s.reach(n, per_window=_capped)
+def _with_softmax(operations: int) -> PerToken:
+    """Every pair, and so many operations more on each."""
+    return lambda s, n: _ALL_PAIRS(s, n) + operations * s.heads * n
 
 
-def _nanogpt(s: Sizes, n: int) -> float:
-    return 6 * (s.params - s.positions) + 6 * s.reach(n, per_window=_ignored)
+def _multiplied(s: Sizes) -> float:
+    return 6 * (s.weights - s.router)
 
 
-def _six_nd(s: Sizes, _n: int) -> float:
-    return 6 * s.params
-
-
-def _hf_six_nd(s: Sizes, _n: int) -> float:
-    return 6 * (s.params_held - s.embedding_held - s.positions)
-
-
-def _megatron(s: Sizes, n: int) -> float:
-    return 6 * (s.weights - s.router) + 3 * s.reach(n, per_window=_ignored)
-
-
-def _megatron_2024(s: Sizes, n: int) -> float:
-    return 6 * (s.weights - s.router) + 6 * s.reach(n, per_window=_ignored)
-
-
-def _megatron_2021(s: Sizes, n: int) -> float:
-    h, layers = s.hidden, s.layers
-    return 72 * layers * h**2 * (1 + n / (6 * h) + s.vocab / (12 * layers * h))
-
-
-def _megatron_2021_recomputed(s: Sizes, n: int) -> float:
-    h, layers = s.hidden, s.layers
-    return 96 * layers * h**2 * (1 + n / (6 * h) + s.vocab / (16 * layers * h))
-
-
-def _bridge(s: Sizes, n: int) -> float:
-    return 6 * (s.weights - s.router) + 3 * s.reach(n, per_window=_twice_mean)
-
-
-def _bridge_lora(s: Sizes, _n: int) -> float:
-    return 4 * (s.weights - s.router)
-
-
-def _automodel_lora(s: Sizes, n: int) -> float:
-    return 2 / 3 * _bridge(s, n)
-
-
-def _maxtext(s: Sizes, n: int) -> float:
-    return 6 * s.weights + 3 * s.reach(n, per_window=_capped)
-
-
-def _maxtext_2024(s: Sizes, n: int) -> float:
-    return 6 * s.weights + 6 * s.reach(n, per_window=_ignored)
-
-
-def _verl(s: Sizes, n: int) -> float:
-    return 6 * (s.weights + s.vocab * s.hidden) + 3 * s.reach(n, per_window=_capped)
-
-
-def _neuron(s: Sizes, n: int) -> float:
-    lookup = s.vocab * s.hidden
-    return 6 * (s.weights + lookup) + 6 * s.reach(n, per_window=_ignored) + 18 * s.heads * n
-
-
-def _chinchilla(s: Sizes, n: int) -> float:
-    lookup = s.vocab * s.hidden
-    return 6 * (s.weights + lookup) + 6 * s.reach(n, per_window=_ignored) + 9 * s.heads * n
+def _multiplied_and_looked_up(s: Sizes) -> float:
+    return 6 * (s.weights + s.vocab * s.hidden)
 
 
 _ALL = (
@@ -216,7 +175,8 @@ _ALL = (
         "N is every parameter, a tied one once, of experts the active ones; attention not halved"
         " for its causal mask, a window counted as the keys it shows.",
         "PaLM, arXiv 2204.02311, appendix B",
-        _palm,
+        lambda s: 6 * s.params,
+        _ALL_PAIRS_IN_WINDOWS,
     ),
     Convention(
         "megatron",
@@ -225,7 +185,8 @@ _ALL = (
         " not; attention halved; windows not looked at. (Megatron pads the vocabulary; give it"
         " padded.)",
         "Megatron-LM training.py since March 2025",
-        _megatron,
+        _multiplied,
+        _HALF_THE_PAIRS,
         halves=True,
     ),
     Convention(
@@ -233,7 +194,8 @@ _ALL = (
         "6 M + 12 LHQT",
         "The same before the halving.",
         "Megatron-LM training.py, end of 2023 to March 2025",
-        _megatron_2024,
+        _multiplied,
+        _ALL_PAIRS,
     ),
     Convention(
         "megatron-2021",
@@ -241,8 +203,9 @@ _ALL = (
         "A GPT with a feed-forward of 4 h, attention not halved. The paper prints it with every"
         " layer recomputed, 96 Lh^2 (1 + T/6h + V/16Lh): hardware FLOPs, and its 52 % an HFU.",
         "Narayanan et al. 2021, arXiv 2104.04473, equation 3",
-        _megatron_2021,
-        _megatron_2021_recomputed,
+        lambda s: 72 * s.layers * s.hidden**2 + 6 * s.vocab * s.hidden,
+        lambda s, n: 12 * s.layers * s.hidden * n,
+        is_head_recomputed=False,
         made_for=_gpt,
         only_for="layers of 12 h^2 weights: an ungated feed-forward of 4 h, keys of each head",
     ),
@@ -251,7 +214,8 @@ _ALL = (
         "6 M + 6 LHQT",
         "As megatron, with a window's pairs counted exactly.",
         "Megatron-Bridge flop_utils.py since 2026; AutoModel for most families",
-        _bridge,
+        _multiplied,
+        _attention(3, _twice_mean),
         halves=True,
     ),
     Convention(
@@ -261,7 +225,8 @@ _ALL = (
         " ones; attention not halved, a window counted as the keys it shows. (Before 2026 a tied"
         " head was left out as well.)",
         "torchtitan models/utils.py, 2026",
-        _torchtitan,
+        lambda s: 6 * (s.params - s.embedding - s.positions),
+        _ALL_PAIRS_IN_WINDOWS,
     ),
     Convention(
         "mosaicml",
@@ -270,7 +235,8 @@ _ALL = (
         " ones; h is the hidden size. Its HFU is 4/3 of it where activations are"
         " recomputed.",
         "LLM-Foundry scripts/train/benchmarking/collect_results.py; fms-fsdp uses the same",
-        _mosaicml,
+        lambda s: 6 * s.params,
+        lambda s, n: 12 * s.layers * s.hidden * n,
         made_for=_heads_are_hidden,
         only_for="heads that are together as wide as the hidden size",
     ),
@@ -279,14 +245,16 @@ _ALL = (
         "6 (N - P) + 12 LHQT",
         "N without the learned positions, of experts the active ones; attention not halved.",
         "nanoGPT model.py, estimate_mfu",
-        _nanogpt,
+        lambda s: 6 * (s.params - s.positions),
+        _ALL_PAIRS,
     ),
     Convention(
         "maxtext",
         "6 M + 6 LHQT",
         "M with the router; attention halved, a window as well.",
         "MaxText maxtext_utils.py since July 2025",
-        _maxtext,
+        lambda s: 6 * s.weights,
+        _attention(3, _capped),
         halves=True,
     ),
     Convention(
@@ -294,14 +262,16 @@ _ALL = (
         "6 M + 12 LHQT",
         "M with the router; attention not halved.",
         "MaxText maxtext_utils.py, May 2024 to July 2025",
-        _maxtext_2024,
+        lambda s: 6 * s.weights,
+        _ALL_PAIRS,
     ),
     Convention(
         "verl",
         "6 (M + Vh) + 6 LHQT",
         "The input embedding counted as a product; attention halved.",
         "verl utils/flops_counter.py since January 2026",
-        _verl,
+        _multiplied_and_looked_up,
+        _attention(3, _capped),
         halves=True,
     ),
     Convention(
@@ -310,14 +280,14 @@ _ALL = (
         "N' is every parameter but the input embeddings, and so without a tied head; all experts;"
         " no attention term.",
         "transformers floating_point_ops, which total_flos adds up",
-        _hf_six_nd,
+        lambda s: 6 * (s.params_held - s.embedding_held - s.positions),
     ),
     Convention(
         "6nd",
         "6 N",
         "N is every parameter, of experts the active ones; no attention term.",
         "Kaplan et al. 2020, arXiv 2001.08361, with all parameters as N",
-        _six_nd,
+        lambda s: 6 * s.params,
     ),
     Convention(
         "neuron",
@@ -325,7 +295,8 @@ _ALL = (
         "The input embedding counted as a product and the softmax as 6 operations a pair;"
         " attention not halved.",
         "neuronx-distributed-training llama_perf_estimate.py",
-        _neuron,
+        _multiplied_and_looked_up,
+        _with_softmax(18),
     ),
     Convention(
         "chinchilla",
@@ -333,7 +304,8 @@ _ALL = (
         "The input embedding counted as a product and the softmax as 3 operations a pair;"
         " attention not halved.",
         "Hoffmann et al. 2022, arXiv 2203.15556, appendix F",
-        _chinchilla,
+        _multiplied_and_looked_up,
+        _with_softmax(9),
     ),
     Convention(
         "bridge-lora",
@@ -341,7 +313,7 @@ _ALL = (
         "For LoRA: forward and the inputs' gradients of frozen weights; attention and adapters left"
         " out.",
         "Megatron-Bridge performance summary, LoRA rows of 2026",
-        _bridge_lora,
+        lambda s: 4 * (s.weights - s.router),
         recomputed=_RECOMPUTED_LORA,
         is_for_lora=True,
     ),
@@ -350,7 +322,8 @@ _ALL = (
         "2/3 (6 M + 6 LHQT)",
         "For LoRA: two thirds of everything, the attention core included.",
         "NeMo AutoModel recipes/llm/benchmark.py since November 2025",
-        _automodel_lora,
+        lambda s: 4 * (s.weights - s.router),
+        _attention(2, _twice_mean),
         recomputed=_RECOMPUTED_LORA,
         is_for_lora=True,
         halves=True,

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "Counter", "count", "count_built"]
 
 # What a model that can't be run this way may raise: everything that is not the machine's fault.
-_RAISED = (
+RAISED = (
     *(RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError),
     *(ImportError, ArithmeticError),
 )
+_CURE = "pass inputs= it accepts, or count it from its configuration"
 _KEPT = 128
 _PLAIN = (bool, int, float, str, tuple)  # what a module is told when it is made
 _torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what we raise
@@ -141,7 +142,7 @@ def _run(
     depth = torch._C._len_torch_dispatch_stack()
     generator = torch.get_rng_state()
     try:
-        with _apart():
+        with apart():
             model, args, kwargs = build(shadow)
             model.train(train)
             params, trained = _sizes(model)
@@ -154,10 +155,15 @@ def _run(
             with counter:
                 result = model(*args, **kwargs)
                 if train:
-                    number: Any = _scalar(result, loss)
+                    number: Any = loss(result) if loss is not None else scalar_of(result)
+                    if number is None:
+                        raise UsageError(
+                            "nothing that the model returns depends on a trained parameter; pass"
+                            " loss="
+                        )
                     number.backward()
-    except _RAISED as error:
-        raise NotMeasurable(_why(error)) from error
+    except RAISED as error:
+        raise NotMeasurable(why_not_run(error)) from error
     finally:
         while torch._C._len_torch_dispatch_stack() > depth:
             torch._C._pop_torch_dispatch_stack(None)
@@ -167,7 +173,7 @@ def _run(
     )
 
 
-def _apart() -> ExitStack:
+def apart() -> ExitStack:
     """Where nothing the caller has switched on is felt, and nothing done here is kept."""
     stack = ExitStack()
     stack.callback(setattr, _torch_log, "disabled", _torch_log.disabled)
@@ -202,10 +208,8 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
     return sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
 
 
-def _scalar(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:  # noqa: ANN401
-    """The number to walk back from; what it is made of costs no product."""
-    if loss is not None:
-        return loss(result)
+def scalar_of(result: Any) -> torch.Tensor | None:  # noqa: ANN401
+    """The number to walk back from; what it is made of costs no product. None: there is none."""
     for name in ("loss", "logits", "last_hidden_state"):
         found = result.get(name) if hasattr(result, "get") else getattr(result, name, None)
         if isinstance(found, torch.Tensor) and found.requires_grad:
@@ -215,25 +219,19 @@ def _scalar(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Te
         for leaf in tree_flatten(result)[0]
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad
     ]
-    if not tensors:
-        raise UsageError(
-            "nothing that the model returns depends on a trained parameter; pass loss="
-        )
-    return torch.stack([tensor.sum() for tensor in tensors]).sum()
+    return torch.stack([tensor.sum() for tensor in tensors]).sum() if tensors else None
 
 
-def _why(error: BaseException) -> str:
+def why_not_run(error: BaseException, *, cure: str = _CURE) -> str:
+    """Why a model can't be counted by running it without values, and what to do."""
     said = str(error).strip().partition("\n")[0][:200]
     kind = type(error).__name__
     if kind in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return (
             f"the model decides by the values of its tensors ({said}), which a count without values"
-            " does not have; count it from its configuration, or a model like it that does not"
+            f" does not have; {cure}"
         )
-    return (
-        f"the model can't be run without its weights: {kind}: {said};"
-        " pass inputs= it accepts, or count it from its configuration"
-    )
+    return f"the model can't be run without its weights: {kind}: {said}; {cure}"
 
 
 # -- inputs ----------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._owner: list[str] = []  # ... what is recorded belongs to this module
         self._masks: dict[str, Attention] = {}  # of modules that say they are causal
         self._spared = [0, 0, 0]
+        self._handles: list[Any] = []
 
     def __enter__(self) -> Counter:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -75,13 +76,21 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
         apart = {type(module) for module in model.modules() if "sliding_window" in vars(module)}
         for name, module in model.named_modules():
-            module.register_forward_pre_hook(self._entering(name))
-            module.register_forward_hook(self._leaving, always_call=True)
+            self._handles += [
+                module.register_forward_pre_hook(self._entering(name)),
+                module.register_forward_hook(self._leaving, always_call=True),
+            ]
             if getattr(module, "is_causal", False) is True:
                 # As transformers has it: where layers differ, those with a window say so.
                 says = module if type(module) in apart else getattr(module, "config", None)
                 window = getattr(says, "sliding_window", None)
                 self._masks[name] = _mask(window if isinstance(window, int) else None)
+
+    def unfollow(self) -> None:
+        """Take the hooks off again."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
 
     def _entering(self, name: str) -> Callable[..., None]:
         def hook(*_: object) -> None:

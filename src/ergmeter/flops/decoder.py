@@ -7,8 +7,8 @@ built here once.
 
 from __future__ import annotations
 
-from ergmeter.flops.graph import Builder, Graph
-from ergmeter.flops.layers import Decoder, Experts, Layer, Mlp
+from ergmeter.flops.graph import Builder, Graph, Linear
+from ergmeter.flops.layers import Decoder, Experts, Layer, Mlp, Piece
 from ergmeter.flops.mixing import add_mixer
 
 
@@ -49,10 +49,12 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str
     if decoder.embedding_norm:
         x = (b.add(f"{prefix}.embedding_norm", "norm", x, params=decoder.embedding_norm),)
     out = b.add(f"{prefix}.input", "residual", x)
+    own = _add_inputs(b, decoder, out)
+    out = _add_streams(b, decoder, out, name=f"{prefix}.altup_projections")
     for number, layer in enumerate(decoder.layers):
-        out = add_layer(
-            b, layer, out, name=f"{prefix}.{decoder.layer_name}.{number}", hidden=decoder.hidden
-        )
+        name = f"{prefix}.{decoder.layer_name}.{number}"
+        out = add_layer(b, layer, out, name=name, hidden=decoder.hidden, own=own)
+    out = _add_streams(b, decoder, out, name=f"{prefix}.altup_unembed_projections")
     out = b.add(f"{prefix}.norm", "norm", out, params=decoder.final_norm)
     if not decoder.has_head:
         return out
@@ -70,6 +72,33 @@ def add_decoder(b: Builder, decoder: Decoder, *, inputs: tuple[str, ...]) -> str
     for number in range(decoder.further):
         out = _add_further(b, decoder, out, embedding, head, name=f"{prefix}.mtp.{number}")
     return head
+
+
+def _add_inputs(b: Builder, decoder: Decoder, x: str) -> tuple[str, ...]:
+    """Append what each layer is given of its own: a table, and a projection of the embedding."""
+    if not decoder.input_width:
+        return ()
+    wide = decoder.input_width * len(decoder.layers)
+    at = decoder.prefix
+    table = b.add(
+        f"{at}.embed_tokens_per_layer",
+        "embedding",
+        params=decoder.input_rows * wide,
+        role="embedding",
+    )
+    name = f"{at}.per_layer_model_projection"
+    made = b.linear(name, "per-layer input", x, decoder.hidden, wide)
+    params = decoder.input_width
+    return (b.add(f"{at}.per_layer_projection_norm", "norm", (made, table), params=params),)
+
+
+def _add_streams(b: Builder, decoder: Decoder, x: str, *, name: str) -> str:
+    """Append a matrix for each stream but the first, where there are several."""
+    made = tuple(
+        b.linear(f"{name}.{number}", "altup", x, decoder.hidden, decoder.hidden)
+        for number in range(decoder.streams - 1)
+    )
+    return b.add(f"{name}.sum", "residual", (x, *made)) if made else x
 
 
 def _add_further(
@@ -94,9 +123,18 @@ def _add_further(
 
 
 def add_layer(
-    b: Builder, layer: Layer, x: str, *, name: str, hidden: int, stream: str = "tokens"
+    b: Builder,
+    layer: Layer,
+    x: str,
+    *,
+    name: str,
+    hidden: int,
+    stream: str = "tokens",
+    own: tuple[str, ...] = (),
 ) -> str:
-    """Append one block; returns the node that holds its result."""
+    """Append one block; returns the node that holds its result. `own` is its own input."""
+    if layer.streams > 1:
+        x = _predicted(b, layer, x, name=name, hidden=hidden)
     normed = b.add(
         f"{name}.norm", "norm", x, params=layer.norm + layer.extra_params, stream=stream, layer=name
     )
@@ -108,25 +146,67 @@ def add_layer(
         mixed = (
             b.add(f"{name}.after_norm", "norm", mixed, params=layer.after_norms[0], layer=name),
         )
+    if layer.beside:
+        made = _in_a_row(b, layer.beside, normed, part="laurel", name=name)
+        mixed += (b.add(f"{name}.beside_norm", "norm", made, params=layer.beside_norm, layer=name),)
     middle = x
     if mixed:
         middle = b.add(f"{name}.middle", "residual", (x, *mixed), stream=stream, layer=name)
     if layer.feed is None:
         return middle
-    if layer.is_parallel:
-        source = normed
-        if layer.feed_norm:
-            source = b.add(
-                f"{name}.feed_norm", "norm", x, params=layer.feed_norm, stream=stream, layer=name
-            )
-    else:
-        source = b.add(
-            f"{name}.feed_norm", "norm", middle, params=layer.feed_norm, stream=stream, layer=name
-        )
+    source = normed
+    if layer.feed_norm or not layer.is_parallel:
+        of, params = x if layer.is_parallel else middle, layer.feed_norm
+        source = b.add(f"{name}.feed_norm", "norm", of, params=params, stream=stream, layer=name)
     fed = add_feed(b, layer.feed, source, name=name, hidden=hidden, stream=stream)
     if layer.after_norms:
         fed = b.add(f"{name}.after_feed", "norm", fed, params=layer.after_norms[1], layer=name)
-    return b.add(f"{name}.out", "residual", (middle, fed), stream=stream, layer=name)
+    out = b.add(f"{name}.out", "residual", (middle, fed), stream=stream, layer=name)
+    if layer.streams > 1:
+        out = _corrected(b, layer, out, name=name, hidden=hidden)
+    return _add_own_input(b, layer, out, own, name=name) if layer.after else out
+
+
+def _add_own_input(b: Builder, layer: Layer, out: str, own: tuple[str, ...], *, name: str) -> str:
+    """Append what a layer does with its own input: a gate, their product, a matrix, a norm."""
+    gate, *rest = layer.after
+    gated = _in_a_row(b, (gate,), out, part="per-layer input", name=name)
+    met = b.add(f"{name}.own_input", "residual", (gated, *own), layer=name)
+    made = _in_a_row(b, tuple(rest), met, part="per-layer input", name=name)
+    made = b.add(f"{name}.own_norm", "norm", made, params=layer.after_norm, layer=name)
+    return b.add(f"{name}.result", "residual", (out, made), layer=name)
+
+
+def _in_a_row(b: Builder, pieces: tuple[Piece, ...], x: str, *, part: str, name: str) -> str:
+    for piece in pieces:
+        at = f"{name}.{piece.name}"
+        x = b.linear(at, part, x, piece.inputs, piece.outputs, bias=piece.bias, layer=name)
+    return x
+
+
+def _predicted(b: Builder, layer: Layer, x: str, *, name: str, hidden: int) -> str:
+    """AltUp before a layer (arXiv 2301.13310): all streams mixed, by what one of them holds."""
+    n, at = layer.streams, f"{name}.altup"
+    normed = b.add(f"{at}.router_norm", "norm", x, params=hidden, layer=name)
+    router = b.linear(f"{at}.modality_router", "altup", normed, hidden, n, layer=name)
+    mixes = b.linear(f"{at}.prediction_coefs", "altup", router, n, n * n, layer=name)
+    # A product of n x n with each channel: neither is a weight, and both get gradients.
+    mixed = b.add(
+        f"{at}.predict", "altup", (x, mixes), work=Linear(n * n, hidden), layer=name, tied_to=mixes
+    )
+    return b.add(f"{at}.predictions", "residual", (x, mixed), layer=name)
+
+
+def _corrected(b: Builder, layer: Layer, x: str, *, name: str, hidden: int) -> str:
+    """AltUp after a layer: every stream corrected by what the layer made of one."""
+    n, at = layer.streams, f"{name}.altup"
+    normed = b.add(f"{at}.corrected_norm", "norm", x, layer=name)
+    router = b.linear(
+        f"{at}.correcting_router", "altup", normed, hidden, n, layer=name,
+        tied_to=f"{at}.modality_router",
+    )  # fmt: skip
+    mixes = b.linear(f"{at}.correction_coefs", "altup", router, n, n, layer=name)
+    return b.add(f"{at}.correct", "norm", (x, mixes), params=hidden, layer=name)
 
 
 def add_feed(

@@ -14,6 +14,7 @@ from ergmeter.flops.graph import Attention, Builder, Graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.blocks import Block
+    from ergmeter.flops.graph import Node
     from ergmeter.flops.layers import SelfAttention
 
 
@@ -37,6 +38,10 @@ class Encoder:
     has_decoder_bias: bool = True
     relative: Relative | None = None
     conv_width: int = 0  # of a convolution beside the first layer
+    has_norm: bool = True  # of the embedding
+    is_projected: bool = False  # even where the embedding is as wide as the layers
+    weights_of: tuple[int, ...] = ()  # for each layer which of the weights it has, where shared
+    unused: int = 0  # parameters that no training of a language model reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +71,9 @@ def encoder_graph(e: Encoder) -> Graph:
         )
         taken = (embedding, table)
     norm = e.norm * width // e.hidden
-    x = start = b.add(f"{e.prefix}.embeddings.norm", "norm", taken, params=norm)
-    if width != e.hidden:
+    first = norm if e.has_norm else 0
+    x = start = b.add(f"{e.prefix}.embeddings.norm", "norm", taken, params=first)
+    if width != e.hidden or e.is_projected:
         x = b.linear(f"{e.prefix}.embeddings_project", "embedding", x, width, e.hidden, bias=True)
     positions = _positions(b, e)
     for number, block in enumerate(e.blocks):
@@ -78,11 +84,31 @@ def encoder_graph(e: Encoder) -> Graph:
             x = add_block(b, block, x, name=name, hidden=e.hidden, stream="tokens")
         if e.conv_width and number == 0:
             x = _beside(b, e, start, x)
+    if e.weights_of:
+        b.nodes = _shared(b.nodes, e)
+    if e.unused:
+        b.add(f"{e.prefix}.contact_head.regression", "other", params=e.unused)
     if e.final_norm:
         x = b.add(f"{e.prefix}.final_norm", "norm", x, params=e.final_norm)
     _add_masked_head(b, e, x, embedding, width=width, norm=norm)
     facts = {} if e.relative is None else {"relative_positions": e.relative.rows}
     return Graph(e.family, tuple(b.nodes), e.hidden, len(e.blocks), e.vocab, facts=facts)
+
+
+def _shared(nodes: list[Node], e: Encoder) -> list[Node]:
+    """The same nodes, the parameters of a layer that has another's tied to that one's."""
+    names = [f"{e.prefix}.{e.layer_name}.{number}" for number in range(len(e.blocks))]
+    owners = {name: names[e.weights_of.index(e.weights_of[n])] for n, name in enumerate(names)}
+    shared = []
+    for node in nodes:
+        owner = owners.get(node.layer or "", node.layer)
+        if owner != node.layer and node.params:
+            assert node.layer is not None
+            own = f"{owner}{node.name.removeprefix(node.layer)}"
+            shared.append(replace(node, params=0, tied_to=own))
+        else:
+            shared.append(node)
+    return shared
 
 
 def _add_masked_head(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ergmeter.flops import classics, hybrids, llamas, mixtures
+from ergmeter.flops import classics, gemmas, hybrids, llamas, mixtures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,9 @@ DECODERS: dict[str, Callable[[Config], Decoder]] = {
     "mpt": classics.mpt,
     "olmo": llamas.olmo,
     "olmo2": llamas.olmo2,
-    "olmo3": llamas.olmo2,
+    "olmo3": llamas.olmo3,
     "granite": llamas.llama,
-    "smollm3": llamas.llama,
+    "smollm3": llamas.smollm3,
     "helium": llamas.llama,
     "cohere": llamas.cohere,
     "starcoder2": classics.starcoder2,
@@ -79,4 +79,21 @@ DECODERS: dict[str, Callable[[Config], Decoder]] = {
     "qwen3_5_text": hybrids.qwen3_5,
     "qwen3_5_moe_text": hybrids.qwen3_5,
     "nemotron_h": hybrids.nemotron_h,
+    "ministral3": llamas.mistral,
+    "bitnet": llamas.bitnet,
+    "nanochat": llamas.nanochat,
+    "apertus": llamas.apertus,
+    "cwm": llamas.cwm,
+    "dots1": mixtures.dots1,
+    "flex_olmo": mixtures.flex_olmo,
+    "granitemoeshared": mixtures.granite_moe,
+    "hunyuan_v1_moe": mixtures.hunyuan_moe,
+    "gpt-sw3": classics.gpt2,
+    "gemma3n_text": gemmas.gemma3n,
+    "gemma4_text": gemmas.gemma4,
+    "lfm2": hybrids.lfm2,
+    "lfm2_moe": hybrids.lfm2_moe,
+    "minimax": hybrids.minimax,
+    "recurrent_gemma": hybrids.recurrent_gemma,
+    "kimi_linear": hybrids.kimi_linear,
 }

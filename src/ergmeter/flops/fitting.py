@@ -112,6 +112,10 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
     if setup.kernels.loss == "logits":
         kernels = replace(setup.kernels, loss="fused")
         yield "--loss fused", replace(job, setup=replace(setup, kernels=kernels))
+    if setup.output != "freed":
+        yield "--output freed", replace(job, setup=replace(setup, output="freed"))
+    if setup.optimizer in ("adamw", "adamw-loop"):
+        yield "--optimizer adamw-fused", replace(job, setup=replace(setup, optimizer="adamw-fused"))
     is_full = how.lora is None and not how.frozen and how.trains is None
     if setup.optimizer.startswith("adamw") and setup.optimizer != "adamw-8bit" and is_full:
         yield "--optimizer adamw-8bit", replace(job, setup=replace(setup, optimizer="adamw-8bit"))

@@ -2,8 +2,9 @@
 
 The trap: one configuration, many classes. `LlamaForCausalLM` and `LlamaForSequenceClassification`
 share every field that has a size, and on a small model with a large vocabulary the head that only
-one of them has is more than half of the work. The class tells: of a live model its own name, of a
-config.json its field `architectures`.
+one of them has is more than half of the work. The class decides: of a live model its own, of a
+config.json the one in its field `architectures`. What head a class has is read from transformers'
+own mappings (defaults.py), not from how its name ends.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ergmeter.flops.defaults import head_of
 from ergmeter.flops.graph import Builder
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import Config
     from ergmeter.flops.graph import Graph
 
-_LANGUAGE = (
-    *("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "DoubleHeadsModel"),
-    *("ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
-)
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
-_CHATS = ("ChatModel", "ChatGLMModel")  # whose name ends like a bare model's, and which are not
+# The head of a class that is not in transformers' mappings, by how its name ends. Not "Model":
+# MarianMTModel and ChatGLMModel have a head, MarianModel has none.
+_ENDINGS = {
+    **dict.fromkeys(
+        ("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "DoubleHeadsModel",
+         "ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
+        "language",
+    ),
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForQuestionAnswering": "question answering",
+}  # fmt: skip
 
 # Layers between an encoder's last one and its classifier, as transformers builds them: the
 # matrices that a whole sequence goes through as one row.
@@ -35,35 +43,56 @@ _POOLED = {
     "distilbert": "pre_classifier",
     "modernbert": "head.dense",
     "deberta-v2": "pooler.dense",
+    "albert": "albert.pooler",
+    "mpnet": "classifier.dense",
+    "esm": "classifier.dense",
+    "ernie": "ernie.pooler.dense",
+    "data2vec-text": "classifier.dense",
 }
 _BARE_POOLERS = {  # bare encoders that pool all the same
     "bert": "bert.pooler.dense",
     "roberta": "roberta.pooler.dense",
     "xlm-roberta": "roberta.pooler.dense",
     "camembert": "roberta.pooler.dense",
+    "albert": "albert.pooler",
+    "mpnet": "mpnet.pooler.dense",
+    "esm": "esm.pooler.dense",
+    "ernie": "ernie.pooler.dense",
+    "data2vec-text": "data2vec_text.pooler.dense",
 }
 
 
 def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
     """The graph of a language model, its head exchanged for what this class has."""
     name = architecture or ""
-    if not name or name.endswith(_LANGUAGE):
+    head = _head(name)
+    if not name or head == "language":
         return graph
-    if name.endswith("ForPreTraining"):
+    if head == "pretraining":
         return _pretraining(graph)
-    if name.endswith("EncoderModel"):
+    if head == "encoder":
         return _reader_alone(graph)
-    if is_bare(name):
+    if head == "bare":
         return _bare(graph)
-    if name.endswith(CLASSIFIERS) and "source" not in {node.stream for node in graph}:
-        return _classifying(graph, config, name)
-    said = f"the class {name} is not known: counted with the head of a language model"
-    return replace(graph, assumptions=(*graph.assumptions, said))
+    has_source = any(node.stream == "source" for node in graph)
+    if head is not None and not has_source:
+        return _classifying(graph, config, head)
+    instead = (
+        "as an encoder-decoder that writes" if has_source else "with the head of a language model"
+    )
+    line = f"the class {name} is not known: counted {instead}"
+    return replace(graph, assumptions=(*graph.assumptions, line))
+
+
+def _head(name: str) -> str | None:
+    """What head a class has: as transformers maps it, else by its ending."""
+    by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
+    return head_of(name) or next(by_ending, None)
 
 
 def is_bare(name: str) -> bool:
     """Whether a class of this name has no head at all."""
-    return name.endswith("Model") and not name.endswith((*_LANGUAGE, *_CHATS))
+    return head_of(name) == "bare"
 
 
 def _headless(graph: Graph) -> Graph:
@@ -91,7 +120,7 @@ def _bare(graph: Graph) -> Graph:
 
 
 def _pretraining(graph: Graph) -> Graph:
-    """ELECTRA's tells words that were exchanged; BERT's has a pooler and two classes besides."""
+    """ELECTRA's tells words that were exchanged; others have a pooler and two classes besides."""
     b, hidden = Builder(), graph.hidden
     if graph.family == "electra":
         bare = _headless(graph)
@@ -102,7 +131,7 @@ def _pretraining(graph: Graph) -> Graph:
         name = "discriminator_predictions.dense_prediction"
         b.linear(name, "head", out, hidden, 1, bias=True, role="head")
         return bare.with_nodes((*bare.nodes, *b.nodes))
-    if graph.family != "bert":
+    if graph.family not in ("bert", "ernie", "albert"):
         return graph
     last = next(node.of[0] for node in graph if node.stream == "logits")
     out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True, stream="pooled")
@@ -110,13 +139,13 @@ def _pretraining(graph: Graph) -> Graph:
     return graph.with_nodes((*graph.nodes, *b.nodes))
 
 
-def _classifying(graph: Graph, config: Config, name: str) -> Graph:
+def _classifying(graph: Graph, config: Config, head: str) -> Graph:
     bare, hidden = _headless(graph), graph.hidden
     b = Builder()
     out = bare.nodes[-1].name
     is_encoder = graph.family in _POOLED
     stream = "tokens"
-    if is_encoder and name.endswith("ForSequenceClassification"):
+    if is_encoder and head == "sequence classification":
         stream = "pooled"
     if stream == "pooled" or graph.family == "modernbert":
         bias = graph.family != "modernbert" or config.flag("classifier_bias", default=False)
@@ -129,15 +158,15 @@ def _classifying(graph: Graph, config: Config, name: str) -> Graph:
         "head",
         out,
         hidden,
-        2 if name.endswith("ForQuestionAnswering") else _labels(config),  # of an answer, both ends
-        bias=is_encoder or not name.endswith("ForSequenceClassification"),
+        2 if head == "question answering" else labels_of(config),  # of an answer, both ends
+        bias=is_encoder or head != "sequence classification",
         stream=stream,
         role="head",
     )
     return bare.with_nodes((*bare.nodes, *b.nodes))
 
 
-def _labels(config: Config) -> int:
+def labels_of(config: Config) -> int:
     """Classes told apart: two, as transformers has it, where the config does not say."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:

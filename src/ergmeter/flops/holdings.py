@@ -17,7 +17,7 @@ class Holdings:
     """A model's parameters as a setup spreads them."""
 
     def __init__(self, graph: Graph, trainable: Trainable, setup: Setup) -> None:
-        self.graph, self.setup = graph, setup
+        self.nodes, self.setup = {node.name: node for node in graph}, setup
         self.numbers = precision(setup.dtype)
         self.trained = trained_nodes(graph, trainable)
         self.needs = gradients(graph, trainable)
@@ -51,6 +51,13 @@ class Holdings:
         """Of a node's gradient, before ZeRO."""
         return node.params / self.split(node) * self._number_bytes(node) if self._own(node) else 0
 
+    def made_gradient_bytes(self, node: Node) -> float:
+        """Of the gradient that a node's backward makes: a tied head makes the embedding's."""
+        own = self.gradient_bytes(node)
+        if node.tied_to is None or not self.trained[node.name]:
+            return own
+        return own + self.gradient_bytes(self.nodes[node.tied_to])
+
     def states(self, node: Node) -> tuple[float, float]:
         """Bytes of an optimizer's states on the device and on the host."""
         if not self._own(node):
@@ -61,25 +68,26 @@ class Holdings:
         )
         return device / share, host / share
 
-    def scratch(self, node: Node) -> float:
-        """What the optimizer's step takes for a moment."""
-        if not self._own(node):
-            return 0
-        share = self.split(node) * self.setup.parallel.sharded(1)
-        number = self._number_bytes(node)
-        return scratch_bytes(self.setup.optimizer, node, number, self.numbers.master) / share
+    def scratch(self, nodes: list[Node]) -> float:
+        """Temporaries of the optimizer's step over these nodes."""
+        shards = self.setup.parallel.sharded(1)
+        moments = (
+            node.params
+            * max(self._number_bytes(node), self.numbers.master)
+            / (self.split(node) * shards)
+            for node in nodes
+            if self._own(node)
+        )
+        return scratch_bytes(self.setup.optimizer, moments)
 
-    def cast_bytes(self, nodes: list[Node]) -> dict[str | None, float]:
-        """Autocast's 16-bit copy of each matrix, by layer: kept until backward has used it."""
-        found: dict[str | None, float] = dict.fromkeys([None, *(node.layer for node in nodes)], 0.0)
-        if not self.numbers.is_autocast:
-            return found
-        for node in nodes:
-            if isinstance(node.work, Linear) and self.needs[node.name]:
-                share = self.split(node) if node.params else self.setup.parallel.tensor
-                share *= self.setup.parallel.sharded(3)
-                found[node.layer] += node.work.held / share * self.numbers.compute
-        return found
+    def cast_bytes(self, node: Node) -> float:
+        """Autocast's 16-bit copy of a matrix: kept until the backward pass has used it."""
+        if not (
+            self.numbers.is_autocast and isinstance(node.work, Linear) and self.needs[node.name]
+        ):
+            return 0.0
+        share = self.split(node) if node.params else self.setup.parallel.tensor
+        return node.work.held / (share * self.setup.parallel.sharded(3)) * self.numbers.compute
 
     def gathered_bytes(self, nodes: list[Node], layers: list[str]) -> float:
         """Weights that stage 3 has whole for a moment.

@@ -6,8 +6,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.layers import Decoder, DeltaNet, Experts, Layer, Mamba, Mamba2, Mlp
+from ergmeter.flops.layers import (
+    Decoder,
+    DeltaNet,
+    Experts,
+    Layer,
+    Mamba,
+    Mamba2,
+    Mlp,
+    Piece,
+    Recurrent,
+)
 from ergmeter.flops.llamas import qwen3_full
+from ergmeter.flops.mixtures import latent_attention, mixtral
 from ergmeter.flops.pieces import (
     dense_or_experts,
     each_attention,
@@ -312,3 +323,200 @@ def _nemotron_layer(c: Config, kind: str, hidden: int) -> Layer:
         module="mixer",
     )
     return Layer((), experts, feed_norm=hidden)
+
+
+def lfm2(c: Config) -> Decoder:
+    """LFM2: short gated convolutions, and attention in some layers."""
+    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    attends = c.wholes("full_attn_idxs") or list(range(count))
+    kinds = layer_kinds(c, count, lambda number: "full_attention" if number in attends else "conv")
+    size = c.whole("block_ff_dim", "intermediate_size")
+    if c.flag("block_auto_adjust_ff_dim", default=True):
+        size = int(2 * size / 3)
+        if "block_ffn_dim_multiplier" in c:
+            multiple = c.whole("block_multiple_of", default=256)
+            size = -(-c.share("block_ffn_dim_multiplier", size) // multiple) * multiple
+    mlp = Mlp(size, names=("w1", "w3", "w2"), module="feed_forward")
+    return _lfm2(c, hidden, [(kind, mlp) for kind in kinds])
+
+
+def lfm2_moe(c: Config) -> Decoder:
+    """LFM2 with mixtures above the first layers."""
+    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    kinds = c.names("layer_types")
+    if kinds is None:
+        raise FormatError(f"{c.where}: the field layer_types is missing; add it")
+    kinds = layer_kinds(c, count)
+    mlp = Mlp(c.whole("intermediate_size"), names=("w1", "w3", "w2"), module="feed_forward")
+    size = c.whole("moe_intermediate_size")
+    experts = experts_of(c, c.whole("num_experts"), size, module="feed_forward")
+    first = c.whole("num_dense_layers", at_least=0)
+    feeds = [mlp if number < first else experts for number in range(count)]
+    return _lfm2(c, hidden, list(zip(kinds, feeds, strict=True)))
+
+
+def _lfm2(c: Config, hidden: int, layers: list[tuple[str, Mlp | Experts]]) -> Decoder:
+    attention = with_qk_norms(self_attention(c))
+    attention = replace(attention, names=("q_proj", "k_proj", "v_proj", "out_proj"))
+    bias = c.flag("conv_bias", default=False)
+    conv = Recurrent(
+        (Piece("in_proj", hidden, 3 * hidden, bias),),
+        Piece("out_proj", hidden, hidden, bias),
+        part="short conv",
+        module="conv",
+        conv=hidden,
+        conv_of=("in_proj",),
+        conv_width=c.whole("conv_L_cache"),
+        conv_bias=bias,
+    )
+    base = like_llama(
+        c,
+        c.model_type,
+        [
+            Layer((conv if kind == "conv" else attention,), feed, norm=hidden, feed_norm=hidden)
+            for kind, feed in layers
+        ],
+        tied=True,
+    )
+    return replace(base, is_tied=c.flag("tie_embedding", "tie_word_embeddings", default=True))
+
+
+def minimax(c: Config) -> Decoder:
+    """MiniMax-01 and M1: linear attention without softmax, and attention in some layers."""
+    base = mixtral(c)
+    hidden, count = base.hidden, len(base.layers)
+    kinds = layer_kinds(
+        c, count, lambda number: "linear_attention" if number % 2 else "full_attention"
+    )
+    plain = self_attention(c)
+    inner, state = plain.heads * plain.head_dim, plain.heads * plain.head_dim**2
+    lightning = Recurrent(
+        (Piece("qkv_proj", hidden, 3 * inner), Piece("output_gate", hidden, inner)),
+        Piece("out_proj", inner, hidden),
+        part="linear attention",
+        module="self_attn",
+        scan=5 * state,  # it decays, a product is added, a query reads it
+        state=state,
+        norm=inner,
+    )
+    layers = tuple(
+        replace(layer, mixers=(lightning,)) if kind == "linear_attention" else layer
+        for layer, kind in zip(base.layers, kinds, strict=True)
+    )
+    return replace(base, family="minimax", layers=layers)
+
+
+def recurrent_gemma(c: Config) -> Decoder:
+    """RecurrentGemma: gated linear recurrences (arXiv 2402.19427), every third layer attention."""
+    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+    count = c.whole("num_hidden_layers")
+    pattern = c.names("block_types") or ["recurrent", "recurrent", "attention"]
+    if not pattern:
+        raise FormatError(f"{c.where}: block_types is empty")
+    wide = c.whole("lru_width", default=hidden)
+    if wide % heads:
+        raise FormatError(
+            f"{c.where}: lru_width {wide} is no multiple of num_attention_heads {heads}"
+        )
+    bias = c.flag("attention_bias", default=False)
+    attention = replace(
+        self_attention(c, bias=bias),
+        out_bias=True,
+        window=c.whole("attention_window_size"),
+        module="temporal_block",
+    )
+    # Its gates are block diagonal: a square for each head.
+    gates = tuple(
+        Piece(f"rg_lru.{name}", wide // heads, wide, bias=True, of="conv", is_module=False)
+        for name in ("input_gate", "recurrent_gate")
+    )
+    recurrence = Recurrent(
+        (Piece("linear_y", hidden, wide, True), Piece("linear_x", hidden, wide, True), *gates),
+        Piece("linear_out", wide, hidden, True),
+        part="recurrence",
+        module="temporal_block",
+        conv=wide,
+        conv_of=("linear_x",),
+        conv_width=c.whole("conv1d_width"),
+        conv_bias=True,
+        scan=6 * wide,
+        state=wide,
+        scan_params=wide,
+    )
+    mlp = Mlp(c.whole("intermediate_size") // 2, bias=True, module="mlp_block")
+    layers = [
+        Layer(
+            (attention if pattern[number % len(pattern)] == "attention" else recurrence,),
+            mlp,
+            norm=hidden,
+            feed_norm=hidden,
+        )
+        for number in range(count)
+    ]
+    return like_llama(c, "recurrent_gemma", layers, tied=True)
+
+
+def kimi_linear(c: Config) -> Decoder:
+    """Kimi Linear: delta attention with a decay for each channel; some layers latent attention."""
+    hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
+    linear = c.part("linear_attn_config") if "linear_attn_config" in c else c
+    attends = linear.wholes("full_attn_layers")  # counted from 1
+
+    def kind(number: int) -> str:
+        is_full = number + 1 in attends if attends is not None else number and number % 4 == 0
+        return "full_attention" if is_full else "linear_attention"
+
+    kinds = layer_kinds(c, count, kind)
+    first = c.whole("first_k_dense_replace", default=1, at_least=0)
+    feeds = layer_kinds(
+        c, count, lambda n: "dense" if n < first else "sparse", names=("mlp_layer_types",)
+    )
+    size = c.whole("moe_intermediate_size")
+    experts = experts_of(
+        c,
+        c.whole("num_experts", "num_local_experts"),
+        size,
+        shared_size=c.whole("num_shared_experts", "n_shared_experts", at_least=0) * size,
+    )
+    mlp = Mlp(c.whole("intermediate_size"))
+    full, delta = latent_attention(c), _kimi_delta(c, linear, hidden)
+    layers = [
+        Layer(
+            (full if mixer == "full_attention" else delta,),
+            mlp if feed == "dense" else experts,
+            norm=hidden,
+            feed_norm=hidden,
+        )
+        for mixer, feed in zip(kinds, feeds, strict=True)
+    ]
+    return like_llama(c, "kimi_linear", layers, tied=False)
+
+
+def _kimi_delta(c: Config, linear: Config, hidden: int) -> Recurrent:
+    dim = linear.maybe("head_dim") if linear is not c else None
+    heads = linear.maybe("num_heads") if linear is not c else None
+    width = linear.maybe("short_conv_kernel_size") if linear is not c else None
+    dim, heads = dim or c.whole("linear_head_dim"), heads or c.whole("linear_num_heads")
+    inner, state = heads * dim, heads * dim * dim
+    return Recurrent(
+        (
+            Piece("q_proj", hidden, inner),
+            Piece("k_proj", hidden, inner),
+            Piece("v_proj", hidden, inner),
+            Piece("forget_gate.f_a_proj", hidden, dim),
+            Piece("forget_gate.f_b_proj", dim, inner, of="forget_gate.f_a_proj"),
+            Piece("b_proj", hidden, heads),
+            Piece("g_a_proj", hidden, dim),
+            Piece("g_b_proj", dim, inner, of="g_a_proj"),
+        ),
+        Piece("o_proj", inner, hidden),
+        part="linear attention",
+        module="self_attn",
+        conv=3 * inner,
+        conv_of=("q_proj", "k_proj", "v_proj"),
+        conv_width=width or c.whole("linear_conv_kernel_dim"),
+        scan=8 * state,
+        state=state,
+        scan_params=inner + heads,
+        norm=dim,
+    )

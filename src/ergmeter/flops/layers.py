@@ -10,6 +10,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """One matrix of a mixer: of what goes into the layer, of another piece, or of its `conv`."""
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    of: str = ""
+    is_module: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): low-rank queries and keys."""
 
@@ -43,6 +55,8 @@ class SelfAttention:
     inputs: int | None = None  # where it reads something wider than the hidden size
     outputs: int | None = None
     module: str = "self_attn"
+    keys_of: int | None = None  # the layer whose keys and values it uses, where it has none
+    has_values: bool = True  # or its keys are its values too
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,25 @@ class DeltaNet:
     module: str = "linear_attn"
 
 
-Mixer = SelfAttention | Mamba | Mamba2 | DeltaNet
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """A mixer by its pieces: projections, a convolution, a scan, a norm, an output."""
+
+    pieces: tuple[Piece, ...]
+    output: Piece
+    part: str  # what its matrices are counted under
+    module: str
+    conv: int = 0  # channels of a depthwise convolution
+    conv_of: tuple[str, ...] = ()
+    conv_width: int = 0
+    conv_bias: bool = False
+    scan: int = 0  # FLOPs a row
+    state: int = 0
+    scan_params: int = 0
+    norm: int = 0
+
+
+Mixer = SelfAttention | Mamba | Mamba2 | DeltaNet | Recurrent
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +161,11 @@ class Layer:
     after_norms: tuple[int, ...] = ()  # after mixer and feed-forward
     is_parallel: bool = False
     extra_params: int = 0
+    beside: tuple[Piece, ...] = ()  # matrices in a row beside the mixer, with a norm after them
+    beside_norm: int = 0
+    after: tuple[Piece, ...] = ()  # and after the feed-forward, with the layer's own input
+    after_norm: int = 0
+    streams: int = 1  # of which the layer computes one and predicts the others
 
 
 @dataclass(frozen=True)
@@ -147,6 +184,9 @@ class Decoder:
     further: int = 0  # layers that predict the tokens after the next (arXiv 2412.19437, 2.2)
     embedding_dim: int | None = None
     embedding_norm: int = 0
+    input_width: int = 0  # of an input of its own for each layer
+    input_rows: int = 0  # of the table it is looked up in
+    streams: int = 1
     prefix: str = "model"
     layer_name: str = "layers"
     embedding_name: str = "embed_tokens"

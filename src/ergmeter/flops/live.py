@@ -47,18 +47,16 @@ _ADAPTER = re.compile(r"^(?P<module>.+)\.lora_A\.[^.]+\.weight$")
 
 
 def described(
-    model: object, seq_len: int | None, settings: Settings, *, is_padded: bool = False
+    model: object, seq_len: int | None, settings: Settings
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """What a Meter writes of a model: FLOPs of a step under every convention, or why not.
 
     With the settings, filled with what the model says of itself. A training never fails for it.
-    `is_padded`: batches hold padding, and what a position of it costs is worth a second run, where
-    running the model is the only way to tell.
     """
     try:
         work, dtype = model_work(model, seq_len)
     except ErgmeterError as error:
-        return _by_running(model, seq_len, settings, str(error), is_padded=is_padded)
+        return _by_running(model, seq_len, settings, str(error))
     filled = replace(
         settings,
         parameters=settings.parameters or work.params,
@@ -68,7 +66,7 @@ def described(
 
 
 def _by_running(
-    model: object, seq_len: int | None, settings: Settings, reason: str, *, is_padded: bool
+    model: object, seq_len: int | None, settings: Settings, reason: str
 ) -> tuple[tuple[Flops, ...], Settings, str]:
     """A torch model that can't be read is run once, without memory, by the counted engine."""
     if not hasattr(model, "named_parameters"):
@@ -93,7 +91,6 @@ def _by_running(
     try:
         count = partial(registry.load("flops", "counted"), model, batch_size=1)
         counted = count(seq_len=seq_len)
-        alone = count(seq_len=1).needed.hardware if is_padded else None
     except UsageError:
         return (), settings, f"{reason}; to run it, its forward must take one batch of tokens"
     except ErgmeterError as error:
@@ -105,29 +102,20 @@ def _by_running(
         convention="counted",
         engine="counted",
         hardware_per_step=counted.needed.hardware,
-        hardware_per_padding=alone,  # with the one pair of a token and itself, which is nothing
         tokens_per_step=seq_len,
-        assumptions=(f"run without memory: {why}", *seen, *counted.not_counted),
+        assumptions=(f"run without memory, as model(tokens) alone: {why}", *seen),
+        not_counted=tuple(one.removeprefix("not counted: ") for one in counted.not_counted),
     )
     filled = replace(
         settings,
         parameters=settings.parameters or counted.params,
-        dtype=settings.dtype or _dtype(parameters),
+        dtype=settings.dtype or dtype_of(parameters),
     )
     return (flops,), filled, ""
 
 
 def _reads_a_source(model: object) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
-
-
-def must_be_run(model: object, seq_len: int) -> bool:
-    """Whether there is nothing to read its FLOPs from, so that only running it can tell."""
-    try:
-        model_work(model, seq_len)
-    except ErgmeterError:
-        return hasattr(model, "named_parameters")
-    return False
 
 
 def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
@@ -155,7 +143,7 @@ def model_work(model: object, seq_len: int | None) -> tuple[Work, str | None]:
     _check_size(graph, parameters, type(inner).__name__)
     graph = replace(graph, assumptions=(*graph.assumptions, *assumed))
     work = step_work(graph, _sequence(graph, seq_len), training=training)
-    return work, _dtype(parameters)
+    return work, dtype_of(parameters)
 
 
 def _inside(model: Any) -> tuple[Any, tuple[str, ...]]:  # noqa: ANN401  a model, whoever's
@@ -279,7 +267,7 @@ def _as_flagged(parameters: list[Whole]) -> Trainable:
     return trains
 
 
-def _dtype(parameters: list[Whole]) -> str | None:
+def dtype_of(parameters: list[Whole]) -> str | None:
     """What the weights are in. Of fp32 it can't be seen whether products are in a shorter type."""
     short = {_DTYPES[one.dtype] for one in parameters if one.dtype in _DTYPES}
     return short.pop() if len(short) == 1 else None

@@ -11,11 +11,10 @@ from ergmeter.flops.pieces import (
     each_attention,
     each_mlp,
     every_nth_full,
-    layer_kinds,
     like_llama,
     self_attention,
-    windows_of,
     with_qk_norms,
+    with_windows,
 )
 
 if TYPE_CHECKING:
@@ -39,9 +38,7 @@ def mistral(c: Config) -> Decoder:
 
 def qwen2(c: Config) -> Decoder:
     """Qwen 2 and 2.5: biases on queries, keys and values; upper layers may have a window."""
-    base = qwen2_full(c)
-    windows = _upper_windows(c, len(base.layers))
-    return each_attention(base, "qwen2", lambda number, a: replace(a, window=windows[number]))
+    return _upper_windows(c, qwen2_full(c))
 
 
 def qwen2_full(c: Config) -> Decoder:
@@ -51,34 +48,27 @@ def qwen2_full(c: Config) -> Decoder:
 
 def qwen3(c: Config) -> Decoder:
     """Qwen 3: a head size of its own, norms on queries and keys; windows as in Qwen 2."""
-    base = qwen3_full(c)
-    windows = _upper_windows(c, len(base.layers))
-    return each_attention(base, "qwen3", lambda number, a: replace(a, window=windows[number]))
+    return _upper_windows(c, qwen3_full(c))
 
 
 def qwen3_full(c: Config) -> Decoder:
     """Qwen 3 whose layers see all that is before them, as in what has been made from it since."""
-    if "head_dim" not in c:
-        raise FormatError(f"{c.where}: the field head_dim is missing; add it")
     return each_attention(llama(c), "qwen3", lambda _i, a: with_qk_norms(a))
 
 
 def qwen_window(c: Config) -> int | None:
-    """The window that a Qwen has where it is switched on; null is none, absent is 4096."""
-    if not c.flag("use_sliding_window", default=False):
-        return None
-    return c.maybe("sliding_window") if "sliding_window" in c.fields else 4096
+    """The window that a Qwen has where it is switched on."""
+    return c.maybe("sliding_window") if c.flag("use_sliding_window", default=False) else None
 
 
-def _upper_windows(c: Config, layers: int) -> list[int | None]:
+def _upper_windows(c: Config, base: Decoder) -> Decoder:
     window = qwen_window(c)
     if window is None:
-        return [None] * layers
+        return base
     first = c.whole("max_window_layers", default=28, at_least=0)
-    kinds = layer_kinds(
-        c, layers, lambda number: "sliding_attention" if number >= first else "full_attention"
+    return with_windows(
+        c, base, window, lambda number: "sliding_attention" if number >= first else "full_attention"
     )
-    return windows_of(kinds, window)
 
 
 def gemma(c: Config) -> Decoder:
@@ -99,14 +89,8 @@ def gemma3(c: Config) -> Decoder:
 
 
 def _gemma_with_windows(c: Config, family: str, *, every: int, has_qk_norm: bool) -> Decoder:
-    base = gemma(c)
-    count = len(base.layers)
-    windows = windows_of(layer_kinds(c, count, every_nth_full(every)), c.whole("sliding_window"))
-    base = each_attention(
-        base,
-        family,
-        lambda number, a: replace(with_qk_norms(a) if has_qk_norm else a, window=windows[number]),
-    )
+    base = each_attention(gemma(c), family, lambda _i, a: with_qk_norms(a) if has_qk_norm else a)
+    base = with_windows(c, base, c.whole("sliding_window"), every_nth_full(every))
     layers = tuple(replace(layer, after_norms=(base.hidden, base.hidden)) for layer in base.layers)
     return replace(base, layers=layers)
 
@@ -136,22 +120,45 @@ def olmo(c: Config) -> Decoder:
 
 
 def olmo2(c: Config) -> Decoder:
-    """OLMo 2 and 3: norms after each part instead of before, and over all of queries and keys."""
-    base = llama(c)
-    kinds = layer_kinds(c, len(base.layers))
-    windows = windows_of(kinds, c.maybe("sliding_window"))
+    """OLMo 2: norms after each part instead of before, and over all of queries and keys."""
     base = each_attention(
-        base,
-        "olmo2",
-        lambda number, a: replace(
-            a,
-            norm_params=(a.heads + a.kv_heads) * a.head_dim,
-            window=windows[number],
-        ),
+        llama(c), "olmo2", lambda _i, a: replace(a, norm_params=(a.heads + a.kv_heads) * a.head_dim)
     )
+    return _normed_after(base)
+
+
+def olmo3(c: Config) -> Decoder:
+    """OLMo 3: OLMo 2 with three layers with a window to one without."""
+    return with_windows(c, olmo2(c), c.maybe("sliding_window"), every_nth_full(4))
+
+
+def _normed_after(base: Decoder) -> Decoder:
+    """The same decoder with norms after each part, and none before."""
     norms = (base.hidden, base.hidden)
     layers = tuple(replace(layer, norm=0, feed_norm=0, after_norms=norms) for layer in base.layers)
     return replace(base, layers=layers)
+
+
+def smollm3(c: Config) -> Decoder:
+    """SmolLM3: Llama; layers without rotary positions may have a window."""
+    base = llama(c)
+    if not c.flag("use_sliding_window", default=False):
+        return base
+    every = c.whole("no_rope_layer_interval", default=4)
+    rotates = c.wholes("no_rope_layers") or [
+        int((i + 1) % every != 0) for i in range(len(base.layers))
+    ]
+    if len(rotates) != len(base.layers):
+        raise FormatError(
+            f"{c.where}: no_rope_layers lists {len(rotates)} layers, and the model has"
+            f" {len(base.layers)}"
+        )
+    return with_windows(
+        c,
+        base,
+        c.maybe("sliding_window"),
+        lambda number: "full_attention" if rotates[number] else "sliding_attention",
+    )
 
 
 def cohere(c: Config) -> Decoder:
@@ -216,19 +223,12 @@ def ernie(c: Config) -> Decoder:
 
 def exaone4(c: Config) -> Decoder:
     """EXAONE 4: norms after each part only, and on queries and keys; some layers with a window."""
-    base = llama(c)
+    base = _normed_after(each_attention(llama(c), "exaone4", lambda _i, a: with_qk_norms(a)))
     window = c.maybe("sliding_window")
     # A pattern of letters, as in the one of 32B, stands beside the list that it makes.
     is_ruled = window is not None and "layer_types" not in c
     every = c.maybe("sliding_window_pattern") if is_ruled else None
-    kinds = layer_kinds(c, len(base.layers), every_nth_full(every or 1))
-    windows = windows_of(kinds, window)
-    base = each_attention(
-        base, "exaone4", lambda number, a: replace(with_qk_norms(a), window=windows[number])
-    )
-    norms = (base.hidden, base.hidden)
-    layers = tuple(replace(layer, norm=0, feed_norm=0, after_norms=norms) for layer in base.layers)
-    return replace(base, layers=layers)
+    return with_windows(c, base, window, every_nth_full(every or 1))
 
 
 def arcee(c: Config) -> Decoder:
@@ -252,6 +252,42 @@ def cohere2(c: Config) -> Decoder:
     """Command R7B and A: three layers with a window to one without."""
     base = cohere(c)
     every = c.whole("sliding_window_pattern", "_sliding_window_pattern", default=4)
-    kinds = layer_kinds(c, len(base.layers), every_nth_full(every))
-    windows = windows_of(kinds, c.whole("sliding_window"))
-    return each_attention(base, "cohere2", lambda number, a: replace(a, window=windows[number]))
+    base = with_windows(c, base, c.whole("sliding_window"), every_nth_full(every))
+    return replace(base, family="cohere2")
+
+
+def bitnet(c: Config) -> Decoder:
+    """BitNet b1.58: Llama with a norm before the output of attention and of the feed-forward."""
+    base = replace(llama(c), family="bitnet")
+    extra = base.hidden + c.whole("intermediate_size")
+    return replace(base, layers=tuple(replace(each, extra_params=extra) for each in base.layers))
+
+
+def nanochat(c: Config) -> Decoder:
+    """nanochat: a plain feed-forward, and norms without parameters."""
+    base = each_mlp(
+        olmo(c), lambda mlp: replace(mlp, is_gated=False, bias=False, names=("fc1", "fc2"))
+    )
+    return replace(base, family="nanochat")
+
+
+def apertus(c: Config) -> Decoder:
+    """Apertus: a plain feed-forward with a learned activation, norms on queries and keys."""
+    base = each_attention(arcee(c), "apertus", lambda _i, a: with_qk_norms(a))
+    base = each_mlp(base, lambda mlp: replace(mlp, bias=False))
+    layers = tuple(replace(layer, extra_params=_XIELU) for layer in base.layers)
+    return replace(base, layers=layers)
+
+
+_XIELU = 2  # numbers that the activation learns in each layer (arXiv 2411.13010)
+
+
+def cwm(c: Config) -> Decoder:
+    """Code World Model: Llama with three layers with a window to one without."""
+    base = replace(llama(c), family="cwm")
+    return with_windows(
+        c,
+        base,
+        c.whole("sliding_window"),
+        lambda number: "sliding_attention" if number % 4 else "full_attention",
+    )

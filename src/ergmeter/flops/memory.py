@@ -26,16 +26,19 @@ from ergmeter.flops.arrangement import (
     Kernels,
     Parallel,
     Setup,
+    assumptions,
     check_sizes,
+    is_masked,
     is_written_out,
     precision,
-    said,
 )
+from ergmeter.flops.backward import LayerBackward, LayerPeak
 from ergmeter.flops.graph import Attention, Fold, Linear
 from ergmeter.flops.holdings import Holdings
-from ergmeter.flops.saved import saved_tensors
+from ergmeter.flops.saved import SavedTensors
 from ergmeter.flops.work import Training, trained_graph
 from ergmeter.flops.written import written
+from ergmeter.units import scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
@@ -49,10 +52,16 @@ KINDS = (
     "optimizer",
     "activations",
     "loss",
+    "output",  # what the model returned: logits, and its cache of keys and values
     "working",  # gradients of activations, weights unpacked, an optimizer's scratch
     "gathered",  # what sharding puts together for the layer at work
     "workspace",
 )
+
+
+# The parts of a model that are in no layer.
+_HEAD = "the head"
+_EMBEDDING = "the embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +111,30 @@ def _check(how: Training, setup: Setup) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
+    """Bytes of the loss, without the logits that the model returns."""
+
     forward: float = 0
     backward: float = 0
-    after: float = 0  # while the layers are walked back through
+    logits: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Bytes of what the model returns."""
+
+    logits: float
+    cache: dict[str, float]  # keys and values by layer, where autograd keeps the same tensors
+    copied: float  # keys and values of which autograd keeps other copies
+
+    @property
+    def total(self) -> float:
+        """The whole output, once autograd keeps nothing."""
+        return self.logits + self.copied + sum(self.cache.values())
+
+    @property
+    def unsaved(self) -> float:
+        """What autograd does not keep anyway."""
+        return self.logits + self.copied
 
 
 class _Layout:
@@ -112,6 +142,8 @@ class _Layout:
 
     def __init__(self, graph: Graph, batch: Batch, how: Training, setup: Setup) -> None:
         self.graph, self.trainable = trained_graph(graph, how)
+        if how.checkpointing == "full":  # transformers then turns the cache off
+            setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
         self.batch, self.how, self.setup = batch, how, setup
         self.numbers, self.code = precision(setup.dtype), written(graph)
         self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
@@ -133,8 +165,17 @@ class _Layout:
                 f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
                 " estimate is of a training; leave something to train"
             )
+        self.tensors = SavedTensors(self.graph, batch, self.trainable, self.numbers, setup.kernels)
         self.saved = self._saved()
         self.stage_of = self._stages()
+        after = {node.name for node in _after_layers(list(self.graph))}
+        self.part_of = {
+            node.name: node.layer or (_HEAD if node.name in after else _EMBEDDING)
+            for node in self.graph
+        }
+        self.saved_in: dict[str, list[Saved]] = {part: [] for part in self.part_of.values()}
+        for each in self.saved:
+            self.saved_in[self.part_of[each.node]].append(each)
 
     def memory(self) -> Memory:
         """On the stage that holds the most."""
@@ -143,21 +184,24 @@ class _Layout:
         fullest = max(range(count), key=lambda s: max(m.total_bytes for m in each[s]))
         nodes = [node for node in self.graph if self.stage_of[node.name] == fullest]
         host = sum(self.parameters.states(node)[1] for node in nodes)
-        return Memory(each[fullest], fullest, self.sequences, host, self._assumptions())
+        return Memory(each[fullest], fullest, self.sequences, host, self._assumptions(nodes))
 
     def _saved(self) -> list[Saved]:
-        found = saved_tensors(
-            self.graph, self.batch, self.trainable, self.numbers, self.setup.kernels
-        )
+        """Storages that autograd keeps, a device's share of each."""
+
+        def here(each: Saved) -> Saved:
+            share = self._share(each.is_split)
+            if each.is_weight:
+                share = 1 / self.setup.parallel.tensor
+            return replace(each, bytes=each.bytes * share)
+
+        return list(map(here, self.tensors.all()))
+
+    def _share(self, is_split: bool) -> float:
+        """A device's share of a tensor of activations."""
         parallel = self.setup.parallel
         between = parallel.tensor if parallel.is_sequence_parallel else 1
-
-        def here(one: Saved) -> Saved:
-            rows = 1 if one.is_weight else self.rows_share
-            share = parallel.tensor if one.is_split else between
-            return replace(one, bytes=one.bytes * rows / share)
-
-        return list(map(here, found))
+        return self.rows_share / (parallel.tensor if is_split else between)
 
     def _stages(self) -> dict[str, int]:
         """Which stage of the pipeline each node is on: layers evenly, the rest beside them."""
@@ -180,54 +224,118 @@ class _Layout:
             "workspace": setup.workspace_bytes,
         }
         whole = sum(map(self.parameters.gradient_bytes, nodes)) / parallel.sharded(2)
-        scratch = sum(map(self.parameters.scratch, nodes))
-        last = _moment("optimizer step", held, {"gradients": whole, "working": scratch})
+        output = self._output(nodes)
+        step = {
+            "gradients": whole,
+            "working": self.parameters.scratch(nodes),
+            "output": output.total if setup.output == "until-next" else 0.0,
+        }
+        last = _moment("optimizer step", held, step)
         # What an earlier micro-batch left is whole; otherwise gradients come one by one.
         waiting = whole if setup.micro_batches > 1 else None
-        return (*self._passes(nodes, stage, held, waiting), last)
+        return (*self._passes(nodes, stage, held, waiting, output), last)
 
     def _passes(
-        self, nodes: list[Node], stage: int, held: dict[str, float], waiting: float | None
+        self,
+        nodes: list[Node],
+        stage: int,
+        held: dict[str, float],
+        waiting: float | None,
+        output: _Output,
     ) -> tuple[Moment, ...]:
-        """The moment between the passes, and that of the layer on the way back that holds most."""
+        """The moment between the passes, and the largest of the backward pass below the loss."""
         by_layer: dict[str, list[Node]] = {}
         for node in nodes:
             if node.layer is not None:
                 by_layer.setdefault(node.layer, []).append(node)
-        layers = list(by_layer)
-        held = {**held, "gathered": self.parameters.gathered_bytes(nodes, layers)}
-        kept, again = self._kept(nodes, by_layer)
-        below = sum(kept.values())
+        held = {**held, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
+        kept = self._kept(nodes, by_layer)
         under_way = min(self.setup.parallel.pipeline - stage, self.setup.micro_batches)
-        others = (under_way - 1) * below
-        cast = self.parameters.cast_bytes(nodes)
+        activations = under_way * sum(kept.values())
+        cast = self._cast_bytes(nodes)
         waits = cast
         if self.how.checkpointing == "full":  # no graph holds on to the layers' copies
-            waits = {layer: 0 if layer else size for layer, size in cast.items()}
+            waits = {part: 0.0 if part in by_layer else size for part, size in cast.items()}
         loss = self._loss_bytes(nodes)
-        base = {"gradients": waiting or 0.0, "activations": others + below}
-        middle = [_moment("end of the forward pass", held, {**base, **_both(cast, loss.forward)})]
+        base = {"gradients": waiting or 0.0, "activations": activations}
+        previous = output.total if self.setup.output == "until-next" else 0
+        ends = {**_both(cast, loss.forward), "output": output.unsaved + previous}
+        middle = [_moment("end of the forward pass", held, {**base, **ends})]
+        returned = output.unsaved if self.setup.output != "freed" else 0.0
         if loss.backward:
             name = "backward through the loss"
-            middle.append(_moment(name, held, {**base, **_both(waits, loss.backward)}))
+            turns = {**_both(waits, loss.backward), "output": returned}
+            middle.append(_moment(name, held, {**base, **turns}))
         # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
         shards = self.setup.parallel.sharded(2)
-        done = latest = sum(map(self.parameters.gradient_bytes, _after_layers(nodes)))
-        found: list[Moment] = []
-        for layer, inside in reversed(by_layer.items()):
-            own = {**waits, layer: cast[layer]}
+        done = latest = 0.0
+        back: list[Moment] = []
+        parts = {_HEAD: _after_layers(nodes), **dict(reversed(by_layer.items()))}
+        for part, inside in parts.items():
+            copies = {**waits, part: cast[part]}
+            peak = self._backward_peak(part, inside, loss)
+            made = peak.weight_gradients
+            is_again = part in by_layer and self.how.checkpointing == "full"
             now = {
-                **_both(own, loss.after),
-                "gradients": done / shards if waiting is None else waiting,
-                "gathered": held["gathered"] + latest * (1 - 1 / shards),
-                "activations": others + below + again[layer],
-                "working": self._working_bytes(inside),
+                "cast weights": sum(copies.values()),
+                "gradients": (done + made) / shards if waiting is None else waiting,
+                "gathered": held["gathered"] + (latest + made) * (1 - 1 / shards),
+                "activations": activations - (0 if is_again else kept[part]) + peak.saved,
+                "working": peak.working,
+                "output": returned,
             }
-            found.append(_moment(f"backward through {layer}", held, now))
-            below -= kept[layer]
-            latest = sum(map(self.parameters.gradient_bytes, inside))
+            back.append(_moment(f"backward through {part}", held, now))
+            activations -= kept[part]
+            returned += output.cache.get(part, 0.0) if self.setup.output != "freed" else 0.0
+            latest = sum(map(self.parameters.made_gradient_bytes, inside))
             done += latest
-        return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, found) if some)
+        end = {
+            "gradients": sum(map(self.parameters.gradient_bytes, nodes)) / shards,
+            "activations": activations,
+            "working": self._embedding_bytes(nodes),
+            "output": returned,
+        }
+        back.append(_moment(f"backward through {_EMBEDDING}", held, end))
+        return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, back))
+
+    def _backward_peak(self, part: str, nodes: list[Node], loss: _Loss) -> LayerPeak:
+        """The largest moment of a part's backward pass."""
+        if not any(self.needs[node.name] for node in nodes):
+            return LayerPeak()
+        saved = self.saved_in[part]
+        if self.how.checkpointing == "full":  # a layer's input is kept already
+            saved = [each for each in saved if self.part_of.get(each.storage, part) == part]
+        arriving, flowing = dict[str, float](), 0.0
+        if part == _HEAD:
+            arriving = {node.name: loss.logits for node in nodes if node.role == "head"}
+        else:
+            rows = self.batch.grid().rows(nodes[0].stream)
+            flowing = rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
+        walk = LayerBackward(
+            self.tensors,
+            self.parameters,
+            self._share,
+            recomputes_core=self.how.checkpointing == "selective",
+        )
+        return walk.peak(nodes, saved, arriving, flowing)
+
+    def _embedding_bytes(self, nodes: list[Node]) -> float:
+        """The gradient that arrives at the embedding; of a tied one, its own beside the head's."""
+        found = 0.0
+        tied = {node.tied_to for node in nodes if node.tied_to and self.trained[node.name]}
+        for node in nodes:
+            if node.role == "embedding" and self.trained[node.name]:
+                rows = self.batch.grid().rows(node.stream) * self._share(is_split=False)
+                found += rows * self.graph.hidden * self.numbers.stream
+                found += self.parameters.gradient_bytes(node) if node.name in tied else 0.0
+        return found
+
+    def _cast_bytes(self, nodes: list[Node]) -> dict[str, float]:
+        """Autocast's 16-bit copies of matrices, by part."""
+        found = dict.fromkeys([*self.part_of.values(), _HEAD], 0.0)
+        for node in nodes:
+            found[self.part_of[node.name]] += self.parameters.cast_bytes(node)
+        return found
 
     def _tied_bytes(self, nodes: list[Node], stage: int) -> float:
         """A tied matrix is held a second time where its other use is on another stage."""
@@ -238,25 +346,19 @@ class _Layout:
                 found += self.parameters.weight_bytes(other) / self.setup.parallel.sharded(3)
         return found
 
-    def _kept(
-        self, nodes: list[Node], layers: dict[str, list[Node]]
-    ) -> tuple[dict[str | None, float], dict[str | None, float]]:
-        """By layer: what waits for the backward pass, and what is computed again there."""
-        on_stage = {node.layer for node in nodes}
-        kept: dict[str | None, float] = dict.fromkeys([*layers, None], 0.0)
-        again: dict[str | None, float] = dict.fromkeys([*layers, None], 0.0)
+    def _kept(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
+        """Bytes that wait for the backward pass, by part."""
+        kept = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
         inputs = self._input_bytes(layers) if self.how.checkpointing == "full" else {}
-        is_last = self.setup.parallel.pipeline == 1 or any(node.role == "head" for node in nodes)
-        for one in self.saved:
-            if one.layer not in on_stage or (one.layer is None and not is_last):
-                continue
-            if one.layer in inputs or (self.how.checkpointing == "selective" and one.is_core):
-                again[one.layer] += one.bytes
-            else:
-                kept[one.layer] += one.bytes
+        here = {node.name for node in nodes}
+        for each in self.saved:
+            part = self.part_of[each.node]
+            is_again = part in inputs or (self.how.checkpointing == "selective" and each.is_core)
+            if each.node in here and not is_again:
+                kept[part] += each.bytes
         for layer, size in inputs.items():
             kept[layer] += size
-        return kept, again
+        return kept
 
     def _input_bytes(self, layers: dict[str, list[Node]]) -> dict[str, float]:
         """What a checkpointed layer keeps: what it was given. One without a gradient keeps none."""
@@ -271,8 +373,30 @@ class _Layout:
             found[layer] = size * self.rows_share / between
         return found
 
+    def _output(self, nodes: list[Node]) -> _Output:
+        """What the model returns: logits, and keys and values where it fills a cache."""
+        logits, cache, copied = self._loss_bytes(nodes).logits, dict[str, float](), 0.0
+        # Under autocast keys are rotated in 32 bits, so the cache is in 32; attention casts a copy.
+        kernels, size = self.setup.kernels, self.numbers.stream
+        for node in nodes if kernels.has_cache else []:
+            work = node.work
+            if not isinstance(work, Attention) or work.mask != "causal" or work.keys is not None:
+                continue
+            rows = self.batch.grid().rows(node.stream) * self.rows_share
+            pair = work.kv_heads * (work.qk_dim + work.v_dim) / self.setup.parallel.tensor
+            is_repeated = work.kv_heads != work.heads and (
+                is_written_out(work, self.numbers, kernels, self.code)
+                or is_masked(work, self.batch.seq_len, kernels, self.code)
+            )
+            if is_repeated or self.numbers.is_autocast:
+                copied += rows * pair * size
+            else:
+                part = self.part_of[node.name]
+                cache[part] = cache.get(part, 0.0) + rows * pair * size
+        return _Output(logits, cache, copied)
+
     def _loss_bytes(self, nodes: list[Node]) -> _Loss:
-        """What the loss holds.
+        """What the loss needs.
 
         As transformers has it: the logits, which the model returns; the same in 32 bits, until
         their log-softmax is made, which is kept; then two gradients of that size, of the
@@ -291,46 +415,37 @@ class _Layout:
             inputs = rows * work.inputs
             weight = work.held * self.numbers.weight if self.trained[head.name] else 0
             given = inputs * size + weight / self.setup.parallel.tensor
-            return _Loss(given + inputs * (size + FP32), given, given)
+            return _Loss(given + inputs * (size + FP32), given)
         logits = rows * work.outputs / self.setup.parallel.tensor
         first = FP32 if size == FP32 else 2 * FP32  # what is in 32 bits already is not copied
-        capped = size if self.code.caps_logits else 0  # the tanh, kept until it is walked back
-        return _Loss(
-            logits * (size + capped + first), logits * (size + capped + 3 * FP32), logits * size
+        return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
+
+    def _assumptions(self, nodes: list[Node]) -> tuple[str, ...]:
+        return (
+            *self.graph.assumptions,
+            *assumptions(self.setup, self.how, self.graph),
+            *self._alternatives(nodes),
         )
 
-    def _working_bytes(self, nodes: list[Node]) -> float:
-        """Gradients under way in a layer, and a weight unpacked.
-
-        At their most, where act(gate) x up is walked back through: of the product, which is gone by
-        then if it was kept, and of both its factors, beside the one that flows between layers.
-        Where attention is written out: of its probabilities, before and after the softmax.
-        """
-        widest = unpacked = eager = 0.0
-        for node in nodes:
-            work = node.work
-            if isinstance(work, Linear) and self.needs[node.name]:
-                share = self.parameters.split(node)
-                count = 2 if self.trained[node.name] else 3
-                widest = max(widest, count * work.inputs * work.used / share)
-                if self.setup.quantize and work.is_module and node.part != "lora":
-                    unpacked = max(unpacked, work.held / share * self.numbers.compute)
-            elif isinstance(work, Fold):  # the gradient of the sum, which is of the whole weight
-                share = self.setup.parallel.tensor
-                unpacked = max(unpacked, work.held / share * self.numbers.compute)
-            elif isinstance(work, Attention) and is_written_out(
-                work, self.numbers, self.setup.kernels, self.code
-            ):
-                keys = self.batch.seq_len
-                eager = max(eager, work.heads * keys / self.setup.parallel.tensor * 2 * FP32)
-        if not widest:
-            return 0
-        rows = self.batch.grid().rows(nodes[0].stream) * self.rows_share
-        between = self.graph.hidden * self.numbers.stream
-        return rows * (max(widest * self.numbers.compute, eager) + between) + unpacked
-
-    def _assumptions(self) -> tuple[str, ...]:
-        return (*self.graph.assumptions, *said(self.setup, self.how, self.graph))
+    def _alternatives(self, nodes: list[Node]) -> list[str]:
+        """What the program decides and no configuration says, with what the other choice takes."""
+        held = scaled(self._output(nodes).total, "B")
+        output = {
+            "freed": f"the model's output is freed before the backward pass, as in transformers'"
+            f" Trainer; `output = model(...)` in a loop holds {held} more: --output until-next",
+            "until-step": f"the model's output, {held}, is held through the backward pass",
+            "until-next": f"the model's output, {held}, is held until the next forward pass"
+            " replaces it, as `output = model(...)` in a loop does",
+        }
+        found = [output[self.setup.output]]
+        if self.setup.optimizer == "adamw-fused":
+            foreach = replace(self.setup, optimizer="adamw")
+            more = Holdings(self.graph, self.trainable, foreach).scratch(nodes)
+            found.append(
+                f"torch's own default on CUDA, foreach AdamW, takes {scaled(more, 'B')} more in the"
+                " optimizer's step: --optimizer adamw"
+            )
+        return found
 
 
 def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> Moment:
@@ -338,7 +453,7 @@ def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> Moment:
     return Moment(name, {kind: both.get(kind, 0.0) for kind in KINDS})
 
 
-def _both(cast: dict[str | None, float], loss: float) -> dict[str, float]:
+def _both(cast: dict[str, float], loss: float) -> dict[str, float]:
     return {"cast weights": sum(cast.values()), "loss": loss}
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.flops.graph import Attention, Convolution, Scan
-from ergmeter.flops.layers import Mamba, Mamba2, SelfAttention
+from ergmeter.flops.layers import Mamba, Mamba2, Recurrent, SelfAttention
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph import Builder
-    from ergmeter.flops.layers import DeltaNet, Latent, Mixer
+    from ergmeter.flops.layers import DeltaNet, Latent, Mixer, Piece
 
 _QKV = "attention qkv"
 
@@ -22,6 +22,8 @@ def add_mixer(b: Builder, mixer: Mixer, x: str, *, name: str, hidden: int, strea
         return _add_mamba(b, mixer, x, name=name, hidden=hidden)
     if isinstance(mixer, Mamba2):
         return _add_mamba2(b, mixer, x, name=name, hidden=hidden)
+    if isinstance(mixer, Recurrent):
+        return _add_recurrent(b, mixer, x, name=name)
     return _add_delta(b, mixer, x, name=name, hidden=hidden)
 
 
@@ -103,9 +105,12 @@ def _separate(
             (a.names[0], x, q_size, a.q_bias, streams[0]),
             (a.names[1], memory, kv_size, k_bias, streams[1]),
             (a.names[2], memory, kv_size, a.kv_bias, streams[1]),
-        )
+        )[: 1 if a.keys_of is not None else 3 if a.has_values else 2]
     ]
-    return made[0], made[1], made[2]
+    if a.keys_of is not None:
+        other = f"{name.rpartition('.')[0]}.{a.keys_of}.{a.module}"
+        made += [f"{other}.{a.names[1]}", f"{other}.{a.names[2 if a.has_values else 1]}"]
+    return made[0], made[1], made[-1]
 
 
 def _latent(
@@ -210,3 +215,42 @@ def _add_delta(b: Builder, d: DeltaNet, x: str, *, name: str, hidden: int) -> st
     )
     normed = b.add(f"{at}.norm", "norm", (scan, qkvz), params=d.value_dim, layer=name)
     return b.linear(f"{at}.out_proj", part, normed, values, hidden, layer=name)
+
+
+def _add_recurrent(b: Builder, m: Recurrent, x: str, *, name: str) -> str:
+    at = f"{name}.{m.module}"
+    made: dict[str, str] = {}
+
+    def matrix(piece: Piece, of: str | tuple[str, ...]) -> str:
+        return b.linear(
+            f"{at}.{piece.name}",
+            f"{m.part} gates" if piece.of == "conv" else m.part,
+            of,
+            piece.inputs,
+            piece.outputs,
+            bias=piece.bias,
+            is_module=piece.is_module,
+            layer=name,
+        )
+
+    for piece in m.pieces:
+        if piece.of != "conv":
+            made[piece.name] = matrix(piece, made[piece.of] if piece.of else x)
+    if m.conv:
+        made["conv"] = b.add(
+            f"{at}.conv1d",
+            "convolution",
+            tuple(made[each] for each in m.conv_of),
+            params=m.conv * (m.conv_width + m.conv_bias),
+            work=Convolution(m.conv, m.conv_width),
+            layer=name,
+        )
+    for piece in m.pieces:
+        if piece.of == "conv":
+            made[piece.name] = matrix(piece, made["conv"])
+    out = tuple(made.values())
+    if m.scan:
+        work = Scan(m.scan, m.state)
+        out = (b.add(f"{at}.scan", "scan", out, params=m.scan_params, work=work, layer=name),)
+    normed = b.add(f"{at}.norm", "norm", out, params=m.norm, layer=name)
+    return matrix(m.output, normed)

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.layers import Decoder, Experts, Latent, Layer, Mlp, SelfAttention
-from ergmeter.flops.llamas import ernie, llama, mistral, qwen2_full, qwen3_full, qwen_window
+from ergmeter.flops.llamas import (
+    ernie,
+    hunyuan,
+    llama,
+    mistral,
+    olmo2,
+    qwen2_full,
+    qwen3_full,
+    qwen_window,
+)
 from ergmeter.flops.pieces import (
     dense_or_experts,
     each_attention,
+    each_layer,
     every_nth_full,
     experts_of,
     head_dim_of,
@@ -18,6 +28,7 @@ from ergmeter.flops.pieces import (
     like_llama,
     self_attention,
     windows_of,
+    with_windows,
 )
 
 if TYPE_CHECKING:
@@ -27,9 +38,7 @@ if TYPE_CHECKING:
 def mixtral(c: Config) -> Decoder:
     """Mixtral: every layer a mixture, no shared expert."""
     experts = experts_of(c, c.whole("num_local_experts"), c.whole("intermediate_size"))
-    base = mistral(c)
-    layers = tuple(replace(layer, feed=experts) for layer in base.layers)
-    return replace(base, family="mixtral", layers=layers)
+    return _all_mixtures(replace(mistral(c), family="mixtral"), experts)
 
 
 def qwen2_moe(c: Config) -> Decoder:
@@ -72,9 +81,9 @@ def qwen3_moe_full(c: Config) -> Decoder:
     return replace(base, family="qwen3_moe", layers=dense_or_experts(c, base, experts))
 
 
-def deepseek(c: Config) -> Decoder:
-    """DeepSeek V2 and V3, Kimi K2: latent attention; dense layers first, then mixtures."""
-    hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
+def latent_attention(c: Config) -> SelfAttention:
+    """Multi-head latent attention, as DeepSeek has it."""
+    heads = c.whole("num_attention_heads")
     latent = Latent(
         c.maybe("q_lora_rank"),
         c.whole("kv_lora_rank"),
@@ -83,25 +92,18 @@ def deepseek(c: Config) -> Decoder:
         c.whole("v_head_dim"),
     )
     has_bias = c.flag("attention_bias", default=False)
-    attention = SelfAttention(
+    return SelfAttention(
         heads, heads, latent.nope_dim, q_bias=has_bias, out_bias=has_bias, latent=latent
     )
+
+
+def deepseek(c: Config) -> Decoder:
+    """DeepSeek V2 and V3, Kimi K2: latent attention; dense layers first, then mixtures."""
+    hidden, attention = c.whole("hidden_size"), latent_attention(c)
     mlp = Mlp(c.whole("intermediate_size"))
     dense = Layer((attention,), mlp, norm=hidden, feed_norm=hidden)
-    count = c.whole("num_hidden_layers")
-    held = c.maybe("n_routed_experts")
-    layers = [dense] * count
-    if held:
-        size = c.whole("moe_intermediate_size")
-        shared = c.whole("n_shared_experts", default=0, at_least=0) * size
-        experts = experts_of(c, held, size, shared_size=shared)
-        first = c.whole("first_k_dense_replace", default=0, at_least=0)
-        every = c.whole("moe_layer_freq", default=1)
-        layers = [
-            replace(dense, feed=experts) if number >= first and number % every == 0 else dense
-            for number in range(count)
-        ]
-    return _with_further(c, like_llama(c, c.model_type, layers, tied=False))
+    base = like_llama(c, c.model_type, [dense] * c.whole("num_hidden_layers"), tied=False)
+    return _with_further(c, _with_routed(c, base))
 
 
 def _with_further(c: Config, base: Decoder) -> Decoder:
@@ -143,12 +145,20 @@ def gpt_oss(c: Config) -> Decoder:
 
 
 def granite_moe(c: Config) -> Decoder:
-    """Granite MoE: Llama with every layer a mixture; tied."""
-    experts = experts_of(c, c.whole("num_local_experts"), c.whole("intermediate_size"))
-    base = llama(c)
-    layers = tuple(replace(layer, feed=experts) for layer in base.layers)
-    is_tied = c.flag("tie_word_embeddings", default=True)
-    return replace(base, family="granitemoe", layers=layers, is_tied=is_tied)
+    """Granite MoE: Llama with every layer a mixture; in some a shared expert."""
+    experts = experts_of(
+        c,
+        c.whole("num_local_experts"),
+        c.whole("intermediate_size"),
+        shared_size=c.whole("shared_intermediate_size", default=0, at_least=0),
+        module="block_sparse_moe",
+    )
+    return _all_mixtures(replace(llama(c), family=c.model_type), experts)
+
+
+def _all_mixtures(base: Decoder, experts: Experts) -> Decoder:
+    """The same decoder with every feed-forward a mixture."""
+    return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
 
 
 def olmoe(c: Config) -> Decoder:
@@ -161,7 +171,13 @@ def olmoe(c: Config) -> Decoder:
         "olmoe",
         lambda _i, a: replace(a, norm_params=(a.heads + a.kv_heads) * a.head_dim),
     )
-    return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
+    return _all_mixtures(base, experts)
+
+
+def flex_olmo(c: Config) -> Decoder:
+    """FlexOlmo: OLMo 2 with every layer a mixture."""
+    experts = experts_of(c, c.whole("num_experts"), c.whole("intermediate_size"))
+    return _all_mixtures(replace(olmo2(c), family="flex_olmo"), experts)
 
 
 def llama4(c: Config) -> Decoder:
@@ -196,15 +212,24 @@ def glm4_moe(c: Config) -> Decoder:
         "glm4_moe",
         lambda _i, a: replace(a, out_bias=False, norm_params=2 * a.head_dim if has_norms else 0),
     )
+    return _with_further(c, _with_routed(c, base))
+
+
+def _with_routed(c: Config, base: Decoder) -> Decoder:
+    """DeepSeek's rule: dense layers first, then mixtures, with shared experts beside the routed."""
+    held = c.maybe("n_routed_experts")
+    if held is None:
+        return base
     size = c.whole("moe_intermediate_size")
     shared = c.whole("n_shared_experts", default=0, at_least=0) * size
-    experts = experts_of(c, c.whole("n_routed_experts"), size, shared_size=shared)
+    experts = experts_of(c, held, size, shared_size=shared)
     first = c.whole("first_k_dense_replace", default=0, at_least=0)
+    every = c.whole("moe_layer_freq", default=1)
     layers = tuple(
-        replace(layer, feed=experts) if number >= first else layer
+        replace(layer, feed=experts) if number >= first and number % every == 0 else layer
         for number, layer in enumerate(base.layers)
     )
-    return _with_further(c, replace(base, layers=layers))
+    return replace(base, layers=layers)
 
 
 def phimoe(c: Config) -> Decoder:
@@ -289,4 +314,30 @@ def minimax_m2(c: Config) -> Decoder:
         "minimax_m2",
         lambda _i, a: replace(a, norm_params=(a.heads + a.kv_heads) * a.head_dim),
     )
-    return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
+    return _all_mixtures(base, experts)
+
+
+def dots1(c: Config) -> Decoder:
+    """dots.llm1: Qwen 3's attention, DeepSeek's mixtures; upper layers may have a window."""
+    base = _with_routed(c, replace(qwen3_full(c), family="dots1"))
+    first = c.whole("max_window_layers", default=len(base.layers), at_least=0)
+    return with_windows(
+        c,
+        base,
+        c.maybe("sliding_window"),
+        lambda number: "sliding_attention" if number >= first else "full_attention",
+    )
+
+
+def hunyuan_moe(c: Config) -> Decoder:
+    """Hunyuan MoE: every layer a mixture, with a shared expert of the same size."""
+    base = replace(hunyuan(c), family="hunyuan_v1_moe")
+    count, size = len(base.layers), c.whole("intermediate_size")
+    held, used = (each_layer(c, name, count) for name in ("num_experts", "moe_topk"))
+    if any(top > most for top, most in zip(used, held, strict=True)):
+        raise FormatError(f"{c.where}: moe_topk is more than the experts of a layer")
+    layers = tuple(
+        replace(layer, feed=Experts(most, top, size, shared_size=size))
+        for layer, most, top in zip(base.layers, held, used, strict=True)
+    )
+    return replace(base, layers=layers)

@@ -12,9 +12,10 @@ from ergmeter.flops.decoder import decoder_graph
 from ergmeter.flops.encoders import encoder_graph
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.heads import with_head
+from ergmeter.flops.images import IMAGES
 from ergmeter.flops.seeing import VISION
 from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
-from ergmeter.flops.vision import seeing_graph
+from ergmeter.flops.vision import LANGUAGE_ALONE, language_alone, seeing_graph
 from ergmeter.flops.written import traits
 
 if TYPE_CHECKING:
@@ -26,13 +27,47 @@ if TYPE_CHECKING:
 class UnknownArchitectureError(FormatError):
     """A `model_type` that no reader is for; `said` is that alone, without what to do."""
 
-    def __init__(self, where: str, said: str) -> None:
+    def __init__(self, where: str, said: str, *, instead: str = "") -> None:
         self.said = said
-        super().__init__(
-            f"{where}: {said}; if its layers are like a known family's, put that in model_type"
+        advice = instead or (
+            "if its layers are like a known family's, put that in model_type"
             " (llama, qwen3, mixtral, gpt2, ...), or pass its dimensions:"
             " hidden=...,layers=...,heads=...,ffn=...,vocab=..."
         )
+        super().__init__(f"{where}: {said}; {advice}")
+
+
+_RUN = "`erg flops MODEL --engine counted` runs it, where transformers is installed"
+_LIVE = "a Meter counts the live model as it runs: pass it as model="
+# Families of transformers that people ask for and no reader is for: why, and what to do instead.
+NOT_READ = {
+    **dict.fromkeys(
+        ("zamba", "zamba2"),
+        ("its attention layers share one block's weights, each with adapters of its own", _RUN),
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+        ("a learned index picks the keys that each query meets", _RUN),
+    ),
+    **dict.fromkeys(
+        ("rwkv", "xlstm", "reformer", "xlnet", "deberta"),
+        ("its layers are of a kind that no reader is for", _RUN),
+    ),
+    "mllama": ("some of its layers attend to images", _LIVE),
+    **dict.fromkeys(
+        ("qwen2_5_omni", "qwen3_omni_moe"),
+        ("it is several models that hear, think and speak", _LIVE),
+    ),
+    **dict.fromkeys(
+        ("wav2vec2", "wav2vec2-bert", "wav2vec2-conformer", "hubert", "wavlm", "seamless_m4t"),
+        ("it reads sound, at several rates", _LIVE),
+    ),
+    **dict.fromkeys(
+        ("resnet", "convnext", "convnextv2", "efficientnet", "mobilevit", "swin", "swinv2", "beit",
+         "segformer", "timm_wrapper", "detr", "sam", "sam2", "blip", "blip-2"),
+        ("it reads images, by other layers than a ViT's", _LIVE),
+    ),
+}  # fmt: skip
 
 
 def model_graph(
@@ -49,6 +84,8 @@ def model_graph(
     kind = config.model_type
     if image_size is not None:
         _check_size(config, image_size)
+    listed = config.names("architectures")
+    name = architecture or (listed[0] if listed else None)
     if kind in DECODERS:
         graph = decoder_graph(DECODERS[kind](config))
     elif kind in ENCODERS:
@@ -57,13 +94,17 @@ def model_graph(
         graph = seq2seq_graph(SEQ2SEQ[kind](config))
     elif kind in VISION:
         graph = seeing_graph(VISION[kind](config, image_size))
+    elif kind in LANGUAGE_ALONE:
+        graph = language_alone(config)
+    elif kind in IMAGES:
+        graph = IMAGES[kind](config, image_size, name or "")
     else:
         raise _unknown(config)
-    listed = config.names("architectures")
-    graph = with_head(graph, config, architecture or (listed[0] if listed else None))
+    if kind not in IMAGES:
+        graph = with_head(graph, config, name)
     return replace(
         graph,
-        assumptions=(*graph.assumptions, *config.assumed),
+        assumptions=(*graph.assumptions, *config.assumptions),
         facts=graph.facts | _learned_positions(graph, config),
         traits=traits(config),
     )
@@ -81,18 +122,18 @@ def _learned_positions(graph: Graph, config: Config) -> dict[str, int]:
     return {"learned_positions": found - _NEVER_USED if graph.family in _PADDED else found}
 
 
-# RoBERTa's positions begin after that of padding, and its field counts the rows of the table.
-_PADDED = ("roberta", "xlm-roberta", "camembert")
+# Their positions begin after that of padding, and the field counts the rows of the table.
+_PADDED = ("roberta", "xlm-roberta", "camembert", "mpnet", "esm", "data2vec-text")
 _NEVER_USED = 2
 
 
 def known_families() -> list[str]:
     """Every `model_type` that can be read."""
-    return sorted((*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION))
+    return sorted((*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *IMAGES, *LANGUAGE_ALONE))
 
 
 def _check_size(config: Config, image_size: ImageSize) -> None:
-    if config.model_type not in VISION:
+    if config.model_type not in (*VISION, *IMAGES):
         raise UsageError(f"{config.where}: this model sees no images; leave the image size out")
     if any(isinstance(length, bool) or length < 1 for length in image_size):
         raise UsageError(f"an image size is a height and a width in pixels; got {image_size!r}")
@@ -104,6 +145,12 @@ def _unknown(config: Config) -> FormatError:
         return FormatError(
             f"{config.where}: the field model_type is missing; add it (llama, qwen3, ...)"
         )
+    if kind in NOT_READ:
+        reason, instead = NOT_READ[kind]
+        return UnknownArchitectureError(
+            config.where, f"{kind} can't be counted from its configuration: {reason}",
+            instead=instead,
+        )  # fmt: skip
     close = get_close_matches(kind, known_families(), n=1, cutoff=0.8)
     hint = f" (is it {close[0]}?)" if close else ""
     return UnknownArchitectureError(config.where, f"the architecture {kind!r} is not known{hint}")

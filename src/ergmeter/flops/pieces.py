@@ -63,6 +63,18 @@ def layer_kinds(
     return kinds
 
 
+def each_layer(c: Config, name: str, layers: int) -> list[int]:
+    """A number of each layer, written as one for all or as a list."""
+    if not isinstance(c.raw(name), list):
+        return [c.whole(name)] * layers
+    listed = c.wholes(name) or []
+    if len(listed) != layers:
+        raise FormatError(
+            f"{c.where}: {name} lists {len(listed)} layers, and the model has {layers}"
+        )
+    return [c.having(name, number).whole(name) for number in listed]
+
+
 def every_nth_full(every: int, other: str = "sliding_attention") -> Callable[[int], str]:
     """The rule that most families have: full attention in each n-th layer."""
     return lambda number: other if (number + 1) % every else "full_attention"
@@ -126,9 +138,22 @@ def windows_of(kinds: Sequence[str], window: int | None) -> list[int | None]:
     return [window if kind in ("sliding_attention", "local_attention") else None for kind in kinds]
 
 
+def with_windows(
+    c: Config,
+    decoder: Decoder,
+    window: int | None,
+    rule: Callable[[int], str] = lambda _number: "full_attention",
+) -> Decoder:
+    """The same decoder with a window in the layers that are listed, or ruled, to have one."""
+    windows = windows_of(layer_kinds(c, len(decoder.layers), rule), window)
+    return each_attention(
+        decoder, decoder.family, lambda number, a: replace(a, window=windows[number])
+    )
+
+
 def experts_of(c: Config, held: int, size: int, **more: object) -> Experts:
     """Routed experts; how many of them a token meets has several names."""
-    used = c.whole("num_experts_per_tok", "top_k", "moe_topk")
+    used = c.whole("num_experts_per_tok", "top_k", "moe_topk", "num_experts_per_token")
     if used > held:
         raise FormatError(f"{c.where}: num_experts_per_tok {used} is more than the {held} experts")
     return replace(Experts(held, used, size), **more)  # type: ignore[arg-type]

@@ -298,6 +298,11 @@ POSITIONS: dict[str, tuple[str, ...]] = {
     "flex_attention_backward": ("query", "key", "value"),
 }
 
+RULES |= {
+    f"{name}_": RULES[name]
+    for name in ("aten::addmm", "aten::addmv", "aten::baddbmm", "aten::addbmm")
+}
+
 _OWN = frozenset(
     {
         "aten",
@@ -311,7 +316,7 @@ _OWN = frozenset(
         "inductor",
     }
 )
-_PRODUCT = re.compile(
+PRODUCT_NAME = re.compile(
     r"(?:^|_|add|b)mm(?:_|$)|matmul|gemm|attention|attn|convolution|conv\d|linear_|_linear|rnn"
     r"|lstm(?!_cell)|gru(?!_cell)|trilinear"
 )
@@ -324,10 +329,10 @@ def looks_like_a_product(name: str, arguments: Iterable[Any]) -> bool:
     """
     namespace, _, operator = name.rpartition("::")
     if namespace in _OWN:
-        return "upsample" not in operator and bool(_PRODUCT.search(operator))
+        return "upsample" not in operator and bool(PRODUCT_NAME.search(operator))
     matrices = [
         value
         for value in arguments
         if isinstance(value, torch.Tensor) and value.dim() > 1 and value.is_floating_point()
     ]
-    return len(matrices) > 1 or bool(_PRODUCT.search(operator))
+    return len(matrices) > 1 or bool(PRODUCT_NAME.search(operator))

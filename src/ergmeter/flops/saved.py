@@ -13,14 +13,15 @@ it reads. So each operation keeps what its own derivative needs, and no more:
                   written out, the probabilities: in 32 bits, and as cast for the product
   cap             the tanh of what it caps
   act(gate) x up  gate, up and act(gate)
-  act(up)         up
+  act(up)         up; where the derivative follows from the result, as of a ReLU, that
   sum             nothing
   experts         the same on the rows sent to each, and their results, which the router weighs;
                   the order that the rows were sent in
   experts with    the weight with its update in it, whole: PEFT adds the two and multiplies with
   adapters        the sum
 
-Two operations that keep the same tensor keep it once, so everything is listed by its storage.
+Two operations that keep the same tensor keep it once, and a view keeps all of the tensor that it is
+of, so everything is listed by its storage.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ergmeter.flops.arrangement import FP32, is_masked, is_written_out
+from ergmeter.flops.arrangement import FP32, is_masked, is_math, is_written_out
 from ergmeter.flops.graph import (
     Attention,
     Convolution,
@@ -57,28 +58,15 @@ class Saved:
 
     storage: str
     bytes: float
+    node: str  # the first in the graph that keeps it, so the last to need it
     layer: str | None
     is_split: bool  # tensor parallelism gives each device a share
     is_core: bool = False  # inside attention: what selective checkpointing computes again
     is_weight: bool = False  # as large as a weight, however many rows there are
 
 
-def saved_tensors(
-    graph: Graph, batch: Batch, trainable: Trainable, numbers: Precision, kernels: Kernels
-) -> list[Saved]:
-    """Everything kept until its layer is walked back through, each storage once. No loss."""
-    keeper = _Keeper(graph, batch, trainable, numbers, kernels)
-    found: dict[str, Saved] = {}
-    for node in graph:
-        for one in keeper.of(node):
-            held = found.get(one.storage)
-            if held is None or held.is_core:  # a matrix that keeps it too makes it no core's own
-                found[one.storage] = one
-    return [one for one in found.values() if one.bytes]
-
-
-class _Keeper:
-    """Goes through the nodes with what each needs to know of those before it."""
+class SavedTensors:
+    """Visits the nodes with what each needs to know about those before it."""
 
     def __init__(
         self,
@@ -96,7 +84,6 @@ class _Keeper:
         self.widths = widths(graph)
         self.is_rotary = not any(node.role == "positions" for node in graph)
         self.code = written(graph)
-        self.scaled_bytes = FP32 if self.code.scales_in_32_bits else numbers.stream
         self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
         self.used = {  # experts that a row is sent to, by the module that holds them
             node.name.partition(".experts.")[0]: node.work.used
@@ -104,11 +91,26 @@ class _Keeper:
             if isinstance(node.work, Linear) and node.work.copies > 1
         }
 
+    def all(self) -> list[Saved]:
+        """Everything kept until its layer is walked back through, each storage once. No loss."""
+        found: dict[str, Saved] = {}
+        for node in self.nodes.values():
+            for each in self.of(node):
+                first = found.get(each.storage)
+                if first is None:
+                    found[each.storage] = each
+                elif first.is_core:  # a matrix that keeps it too makes it no core's own
+                    found[each.storage] = replace(each, node=first.node)
+        return [each for each in found.values() if each.bytes]
+
     def of(self, node: Node) -> Iterator[Saved]:
         """What one node keeps."""
         work = node.work
         if isinstance(work, Linear):
-            if node.part == "lora" and self._site(node) in self.folds:
+            if node.role == "head" and self.code.caps_logits and self.kernels.loss == "logits":
+                size = work.outputs * self.numbers.compute
+                yield self._keep(node, f"{node.name}:tanh", size, split=True)
+            if node.part == "lora" and self.site(node) in self.folds:
                 return
             yield from self._matrix(node, work)
         elif isinstance(work, Fold):
@@ -126,7 +128,7 @@ class _Keeper:
         self, node: Node, storage: str, per_row: float, *, split: bool, core: bool = False
     ) -> Saved:
         rows = self.batch.rows(node.stream)
-        return Saved(storage, rows * per_row, node.layer, split, core)
+        return Saved(storage, rows * per_row, node.name, node.layer, split, core)
 
     def _storage(self, name: str) -> str:
         """Where a node's result is: one that does nothing hands on what it was given."""
@@ -141,11 +143,11 @@ class _Keeper:
             return self.numbers.compute
         return self.numbers.stream
 
-    def _is_split(self, name: str) -> bool:
+    def is_split(self, name: str) -> bool:
         """Whether a node's result is inside attention or feed-forward, not between layers."""
         node = self.nodes[name]
         if node.part == "lora" and not isinstance(node.work, Linear):
-            return self._is_split(node.of[0])
+            return self.is_split(node.of[0])
         closes = node.part == "attention output" or node.name.endswith(("down_proj", "out_proj"))
         return node.layer is not None and node.part not in ("norm", "residual") and not closes
 
@@ -159,18 +161,18 @@ class _Keeper:
         size = self.numbers.compute
         copies = work.used if work.copies > 1 else 1
         is_adapter = node.part == "lora"
-        is_product = self._follows_activation(node)
+        is_product = self.follows_activation(node)
         if is_product:
             yield from self._activation(node, work, copies)
-            source, held, split = f"{self._site(node)}:product", size, True
+            source, held, split = f"{self.site(node)}:product", size, True
         elif len(node.of) == 1:
             source, held = self._storage(node.of[0]), self._bytes_out(node.of[0])
-            split = self._is_split(source)
+            split = self.is_split(source)
         else:
             source, held, split = f"{node.name}:input", size, False
         if node.part == "router" and self.needs[node.name]:
             yield from self._choice(node, work)
-        if not (self.trained[node.name] or self._site(node) in self.folds):
+        if not (self.trained[node.name] or self.site(node) in self.folds):
             return
         wanted = self.kernels.adapter_bytes if is_adapter and not self.numbers.is_autocast else size
         if node.part == "router" and self.code.routes_in_32_bits:
@@ -195,24 +197,25 @@ class _Keeper:
         base = self.nodes[node.of[0]]
         whole = work.held if any(self.needs[name] for name in base.of) else 0
         size = (small + whole) * self.numbers.compute
-        yield Saved(f"{node.name}:folded", size, node.layer, is_split=True, is_weight=True)
+        name = f"{node.name}:folded"
+        yield Saved(name, size, node.name, node.layer, is_split=True, is_weight=True)
 
     def _base_part(self, node: Node) -> str:
         """The part of the matrix an adapter is for."""
         if node.part != "lora":
             return node.part
-        base = self.nodes.get(f"{self._site(node)}.base_layer")
+        base = self.nodes.get(f"{self.site(node)}.base_layer")
         return base.part if base is not None else node.part
 
     @staticmethod
-    def _site(node: Node) -> str:
+    def site(node: Node) -> str:
         """The module a matrix or its adapter is in."""
         for ending in (".base_layer", ".lora_A", ".lora_B"):
             if node.name.endswith(ending):
                 return node.name.removesuffix(ending)
         return node.name
 
-    def _follows_activation(self, node: Node) -> bool:
+    def follows_activation(self, node: Node) -> bool:
         """Whether a matrix closes a feed-forward layer, an activation before it.
 
         The second matrix of an adapter reads the first, with nothing between them.
@@ -227,13 +230,18 @@ class _Keeper:
             return
         size, width = self.numbers.compute, work.inputs * copies
         wide = {name: self.widths[name] * copies for name in node.of}
-        for name, each in wide.items():
-            yield self._keep(node, name, each * size, split=True)
+        is_gated = sum(wide.values()) == 2 * width
+        if self.code.keeps_result and not is_gated:  # which the next matrix keeps too
+            steps = 0
+            yield self._keep(node, f"{self.site(node)}:product", width * size, split=True)
+        else:
+            steps = is_gated + self.code.steps
+            for name, each in wide.items():
+                yield self._keep(node, name, each * size, split=True)
         if self.kernels.feed == "fused":
             return
-        is_gated = sum(wide.values()) == 2 * width
-        for step in range(is_gated + self.code.steps):
-            name = f"{self._site(node)}:activated {step}"
+        for step in range(steps):
+            name = f"{self.site(node)}:activated {step}"
             yield self._keep(node, name, width * size, split=True)
 
     def _norm(self, node: Node) -> Iterator[Saved]:
@@ -244,13 +252,13 @@ class _Keeper:
         trained = self.trained[node.name]
         if not carries and not trained:
             return
-        of_heads = self._normed_heads(node)
+        of_heads = self.normed_heads(node)
         if of_heads == 0:
             return
         width = of_heads or self.widths[node.name]
         split = bool(of_heads)
         held = self._bytes_out(source)
-        if self.kernels.norm == "fused" or node.params == 2 * width:
+        if self.is_fused_norm(node, width):
             yield self._keep(node, source, width * held, split=split)
             yield self._keep(node, f"{node.name}:scale", 2 * FP32, split=False)
             return
@@ -261,10 +269,15 @@ class _Keeper:
             yield self._keep(node, name, width * FP32, split=split)
         yield self._keep(node, f"{node.name}:scale", FP32, split=False)
         if trained:
-            size = self.scaled_bytes if not of_heads else max(held, self.scaled_bytes)
+            size = FP32 if self.code.scales_in_32_bits else held
             yield self._keep(node, f"{node.name}:scaled", width * size, split=split)
 
-    def _normed_heads(self, node: Node) -> int | None:
+    def is_fused_norm(self, node: Node, width: int) -> bool:
+        """Whether a norm is one kernel, as torch's LayerNorm is, which has a bias."""
+        is_layer_norm = node.params == 2 * width or self.code.is_layer_norm
+        return self.kernels.norm == "fused" or is_layer_norm
+
+    def normed_heads(self, node: Node) -> int | None:
         """Width of the queries and keys that a node inside attention norms; None: another norm.
 
         0 where its parameters are no norm's (sinks, tables of positions).
@@ -281,8 +294,8 @@ class _Keeper:
             return
         size = self.numbers.compute
         is_eager = is_written_out(work, self.numbers, self.kernels, self.code)
-        keys = max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
-        masked = not is_eager and is_masked(work, keys, self.kernels)
+        keys = self.keys(node, work)
+        masked = not is_eager and is_masked(work, keys, self.kernels, self.code)
         yield from self._met(node, work, is_eager=is_eager, masked=masked)
         out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
         if not is_eager:
@@ -296,10 +309,20 @@ class _Keeper:
         each = work.heads * keys
         if self.code.caps_scores:
             yield self._keep(node, f"{node.name}:tanh", each * size, split=True, core=True)
-        softmax = size if self.code.softmax_as_it_comes else FP32
+        softmax = self.softmax_bytes(work)
         yield self._keep(node, f"{node.name}:softmax", each * softmax, split=True, core=True)
-        if size != softmax:
+        if size != softmax and not is_math(work, self.kernels, self.code):
             yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
+
+    def softmax_bytes(self, work: Attention) -> int:
+        """Of one probability where attention is written out; autocast has softmax in 32 bits."""
+        as_it_comes = self.code.softmax_as_it_comes and not self.numbers.is_autocast
+        is_32_bits = is_math(work, self.kernels, self.code) or not as_it_comes
+        return FP32 if is_32_bits else self.numbers.compute
+
+    def keys(self, node: Node, work: Attention) -> int:
+        """Keys that a query meets, masked ones included."""
+        return max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
 
     def _met(self, node: Node, work: Attention, *, is_eager: bool, masked: bool) -> Iterator[Saved]:
         """Queries, keys and values as they met."""
@@ -307,25 +330,53 @@ class _Keeper:
         query, key, value = node.of
         repeated = (is_eager or masked) and work.kv_heads != work.heads
         kv_heads = work.heads if repeated else work.kv_heads
+        if query == key == value and not is_eager:
+            yield from self._views(node, work, kv_heads, is_repeated=repeated)
+            return
         moved = {
             query: work.heads * work.qk_dim,
             key: kv_heads * work.qk_dim,
             value: kv_heads * work.v_dim,
         }
-        is_whole = len(moved) == 1  # one matrix makes all three, and a view of it keeps it whole
-        if is_whole:
+        if query == key == value:
             moved = {query: work.heads * work.qk_dim + kv_heads * (work.qk_dim + work.v_dim)}
-            # The cache, on unless it is turned off, copies keys and values.
-            if not self.is_rotary and not is_eager:
-                copied = kv_heads * (work.qk_dim + work.v_dim) * size
-                yield self._keep(node, f"{node.name}:cached", copied, split=True)
         elif key == value:  # latent: keys are joined with their turned part, values a view
             values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
             moved[key] = kv_heads * (work.qk_dim + values)
+        if is_math(work, self.kernels, self.code):
+            size = FP32
+        elif is_eager and self.code.scores_in_32_bits and size != FP32:
+            moved = {query: moved[query] * 2, key: moved[key] * 2, value: moved[value]}
         for name, width in moved.items():
             is_new = repeated or self.is_rotary or self.nodes[name].part == "norm"
             storage = f"{node.name}:{name}" if is_new else name
             yield self._keep(node, storage, width * size, split=True)
+
+    def _views(
+        self, node: Node, work: Attention, kv_heads: int, *, is_repeated: bool
+    ) -> Iterator[Saved]:
+        """Queries, keys and values that one matrix made, as a fused kernel keeps them.
+
+        Rotating, repeating and caching copy. What is not copied is a view, and a single view keeps
+        the matrix's whole result alive.
+        """
+        size, cached = self.numbers.compute, self.kernels.has_cache
+        widths = {
+            "query": work.heads * work.qk_dim,
+            "key": kv_heads * work.qk_dim,
+            "value": kv_heads * work.v_dim,
+        }
+        is_copied = {
+            "query": self.is_rotary,
+            "key": self.is_rotary or is_repeated or cached,
+            "value": is_repeated or cached,
+        }
+        for name, width in widths.items():
+            if is_copied[name]:
+                yield self._keep(node, f"{node.name}:{name}", width * size, split=True)
+        if not all(is_copied.values()):
+            buffer = node.of[0]
+            yield self._keep(node, buffer, self.widths[buffer] * size, split=True)
 
     def _recurrence(self, node: Node) -> Iterator[Saved]:
         """A convolution or a scan as a fused kernel has it: what goes in, and what comes out."""

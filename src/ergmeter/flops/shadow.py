@@ -22,11 +22,18 @@ from torch import nn
 
 from ergmeter.errors import NotMeasurable
 
-_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+# Where wrappers keep what they wrap, by their names.
+_WRAPPERS = {
+    "OptimizedModule": "_orig_mod",
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "DeepSpeedEngine": "module",
+    "_FabricModule": "_forward_module",
+}
 # Up to torch 2.10 transformers asks where in memory the grouped product's weights are.
 _TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 _EXPERTS = ("batched_mm", "grouped_mm") if _TORCH >= (2, 11) else ("batched_mm",)
-_HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
+HOOKS = tuple(name for name in vars(nn.Module()) if "_hooks" in name)
 
 
 class PlainLinear(nn.Module):
@@ -48,10 +55,9 @@ class PlainLinear(nn.Module):
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside what compiles it or spreads it over devices."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in _WRAPPERS:
-            inner = getattr(model, "module", None)
-        if not isinstance(inner, nn.Module):
+        place = _WRAPPERS.get(type(model).__name__)
+        inner = model._modules.get(place) if place is not None else None
+        if inner is None:
             return model
         model = inner
 
@@ -127,9 +133,9 @@ class Shadow:
         self._made[id(real)] = fake
         state = dict(real.__dict__)
         held = {name: state.pop(name) for name in ("_parameters", "_buffers", "_modules")}
-        for name in _HOOKS:
+        for name in HOOKS:
             hooks = state.pop(name, None)
-            fake.__dict__[name] = _needed(hooks) if isinstance(hooks, dict) else hooks
+            fake.__dict__[name] = needed_hooks(hooks) if isinstance(hooks, dict) else hooks
         state["_compiled_call_impl"] = None
         if "_old_forward" in state:  # what accelerate puts aside when it moves a layer's inputs
             state["forward"] = state["_old_forward"]
@@ -176,7 +182,7 @@ def _is_of(module: nn.Module, library: str) -> bool:
     return any(kind.__module__.partition(".")[0] == library for kind in type(module).__mro__)
 
 
-def _needed(hooks: dict[int, Any]) -> Any:  # noqa: ANN401  a mapping of the same type
+def needed_hooks(hooks: dict[int, Any]) -> Any:  # noqa: ANN401  a mapping of the same type
     """The hooks a model can't be run without: none of the user's, some of its libraries'.
 
     PEFT and transformers make the embedding's result need a gradient by a hook; torch derives a

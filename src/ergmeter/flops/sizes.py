@@ -54,6 +54,11 @@ def sizes(graph: Graph) -> Sizes:
             "this formula takes every parameter for every token, and part of this model works on"
             f" something else ({', '.join(sorted(streams))}); use exact"
         )
+    layers = {node.name: node.layer for node in graph}
+    if any(node.layer and node.tied_to and layers[node.tied_to] != node.layer for node in graph):
+        raise NotMeasurable(
+            "this formula counts each parameter once, and here layers share theirs; use exact"
+        )
     linears = [(node, node.work) for node in graph if isinstance(node.work, Linear)]
     cores = [node.work for node in graph if isinstance(node.work, Attention)]
     tied = {node.tied_to for node in graph if node.tied_to}

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
 from ergmeter.flops.config import Config, MissingFieldError, read_config
+from ergmeter.flops.defaults import defaults_of
 from ergmeter.flops.models import UnknownArchitectureError, model_graph
 from ergmeter.flops.written import traits
 
@@ -50,8 +51,7 @@ def read_graph(
     """
     config = read_model(model)
     if further is not None:
-        fields = config.fields | {"mtp_num_layers": further}
-        config = Config(fields, where=config.where, assumed=config.assumed)
+        config = config.having("mtp_num_layers", further)
     try:
         graph = model_graph(config, image_size=image_size)
     except FormatError as error:
@@ -132,7 +132,7 @@ def _missing(config: Config, first: MissingFieldError) -> list[str]:
     for _ in _SHORT:
         fields[names[-1]] = _PLACEHOLDER
         try:
-            model_graph(Config(fields, where=_TYPED))
+            model_graph(Config(fields, where=_TYPED, defaults=_not_sizes(config.model_type)))
         except MissingFieldError as error:
             names.append(error.names[0])
         except ErgmeterError:  # what was put there fits nothing; the names before it are right
@@ -152,6 +152,7 @@ def _typed(text: str) -> Config:
     if gated is not None and not isinstance(gated, bool):
         raise UsageError(f"{_TYPED}: gated must be true or false; got {gated!r}")
     assumed = []
+    defaults: dict[str, Any] = {}
     if "model_type" not in fields:
         fields["model_type"] = _family(fields, gated=gated)
         if "num_attention_heads" in fields:  # of Mistral's class in transformers the default is 8
@@ -161,12 +162,23 @@ def _typed(text: str) -> Config:
         raise UsageError(
             f"{_TYPED}: type={fields['model_type']} has a feed-forward of its own; leave out gated"
         )
+    else:
+        defaults = _not_sizes(fields["model_type"])
     other = _FEED_FORWARD.get(fields["model_type"])
     if other and "intermediate_size" in fields:
         fields[other] = fields.pop("intermediate_size")
-    config = Config(fields, where=_TYPED, assumed=assumed)
+    config = Config(fields, where=_TYPED, defaults=defaults, assumed=assumed)
     _check_used(config)
     return config
+
+
+def _not_sizes(kind: object) -> dict[str, Any]:
+    """The defaults of a family for what is no size: whoever types sizes has to type them all."""
+    return {
+        name: value
+        for name, value in defaults_of(str(kind)).items()
+        if name in ("head_dim", "sliding_window_pattern") or isinstance(value, bool | str)
+    }
 
 
 _GATED = "gated"
@@ -216,13 +228,16 @@ def _check_used(config: Config) -> None:
     except ErgmeterError:  # which is said where the graph is read
         return
     for name in config.fields:
-        if name in config.read or name in _NO_SIZES or _is_of_code(config, name):
+        if name in _NO_SIZES or _has_effect(config, name):
             continue
         typed = next((short for short, field in _SHORT.items() if field == name), name)
         family = config.model_type
         other = _FAMILIES_WITH.get(name)
         near = get_close_matches(typed, (*_SHORT, *config.read), n=1, cutoff=0.8)
-        if other and other != family:
+        switch = _SWITCHES.get(name)
+        if switch in config.read and switch not in config.fields:
+            advice = f"add {switch}=true to switch it on"
+        elif other and other != family:
             advice = f"type={other} is one that uses it"
         elif near and near[0] != typed:
             advice = f"did you mean {near[0]}?"
@@ -231,6 +246,24 @@ def _check_used(config: Config) -> None:
         raise UsageError(f"{_TYPED}: {typed} has no effect in the family {family}; {advice}")
 
 
+def _has_effect(config: Config, name: str) -> bool:
+    """Whether the model is another one where this field has another value."""
+    if _is_of_code(config, name):
+        return True
+    value = config.fields[name]
+    if name not in config.read:
+        return False
+    if not isinstance(value, int):
+        return True
+    other = not value if isinstance(value, bool) else 2 * value + 1
+    try:
+        changed = model_graph(config.having(name, other))
+    except ErgmeterError:  # it can't have that value, so it matters
+        return True
+    return changed.nodes != model_graph(config.having(name, value)).nodes
+
+
+_SWITCHES = {"sliding_window": "use_sliding_window"}
 # Of the weights' storage, or the name of the family itself.
 _NO_SIZES = ("model_type", "torch_dtype")
 _FAMILIES_WITH = {

@@ -15,7 +15,7 @@ from ergmeter.flops.graph import Linear
 from ergmeter.flops.storage import KEPT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ergmeter.flops.graph import Node
     from ergmeter.flops.storage import Kept
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 _FP32 = 4
 _BLOCK_8BIT = 256  # bitsandbytes' block of an 8-bit state, each with a scale in 32 bits
 _LEAST_8BIT = 4096  # below this many numbers it keeps 32 bits (min_8bit_size)
+
+
+# Temporaries of torch's AdamW (torch/optim/adam.py). foreach: the square roots of all second
+# moments at once. A loop over tensors: a root and its quotient, one tensor at a time. Fused: none.
+Scratch = Literal["none", "foreach", "loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Optimizer:
     moments: Callable[[Node, float], float]  # (node, bytes of a number) -> bytes
     says: str
     is_paged: bool = False  # in unified memory, which leaves the device when it is short
-    scratch: Literal["none", "moment"] = "none"
+    scratch: Scratch = "none"
 
 
 def _moments(count: int) -> Callable[[Node, float], float]:
@@ -69,15 +74,31 @@ OPTIMIZERS = {
     each.name: each
     for each in (
         Optimizer(
-            "adamw", _moments(2), "torch: two moments, as the parameter is", scratch="moment"
+            "adamw",
+            _moments(2),
+            "torch's AdamW as it is by default on CUDA (foreach): two moments in the parameter's"
+            " type, and during the step a temporary as large as one of them",
+            scratch="foreach",
         ),
-        Optimizer("adamw-fused", _moments(2), "torch, fused: the same without scratch"),
+        Optimizer(
+            "adamw-fused",
+            _moments(2),
+            "torch's AdamW(fused=True), the default of transformers' Trainer: two moments in the"
+            " parameter's type, no temporaries",
+        ),
+        Optimizer(
+            "adamw-loop",
+            _moments(2),
+            "torch's AdamW(foreach=False): two moments in the parameter's type, and during the step"
+            " two temporaries as large as the largest tensor",
+            scratch="loop",
+        ),
         Optimizer("adamw-32bit", _in_32_bits(2), "two moments in 32 bits"),
         Optimizer("adamw-8bit", _in_8_bits(2), "bitsandbytes: two moments in 8 bits"),
         Optimizer("paged-adamw", _in_32_bits(2), "bitsandbytes, paged: 32 bits", is_paged=True),
         Optimizer("paged-adamw-8bit", _in_8_bits(2), "bitsandbytes, paged: 8 bits", is_paged=True),
         Optimizer("lion", _moments(1), "one moment"),
-        Optimizer("sgd", _moments(0), "nothing"),
+        Optimizer("sgd", _moments(0), "nothing; weight decay would add a temporary"),
         Optimizer("sgd-momentum", _moments(1), "one moment"),
         Optimizer("adafactor", _factored, "a row and a column for each matrix, in 32 bits"),
         Optimizer("muon", _orthogonal, "one moment; two for embeddings, head and vectors"),
@@ -100,11 +121,12 @@ def state_bytes(name: str, node: Node, number: int, master: int) -> tuple[float,
     return (copy, held) if found.is_paged else (copy + held, 0)
 
 
-def scratch_bytes(name: str, node: Node, number: int, master: int) -> float:
-    """What a step needs for the time it takes: torch's foreach AdamW has a root of a moment."""
-    if optimizer(name).scratch == "none":
-        return 0
-    return float(node.params * max(number, master))
+def scratch_bytes(name: str, states: Iterable[float]) -> float:
+    """Temporaries of an optimizer's step, from the bytes of one moment of each tensor."""
+    scratch = optimizer(name).scratch
+    if scratch == "foreach":
+        return sum(states)
+    return 2 * max(states, default=0.0) if scratch == "loop" else 0.0
 
 
 QUANTISED = ("nf4", "nf4-double", "int8")  # as bitsandbytes keeps the matrices of a base

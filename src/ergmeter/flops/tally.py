@@ -100,3 +100,17 @@ class Counted:
         return tuple(
             f"not counted: {name} x {calls}" for name, calls in self.calls_not_counted.items()
         )
+
+
+@dataclass(frozen=True)
+class CallFlops:
+    """What one call costs; FLOPs of pairs of positions (attention) are part of them."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    recomputed: float = 0.0
+    pairs_forward: float = 0.0
+    pairs_backward: float = 0.0
+    not_counted: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    error: str = ""  # why there are no FLOPs

@@ -226,17 +226,17 @@ def check_size(c: Config, image_size: ImageSize | None) -> None:
         )
 
 
-_TOWERS = {"clip_vision_model": _clip, "siglip_vision_model": _siglip, "pixtral": pixtral}
+TOWERS = {"clip_vision_model": _clip, "siglip_vision_model": _siglip, "pixtral": pixtral}
 
 
 def tower_of(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """The tower that a `vision_config` says it is."""
-    if c.model_type not in _TOWERS:
+    if c.model_type not in TOWERS:
         raise FormatError(
             f"{c.where}: the vision tower {c.model_type!r} is not known;"
-            f" there are {', '.join(_TOWERS)}"
+            f" there are {', '.join(TOWERS)}"
         )
-    return _TOWERS[c.model_type](c, prefix=prefix, image_size=image_size)
+    return TOWERS[c.model_type](c, prefix=prefix, image_size=image_size)
 
 
 def pixels(tower: Tower, c: Config) -> ImageSize:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.blocks import renamed
-from ergmeter.flops.decoder import add_decoder
-from ergmeter.flops.defaults import DEFAULTS
+from ergmeter.flops.decoder import add_decoder, decoder_graph
 from ergmeter.flops.families import DECODERS
 from ergmeter.flops.graph import Builder, Graph
 from ergmeter.flops.llamas import qwen2, qwen3_full
@@ -126,10 +125,8 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
 
 # -- the parts of a configuration ------------------------------------------------------------------
 
-_TEXTS: dict[str, Callable[[Config], Decoder]] = {
+TEXTS: dict[str, Callable[[Config], Decoder]] = {
     **DECODERS,
-    "qwen2_vl": qwen2,
-    "qwen2_5_vl": qwen2,
     "qwen2_vl_text": qwen2,
     "qwen2_5_vl_text": qwen2,
     "qwen3_vl_text": qwen3_full,
@@ -139,16 +136,53 @@ _TEXTS: dict[str, Callable[[Config], Decoder]] = {
 
 def text_of(c: Config, *, kind: str, prefix: str = "model.language_model") -> Decoder:
     """The language model; `kind` is its family where the configuration does not say."""
-    # The first Qwen VL models have its fields beside `vision_config`, not in a part of their own.
-    is_flat = "text_config" not in c and c.model_type in _TEXTS
-    part = c if is_flat else c.part("text_config", defaults=DEFAULTS, kind=kind)
-    if part.model_type not in _TEXTS:
+    is_flat = c.model_type in _FLAT and "text_config" not in c.fields
+    part = c.as_family(kind) if is_flat else c.part("text_config", kind=kind)
+    if part.model_type not in TEXTS:
         raise FormatError(f"{part.where}: the architecture {part.model_type!r} is not known")
-    text = _TEXTS[part.model_type](part)
-    is_tied = c.flag("tie_word_embeddings", default=text.is_tied)
+    text = TEXTS[part.model_type](part)
+    is_tied = text.is_tied
+    if c.model_type not in _TIED_BY_TEXT or "tie_word_embeddings" in c.fields:
+        is_tied = c.flag("tie_word_embeddings", default=is_tied) or (
+            is_tied and c.model_type in _TIED_BY_EITHER
+        )
     return replace(text, prefix=prefix, is_tied=is_tied)
+
+
+# Models whose towers can't be read, and the family of their language model where it is not said.
+LANGUAGE_ALONE = {
+    "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
+    "phi4_multimodal": "phi3",
+    "llava_onevision": "qwen2",
+    "aya_vision": "cohere2",
+    "cohere2_vision": "cohere2",
+    "lfm2_vl": "lfm2",
+    "kimi_k25": "deepseek_v3",
+    "idefics2": "mistral",
+    "qwen2_audio": "qwen2",
+}
+
+
+def language_alone(c: Config) -> Graph:
+    """The graph of the language model in a model whose towers can't be read."""
+    text = text_of(c, kind=LANGUAGE_ALONE[c.model_type])
+    line = (
+        f"only the language model of {c.model_type} is counted, and these are its parameters: the"
+        " towers for images and audio can't be read; what they make of them is in the sequence"
+    )
+    return decoder_graph(replace(text, assumptions=(line, *text.assumptions)))
+
+
+# Whether the head is tied is the outer field's to say, but for what older versions wrote.
+_TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl")
+# Mistral Small's weights are not tied and its files have no outer field, whose default would be.
+_TIED_BY_TEXT = ("mistral3",)
+# They have its fields beside `vision_config`, not in a part of their own.
+_FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
 
 
 def vision_of(c: Config, kind: str) -> Config:
     """The tower's part, with what that kind of tower has where it says nothing."""
-    return c.part("vision_config", defaults=DEFAULTS, kind=kind)
+    return c.part("vision_config", kind=kind)

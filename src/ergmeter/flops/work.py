@@ -208,7 +208,7 @@ class _Job:
 
     def under(self, each: Convention) -> tuple[float, float]:
         """Model and hardware FLOPs, or NotMeasurable where it is not for a step like this."""
-        if each.per_token is None:
+        if each.weights is None:
             sums = total(self.parts)
             return sums.model, sums.hardware
         if self.sizes is None:
@@ -225,16 +225,9 @@ class _Job:
             return model / 3, model / 3
         if self.how.checkpointing == "full":
             return model, each.hardware(self.sizes, self.batch)
-        return model, model + self._core_again
-
-    @property
-    def _core_again(self) -> float:
-        if self.how.checkpointing != "selective":
-            return 0
-        grid = step_flops(
-            self.graph, self.batch.grid(), trainable=self.trainable, checkpointing="selective"
-        )
-        return total(grid).recomputed
+        if self.how.checkpointing == "selective":
+            return model, model + each.core_again(self.sizes, self.batch)
+        return model, model
 
 
 def _assumptions(graph: Graph, batch: Batch, phase: str, how: Training) -> list[str]:

@@ -34,6 +34,16 @@ TEXT: dict[str, Any] = {
 }
 _SMALL = Case({k: v for k, v in TEXT.items() if k != "num_key_value_heads"}, is_real=True)
 
+_GEMMA4 = {
+    **TEXT,
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "vocab_size_per_layer_input": 200,
+    "hidden_size_per_layer_input": 8,
+}
+_MASKED = {"mask_token_id": 32, "pad_token_id": 1}
+
 CASES: dict[str, Case] = {
     "gpt2": Case({"n_layer": 2}),
     "gpt_bigcode": Case({"n_layer": 2}),
@@ -61,6 +71,22 @@ CASES: dict[str, Case] = {
     "kimi_k2": Case({**_FOUR, "first_k_dense_replace": 1}, family="deepseek_v3"),
     "deepseek_v2": Case({**_FOUR, "first_k_dense_replace": 1, "num_experts_per_tok": 6}),
     "deepseek_v3": Case({**_FOUR, "first_k_dense_replace": 1}),
+    "dots1": Case(
+        {
+            **_FOUR,
+            "head_dim": 128,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "max_window_layers": 2,
+        }
+    ),
+    "hunyuan_v1_moe": Case(
+        {**TWO, "head_dim": 128, "num_key_value_heads": 8, "num_experts": 4, "moe_topk": 2}
+    ),
+    "granitemoeshared": Case({**TWO, "shared_intermediate_size": 512}),
+    "gpt-sw3": Case({"n_layer": 2}),
     "llama4_text": Case(_FOUR, linear_only=_DENSE),
     "mamba": Case(TWO, linear_only=_SCAN),
     "falcon_mamba": Case(TWO, linear_only=_SCAN),
@@ -75,6 +101,69 @@ CASES: dict[str, Case] = {
     "qwen3_5_text": Case(_FOUR, linear_only=_SCAN),
     "qwen3_5_moe_text": Case(_FOUR, linear_only=_SCAN),
     "nemotron_h": Case({}, linear_only=_SCAN),
+    "lfm2": Case({**_FOUR, "full_attn_idxs": [1, 3]}, linear_only=_SCAN),
+    "lfm2_moe": Case({**_FOUR, "layer_types": ["conv", "full_attention"] * 2}, linear_only=_SCAN),
+    "minimax": Case(_FOUR, linear_only=_SCAN),
+    "recurrent_gemma": Case({"num_hidden_layers": 3}, linear_only=_SCAN),
+    "kimi_linear": Case(
+        {**TWO, "layer_types": ["linear_attention", "full_attention"]}, linear_only=_SCAN
+    ),
+    "albert": _SMALL,
+    "albert in groups": Case(
+        {**_SMALL.changes, **_FOUR, "num_hidden_groups": 2, "inner_group_num": 2},
+        family="albert",
+        is_real=True,
+    ),
+    "esm": Case({**_SMALL.changes, **_MASKED}, is_real=True),
+    "esm with rotary positions": Case(
+        {
+            **_SMALL.changes,
+            **_MASKED,
+            "position_embedding_type": "rotary",
+            "emb_layer_norm_before": True,
+        },
+        family="esm",
+        is_real=True,
+    ),
+    "ernie with tasks": Case({**TWO, "use_task_id": True}, family="ernie"),
+    "gemma3n_text": Case(
+        {
+            **TEXT,
+            "num_hidden_layers": 10,
+            "num_kv_shared_layers": 4,
+            "head_dim": 16,
+            "laurel_rank": 8,
+            "vocab_size_per_layer_input": 200,
+            "hidden_size_per_layer_input": 8,
+        },
+        is_real=True,
+    ),
+    "gemma4_text": Case({**_GEMMA4}, is_real=True),
+    "gemma4 that shares keys": Case(
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 4,
+            "num_kv_shared_layers": 4,
+            "use_double_wide_mlp": True,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+        },
+        family="gemma4_text",
+        is_real=True,
+    ),
+    "gemma4 with experts": Case(
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+        family="gemma4_text",
+        is_real=True,
+    ),
     "distilbert": Case({"n_layers": 2}),
     "modernbert": Case({**_SMALL.changes, "pad_token_id": 0}, is_real=True),
     "deberta with relative positions": Case(
@@ -118,6 +207,18 @@ _VIT: dict[str, Any] = {
     "num_attention_heads": 4,
     "image_size": 28,
     "patch_size": 7,
+}
+_READER: dict[str, Any] = {**_SMALL.changes, "max_position_embeddings": 77}
+_BOTH = {"text_config": _READER, "vision_config": _VIT}
+CASES |= {
+    "vit": Case(_VIT, is_real=True),
+    "dinov2": Case(_VIT, is_real=True),
+    "dinov2 with a gate": Case({**_VIT, "use_swiglu_ffn": True}, family="dinov2", is_real=True),
+    "clip": Case({**_BOTH, "projection_dim": 48}, is_real=True),
+    "clip_text_model": Case(_READER, is_real=True),
+    "clip_vision_model": Case(_VIT, is_real=True),
+    "siglip": Case({**_BOTH, "text_config": {**_READER, "projection_size": 32}}, is_real=True),
+    "siglip_vision_model": Case(_VIT, is_real=True),
 }
 _QWEN_IDS = {
     "image_token_id": 199,

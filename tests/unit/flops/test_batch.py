@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.errors import UsageError
+from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch, Sequences
+from ergmeter.flops.config import Config
 from ergmeter.flops.graph import Attention
+from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import step_work
 
@@ -225,3 +228,43 @@ def test_images_that_do_not_fit_the_sequences_are_refused() -> None:
         Batch.of(1, 64, images=5, facts=FACTS)
     with pytest.raises(UsageError, match="the number of images must be"):
         Batch.of(1, 64, images=-1, facts=FACTS)
+
+
+# -- models of images ------------------------------------------------------------------------------
+
+VIT = {
+    "model_type": "vit", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "image_size": 224, "patch_size": 16, "num_channels": 3,
+    "qkv_bias": True, "architectures": ["ViTForImageClassification"], "num_labels": 1000,
+}  # fmt: skip
+
+
+def test_a_sequence_of_a_vit_is_its_image() -> None:
+    """ViT-B/16 has 86.6 M parameters and, as torchvision counts it, 17.56 GMAC an image."""
+    graph = model_graph(Config(VIT, where="x"))
+    assert graph.params == 86_567_656
+    batch = Batch.of(2, 197, facts=graph.facts)
+    forward = total(step_flops(graph, batch, trainable=None)).forward / 2
+    layer = 12 * 768 * 768 * 197 + 2 * 768 * 197 * 197
+    by_hand = 196 * 768 * 768 + 12 * layer + 768 * 1000
+    assert forward == 2 * by_hand
+    assert by_hand / 1e9 == pytest.approx(17.56, abs=0.01)
+
+
+@pytest.mark.parametrize(("seq_len", "images"), [(64, 0), (197, 1)])
+def test_another_length_than_an_images_own_is_refused(seq_len: int, images: int) -> None:
+    facts = model_graph(Config(VIT, where="x")).facts
+    with pytest.raises(UsageError, match="an image of 197 patches"):
+        Batch.of(2, seq_len, images=images, facts=facts)
+
+
+def test_texts_and_images_of_clip_are_counted_each_in_its_own_rows() -> None:
+    graph = model_graph(Config({"model_type": "clip"}, where="x"))
+    assert graph.params == 151_277_313  # as OpenAI's ViT-B/32 has
+    none, some = (
+        step_flops(graph, Batch.of(8, 77, images=images, facts=graph.facts)) for images in (0, 8)
+    )
+    assert none["mlp"] == some["mlp"]
+    assert none["vision mlp"].model == 0
+    # Of 32 x 32 pixels each: 49 patches and the class token, through 12 layers of 2 x 4 x 768^2.
+    assert some["vision mlp"].forward == 8 * 50 * 12 * 2 * 8 * 768**2

@@ -11,9 +11,9 @@ import pytest
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config, read_config
-from ergmeter.flops.defaults import DEFAULTS
+from ergmeter.flops.defaults import transformers_version
 from ergmeter.flops.graph import Attention
-from ergmeter.flops.models import known_families, model_graph
+from ergmeter.flops.models import NOT_READ, known_families, model_graph
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -36,17 +36,76 @@ def _line(fields: dict[str, Any]) -> str:
     return str(caught.value)
 
 
+def _defaults(family: str, **values: object) -> str:
+    listed = ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())
+    return f"left out, so as transformers {transformers_version()} has it for {family}: {listed}"
+
+
 @pytest.mark.parametrize(
-    "field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"]
+    ("field", "default"),
+    [
+        ("hidden_size", 4096),
+        ("num_hidden_layers", 32),
+        ("num_attention_heads", 32),
+        ("vocab_size", 32000),
+        ("tie_word_embeddings", False),
+    ],
 )
-def test_a_missing_field_is_named_and_never_guessed(field: str) -> None:
-    fields = {key: value for key, value in LLAMA.items() if key != field}
-    assert _line(fields) == f"models/x/config.json: the field {field} is missing; add it"
+def test_a_field_that_is_left_out_has_its_default_and_is_listed(field: str, default: int) -> None:
+    full = {**LLAMA, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
+    assert model_graph(Config(full, where="x")).assumptions == ()
+    without = {key: value for key, value in full.items() if key != field}
+    graph = model_graph(Config(without, where="x"))
+    assert graph.nodes == model_graph(Config({**full, field: default}, where="x")).nodes
+    assert graph.assumptions == (_defaults("llama", **{field: default}),)
+
+
+def test_published_models_that_leave_out_a_field_have_their_published_size() -> None:
+    # SmolLM3-3B as published, less what equals its class's defaults: 3.075 B, tied.
+    smollm3 = {"model_type": "smollm3"}
+    assert model_graph(Config(smollm3, where="x")).params == 3_075_098_624
+    # Queries, keys and values of GLM-4-9B have biases: 40 layers of (32 + 2 + 2) heads of 128.
+    glm = {"model_type": "glm4", "num_hidden_layers": 40}
+    plain = model_graph(Config({**glm, "attention_bias": False}, where="x"))
+    assert model_graph(Config(glm, where="x")).params - plain.params == 40 * 36 * 128
+
+
+def test_kimi_linear_as_it_is_published() -> None:
+    """Kimi-Linear-48B-A3B: its linear layers in a part of their own, counted from 1."""
+    full = [4, 8, 12, 16, 20, 24, 27]
+    fields = {
+        "model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "intermediate_size": 9216,
+        "vocab_size": 163840, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts": 256, "num_experts_per_token": 8,
+        "num_shared_experts": 1, "moe_intermediate_size": 1024, "first_k_dense_replace": 1,
+        "tie_word_embeddings": False,
+        "linear_attn_config": {
+            "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4,
+            "full_attn_layers": full,
+            "kda_layers": [number for number in range(1, 28) if number not in full],
+        },
+    }  # fmt: skip
+    graph = model_graph(Config(fields, where="x"))
+    buffers = 26 * 256  # of its routers: numbers in the files, and no parameters
+    assert graph.params + buffers == 49_122_681_728  # as its model card has
+    assert sum(isinstance(node.work, Attention) for node in graph) == 7
+    assert graph.params_active / 1e9 == pytest.approx(3.4, abs=0.1)
+
+
+def test_a_field_may_have_the_other_name_that_its_class_takes() -> None:
+    t5 = {"model_type": "t5", "vocab_size": 100, "d_ff": 64, "d_kv": 8}
+    names = {"d_model": 32, "num_heads": 4, "num_layers": 2}
+    others = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    graphs = [model_graph(Config({**t5, **each}, where="x")) for each in (names, others)]
+    assert graphs[0].nodes == graphs[1].nodes
+    assert graphs[0].assumptions == graphs[1].assumptions
 
 
 def test_a_field_of_many_names_is_named_by_all_of_them() -> None:
-    fields = {"model_type": "gpt2", "n_head": 4, "vocab_size": 9}
-    assert "the field n_embd (or hidden_size) is missing" in _line(fields)
+    config = Config({"model_type": "gpt2", "n_head": 4}, where="x", defaults={})
+    with pytest.raises(FormatError, match=r"the field n_embd \(or hidden_size\) is missing"):
+        model_graph(config)
 
 
 @pytest.mark.parametrize("value", ["12", [12], {"a": 1}, 12.5, True])
@@ -86,6 +145,17 @@ def test_an_unknown_architecture_is_told_with_the_nearest_and_what_to_do() -> No
     assert "put that in model_type (llama, " in said
     assert "pass its dimensions: hidden=" in said
     assert "--engine" not in said  # which not every command has
+
+
+@pytest.mark.parametrize("kind", sorted(NOT_READ))
+def test_a_family_that_is_not_read_says_why_and_what_to_do(kind: str) -> None:
+    reason, instead = NOT_READ[kind]
+    assert _line({**LLAMA, "model_type": kind}) == (
+        f"models/x/config.json: {kind} can't be counted from its configuration: {reason}; {instead}"
+    )
+    mapping = pytest.importorskip("transformers.models.auto.configuration_auto")
+    assert kind in mapping.CONFIG_MAPPING_NAMES
+    assert kind not in known_families()
 
 
 @pytest.mark.parametrize("kind", [None, ""])
@@ -250,15 +320,15 @@ def test_layers_that_predict_further_are_not_counted_and_it_says_so() -> None:
     fields = json.loads((PUBLISHED / "deepseek-v3.json").read_text())
     fields["num_nextn_predict_layers"] = 1
     graph = model_graph(Config(fields, where="x"))
-    assert graph.assumptions == (
+    assert graph.assumptions[0] == (
         "num_nextn_predict_layers = 1 is not counted: transformers does not build it;"
-        " add mtp_num_layers = 1 to the configuration to count it",
+        " add mtp_num_layers = 1 to the configuration to count it"
     )
     counted = model_graph(Config({**fields, "mtp_num_layers": 1}, where="x"))
-    assert counted.assumptions == ()
+    assert counted.assumptions == (_defaults("deepseek_v3", attention_bias=False),)
     assert counted.params > graph.params
     del fields["num_nextn_predict_layers"]
-    assert model_graph(Config(fields, where="x")).assumptions == ()
+    assert model_graph(Config(fields, where="x")).assumptions == counted.assumptions
 
 
 @pytest.mark.parametrize(
@@ -306,7 +376,7 @@ def _llava(**more: object) -> dict[str, Any]:
 
 
 def test_a_part_that_is_missing_or_no_object_is_named() -> None:
-    assert _line({"model_type": "llava", "text_config": LLAMA}) == (
+    assert _line({"model_type": "llava", "text_config": LLAMA, "vision_config": None}) == (
         "models/x/config.json: vision_config is missing or is no object"
     )
     assert "text_config is missing or is no object" in _line(_llava(text_config=[1]))
@@ -315,8 +385,8 @@ def test_a_part_that_is_missing_or_no_object_is_named() -> None:
 def test_what_a_part_leaves_out_is_its_own_default_and_said_once() -> None:
     graph = model_graph(Config(_llava(), where="x"))
     assert graph.hidden == 4096
-    said = [line for line in graph.assumptions if line.startswith("hidden_size = ")]
-    assert said == ["hidden_size = 4096, the default of llama"]
+    (line,) = (line for line in graph.assumptions if " has it for llama: " in line)
+    assert line.count("hidden_size = 4096") == 1
 
 
 def test_a_wrong_value_in_a_part_is_named_with_the_part() -> None:
@@ -330,7 +400,8 @@ def test_a_null_in_a_part_is_a_decision_and_no_default() -> None:
     assert not any("sliding_window" in line for line in graph.assumptions)
     del text["sliding_window"]
     graph = model_graph(Config(_llava(text_config=text), where="x"))
-    assert "sliding_window = 4096, the default of mistral" in graph.assumptions
+    (line,) = (line for line in graph.assumptions if " has it for mistral: " in line)
+    assert "sliding_window = 4096" in line
 
 
 def test_the_first_models_of_qwen_have_their_text_beside_their_vision() -> None:
@@ -343,7 +414,8 @@ def test_the_first_models_of_qwen_have_their_text_beside_their_vision() -> None:
     ]
     assert graphs[0].nodes == graphs[1].nodes
     del flat["hidden_size"]
-    assert "the field hidden_size is missing" in _line({**flat, "vision_config": vision})
+    graph = model_graph(Config({**flat, "vision_config": vision}, where="x"))
+    assert graph.hidden == 8192  # of the class of its text
 
 
 def test_a_tower_that_is_not_known_is_named() -> None:
@@ -387,28 +459,6 @@ def test_a_text_model_takes_no_images() -> None:
     graph = model_graph(Config(LLAMA, where="x"))
     with pytest.raises(UsageError, match="a graph that has a vision tower"):
         Batch.of(1, 64, images=1, facts=graph.facts)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_each_default_is_that_of_transformers(kind: str) -> None:
-    mapping = pytest.importorskip("transformers.models.auto.configuration_auto").CONFIG_MAPPING
-    fields = _classes().get(kind) or mapping[kind]
-    theirs = fields().to_dict()
-    assert {name: theirs[name] for name in DEFAULTS[kind]} == DEFAULTS[kind]
-
-
-def _classes() -> dict[str, Any]:
-    """Parts that transformers has under no name of their own."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    found: dict[str, Any] = {}
-    parents = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
-    for parent in (*parents, "idefics3", "smolvlm"):
-        for part in ("vision_config", "text_config"):
-            child = getattr(CONFIG_MAPPING[parent](), part)
-            found[child.model_type] = type(child)
-    return found
 
 
 def test_families_are_listed_once_and_in_order() -> None:

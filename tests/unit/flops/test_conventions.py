@@ -108,6 +108,40 @@ def test_latent_attention_and_experts_as_bridge_counts_them() -> None:
     assert per_token("megatron", further, 4096) / 1e9 == pytest.approx(259.99, abs=0.05)
 
 
+def test_attention_computed_again_is_counted_as_the_convention_counts_attention() -> None:
+    """Forward is a third: of 12 LHQT where every pair counts, of 6 LHQT where half of them do."""
+    model, length = graph(LLAMA_8B), 4096
+    how = Training(checkpointing="selective")
+    work = step_work(model, Batch.of(2, length), training=how)
+    core = 32 * 32 * 128 * length  # LHQT, a token
+    added = {
+        name: (flops.hardware_per_step - flops.model_per_step) / (2 * length)
+        for name, flops in work.flops.items()
+        if flops.hardware_per_step is not None
+    }
+    all_pairs = ("palm", "megatron-2024", "torchtitan", "mosaicml", "nanogpt", "maxtext-2024")
+    half = ("megatron", "bridge", "maxtext", "verl")
+    assert {name: added[name] for name in all_pairs} == pytest.approx(
+        dict.fromkeys(all_pairs, 4 * core)
+    )
+    assert {name: added[name] for name in half} == pytest.approx(dict.fromkeys(half, 2 * core))
+    assert added["exact"] == pytest.approx(2 * core * (1 + 1 / length))
+    assert added["6nd"] == added["hf-6nd"] == 0  # which count no attention at all
+    assert added["neuron"] == pytest.approx(4 * core + 6 * 32 * 32 * length)
+
+
+def test_selective_recomputation_of_a_gpt_as_its_formula_has_it() -> None:
+    """GPT-3 175B, 72 Lh^2 (1 + T/6h + V/12Lh): a third of T/6h more, 0.9 %."""
+    fields = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96}
+    model = graph({**fields, "n_positions": 2048, "vocab_size": 51200})
+    how = Training(checkpointing="selective")
+    work = step_work(model, Batch.of(1, 2048), training=how, chosen="megatron-2021")
+    term, head = 2048 / (6 * 12288), 51200 / (12 * 96 * 12288)
+    ratio = (work.chosen.hardware_per_step or 0) / work.chosen.model_per_step
+    assert ratio == pytest.approx((1 + 4 / 3 * term + head) / (1 + term + head), rel=1e-12)
+    assert 100 * (ratio - 1) == pytest.approx(0.90, abs=0.005)
+
+
 FULL = {name for name, one in CONVENTIONS.items() if not one.is_for_lora} - {"exact"}
 
 
@@ -168,7 +202,7 @@ def test_what_halves_for_a_causal_mask_says_nothing_where_there_is_none() -> Non
 
 def test_the_letters_of_every_formula_are_explained() -> None:
     for one in CONVENTIONS.values():
-        if one.per_token is not None:
+        if one.weights is not None:
             assert set(re.findall("[A-Za-z]", one.formula)) == set(one.letters)
     assert CONVENTIONS["megatron-2021"].letters == {
         "L": "layers", "h": "hidden size", "V": "vocabulary", "T": "tokens of a sequence",

@@ -18,10 +18,12 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.berts import ENCODERS
 from ergmeter.flops.config import Config
 from ergmeter.flops.families import DECODERS
-from ergmeter.flops.graph import Attention
+from ergmeter.flops.graph import Attention, Linear
+from ergmeter.flops.images import IMAGES
 from ergmeter.flops.models import known_families, model_graph
 from ergmeter.flops.seeing import VISION
 from ergmeter.flops.seq2seq import SEQ2SEQ
+from ergmeter.flops.vision import LANGUAGE_ALONE
 from tests.unit.flops.family_cases import CASES, TEXT, TWO, Case
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ transformers.logging.set_verbosity_error()
 SEQ_LEN, SOURCE_LEN, BATCH = 64, 96, 2
 
 
-NAMES = sorted({*known_families(), *CASES})
+NAMES = sorted({*known_families(), *CASES} - set(LANGUAGE_ALONE))
 
 
 @dataclass
@@ -54,6 +56,10 @@ class Built:
 def _auto(kind: str) -> Any:
     if kind in VISION:
         return transformers.AutoModelForImageTextToText
+    if kind in ("vit", "dinov2"):
+        return transformers.AutoModelForImageClassification
+    if kind in IMAGES:
+        return transformers.AutoModel
     if kind == "whisper":
         return transformers.AutoModelForSpeechSeq2Seq
     if kind in SEQ2SEQ:
@@ -73,10 +79,15 @@ def _built(name: str, case: Case) -> Built:
     kind = case.family or name
     changes = case.changes or ({} if kind in CASES else TWO)
     config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind](**changes)
-    graph = model_graph(Config(config.to_dict(), where=name), image_size=case.image_size)
+    auto = _auto(kind)
+    graph = model_graph(
+        Config(config.to_dict(), where=name),
+        image_size=case.image_size,
+        architecture=auto._model_mapping[type(config)].__name__ if kind in IMAGES else None,
+    )
     if graph.params != graph.params_active:  # torch does not count grouped products
         getattr(config, "text_config", config)._experts_implementation = "batched_mm"
-    model = _auto(kind).from_config(config, attn_implementation="eager").eval()
+    model = auto.from_config(config, attn_implementation="eager").eval()
     model.requires_grad_(requires_grad=True)  # fixed sines are parameters too
     batch, inputs = _inputs(kind, graph, case)
     return Built(graph, model, batch, inputs)
@@ -87,6 +98,8 @@ def _inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str, Any]]
         return _image_inputs(kind, graph, case)
     rows = torch.randint(1, 100, (BATCH, SEQ_LEN))
     facts = graph.facts
+    if kind in IMAGES:
+        return _pixel_inputs(graph, rows)
     if kind in ENCODERS:
         return Batch.of(BATCH, SEQ_LEN, facts=facts), {"input_ids": rows}
     if kind == "whisper":
@@ -100,6 +113,20 @@ def _inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str, Any]]
         batch = Batch.of(BATCH, SEQ_LEN, source_len=SOURCE_LEN, facts=facts)
         return batch, {"input_ids": source, "decoder_input_ids": rows}
     return Batch.of(BATCH, SEQ_LEN, facts=facts), {"input_ids": rows, "use_cache": False}
+
+
+def _pixel_inputs(graph: Graph, rows: Any) -> tuple[Batch, dict[str, Any]]:
+    """An image for each sequence, in place of a text or beside it."""
+    facts = graph.facts
+    if "grid_rows" not in facts:
+        return Batch.of(BATCH, SEQ_LEN, facts=facts), {"input_ids": rows}
+    patch = next(node.work.inputs for node in graph if isinstance(node.work, Linear))
+    side = facts["grid_rows"] * round((patch / 3) ** 0.5)
+    inputs = {"pixel_values": torch.randn(BATCH, 3, side, side)}
+    if "image_is_sequence" in facts:
+        return Batch.of(BATCH, facts["tokens_per_image"], facts=facts), inputs
+    batch = Batch.of(BATCH, SEQ_LEN, images=BATCH, facts=facts)
+    return batch, {**inputs, "input_ids": rows}
 
 
 def _image_inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str, Any]]:
@@ -129,10 +156,16 @@ def _image_inputs(kind: str, graph: Graph, case: Case) -> tuple[Batch, dict[str,
     return Batch.of(1, tokens + 16, images=1, facts=facts), inputs
 
 
+def _result(output: Any) -> Any:
+    """What a loss is made of."""
+    names = ("logits", "logits_per_text", "pooler_output", "last_hidden_state")
+    return next(output[name] for name in names if output.get(name) is not None)
+
+
 def _counted(built: Built, *, linear_only: bool = False) -> tuple[float, float]:
     """Forward FLOPs and those of the whole step, as torch counts them."""
     with flop_counter.FlopCounterMode(display=False) as counter:
-        logits = built.model(**built.inputs).logits
+        logits = _result(built.model(**built.inputs))
         forward = dict(counter.get_flop_counts()["Global"])
         logits.float().sum().backward()
     step = counter.get_flop_counts()["Global"]
@@ -152,7 +185,14 @@ def _reckoned(
 ) -> tuple[float, float]:
     parts = step_flops(built.graph, built.batch, trainable=trainable, pairs="computed", scans=False)
     if linear_only:
-        others = ("attention scores", "attention values", "convolution", "experts", "patches")
+        others = (
+            "attention scores",
+            "attention values",
+            "convolution",
+            "experts",
+            "patches",
+            "gates",
+        )
         parts = {part: cost for part, cost in parts.items() if not part.endswith(others)}
     return total(parts).forward, total(parts).model
 
@@ -173,7 +213,7 @@ _TOWER = ("vision_tower", "vision_model", "visual.blocks", "visual.patch", "visu
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, case in CASES.items() if "vision_config" in case.changes]
+    "name", [name for name, case in CASES.items() if (case.family or name) in VISION]
 )
 def test_a_frozen_tower_has_no_way_back_and_the_projector_above_it_has(name: str) -> None:
     linear_only = bool(CASES[name].linear_only)
@@ -193,16 +233,61 @@ def test_a_frozen_tower_has_no_way_back_and_the_projector_above_it_has(name: str
 
 
 def test_every_family_of_the_readers_is_known() -> None:
-    assert set(known_families()) == {*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION}
+    assert set(known_families()) == {
+        *DECODERS,
+        *ENCODERS,
+        *SEQ2SEQ,
+        *VISION,
+        *IMAGES,
+        *LANGUAGE_ALONE,
+    }
 
 
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe"])
-def test_the_windows_of_qwen_are_those_of_transformers(kind: str) -> None:
+WINDOWED = [
+    *("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3", "olmo3", "exaone4", "cohere2"),
+    *("gemma2", "gemma3_text", "cwm", "ministral"),
+]
+
+
+@pytest.mark.parametrize("kind", WINDOWED)
+def test_windows_that_are_not_listed_are_those_of_transformers(kind: str) -> None:
     fields = {**TEXT, "num_hidden_layers": 32, "head_dim": 16, "use_sliding_window": True}
     theirs = transformers.AutoConfig.for_model(kind, **fields, sliding_window=32).to_dict()
     # The mixture of Qwen 3 lists no layers: its window is every layer's.
     kinds = theirs.get("layer_types") or ["sliding_attention"] * 32
-    graph = model_graph(Config({**theirs, "layer_types": None}, where=kind))
+    unlisted = {name: value for name, value in theirs.items() if name != "layer_types"}
+    graph = model_graph(Config(unlisted, where=kind))
     ours = [node.work.window for node in graph.nodes if isinstance(node.work, Attention)]
     assert ours == [32 if each == "sliding_attention" else None for each in kinds]
     assert 32 in ours
+
+
+@pytest.mark.parametrize("kind", sorted(set(LANGUAGE_ALONE) - {"gemma3n"}))  # which wants timm
+def test_a_language_model_without_its_towers_is_that_of_transformers(kind: str) -> None:
+    small: dict[str, Any] = {"num_hidden_layers": 6}
+    if kind != "phi4_multimodal":  # whose language model is not in a part of its own
+        small = {"text_config": {**small, "model_type": LANGUAGE_ALONE[kind]}}
+    if kind == "aya_vision":  # whose own default is no tower
+        small["vision_config"] = {"model_type": "siglip_vision_model"}
+    config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind](**small)
+    with torch.device("meta"):
+        model = transformers.AutoModelForMultimodalLM.from_config(config)
+    mine = {id(weight): weight.numel() for weight in model.get_decoder().parameters()}
+    mine |= {id(model.get_output_embeddings().weight): model.get_output_embeddings().weight.numel()}
+    tower = ("embed_tokens_extend",)  # Phi's, which stands among its layers
+    towers = {id(w) for name, w in model.named_parameters() if any(t in name for t in tower)}
+    graph = model_graph(Config(config.to_dict(), where=kind))
+    assert graph.params == sum(n for key, n in mine.items() if key not in towers)
+    assert f"only the language model of {kind} is counted" in graph.assumptions[0]
+
+
+def test_olmo_3_has_its_window_where_its_file_does_not_list_the_layers() -> None:
+    """At 65,536 tokens a window of 4096 in three layers of four; all pairs were counted before."""
+    fields = {"model_type": "olmo3", "vocab_size": 100278}  # OLMo 3 of 7B
+    graph = model_graph(Config(fields, where="x"))
+    windows = [node.work.window for node in graph.nodes if isinstance(node.work, Attention)]
+    assert windows == [4096, 4096, 4096, None] * 8
+    whole = model_graph(Config({**fields, "layer_types": ["full_attention"] * 32}, where="x"))
+    batch = Batch.of(1, 65536)
+    ours, wrong = (total(step_flops(one, batch)).model for one in (graph, whole))
+    assert wrong / ours - 1 == pytest.approx(0.577, abs=0.0005)

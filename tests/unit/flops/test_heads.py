@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.flops.architectures import count_config
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.counted import count
+from ergmeter.flops.heads import is_bare
 from ergmeter.flops.live import model_work
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.models import known_families, model_graph
+from ergmeter.flops.vision import LANGUAGE_ALONE
 from ergmeter.flops.work import step_work
+from tests.unit.flops.family_cases import CASES, TWO, Case
 
 SEQ = 48
 SIZES: dict[str, Any] = {
@@ -110,3 +115,54 @@ def test_a_class_nobody_knows_is_said() -> None:
     graph = model_graph(Config({**config, "architectures": ["LlamaForOracles"]}, where="test"))
     assert any("LlamaForOracles is not known" in said for said in graph.assumptions)
     assert any(node.role == "head" for node in graph)
+
+
+REMOTE = {"kimi_k2"}  # families that are not in transformers
+
+
+def classes(kind: str) -> set[str]:
+    """Every class of a family in the mappings of transformers."""
+    found: set[str] = set()
+    for name in dir(modeling_auto):
+        if name.startswith("MODEL_") and name.endswith("_MAPPING_NAMES"):
+            mapped = getattr(modeling_auto, name).get(kind, ())
+            found.update([mapped] if isinstance(mapped, str) else mapped)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script")  # GPT-BigCode's own
+@pytest.mark.parametrize("kind", sorted(set(known_families()) - REMOTE - set(LANGUAGE_ALONE)))
+def test_a_class_called_a_model_has_the_head_that_transformers_gives_it(kind: str) -> None:
+    """By their parameters: MarianModel has no head, and MarianMTModel has one."""
+    case = CASES.get(kind, Case())
+    found = {name for name in classes(kind) if name.endswith("Model") or is_bare(name)}
+    assert found
+    for name in found:
+        config = CONFIG_MAPPING[kind](**(case.changes or TWO))
+        with torch.device("meta"):
+            held = getattr(transformers, name)(config)
+        fields = {**config.to_dict(), "architectures": [name]}
+        graph = model_graph(Config(fields, where=kind), image_size=case.image_size)
+        assert graph.params == sum(p.numel() for p in held.parameters()), name
+        assert not any("is not known" in line for line in graph.assumptions), name
+
+
+def test_the_head_of_marian_is_counted() -> None:
+    """A step of its head is 6 x hidden x vocabulary FLOPs a token."""
+    fields = {"model_type": "marian", "d_model": 64, "encoder_layers": 2, "decoder_layers": 2}
+    fields |= {"encoder_ffn_dim": 160, "decoder_ffn_dim": 160, "encoder_attention_heads": 4}
+    fields |= {"decoder_attention_heads": 4, "vocab_size": 3000, "max_position_embeddings": 64}
+    step = {}
+    for name in ("MarianModel", "MarianMTModel"):
+        graph = model_graph(Config({**fields, "architectures": [name]}, where="x"))
+        batch = Batch.of(1, SEQ, source_len=SEQ, facts=graph.facts)
+        step[name] = step_work(graph, batch).chosen.model_per_step
+    assert step["MarianMTModel"] - step["MarianModel"] == 6 * 64 * 3000 * SEQ
+
+
+@pytest.mark.parametrize("name", ["BartForCausalLM", "BartForSequenceClassification"])
+def test_another_class_of_an_encoder_decoder_is_named(name: str) -> None:
+    fields = {"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1}
+    graph = model_graph(Config({**fields, "architectures": [name]}, where="x"))
+    line = f"the class {name} is not known: counted as an encoder-decoder that writes"
+    assert line in graph.assumptions

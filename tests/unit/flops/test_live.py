@@ -294,8 +294,10 @@ def test_a_model_without_a_configuration_is_run_without_memory(tmp_path: Path) -
             return logits
 
     meter = Meter(tmp_path / "run", model=Words(), seq_len=16, probes=[], peak_flops_per_s=1e12)
-    with meter, meter.step(tokens=16):
-        pass
+    with meter:
+        for _ in range(2):
+            with meter.step(tokens=16):
+                pass
     found = meter.summary().readings["compute.model_flops_per_token"]
     assert isinstance(found, Reading)
     assert found.value == 6 * 32 * 100

@@ -22,6 +22,16 @@ ADAPTERS = Training(Lora(16, ("q_proj", "k_proj", "v_proj", "o_proj")))
 CHECKPOINTED = Training(checkpointing="full")
 
 
+# How the peaks of an H200 were recorded: a function called the model as it is configured, held its
+# output through the backward pass and returned; then torch's AdamW made its step.
+RECORDED: dict[str, object] = {
+    "optimizer": "adamw",
+    "output": "until-step",
+    "kernels": Kernels(has_cache=True),
+    "workspace_bytes": CUBLAS_BYTES,
+}
+
+
 def memory(
     model: str = TINY,
     *,
@@ -60,7 +70,7 @@ def test_the_recorded_peaks_of_an_h200(
         length=length,
         training=training,
         quantize=quantize,
-        workspace_bytes=CUBLAS_BYTES,
+        **RECORDED,
     )
     off = found.peak.total_bytes / recorded - 1
     print(f"{found.peak.total_bytes / 1e9:.3f} GB against {recorded / 1e9:.3f} GB: {off:+.2%}")
@@ -90,7 +100,7 @@ MORE = [
         2048,
         32000,
         Training(),
-        {"kernels": Kernels(attention="eager")},
+        {"kernels": Kernels(attention="eager", has_cache=True)},
         53_588_252_672,
         11_069_723_648,
         id="eager",
@@ -145,11 +155,10 @@ def test_more_peaks_of_an_h200(
         sequences=sequences,
         length=length,
         training=training,
-        workspace_bytes=CUBLAS_BYTES,
-        **setup,
+        **{**RECORDED, **setup},
     )
     assert found.moments[-1].total_bytes == pytest.approx(step, rel=0.002)
-    assert found.peak.total_bytes == pytest.approx(max(passes, step), rel=0.025)
+    assert max(one.total_bytes for one in found.moments[:-1]) == pytest.approx(passes, rel=0.002)
 
 
 def test_the_parts_of_the_full_run_by_hand() -> None:
@@ -159,7 +168,8 @@ def test_the_parts_of_the_full_run_by_hand() -> None:
     assert held["weights"] == 2 * params
     assert held["optimizer"] == 4 * params
     assert held["gradients"] == 0  # freed before the forward pass, not yet there at the loss
-    assert held["loss"] == rows * 32000 * (2 + 4 + 4 + 4)
+    assert held["loss"] == rows * 32000 * (4 + 4 + 4)  # the log-softmax and two gradients
+    assert held["output"] == 0  # freed before the backward pass
     norm = 2048 * (4 + 2 + 2) + 4  # in 32 bits, scaled, and its result
     attention = (2048 + 256 + 256 + 2048) * 2 + 32 * 4
     feed = 4 * 5632 * 2
@@ -175,8 +185,8 @@ def test_stage_3_gathers_two_layers_and_what_is_in_none() -> None:
     outside = 2 * 32000 * 256 + 256
     middle, back, step = (moment.bytes["gathered"] for moment in found.moments)
     assert middle == 2 * (2 * layer + outside)
-    # On the way back also the half of the head's gradient, and its norm's, that is another's.
-    assert back == middle + 2 * (32000 * 256 + 256) / 2
+    # On the way back also the half of the head's gradient that is another device's.
+    assert back == middle + 2 * 32000 * 256 / 2
     assert step == 0
 
 

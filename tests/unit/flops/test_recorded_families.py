@@ -140,7 +140,13 @@ def memory(
 ) -> Memory:
     base = GPT2 if family == "gpt2" else SMALL
     config = AutoConfig.for_model(family, **{**base, **OWN.get(family, {}), **larger})
-    setup = Setup(kernels=Kernels(attention=attention), workspace_bytes=CUBLAS_BYTES)
+    # A function called the model, held its output through the backward pass and returned.
+    setup = Setup(
+        optimizer="adamw",
+        output="until-step",
+        kernels=Kernels(attention=attention, has_cache=True),
+        workspace_bytes=CUBLAS_BYTES,
+    )
     graph = model_graph(Config(config.to_dict(), where=family))
     return step_memory(graph, Batch.of(2, length), training=training, setup=setup)
 
@@ -148,6 +154,8 @@ def memory(
 @pytest.mark.parametrize(("family", "attention", "recorded"), KEPT)
 def test_what_autograd_kept(family: str, attention: str, recorded: int) -> None:
     found = memory(family, attention).moments[0].bytes["activations"]
+    if family == "gemma2":  # the tanh of its capped logits was left out of the record
+        found -= 2 * 512 * SMALL["vocab_size"] * 2
     assert found == pytest.approx(recorded, rel=0.005)
 
 
@@ -167,7 +175,7 @@ def test_the_peak_of_a_step(family: str, attention: str, recorded: int) -> None:
     if family != "gpt2":
         larger = {**LARGE, **LARGER.get(family, {})}
     found = memory(family, attention, length=2048, **larger)
-    assert found.peak.total_bytes == pytest.approx(recorded, rel=0.012)
+    assert found.peak.total_bytes == pytest.approx(recorded, rel=0.006)
 
 
 @pytest.mark.parametrize(("targets", "recorded"), PEAKS_OF_ADAPTERS)
@@ -175,4 +183,4 @@ def test_the_peak_of_a_step_with_adapters_on_a_mixture(targets: str, recorded: i
     larger = {**LARGE, **LARGER["qwen3_moe"]}
     training = Training(Lora(8, ALONE[targets]))
     found = memory("qwen3_moe", length=2048, training=training, **larger)
-    assert found.peak.total_bytes == pytest.approx(recorded, rel=0.01)
+    assert found.peak.total_bytes == pytest.approx(recorded, rel=0.006)

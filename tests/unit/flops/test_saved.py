@@ -1,7 +1,7 @@
 """What a forward pass keeps, against what torch's autograd says it saved.
 
-`saved_tensors_hooks` hands over every tensor that autograd keeps. Its storages, each once, without
-the model's own, are summed; the loss, and the tanh of capped logits, are left out on both sides.
+`saved_tensors_hooks` hands over every tensor that autograd keeps. Its storages, each once and whole
+where a view is kept, without the model's own, are summed. The model computes logits and no loss.
 Nothing of the rule is used.
 """
 
@@ -24,7 +24,12 @@ from ergmeter.flops.work import Training
 
 SEQUENCES, LENGTH, VOCAB = 2, 96, 600
 ALL_FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
+NO_DROPOUT: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 Change = Callable[[Any], Any]
+
+
+# transformers scripts a function of GPT-BigCode, which torch 2.13 warns about.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +59,14 @@ def gpt2(activation: str = "gelu_new") -> Any:
         n_head=8,
         vocab_size=VOCAB,
         n_positions=LENGTH,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
         activation_function=activation,
+        **NO_DROPOUT,
+    )
+
+
+def falcon(**fields: Any) -> Any:
+    return transformers.FalconConfig(
+        hidden_size=128, num_hidden_layers=3, num_attention_heads=8, vocab_size=VOCAB, **fields
     )
 
 
@@ -68,10 +77,12 @@ def kept_bytes(
     attention: str = "sdpa",
     change: Change | None = None,
     autocast: bool = False,
+    cache: bool = False,
 ) -> float:
     torch.manual_seed(0)
     make: Any = transformers.AutoModelForCausalLM
     model = make.from_config(sizes, dtype=dtype, attn_implementation=attention)
+    model.config.use_cache = cache
     model = change(model) if change else model
     model.train()
     own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
@@ -87,10 +98,9 @@ def kept_bytes(
         saved_tensors_hooks(pack, lambda tensor: tensor),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        result = model(input_ids=tokens, labels=tokens)
-    assert result.loss.requires_grad
-    of_loss = SEQUENCES * LENGTH * VOCAB
-    return sum(each.untyped_storage().nbytes() for each in kept.values() if each.numel() != of_loss)
+        result = model(input_ids=tokens)
+    assert result.logits.requires_grad
+    return sum(each.untyped_storage().nbytes() for each in kept.values())
 
 
 def counted_bytes(
@@ -147,14 +157,38 @@ BOTH = {
     "gpt_neox": config("GPTNeoX"),
     "gpt2": gpt2(),
     "gpt2 with a fused gelu": gpt2("gelu"),
+    "gpt_bigcode": transformers.GPTBigCodeConfig(
+        n_embd=128, n_layer=3, n_head=8, vocab_size=VOCAB, n_positions=LENGTH, **NO_DROPOUT
+    ),
+    "mistral": config("Mistral"),
+    "granite": config("Granite"),
+    "starcoder2": config("Starcoder2"),
+    "stablelm": config("StableLm"),
+    "opt": config("OPT", ffn_dim=352, word_embed_proj_dim=128, dropout=0.0),
+    "falcon with one head of keys": falcon(),
+    "falcon with grouped keys": falcon(new_decoder_architecture=True, num_kv_heads=2),
 }
-# transformers has no sdpa for capped scores and sinks; torch has none on a CPU for values that are
-# not as wide as keys.
+# transformers has no sdpa for capped scores, sinks and some older families; torch has none on a CPU
+# for values that are not as wide as keys.
 WRITTEN_OUT = {
     "gemma2": config("Gemma2", **GEMMA, **WINDOW),
     "gpt_oss": config("GptOss", **EXPERTS, head_dim=16, intermediate_size=96),
     "deepseek_v3": config("DeepseekV3", **{**ROUTED, **LATENT}),
+    "bloom": transformers.BloomConfig(hidden_size=128, n_layer=3, n_head=8, vocab_size=VOCAB),
+    "mpt": transformers.MptConfig(d_model=128, n_layers=3, n_heads=8, vocab_size=VOCAB),
+    "gptj": transformers.GPTJConfig(
+        n_embd=128, n_layer=3, n_head=8, rotary_dim=8, vocab_size=VOCAB, **NO_DROPOUT
+    ),
+    "gpt_neo": transformers.GPTNeoConfig(
+        hidden_size=128,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+        num_heads=8,
+        vocab_size=VOCAB,
+    ),
 }
+# One matrix makes queries, keys and values, and a view of its result keeps all of it.
+FUSED = ("gpt2", "gpt_neox", "phi3", "gpt_bigcode")
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -165,11 +199,29 @@ def test_a_model_trained_in_full_keeps_what_autograd_says(name: str, attention: 
     sizes = (BOTH | WRITTEN_OUT)[name]
     setup = Setup(kernels=Kernels(attention=attention))
     kept = kept_bytes(sizes, attention=attention)
-    assert counted_bytes(sizes, setup=setup) == pytest.approx(kept, rel=0.015)
+    within = 0.011 if name == "gpt_oss" else 0.01  # the order of its rows is a little more
+    assert counted_bytes(sizes, setup=setup) == pytest.approx(kept, rel=within)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_cache_copies_what_would_be_views(name: str) -> None:
+    sizes = BOTH[name]
+    kept = kept_bytes(sizes, cache=True)
+    setup = Setup(kernels=Kernels(has_cache=True))
+    assert counted_bytes(sizes, setup=setup) == pytest.approx(kept, rel=0.01)
+    assert abs(kept / kept_bytes(sizes) - 1) > 0.01  # it makes a difference
+
+
+def test_a_single_view_keeps_the_whole_buffer_by_hand() -> None:
+    rows, layers = SEQUENCES * LENGTH, 3
+    views = counted_bytes(BOTH["gpt_neox"])
+    copies = counted_bytes(BOTH["gpt_neox"], setup=Setup(kernels=Kernels(has_cache=True)))
+    # The value is a view of queries, keys and values in place of a copy of the values.
+    assert views - copies == layers * rows * (3 * 128 - 128) * 2
 
 
 def test_where_transformers_has_no_sdpa_attention_is_written_out() -> None:
-    for name in ("gemma2", "gpt_oss"):
+    for name in ("gemma2", "gpt_oss", "bloom", "mpt", "gptj", "gpt_neo"):
         asked, fallback = (
             counted_bytes(WRITTEN_OUT[name], setup=Setup(kernels=Kernels(attention=attention)))
             for attention in ("sdpa", "eager")
@@ -192,10 +244,14 @@ def test_in_32_bits() -> None:
     assert counted_bytes(sizes, setup=Setup("fp32")) == pytest.approx(kept, rel=0.02)
 
 
-def test_under_autocast_the_copies_of_inputs_and_weights_are_in_it() -> None:
-    sizes = config("Llama")
-    kept = kept_bytes(sizes, dtype=torch.float32, autocast=True)
-    assert counted_bytes(sizes, setup=Setup("mixed")) == pytest.approx(kept, rel=0.02)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma", "phi3", "gpt_neox", "gpt2", "glm4"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_under_autocast_the_copies_of_inputs_and_weights_are_in_it(
+    name: str, attention: Any
+) -> None:
+    kept = kept_bytes(BOTH[name], dtype=torch.float32, autocast=True, attention=attention)
+    setup = Setup("mixed", kernels=Kernels(attention=attention))
+    assert counted_bytes(BOTH[name], setup=setup) == pytest.approx(kept, rel=0.01)
 
 
 def test_attention_written_out_keeps_its_probabilities() -> None:

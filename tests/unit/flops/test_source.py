@@ -95,8 +95,8 @@ def test_typed_dimensions_are_answered_in_the_names_they_are_typed_in(
 
 def test_a_file_is_answered_in_the_names_it_has(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "llama", "hidden_size": 64}))
-    with pytest.raises(FormatError, match="the field num_attention_heads is missing"):
+    path.write_text(json.dumps({"model_type": "llama", "hidden_size": "64"}))
+    with pytest.raises(FormatError, match="hidden_size must be a whole number; got '64'"):
         read_graph(str(path))
 
 
@@ -130,13 +130,14 @@ def test_experts_and_a_window_choose_the_family_that_has_them() -> None:
         ("n_routed_experts=8", "n_routed_experts has no effect in the family llama; type=deepseek"),
         ("kv_lora_rank=512", "kv_lora_rank has no effect in the family llama; type=deepseek_v3"),
         ("qk_rope_head_dim=64", "qk_rope_head_dim has no effect in the family llama"),
-        ("hidden_act=relu", "hidden_act has no effect in the family llama; leave it out"),
         ("num_labels=3", "num_labels has no effect in the family llama"),
         ("experts_per_token=2", "experts_per_token has no effect in the family llama"),
         ("num_kv_heads=8", "num_kv_heads has no effect in the family llama; did you mean kv_heads"),
         ("type=llama,window=1024", "window has no effect in the family llama; type=mistral is"),
         ("type=llama,experts=8", "experts has no effect in the family llama; type=mixtral is one"),
-        ("type=qwen2,window=1024", "window has no effect in the family qwen2; type=mistral is one"),
+        ("type=smollm3,window=16", "window has no effect in the family smollm3; add use_sliding_w"),
+        ("type=olmo2,window=16", "window has no effect in the family olmo2; type=mistral is one"),
+        ("type=qwen2,window=1024", "window has no effect in the family qwen2; add use_sliding_w"),
         ("gated=3", "gated must be true or false; got 3"),
         ("gated=false,window=1024", "gated=false goes with neither experts nor window"),
         ("type=qwen2,gated=false", "type=qwen2 has a feed-forward of its own; leave out gated"),
@@ -161,6 +162,23 @@ def test_a_file_may_have_fields_that_nobody_reads(tmp_path: Path) -> None:
     assert read_graph(str(path)).params == read_graph(str(path.parent)).params
 
 
+@pytest.mark.parametrize(
+    "family", ["olmo3", "exaone4", "gemma2", "mistral", "smollm3,use_sliding_window=true"]
+)
+def test_a_window_that_a_family_has_is_taken(family: str) -> None:
+    graph = read_graph(f"{MISTRAL},type={family},window=16")
+    windows = {node.work.window for node in graph if isinstance(node.work, Attention)}
+    assert 16 in windows
+
+
+def test_a_default_that_is_no_size_is_taken_and_listed() -> None:
+    graph = read_graph(f"type=smollm3,{MISTRAL}")
+    assert any(node.role == "head" and node.tied_to for node in graph)
+    assert "tie_word_embeddings = true" in graph.assumptions[0]
+    with pytest.raises(UsageError, match="vocab is missing; add vocab="):
+        read_graph(f"type=smollm3,{MISTRAL}".replace(",vocab=32000", ""))
+
+
 def test_what_dimensions_leave_open_is_said() -> None:
     gpt3 = "hidden=12288,layers=96,heads=96,ffn=49152,vocab=50257"
     three, two = read_graph(gpt3), read_graph(f"{gpt3},gated=false")
@@ -177,7 +195,8 @@ def test_what_dimensions_leave_open_is_said() -> None:
     assert "(3 matrices), tied head;" in tied
     assert "Mixtral-style" in read_graph(f"{gpt3},experts=8,top_k=2").assumptions[0]
     named = f"type=gpt2,{gpt3},n_positions=2048"
-    assert read_graph(named).assumptions == ()
+    (listed,) = read_graph(named).assumptions
+    assert listed.endswith(" has it for gpt2: tie_word_embeddings = true")
     # 174.6 B, as published: with biases, positions and a tied head.
     assert read_graph(named).params == 174_604_259_328
     assert read_graph(named.replace("49152", "24576")).params < 120e9  # ffn is its n_inner

@@ -14,6 +14,7 @@ from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.memory import Setup, step_memory
 from ergmeter.flops.models import model_graph
+from tests.unit.flops.live_storages import LiveStorages
 
 LLAMA = transformers.LlamaConfig(
     hidden_size=128,
@@ -68,6 +69,8 @@ def bitsandbytes(name: str) -> Make:
     ("name", "make", "within"),
     [
         ("adamw", lambda m: [torch.optim.AdamW(m.parameters())], 0),
+        ("adamw-fused", lambda m: [torch.optim.AdamW(m.parameters(), fused=True)], 0),
+        ("adamw-loop", lambda m: [torch.optim.AdamW(m.parameters(), foreach=False)], 0),
         ("sgd", lambda m: [torch.optim.SGD(m.parameters(), lr=0.1)], 0),
         ("sgd-momentum", lambda m: [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)], 0),
         ("muon", muon, 0),
@@ -84,3 +87,37 @@ def test_an_optimizer_keeps_what_is_in_its_states(
     graph = model_graph(Config(LLAMA.to_dict(), where="the test"))
     found = step_memory(graph, Batch.of(1, 8), setup=Setup("bf16", name)).moments[-1]
     assert found.bytes["optimizer"] == pytest.approx(kept_bytes(make), rel=within)
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("adamw", lambda m: torch.optim.AdamW(m.parameters(), foreach=True)),
+        ("adamw-fused", lambda m: torch.optim.AdamW(m.parameters(), fused=True)),
+        ("adamw-loop", lambda m: torch.optim.AdamW(m.parameters(), foreach=False)),
+        ("sgd", lambda m: torch.optim.SGD(m.parameters(), lr=0.1)),
+        ("sgd-momentum", lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)),
+    ],
+)
+def test_temporaries_of_a_step_are_those_that_torch_makes(
+    name: str, make: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    made: Any = transformers.LlamaForCausalLM
+    model = made(LLAMA).to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    updates = make(model)
+    updates.step()  # makes the states
+    live = LiveStorages()
+    states = [value for state in updates.state.values() for value in state.values()]
+    for tensor in (*model.parameters(), *(p.grad for p in model.parameters()), *states):
+        if torch.is_tensor(tensor):
+            live.add(tensor)
+    before = live.now
+    with live:
+        updates.step()
+    graph = model_graph(Config(LLAMA.to_dict(), where="the test"))
+    step = step_memory(graph, Batch.of(1, 8), setup=Setup("bf16", name)).moments[-1]
+    temporaries = live.peaks[""] - before
+    # The loop still has the quotient of the tensor before.
+    assert temporaries == pytest.approx(step.bytes["working"], rel=0.01, abs=10_000)

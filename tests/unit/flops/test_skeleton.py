@@ -1,0 +1,158 @@
+"""Modules without weights, made again elsewhere: what is sent, what is not, and at what price."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ergmeter.flops import remote, skeleton
+from ergmeter.flops.call_specs import ModuleCall, TensorSpec
+from ergmeter.flops.skeleton import dumps, serialised
+from ergmeter.flops.step_calls import count
+from ergmeter.flops.step_work import RecordedCall, StepRecord
+
+
+def call_of(module: nn.Module, *shape: int) -> ModuleCall:
+    given = TensorSpec(shape, torch.float32)
+    flags = tuple(p.requires_grad for p in module.parameters())
+    return ModuleCall(module, (given,), {}, True, True, flags)
+
+
+def flops_of(module: nn.Module, *shape: int) -> Any:
+    return count(serialised([[call_of(module, *shape)]]))[0][0]
+
+
+def test_weights_are_not_sent() -> None:
+    large, small = nn.Linear(2048, 2048), nn.Linear(2, 2)
+    assert abs(len(dumps(large)) - len(dumps(small))) < 100
+    # Forward and the weight's gradient; the input wants none.
+    assert flops_of(large, 3, 2048).forward == 2 * 3 * 2048**2
+    assert flops_of(large, 3, 2048).backward == 2 * 3 * 2048**2
+
+
+def test_tied_weights_stay_one() -> None:
+    model = nn.ModuleDict({"a": nn.Embedding(8, 4), "b": nn.Linear(4, 8, bias=False)})
+    model["a"].weight = model["b"].weight
+    made = skeleton.loads(dumps(model))
+    assert made["a"].weight is made["b"].weight
+
+
+class HoldsALock(nn.Linear):
+    def __init__(self, *, uses_it: bool) -> None:
+        super().__init__(4, 4)
+        self.lock, self.uses_it = threading.Lock(), uses_it
+        self.table = np.zeros(100_000)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.uses_it:
+            self.lock.acquire()
+        return super().forward(x)
+
+
+def test_what_can_not_be_sent_is_named_only_where_it_is_used() -> None:
+    assert flops_of(HoldsALock(uses_it=False), 2, 4).forward == 2 * 2 * 16
+    assert "uses a lock" in flops_of(HoldsALock(uses_it=True), 2, 4).error
+    assert len(dumps(HoldsALock(uses_it=False))) < 10_000  # of a table only its shape
+
+
+def test_a_device_named_in_a_forward_is_the_cpu() -> None:
+    class OnCuda(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.cuda() + torch.ones(4, device="cuda"))
+
+    assert flops_of(OnCuda(4, 4), 2, 4).forward == 2 * 2 * 16
+
+
+def test_no_file_of_the_users_is_run_again(tmp_path: Path) -> None:
+    """A program and a module beside it, both counted in a fresh Python that finds neither."""
+    (tmp_path / "layers.py").write_text(
+        textwrap.dedent("""
+        open("layers-ran", "a").write("x")
+        from torch import nn
+        WIDTH = 6
+        def double(x):
+            return 2 * x
+        class Layer(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(WIDTH, WIDTH)
+            def forward(self, x):
+                return double(self.inner(x))
+        """)
+    )
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent("""
+        open("train-ran", "a").write("x")
+        import pathlib, sys, torch, layers
+        from torch import nn
+        from ergmeter.flops import remote
+        from ergmeter.flops.call_specs import ModuleCall, TensorSpec
+        from ergmeter.flops.skeleton import serialised
+        from ergmeter.flops.step_work import StepRecord
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = layers.Layer(), nn.Linear(6, 3)
+            def forward(self, x):
+                return self.second(layers.double(self.first(x)))
+        given = TensorSpec((5, 6), torch.float32)
+        request = serialised([[ModuleCall(Model(), (given,), {}, True, True, ())]])
+        remote.write(request, StepRecord(), pathlib.Path("request"))
+        """)
+    )
+    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, check=True)
+    remote.start(tmp_path / "request", is_urgent=True)
+    end_s = time.monotonic() + 120
+    while (found := remote.result(tmp_path / "request")) is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert found is not None
+    ((flops,),) = found
+    assert (flops.error, flops.forward) == ("", 2 * 5 * (36 + 18))
+    assert (tmp_path / "layers-ran").read_text() == "x"
+    assert (tmp_path / "train-ran").read_text() == "x"
+
+
+def test_a_counter_that_breaks_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "request"
+    remote.write(serialised([[call_of(nn.Linear(2, 2), 1, 2)]]), StepRecord(), folder)
+    (folder / "0.pickle").unlink()
+    remote.start(folder, is_urgent=True)
+    end_s = time.monotonic() + 120
+    while (found := remote.result(folder)) is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert found is not None
+    assert "the counting process failed (FileNotFoundError" in found[0][0].error
+
+
+def test_a_record_is_the_same_when_it_is_read_back(tmp_path: Path) -> None:
+    record = StepRecord(groups=((RecordedCall("Model", "model", 3),),), tokens=12, samples=4)
+    request = serialised([[call_of(nn.Linear(2, 2), 1, 2)]])
+    remote.write(request, record, tmp_path / "request")
+    assert remote.record_of(tmp_path / "request") == record
+
+
+def test_serialising_lets_go_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the CPU time of its own thread, so that a busy machine makes no difference."""
+    worked_s: list[float] = []
+    since_s = time.thread_time()
+
+    def rest(_seconds: float) -> None:
+        nonlocal since_s
+        worked_s.append(time.thread_time() - since_s)
+        since_s = time.thread_time()
+
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(500)))
+    monkeypatch.setattr("ergmeter.flops.skeleton.time.sleep", rest)
+    dumps(model)
+    assert len(worked_s) > 10
+    assert sorted(worked_s)[len(worked_s) * 9 // 10] < 0.002
