@@ -47,7 +47,8 @@ def command(
 
     A module is counted as it is executed: loops times their trip count, calls at each call site, of
     a conditional the costliest branch. NKI kernels count what they state; what states nothing is
-    listed as unknown. Files may be packed with gzip.
+    listed as unknown. Complex products count as 4 real ones; Cholesky decompositions, triangular
+    solves and FFTs are listed and not counted. Files may be packed with gzip.
     """
     from rich.console import Console
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.hlo.config import as_json, backend_config, whole
 from ergmeter.hlo.module import CUSTOM_CALL_TARGET
-from ergmeter.hlo.products import at, product, window_macs
+from ergmeter.hlo.products import at, product, real_factor, window_macs
 
 if TYPE_CHECKING:
     from ergmeter.hlo.module import Computation, Instruction, Module
@@ -62,7 +62,19 @@ def call_macs(module: Module, computation: Computation, call: Instruction) -> in
     if not known or len(call.operand_ids) < 2:
         return None
     left, right = (module.operand(computation, call, number).shape.dimensions for number in (0, 1))
-    result = call.shape.first(call.data).dimensions
+    shape = call.shape.first(call.data)
+    macs = _product_macs(module, call, target, left, right, shape.dimensions)
+    return None if macs is None else real_factor(shape.type) * macs
+
+
+def _product_macs(
+    module: Module,
+    call: Instruction,
+    target: str,
+    left: tuple[int, ...],
+    right: tuple[int, ...],
+    result: tuple[int, ...],
+) -> int | None:
     if target in _CONVOLUTIONS:
         shapes = (left, right, result)
         source, kernel, out = (shapes[role] for role in _CONVOLUTIONS[target])

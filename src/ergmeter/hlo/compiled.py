@@ -15,7 +15,7 @@ from importlib.util import source_hash
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.hlo.module import Computation, Computations, Module
+from ergmeter.hlo.module import Computation, Computations, Module, module_fields
 from ergmeter.hlo.wire import Unparsed
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ class _Index:
                 literal_bytes=sum(rows[_LITERALS::_ROW]),
             ),
             reader="compiled",
+            fields=module_fields(self.data)[0],
         )
 
     def _text(self, start: int, end: int) -> str:
@@ -136,6 +137,7 @@ class _Index:
             name=self._text(row[_NAME], row[_NAME_END]),
             root_id=row[_ROOT],
             places=_Places(self, number, before[_INSTRUCTIONS_END]),
+            instructions=row[_COUNT],
             calls=self._calls[before[_CALLS_END] : row[_CALLS_END]],
             applied=self._applied[before[_APPLIED_END] : row[_APPLIED_END]],
             special=self._special[before[_SPECIAL_END] : row[_SPECIAL_END]],

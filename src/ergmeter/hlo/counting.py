@@ -25,8 +25,10 @@ from ergmeter.hlo.module import (
     Instruction,
     Module,
 )
-from ergmeter.hlo.products import LIMIT, convolution_macs, dot_macs, ragged_dot_macs
+from ergmeter.hlo.products import LIMIT, convolution_macs, dot_macs, is_complex, ragged_dot_macs
 from ergmeter.hlo.result import ModuleCount
+from ergmeter.hlo.scope import SHARDING_CALLS, extent
+from ergmeter.hlo.uncounted import UNCOUNTED, nominal_flops
 from ergmeter.hlo.wire import Malformed
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ class _Node:
     by_op: dict[str, int] = field(default_factory=dict)
     kernels: list[Kernel] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # targets of calls that may hold products
+    uncounted: list[tuple[str, int]] = field(default_factory=list)  # opcode, FLOPs of the call
+    shardings: set[str] = field(default_factory=set)  # targets of sharding annotations
     loops: list[Instruction] = field(default_factory=list)
     choices: list[Instruction] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)  # computations that run once a call site
@@ -59,6 +63,7 @@ class _Node:
     macs_once: int = 0
     opaque: int = 0  # calls of unknown cost, below as well
     kernel_calls: int = 0
+    uncounted_flops: int = 0
 
     @property
     def callees(self) -> dict[int, None]:
@@ -69,17 +74,17 @@ class _Node:
     @property
     def work(self) -> bool:
         """Whether running it more often would change a count."""
-        return bool(self.macs or self.opaque or self.kernel_calls)
+        return bool(self.macs or self.opaque or self.kernel_calls or self.uncounted_flops)
 
     @property
-    def cost(self) -> tuple[int, int, int]:
+    def cost(self) -> tuple[int, int, int, int]:
         """By which branches are compared: MACs first."""
-        return self.macs, self.opaque, self.kernel_calls
+        return self.macs, self.opaque, self.kernel_calls, self.uncounted_flops
 
     @property
-    def cost_once(self) -> tuple[int, int, int]:
+    def cost_once(self) -> tuple[int, int, int, int]:
         """The same if loops ran once."""
-        return self.macs_once, self.opaque, self.kernel_calls
+        return self.macs_once, self.opaque, self.kernel_calls, self.uncounted_flops
 
     @property
     def sites(self) -> Iterator[tuple[int, CallSite]]:
@@ -165,7 +170,8 @@ def _node(module: Module, computation: Computation) -> _Node:
         node.add("dot", computation.dot_macs)
     for shapes, (number, index) in computation.dots.items():
         try:
-            node.add("dot", number * dot_macs(*shapes))
+            op = _complex("dot") if is_complex(shapes[0]) else "dot"
+            node.add(op, number * dot_macs(*shapes))
         except Malformed as error:
             raise Malformed(f"a dot: {error.what}", computation.places.by_index(index)[0]) from None
     for index in computation.special:
@@ -186,8 +192,16 @@ def _special(module: Module, node: _Node, instruction: Instruction) -> None:
         node.choices.append(instruction)
     elif opcode == "custom-call":
         _custom_call(module, node, instruction)
+    elif opcode in UNCOUNTED:
+        node.uncounted.append((opcode, nominal_flops(module, node.computation, instruction)))
     else:
-        node.add(opcode, _product(module, node.computation, instruction))
+        op = _complex(opcode) if is_complex(instruction.encoded(SHAPE)) else opcode
+        node.add(op, _product(module, node.computation, instruction))
+
+
+def _complex(opcode: str) -> str:
+    """The name under which products of complex numbers are counted."""
+    return f"complex-{opcode}"
 
 
 def _product(module: Module, computation: Computation, found: Instruction) -> int:
@@ -201,6 +215,8 @@ def _product(module: Module, computation: Computation, found: Instruction) -> in
 
 def _custom_call(module: Module, node: _Node, call: Instruction) -> None:
     target = call.text(CUSTOM_CALL_TARGET)
+    if target in SHARDING_CALLS:
+        node.shardings.add(target)
     if target in KERNEL_TARGETS:
         found = kernel(module, call)
         node.kernels.append(found)
@@ -241,6 +257,7 @@ def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
         _link_choice(node, choice, graph)
     node.opaque = len(node.unknown) + sum(one.macs_per_call is None for one in node.kernels)
     node.kernel_calls = len(node.kernels)
+    node.uncounted_flops = sum(flops for _, flops in node.uncounted)
     node.macs = node.macs_once = sum(node.by_op.values())
     for edge in node.edges:
         below = graph.node(edge.callee)
@@ -248,6 +265,8 @@ def _link(node: _Node, graph: _Graph, loops: Loops) -> None:
         node.macs_once = _bounded(node.macs_once + edge.times_once * below.macs_once)
         node.opaque = _bounded(node.opaque + edge.times * below.opaque)
         node.kernel_calls = _bounded(node.kernel_calls + edge.times * below.kernel_calls)
+        more = edge.times * below.uncounted_flops
+        node.uncounted_flops = _bounded(node.uncounted_flops + more)
 
 
 def _link_applied(node: _Node, callee: int, graph: _Graph) -> None:
@@ -304,6 +323,9 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
     by_computation: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     kernels: Counter[Kernel] = Counter()
+    uncounted_calls: Counter[str] = Counter()
+    uncounted_flops: Counter[str] = Counter()
+    shardings: set[str] = set()
     executed = [(node, runs[one]) for one, node in reversed(graph.nodes.items()) if runs[one]]
     for node, times in executed:
         for op, macs in node.by_op.items():
@@ -313,7 +335,12 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
             unknown[target] += times
         for found in node.kernels:
             kernels[found] += times
+        for op, flops in node.uncounted:
+            uncounted_calls[op] += times
+            uncounted_flops[op] += flops * times
+        shardings |= node.shardings
     module, entry = graph.module, graph.entry
+    scope, devices = extent(module, entry.computation, shardings)
     every = module.computations
     return ModuleCount(
         name=module.name,
@@ -328,6 +355,10 @@ def _result(graph: _Graph, runs: dict[int, int]) -> ModuleCount:
         unknown_loops=tuple(name for node, _ in executed for name in node.unknown_loops),
         uneven_branches=tuple(name for node, _ in executed for name in node.uneven_branches),
         unknown_calls=dict(unknown),
+        uncounted_calls=dict(uncounted_calls),
+        uncounted_flops=dict(uncounted_flops),
+        scope=scope,
+        devices=devices,
         literal_bytes=every.literal_bytes,
         reader=module.reader,
     )

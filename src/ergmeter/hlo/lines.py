@@ -39,7 +39,13 @@ def idle_computation(data: Buffer, place: Span) -> Computation:
 
 def _computation(parsed: Parsed, places: _Places) -> Computation:
     name = parsed.name.decode(errors="replace")
-    return Computation(id=parsed.id, name=name, root_id=parsed.root_id, places=places)
+    return Computation(
+        id=parsed.id,
+        name=name,
+        root_id=parsed.root_id,
+        places=places,
+        instructions=parsed.instructions,
+    )
 
 
 class _Places:

@@ -33,6 +33,7 @@ WINDOW, CONVOLUTION_DIMENSIONS, CUSTOM_CALL_TARGET, DOT_DIMENSIONS = 15, 16, 28,
 ID, OPERAND_IDS, CALLED_IDS, BACKEND_CONFIG = 35, 36, 38, 43
 FEATURE_GROUPS, BATCH_GROUPS, COMPARISON_DIRECTION = 50, 58, 63
 RAGGED_DIMENSIONS, BACKEND_CONFIG_PAYLOAD = 90, 99
+FFT_TYPE, FFT_LENGTH, INSTRUCTION_SHARDING = 31, 32, 40
 SHAPE_TYPE, SHAPE_DIMENSIONS, SHAPE_PARTS = 2, 3, 4
 
 # What is to be done with an instruction, by its opcode; the same lists are in scan.c.
@@ -42,7 +43,9 @@ KINDS = {
     b"constant": CONSTANT,
     # Those that take more than a list of what they call.
     **dict.fromkeys(
-        b"scaled-dot convolution ragged-dot custom-call while conditional".split(), SPECIAL
+        b"scaled-dot convolution ragged-dot custom-call while conditional "
+        b"cholesky triangular-solve fft".split(),
+        SPECIAL,
     ),
     # An operator that XLA applies to elements: to scalars, where there is nothing to contract.
     **dict.fromkeys(
@@ -81,6 +84,7 @@ class Computation:
     name: str
     root_id: int
     places: Places
+    instructions: int
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements
     special: list[int] = field(default_factory=list)
@@ -146,6 +150,7 @@ class Module:
     payloads: list[Span]
     computations: Computations
     reader: str
+    fields: Fields  # of the module itself
 
     def instruction(self, place: Span) -> Instruction:
         """Read the instruction that lies there."""
@@ -180,6 +185,19 @@ class Module:
         """The instruction whose value is the computation's."""
         place = computation.places.by_id(computation.root_id)
         return self.instruction(place) if place else None
+
+
+def module_fields(data: Buffer) -> tuple[Fields, int]:
+    """A module's own fields and where it begins.
+
+    Field 1 is a module's name and an HloProto's module. A name is printable; a module begins
+    with a tag below the space.
+    """
+    fields = message(data, 0, len(data))
+    inner = span(fields, MODULE_NAME)
+    if inner and inner[1] > inner[0] and data[inner[0]] < 0x20:
+        return message(data, *inner), inner[0]
+    return fields, 0
 
 
 class Instruction:

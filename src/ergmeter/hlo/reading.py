@@ -21,9 +21,10 @@ from ergmeter.hlo.module import (
     MODULE_PAYLOAD,
     Computations,
     Module,
+    module_fields,
 )
 from ergmeter.hlo.plain import PlainParser
-from ergmeter.hlo.wire import Buffer, Fields, Malformed, integer, message, span, spans, text
+from ergmeter.hlo.wire import Buffer, Malformed, integer, spans, text
 
 if TYPE_CHECKING:
     from ergmeter.hlo.module import Computation
@@ -50,7 +51,7 @@ def read(data: Buffer, *, reader: str | None = None) -> Module:
 
 
 def _parsed(data: Buffer, parser: Parser | None) -> Module:
-    fields, start = _module(data)
+    fields, start = module_fields(data)
     places = spans(fields, MODULE_COMPUTATION)
     if not places:
         raise Malformed("it has no computations", start)
@@ -74,6 +75,7 @@ def _parsed(data: Buffer, parser: Parser | None) -> Module:
             literal_bytes=sum(one.literal_bytes for one in listed),
         ),
         reader="protobuf" if parser else "python",
+        fields=fields,
     )
 
 
@@ -82,19 +84,6 @@ def reader_name() -> str:
     if _library():
         return "compiled"
     return "protobuf" if protobuf.parser() else "python"
-
-
-def _module(data: Buffer) -> tuple[Fields, int]:
-    """The module's fields and where it begins.
-
-    Field 1 is a module's name and an HloProto's module. A name is printable; a module begins
-    with a tag below the space.
-    """
-    fields = message(data, 0, len(data))
-    inner = span(fields, MODULE_NAME)
-    if inner and inner[1] > inner[0] and data[inner[0]] < 0x20:
-        return message(data, *inner), inner[0]
-    return fields, 0
 
 
 def _library() -> compiled.Library | None:

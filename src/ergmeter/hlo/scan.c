@@ -198,7 +198,7 @@ static enum kind kind_of(const uint8_t *text, int64_t size, int calls) {
   if (IS("dot")) return DOT;
   if (IS("constant")) return CONSTANT;
   if (IS("scaled-dot") || IS("convolution") || IS("ragged-dot") || IS("custom-call") ||
-      IS("while") || IS("conditional"))
+      IS("while") || IS("conditional") || IS("cholesky") || IS("triangular-solve") || IS("fft"))
     return SPECIAL;
   if (!calls) return QUIET;
   if (IS("map") || IS("reduce") || IS("reduce-window") || IS("scatter") ||
@@ -244,12 +244,17 @@ static int numbers_in(const uint8_t *data, span where, uint32_t number, int64_t 
 
 static int dot_macs(const uint8_t *data, const line *dot, const line *left, int64_t *macs) {
   int64_t result[MAX_DIMENSIONS], sizes[MAX_DIMENSIONS], contracted[MAX_DIMENSIONS];
-  int results, dimensions, contractions;
+  int64_t type[MAX_DIMENSIONS];
+  int results, dimensions, contractions, types;
   uint64_t product = 1;
-  if (!numbers_in(data, dot->shape, 3, result, &results) ||
+  if (!numbers_in(data, dot->shape, 2, type, &types) ||
+      !numbers_in(data, dot->shape, 3, result, &results) ||
       !numbers_in(data, left->shape, 3, sizes, &dimensions) ||
       !numbers_in(data, dot->numbers, 1, contracted, &contractions))
     return 0;
+  /* PrimitiveType C64 and C128: counted by products.py, as four real products. */
+  for (int i = 0; i < types; i++)
+    if (type[i] == 15 || type[i] == 18) return 0;
   for (int i = 0; i < results; i++)
     if (!multiply(&product, result[i])) return 0;
   for (int i = 0; i < contractions; i++) {

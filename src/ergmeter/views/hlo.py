@@ -39,14 +39,16 @@ def shown(
     counts = [one.count for one in counted if one.count]
     if counts:
         yield _table(counted, by)
-        if by == "module" and any(next(_open([count]), None) for count in counts):
-            yield Text("+ something of it is not counted, or counted once: see below", "dim")
+        if by == "module":
+            bounds = {count.bound for count in counts}
+            yield from (Text(f"{_SIGNS[b]} {said}", "dim") for b, said in _BOUNDS if b in bounds)
             marks = {mark(count) for count in counts if count.macs}
             yield from (Text(f"{m} {said}", "dim") for m, said in LEGEND.items() if m in marks)
         if by == "computation" and len(counts) > 1:
             merged = len(counts)
             yield Text(f"computations of the same name in {merged} modules are added up", "dim")
         yield from _total(counts)
+        yield from (Text(line) for line in _scopes(counts))
         yield from (Text(line, "yellow") for line in _open(counts))
     for why, number in left_out.items():
         yield Text(f"left out: {number} {'file' if number == 1 else 'files'}, {why}", "dim")
@@ -82,7 +84,7 @@ def _file(one: FileCount) -> dict[str, Any]:
     if one.count is None:
         return head
     count = one.count
-    derived = ("flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac")
+    derived = ("bound", "flops", "nki_macs", "nki_calls", "nki_calls_known", "nki_share_frac")
     return {
         **head,
         **asdict(count),
@@ -122,10 +124,10 @@ def _modules(counted: Sequence[FileCount]) -> Table:
             above = place.parent
             count = one.count
             nki = f"{percent(count.nki_macs / count.macs)}{mark(count)}" if count.macs else "-"
-            more = "+" if next(_open([count]), None) else ""
+            sign = f"{_SIGNS[count.bound]} " if count.bound else ""
             table.add_row(
                 _INDENT * (depth - 1) + place.name,
-                f"{count.macs:,}{more}",
+                f"{sign}{count.macs:,}",
                 nki,
                 f"{one.count.instructions:,}",
             )
@@ -174,7 +176,9 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
     macs = sum(count.macs for count in counts)
     once = sum(count.macs_loop_once for count in counts)
     of = "" if len(counts) == 1 else f" in {len(counts)} modules, each executed once"
-    yield Text(f"{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}", "bold")
+    bound = bound_of(counts)
+    words = f"{bound} " if bound else ""
+    yield Text(f"{words}{macs:,} MACs ({scaled(2 * macs, 'FLOP')}){of}", "bold")
     if once != macs:
         yield Text(f"{once:,} if every loop is counted once, as XLA's cost analysis does", "dim")
     known = sum(count.nki_calls_known for count in counts)
@@ -187,6 +191,34 @@ def _total(counts: Sequence[ModuleCount]) -> Iterator[Text]:
             else f"{known} of 1 call states its"
         )
         yield Text(f"{nki:,} of them in NKI kernels ({state} MACs)")
+
+
+def bound_of(counts: Sequence[ModuleCount]) -> str:
+    """How the sum of counts stands to the truth, as `ModuleCount.bound`."""
+    bounds = {count.bound for count in counts} - {""}
+    return bounds.pop() if len(bounds) == 1 else "about" if bounds else ""
+
+
+def _scopes(counts: Sequence[ModuleCount]) -> Iterator[str]:
+    """Whose work the counts are: that of one device, or of all."""
+    found = Counter((count.scope, count.devices) for count in counts)
+    for (scope, devices), number in found.items():
+        which = "" if len(found) == 1 else f"{number} of {len(counts)} modules: "
+        yield which + scope_in_words(scope, devices)
+
+
+def scope_in_words(scope: str, devices: int | None) -> str:
+    """Whose work a count is."""
+    if scope == "one device":
+        shared = f", one of {devices} that the module is partitioned over" if devices else ""
+        return f"the work of one device{shared}"
+    every = f"all {devices} devices" if devices else "all devices"
+    if scope == "all devices":
+        return f"the work of {every} together: the module is annotated and not yet partitioned"
+    return (
+        f"products inside shard_map are the work of one device, those outside of {every}: the"
+        " module is not yet partitioned"
+    )
 
 
 def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
@@ -205,6 +237,9 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
             for target, times in unknown.most_common()
         ]
         yield f"not counted: custom calls that may hold products: {_some(names)}"
+    yield from _uncounted(counts)
+    if any(op.startswith("complex-") for count in counts for op in count.by_op):
+        yield "complex products are counted as 4 real MACs each (XLA's cost analysis: as 1)"
     loops = [name for count in counts for name in count.unknown_loops]
     if loops:
         yield (
@@ -213,7 +248,37 @@ def _open(counts: Sequence[ModuleCount]) -> Iterator[str]:
         )
     branches = [name for count in counts for name in count.uneven_branches]
     if branches:
-        yield f"the costliest branch was taken of: {_some(branches)}"
+        yield f"at most: the costliest branch was taken of: {_some(branches)}"
+
+
+def _uncounted(counts: Sequence[ModuleCount]) -> Iterator[str]:
+    """Operations that are no products, with their calls and FLOPs."""
+    calls: Counter[str] = Counter()
+    flops: Counter[str] = Counter()
+    for count in counts:
+        calls.update(count.uncounted_calls)
+        flops.update(count.uncounted_flops)
+    names = [
+        f"{op} ({times:,} call{'s'[: times != 1]}, {scaled(flops[op], 'FLOP')} by"
+        f" {_FORMULAS.get(op, 'its formula')})"
+        for op, times in calls.most_common()
+    ]
+    if names:
+        yield f"not counted, as they are no matrix products: {', '.join(names)}"
+
+
+_FORMULAS = {
+    "cholesky": "n^3/3",
+    "triangular-solve": "n^2 a right-hand side",
+    "fft": "5 N log2 N, half of it for real points",
+}
+# What stands before a count, and what it means.
+_SIGNS = {"at least": "≥", "at most": "≤", "about": "≈"}
+_BOUNDS = (
+    ("at least", "at least: something of it is not counted, or counted once: see below"),
+    ("at most", "at most: the costliest branch of a conditional was taken: see below"),
+    ("about", "neither: some of it is not counted, and a costliest branch was taken: see below"),
+)
 
 
 # Of one kernel, and of several.

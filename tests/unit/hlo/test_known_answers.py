@@ -34,6 +34,38 @@ def test_a_known_module_gives_its_macs(reader: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_what_is_no_product_is_listed_with_its_calls_and_flops(reader: str) -> None:
+    for name, expected in EXPECTED.items():
+        made = count(DATA / name, reader)
+        listed = {
+            op: [made.uncounted_calls[op], made.uncounted_flops[op]] for op in made.uncounted_calls
+        }
+        assert listed == expected.get("uncounted", {}), name
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_count_tells_how_it_is_bounded_and_whose_work_it_is(reader: str) -> None:
+    for name, expected in EXPECTED.items():
+        made = count(DATA / name, reader)
+        assert made.bound == expected.get("bound", ""), name
+        assert made.scope == expected.get("scope", "one device"), name
+        assert made.devices == expected.get("devices"), name
+
+
+def test_the_three_readers_give_the_same_count_of_every_module() -> None:
+    for name in EXPECTED:
+        compiled, protobuf, python = (count(DATA / name, reader) for reader in READERS)
+        assert compiled == protobuf == python, name
+
+
+def test_products_of_complex_numbers_have_a_name_of_their_own() -> None:
+    # XLA's cost analysis counts 2 x 6 x 10 x 4 = 480 FLOPs; BLAS counts 8 mnk.
+    made = count(DATA / "dot_complex.unopt.hlo_module.pb", "compiled")
+    assert made.by_op == {"complex-dot": 4 * 6 * 10 * 4}
+    assert made.flops == 8 * 6 * 10 * 4
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_known_kernel_gives_its_state_and_its_macs(reader: str) -> None:
     for name, expected in EXPECTED.items():
         made = count(DATA / name, reader)

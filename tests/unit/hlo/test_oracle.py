@@ -12,7 +12,8 @@ So `macs_loop_once` is held against the price of the module itself, and `macs` a
 another module that has no loop. Nothing here reads a loop's bound but the reader under test.
 
 What differs by rule, and is written out in `zoo` and `programs`: products that XLA's CPU compiler
-replaced, work that its partitioner divided, and ragged products, which XLA prices as dense.
+replaced, work that its partitioner divided, ragged products, which XLA prices as dense, and complex
+ones, which it prices as real.
 """
 
 from __future__ import annotations
