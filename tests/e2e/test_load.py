@@ -7,8 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,6 +161,62 @@ def test_ctrl_c_shows_what_was_answered_until_then(lab: Lab) -> None:
     readings = lab.report("runs/c2")["readings"]
     assert readings["requests.count"]["value"] >= 15
     assert readings["requests.failed"]["value"] == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_still_prints_the_json_and_counts_what_was_in_flight(
+    lab: Lab, number: signal.Signals, code: int
+) -> None:
+    """After ten answers the server is silent, so four requests are in flight."""
+    good = Script(ttft_s=0.0)
+    end = threading.Event()
+
+    def script(asked: int, body: dict[str, Any], send: Callable[[bytes], None]) -> None:
+        if asked < 13:  # three trials
+            good(asked, body, send)
+        else:
+            end.wait(TIMEOUT_S)
+
+    with serving(script) as server:
+        process = lab.start(
+            ERG, "load", server.url, "--model", "m", "--duration", 60, "--warmup", 0, "--slo",
+            "ttft=9", "--concurrency", 4, "--out", "run", "--json", stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        eventually(lambda: len(server.bodies) == 17, "four requests in flight")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+        end.set()
+    assert err == b""
+    assert process.returncode == code
+    whole = json.loads(out)
+    (level,) = whole["levels"]
+    assert (level["offered"], level["answered"], level["failed"], level["unsettled"]) == (
+        14, 10, 0, 4)  # fmt: skip
+    assert level["readings"]["requests.slo_attainment_frac"]["value"] == pytest.approx(10 / 14)
+    assert any("4 requests in flight when it was interrupted" in one for one in whole["remarks"])
+    lines = [json.loads(x) for x in (lab.path / "run" / "requests.jsonl").read_text().splitlines()]
+    ends = [line["end_ns"] for line in lines]
+    assert ends.count(None) == 4
+    window_s = (max(filter(None, ends)) - min(line["due_ns"] for line in lines)) / 1e9
+    assert level["readings"]["throughput.requests_per_s"]["value"] == pytest.approx(10 / window_s)
+
+
+def test_a_signal_in_the_warm_up_leaves_nothing_that_counts(lab: Lab) -> None:
+    with serving(Script(ttft_s=0.05)) as server:
+        process = lab.start(
+            ERG, "load", server.url, "--model", "m", "--warmup", 1000, "--out", "run", "--json",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        eventually(lambda: len(server.bodies) > 8, "some of the warm-up")
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    assert err == b""
+    assert process.returncode == 143
+    (level,) = json.loads(out)["levels"]
+    assert (level["offered"], level["answered"], level["unsettled"]) == (0, 0, 0)
+    missing = level["readings"]["throughput.requests_per_s"]["missing"]
+    assert missing.startswith("no request was offered after the warm-up")
 
 
 def test_a_terminal_shows_how_far_it_is_and_then_the_table(lab: Lab) -> None:

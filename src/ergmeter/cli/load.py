@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ergmeter.load.prompts import FromFile, MadeUp
 
 _OPEN_LOOP_S = 30.0
-_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _OPEN_LOOP_WARMUP = 4
 
 
@@ -92,9 +91,16 @@ _OPEN_LOOP_WARMUP = 4
     "--timeout",
     "timeout_s",
     type=click.FloatRange(min=0, min_open=True),
-    default=300.0,
+    default=60.0,
     show_default=True,
-    help="Give a request up when nothing came for so many seconds.",
+    help="A request has failed when nothing came for so many seconds.",
+)
+@click.option(
+    "--max-error-rate",
+    default="5%",
+    show_default=True,
+    metavar="SHARE",
+    help="Exit with 1 if more of a level's requests than this fail: 5% or 0.05.",
 )
 @click.option(
     "--header",
@@ -126,7 +132,7 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
     URL is the base of any server that speaks OpenAI's protocol: vLLM, SGLang, transformers serve.
     Each number at a time, or a second, makes a run, with TTFT, TPOT, tokens/s and, where the server
     is on this machine, joules per token. A first request, in no run, finds out what it understands.
-    Ctrl-C ends it early and still shows what was measured until then.
+    Ctrl-C or SIGTERM ends it early and still shows what was measured until then.
 
     \b
     erg load http://localhost:8000 --model my-model --concurrency 1,4,16
@@ -140,29 +146,33 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
     paces = _paces(given)
     extents = [_extent(given, pace) for pace in paces]
     slo = options.slo(given["slo"])
+    max_error_frac = options.share("--max-error-rate", given["max_error_rate"])
     options.hide_headers()
     asking, prompts = asyncio.run(
         preflight.prepared(asking, prompts, prompt_tokens=given["prompt_tokens"])
     )
-    done = []
-    for pace, extent in zip(paces, extents, strict=True):
-        warmup = given["warmup"]
-        plan = level.Plan(
-            asking,
-            prompts,
-            pace,
-            extent,
-            warmup=_usual_warmup(pace) if warmup is None else warmup,
-            slo=slo,
-            why_no_energy=why_no_energy,
-        )
-        name = f"load-{_short(pace)}"
-        out = _out(given["out"], pace, is_only=len(paces) == 1)
-        with _progress(plan, quiet=given["as_json"]) as tell:
-            done.append((plan, level.run(plan, out=out, name=name, tell=tell)))
-        if done[-1][1].is_interrupted:
-            break
-    return _show(done, as_json=given["as_json"])
+    done: list[tuple[Plan, Outcome]] = []
+    with level.Interruption() as interruption:
+        for pace, extent in zip(paces, extents, strict=True):
+            warmup = given["warmup"]
+            plan = level.Plan(
+                asking,
+                prompts,
+                pace,
+                extent,
+                warmup=_usual_warmup(pace) if warmup is None else warmup,
+                slo=slo,
+                why_no_energy=why_no_energy,
+            )
+            name = f"load-{_short(pace)}"
+            out = _out(given["out"], pace, is_only=len(paces) == 1)
+            with _progress(plan, quiet=given["as_json"]) as tell:
+                outcome = level.run(plan, out=out, name=name, tell=tell, interruption=interruption)
+            done.append((plan, outcome))
+            if outcome.is_interrupted:
+                break
+        code = _show(done, max_error_frac=max_error_frac, as_json=given["as_json"])
+    return 128 + interruption.signal if interruption.signal else code  # as a shell gives it
 
 
 def _what(given: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
@@ -249,14 +259,14 @@ def _progress(plan: Plan, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]
         task = bar.add_task(plan.pace.label, total=plan.extent.requests, now="")
 
         def tell(outcome: Outcome) -> None:
-            done = outcome.answered + outcome.failed
             failed = f", {outcome.failed} failed" if outcome.failed else ""
-            bar.update(task, completed=done, now=f"{done} requests{failed}")
+            bar.update(task, completed=outcome.settled, now=f"{outcome.settled} requests{failed}")
 
         yield tell
 
 
-def _show(done: list[tuple[Plan, Outcome]], *, as_json: bool) -> int:
+def _show(done: list[tuple[Plan, Outcome]], *, max_error_frac: float, as_json: bool) -> int:
+    """Print what was measured. The exit code: 1 if too many requests of a level failed."""
     import json
 
     from ergmeter.metrics.summarize import summarize
@@ -270,13 +280,22 @@ def _show(done: list[tuple[Plan, Outcome]], *, as_json: bool) -> int:
         from rich.console import Console
 
         view.show(Console(), levels)
-    in_vain = [one for one in levels if not one.outcome.answered]
-    for one in in_vain:
-        kind, _ = one.outcome.failures.most_common(1)[0] if one.outcome.failed else ("none sent", 0)
-        detail = one.outcome.examples.get(kind, "")
-        click.echo(
-            f"erg: {one.plan.pace.label}: no request was answered: {kind} ({detail})", err=True
+    complaints = [_complaint(plan, outcome, max_error_frac) for plan, outcome in done]
+    for complaint in filter(None, complaints):
+        click.echo(f"erg: {complaint}", err=True)
+    return 1 if any(complaints) else 0
+
+
+def _complaint(plan: Plan, outcome: Outcome, max_error_frac: float) -> str:
+    """Why a level is not a success; empty if it is one, or if it was ended early."""
+    label = plan.pace.label
+    if not outcome.answered and not outcome.is_interrupted:
+        kind, _ = outcome.failures.most_common(1)[0] if outcome.failed else ("none sent", 0)
+        return f"{label}: no request was answered: {kind} ({outcome.examples.get(kind, '')})"
+    if outcome.failed_frac > max_error_frac:
+        return (
+            f"{label}: {outcome.failed} of {outcome.settled} requests failed"
+            f" ({100 * outcome.failed_frac:.3g} %), more than --max-error-rate"
+            f" {100 * max_error_frac:g}%"
         )
-    if levels[-1].outcome.is_interrupted:
-        return _INTERRUPTED
-    return 1 if in_vain else 0
+    return ""

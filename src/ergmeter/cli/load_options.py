@@ -38,6 +38,20 @@ def slo(text: str | None) -> dict[str, float]:
     return limits
 
 
+def share(option: str, text: str) -> float:
+    """A share as 5% or 0.05, from 0 to 1."""
+    number, is_percent = text.removesuffix("%"), text.endswith("%")
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError as error:
+        raise click.UsageError(
+            f"{option} takes a share such as 5% or 0.05; got {text!r}"
+        ) from error
+    if not 0 <= value <= 1:
+        raise click.UsageError(f"{option} takes 0% to 100%, or 0 to 1; got {text!r}")
+    return value
+
+
 def headers(given: tuple[str, ...], key: str) -> tuple[tuple[str, str], ...]:
     """Headers as pairs, that of the key first. $VARIABLE is filled in."""
     found = [("Authorization", f"Bearer {key}")] if key else []

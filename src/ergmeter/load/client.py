@@ -33,7 +33,7 @@ class Target:
 
     address: Address
     headers: tuple[tuple[str, str], ...] = ()
-    timeout_s: float = 300.0
+    timeout_s: float = 60.0
 
     def request(self, body: dict[str, Any]) -> bytes:
         """The bytes of a request."""
@@ -87,10 +87,11 @@ class Connection(asyncio.Protocol):
 
     async def send(self, request: bytes, answer: Answer, *, timeout_s: float) -> None:
         """Send a request and wait for the end of its answer."""
-        answer.sent_ns = answer.end_ns = self._heard_ns = time.monotonic_ns()
+        answer.sent_ns = self._heard_ns = time.monotonic_ns()
         answer.due_ns = answer.due_ns or answer.sent_ns
         if self._transport is None:  # opened ahead of time, and closed by the server since
             answer.fail("connection lost", "the server closed it before the request was sent")
+            answer.end_ns = answer.sent_ns
             return
         self._answer = answer
         self._done = asyncio.get_running_loop().create_future()
@@ -140,7 +141,7 @@ class Client:
         if own is not None and own.is_open:
             return own
         loop = asyncio.get_running_loop()
-        before_ns = time.monotonic_ns()
+        before_ns = answer.sent_ns = time.monotonic_ns()
         address = self.target.address
         try:
             _, made = await asyncio.wait_for(
@@ -149,7 +150,6 @@ class Client:
             )
         except (OSError, asyncio.TimeoutError) as error:
             answer.fail("no connection", _why(error, self.target.timeout_s))
-            answer.sent_ns = before_ns
             answer.due_ns = answer.due_ns or before_ns
             answer.end_ns = time.monotonic_ns()
             return None

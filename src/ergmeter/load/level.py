@@ -7,13 +7,17 @@ as micro-steps, the chunks they came in. The gaps between chunks are written as 
 `requests.jsonl` beside them has every request, the failed ones too.
 
 The trap: failed requests among the fast ones. A refusal is quick, and half an answer is short;
-neither has a latency or tokens here. They are counted and listed by their reason.
+neither has a latency or tokens here. But their time is the server's too, and a rate that leaves it
+out is too high. So each request that was offered is a row of `reported`, by what became of it
+(`metrics.requests`), and the window of all rates is from the first offered to the last settled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,11 +25,14 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ergmeter.load import pacing
 from ergmeter.load.client import Client, Pulse
 from ergmeter.meter import Meter
+from ergmeter.metrics import requests
 from ergmeter.records import Reported, Step
+from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+    from types import FrameType, TracebackType
 
     from ergmeter.load.answer import Answer
     from ergmeter.load.pacing import Closed, Extent, Open
@@ -35,6 +42,7 @@ if TYPE_CHECKING:
 REQUESTS_FILE = "requests.jsonl"
 _SENSORS = ("nvml", "amd", "neuron", "apple", "rapl", "grace")
 _DEVICES = (*_SENSORS, "node")  # the machine's; our own process is not what is measured
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +60,16 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What came of a level, beside its run."""
+    """Counts of a level's requests after the warm-up, and the client's own cost."""
 
     run: Path
     answered: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    unsettled: int = 0  # in flight when it was interrupted
+    unsettled_s: float = 0.0  # how long the oldest of them had been
+    no_usage: int = 0  # answers without a token count, though the server sends one
+    zero_usage: int = 0  # answers with text for which it counts 0 tokens
     most_in_flight: int = 0
     cpu_frac: float = 0.0
     lag_p99_s: float = 0.0
@@ -68,37 +80,116 @@ class Outcome:
         """Requests that got no whole answer."""
         return sum(self.failures.values())
 
+    @property
+    def settled(self) -> int:
+        """Requests that were answered or failed."""
+        return self.answered + self.failed
+
+    @property
+    def offered(self) -> int:
+        """All requests after the warm-up."""
+        return self.settled + self.unsettled
+
+    @property
+    def failed_frac(self) -> float:
+        """Share of the settled requests that failed; 0 if none was settled."""
+        return self.failed / self.settled if self.settled else 0.0
+
+
+class Interruption:
+    """SIGINT and SIGTERM end the sending early; what was measured is still shown.
+
+    A second signal ends the program at once.
+    """
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._stop: Callable[[], object] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        try:
+            self._before = {one: signal.signal(one, self._on_signal) for one in _SIGNALS}
+        except ValueError:  # not the main thread: the program around us handles its signals
+            self._before = {}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        if self._stop is not None:
+            self._stop()
+
+    def cancels(self, task: asyncio.Task[None]) -> None:
+        """Cancel this task on a signal; at once if there was one."""
+        loop = task.get_loop()
+        self._stop = lambda: loop.is_closed() or loop.call_soon_threadsafe(task.cancel)
+        if self.signal is not None:
+            self._stop()
+
 
 def run(
-    plan: Plan, *, out: Path, name: str, tell: Callable[[Outcome], None] = lambda _outcome: None
+    plan: Plan,
+    *,
+    out: Path,
+    name: str,
+    tell: Callable[[Outcome], None] = lambda _outcome: None,
+    interruption: Interruption | None = None,
 ) -> Outcome:
     """Send the requests of a level and write its run. `tell` is called after each answer."""
     probes = () if plan.why_no_energy else _DEVICES
     with Meter(out, name=name, probes=probes) as meter:
         outcome = Outcome(meter.path)
         with (meter.path / REQUESTS_FILE).open("w", buffering=1, encoding="utf-8") as file:
-            keeper = _Keeper(meter, outcome, file, tell, counts_tokens=plan.asking.counts_tokens)
+            log = _RequestLog(meter, outcome, file, tell, counts_tokens=plan.asking.counts_tokens)
             _begin(meter, plan)
             try:
-                asyncio.run(_sent(plan, meter, keeper))
-            except KeyboardInterrupt:  # what was answered until then is worth its figures
-                outcome.is_interrupted = True
+                asyncio.run(_send(plan, log, interruption or Interruption()))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                outcome.is_interrupted = True  # what was settled until then is worth its figures
         _end(meter, outcome)
     return outcome
 
 
-async def _sent(plan: Plan, meter: Meter, keeper: _Keeper) -> None:
+async def _send(plan: Plan, log: _RequestLog, interruption: Interruption) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    interruption.cancels(task)
     client = Client(plan.asking.target)
     sending = pacing.Sending(
-        client, lambda number: plan.asking.request(plan.prompts.prompt(number)), keeper.keep
+        client, lambda number: plan.asking.request(plan.prompts.prompt(number)), log.settled
     )
-    if plan.warmup:
-        at_once = plan.pace.concurrency if isinstance(plan.pace, pacing.Closed) else plan.warmup
-        extent = pacing.Extent(requests=plan.warmup)
+    try:
+        await asyncio.sleep(0)  # a signal that came before ends it here
+        if plan.warmup:
+            await _warm_up(plan, sending, log)
+        await _measure(plan, sending, log.outcome)
+    except asyncio.CancelledError:
+        log.interrupted(sending, time.monotonic_ns())
+        raise
+
+
+async def _warm_up(plan: Plan, sending: pacing.Sending, log: _RequestLog) -> None:
+    at_once = plan.pace.concurrency if isinstance(plan.pace, pacing.Closed) else plan.warmup
+    extent = pacing.Extent(requests=plan.warmup)
+    try:
         await pacing.closed_loop(sending, min(at_once, plan.warmup), extent, first=0)
-        meter.mark("warmup_end")
-        keeper.begin_counting()
-        client.most_in_flight = 0
+    finally:  # nothing counts where it was interrupted before
+        log.warmed_up()
+        sending.client.most_in_flight = 0
+
+
+async def _measure(plan: Plan, sending: pacing.Sending, outcome: Outcome) -> None:
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
     try:
@@ -109,42 +200,65 @@ async def _sent(plan: Plan, meter: Meter, keeper: _Keeper) -> None:
             await pacing.open_loop(sending, plan.pace, plan.extent, first=plan.warmup)
     finally:
         beating.cancel()
-        outcome = keeper.outcome
         outcome.cpu_frac, outcome.lag_p99_s = pulse.cpu_frac, pulse.lag_s(0.99)
-        outcome.most_in_flight = client.most_in_flight
+        outcome.most_in_flight = sending.client.most_in_flight
 
 
 @dataclass
-class _Keeper:
-    """Writes down each answer as it ends."""
+class _RequestLog:
+    """Writes each request to the run when it is settled."""
 
     meter: Meter
     outcome: Outcome
     file: TextIO
     tell: Callable[[Outcome], None]
     counts_tokens: bool
+    counted_from_ns: int = 0
 
-    def begin_counting(self) -> None:
-        """What came so far was the warm-up."""
-        self.outcome.answered = 0
+    def warmed_up(self) -> None:
+        """Count requests from now on."""
+        self.counted_from_ns = time.monotonic_ns()
+        self.meter.mark("warmup_end")
+        self.outcome.answered = self.outcome.no_usage = self.outcome.zero_usage = 0
         self.outcome.failures.clear()
         self.outcome.examples.clear()
 
-    def keep(self, answer: Answer) -> None:
-        """One answer."""
+    def settled(self, answer: Answer) -> None:
+        """Write a request that was answered or has failed."""
         if answer.failure:
             self.outcome.failures[answer.failure] += 1
             self.outcome.examples.setdefault(answer.failure, answer.detail)
+            self._write(answer, requests.failed_as(answer.failure), answer.end_ns)
         else:
             self.outcome.answered += 1
+            self._count_usage(answer)
             self._spans(answer)
-        self.file.write(json.dumps(_line(answer)) + "\n")
+            self._write(answer, requests.ANSWERED, answer.end_ns)
         self.tell(self.outcome)
+
+    def interrupted(self, sending: pacing.Sending, t_ns: int) -> None:
+        """Write the requests that are in flight: offered, and not settled."""
+        for answer in sending.in_flight(t_ns):
+            self._write(answer, requests.UNSETTLED, t_ns)
+            if answer.offered_ns >= self.counted_from_ns:
+                self.outcome.unsettled += 1
+                waited_s = (t_ns - answer.offered_ns) / NS_PER_S
+                self.outcome.unsettled_s = max(self.outcome.unsettled_s, waited_s)
+
+    def _write(self, answer: Answer, name: str, t_ns: int) -> None:
+        waited_s = (t_ns - answer.offered_ns) / NS_PER_S
+        self.meter.record(Reported(t_ns, name, waited_s, "s"))
+        self.file.write(json.dumps(_line(answer)) + "\n")
+
+    def _count_usage(self, answer: Answer) -> None:
+        if self.counts_tokens and answer.generated_tokens is None:
+            self.outcome.no_usage += 1
+        self.outcome.zero_usage += answer.generated_tokens == 0  # an answer has text
 
     def _spans(self, answer: Answer) -> None:
         # Never a mixture: chunks stand in for tokens nowhere in these columns.
         prompt = answer.prompt_tokens if self.counts_tokens else None
-        generated = answer.generated_tokens if self.counts_tokens else None
+        generated = answer.usage_tokens if self.counts_tokens else None
         number, first_ns = answer.number, answer.first_ns
         self.meter.record(
             Step(answer.due_ns, first_ns, number, phase="prefill", tokens_real=prompt, samples=1)
@@ -166,7 +280,7 @@ class _Keeper:
 
 def _begin(meter: Meter, plan: Plan) -> None:
     meter.mark("latency_clock", plan.pace.clock)
-    meter.mark("server", f"{plan.asking.model} at {plan.asking.target.address.url}")
+    meter.mark(requests.LOAD_MARK, f"{plan.asking.model} at {plan.asking.target.address.url}")
     if plan.slo:
         meter.mark("slo", ",".join(f"{name}={limit:g}" for name, limit in plan.slo.items()))
     if not plan.asking.counts_tokens:
@@ -176,18 +290,17 @@ def _begin(meter: Meter, plan: Plan) -> None:
 
 
 def _end(meter: Meter, outcome: Outcome) -> None:
-    why = ", ".join(f"{kind} ({count})" for kind, count in outcome.failures.most_common())
-    meter.mark("requests_failed", f"{outcome.failed}{': ' if why else ''}{why}")
-    meter.mark("load_client", f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}")
+    cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
+    meter.mark(requests.END_MARK, cost)
 
 
 def _line(answer: Answer) -> dict[str, Any]:
     """A request in `requests.jsonl`: times on the run's monotonic clock."""
     line: dict[str, Any] = {
         "number": answer.number,
-        "due_ns": answer.due_ns,
+        "due_ns": answer.offered_ns,
         "sent_ns": answer.sent_ns,
-        "end_ns": answer.end_ns,
+        "end_ns": answer.end_ns or None,  # none: in flight when it was interrupted
         "connect_s": answer.connect_s,
         "chunks": len(answer.chunks_ns),
         "prompt_tokens": answer.prompt_tokens,

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ergmeter.load.answer import Answer
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ergmeter.load.client import Client, Connection
 
-_AFTER_FAILURE_S = 0.1  # so that a server that refuses is not asked a thousand times a second
+AFTER_FAILURE_S = 0.1  # so that a server that refuses is not asked a thousand times a second
 _CONNECT_AHEAD_S = 0.25
 
 
@@ -84,13 +84,37 @@ class Open:
             due_s += dice.expovariate(self.rate_per_s)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sending:
-    """What is sent, and who is told of each answer."""
+    """Sends requests, and hands over each answer when it is settled."""
 
     client: Client
     request: Callable[[int], bytes]
-    tell: Callable[[Answer], None]
+    on_settled: Callable[[Answer], None]
+    pending: dict[int, Answer] = field(default_factory=dict)  # by number: not settled yet
+
+    async def ask(self, answer: Answer, own: Connection | None = None) -> Connection | None:
+        """One request, on the caller's own connection if it is open. Gives the connection."""
+        self.pending[answer.number] = answer
+        request = self.request(answer.number)
+        connection = await self.client.connected(answer, own=own)
+        try:
+            await _until(answer.due_ns)
+            if connection is None:  # which an open loop may know before the request is due
+                answer.end_ns = max(answer.end_ns, answer.due_ns)
+            else:
+                await self.client.ask(connection, request, answer)
+        except asyncio.CancelledError:
+            if connection is not None:
+                connection.close()
+            raise
+        del self.pending[answer.number]
+        self.on_settled(answer)
+        return connection
+
+    def in_flight(self, t_ns: int) -> list[Answer]:
+        """Requests that were offered by this time and are not settled."""
+        return [one for one in self.pending.values() if 0 < one.offered_ns <= t_ns]
 
 
 async def closed_loop(sending: Sending, concurrency: int, extent: Extent, *, first: int) -> None:
@@ -105,13 +129,9 @@ async def closed_loop(sending: Sending, concurrency: int, extent: Extent, *, fir
             if until_s is not None and time.monotonic() >= until_s:
                 break
             answer = Answer(number)
-            request = sending.request(number)
-            own = await sending.client.connected(answer, own=own)
-            if own is not None:
-                await sending.client.ask(own, request, answer)
-            sending.tell(answer)
+            own = await sending.ask(answer, own)
             if answer.failure:
-                await asyncio.sleep(_AFTER_FAILURE_S)
+                await asyncio.sleep(AFTER_FAILURE_S)
         if own is not None:
             own.close()
 
@@ -123,14 +143,9 @@ async def open_loop(sending: Sending, pace: Open, extent: Extent, *, first: int)
     began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
 
     async def one(number: int, due_ns: int) -> None:
-        answer = Answer(number, due_ns=due_ns)
-        request = sending.request(number)
-        connection = await sending.client.connected(answer)
+        connection = await sending.ask(Answer(number, due_ns=due_ns))
         if connection is not None:
-            await _until(due_ns)
-            await sending.client.ask(connection, request, answer)
             connection.close()
-        sending.tell(answer)
 
     tasks = set()
     for number, due_s in enumerate(pace.arrivals_s(extent), first):

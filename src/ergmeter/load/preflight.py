@@ -3,12 +3,15 @@
 The trap: an option that one server needs and another refuses. `stream_options` makes vLLM send its
 token counts and is unknown to older servers; `ignore_eos` keeps answers at their full length on
 vLLM and SGLang, and `transformers serve` answers 422 to it. A first request, outside any run,
-settles what is sent from then on: options are taken away until the server accepts. It also tells a
-server that is down from one that is slow, before a run directory is made.
+settles what is sent from then on: options are taken away until the server accepts. Where it accepts
+none of them, the length of an answer is asked for by its newer name, `max_completion_tokens`, which
+OpenAI's reasoning models insist on. It also tells a server that is down from one that is slow,
+before a run directory is made.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,7 @@ _OPTIONS: tuple[dict[str, Any], ...] = (
     {"ignore_eos": True},
     {},
 )
+_LENGTH_FIELDS = ("max_tokens", "max_completion_tokens")  # the second in chat only
 _REFUSED = ("HTTP 400", "HTTP 422")
 _FEW_WORDS = 8
 
@@ -46,11 +50,14 @@ class Asking:
     model: str
     extra: dict[str, Any]  # what the user adds to each body
     options: dict[str, Any]  # what the server was found to understand
+    length_field: str = _LENGTH_FIELDS[0]  # what limits the tokens of an answer
     counts_tokens: bool = True  # whether its answers have `usage`
 
     def request(self, prompt: Prompt) -> bytes:
-        """The bytes of a request."""
+        """The bytes of a request. A length in the user's own fields replaces ours."""
         body = {"model": self.model, **prompt.fields(self.endpoint), "stream": True}
+        if not any(field in self.extra for field in _LENGTH_FIELDS):
+            body[self.length_field] = prompt.output_tokens
         return self.target.request({**body, **self.options, **self.extra})
 
 
@@ -66,15 +73,21 @@ async def prepared(
 
 async def settle(asking: Asking, prompt: Prompt) -> Asking:
     """The options that the server accepts. ServerError if it accepts none."""
-    answer = Answer(0)
-    for options in _OPTIONS:
-        tried = replace(asking, options=options)
+    refusal = None
+    fields = _LENGTH_FIELDS if asking.endpoint == "chat" else _LENGTH_FIELDS[:1]
+    for length_field, options in itertools.product(fields, _OPTIONS):
+        tried = replace(asking, options=options, length_field=length_field)
         answer = await _asked(tried, prompt)
         if answer.failure not in _REFUSED:
             break
+        if length_field == _LENGTH_FIELDS[0]:
+            refusal = answer  # of the field that most servers know
+    else:
+        assert refusal is not None
+        answer = refusal
     if answer.failure and answer.failure != "empty":
         raise ServerError(_unusable(asking, answer))
-    return replace(tried, counts_tokens=answer.generated_tokens is not None)
+    return replace(tried, counts_tokens=answer.usage_tokens is not None)
 
 
 async def sized(asking: Asking, prompts: MadeUp, *, tokens: int) -> MadeUp:

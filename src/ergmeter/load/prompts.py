@@ -41,17 +41,17 @@ class Prompt:
     output_tokens: int
 
     def fields(self, endpoint: Endpoint) -> dict[str, Any]:
-        """The part of a request's body that differs from prompt to prompt."""
+        """What is asked, as the endpoint wants it."""
         if endpoint == "completions":
             if not isinstance(self.content, str):
                 raise UsageError("messages need --endpoint chat; completions take a prompt")
-            return {"prompt": self.content, "max_tokens": self.output_tokens}
+            return {"prompt": self.content}
         messages = (
             [{"role": "user", "content": self.content}]
             if isinstance(self.content, str)
             else self.content
         )
-        return {"messages": messages, "max_tokens": self.output_tokens}
+        return {"messages": messages}
 
 
 @dataclass(frozen=True, slots=True)

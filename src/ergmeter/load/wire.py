@@ -66,7 +66,7 @@ class Response:
             self._buffer = rest
             lines = head.decode("latin-1").split("\r\n")
             words = lines[0].split(" ", 2)
-            if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
+            if not words[0].startswith("HTTP/1.") or len(words) < 2 or not _is_number(words[1]):
                 raise FormatError(f"no HTTP answer: it begins with {lines[0][:40]!r}")
             status = int(words[1])
             if status >= 200:  # else an interim response, such as 100 Continue
@@ -77,7 +77,7 @@ class Response:
         self._is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         length = self.headers.get("content-length", "")
         if not self._is_chunked:
-            self._left = 0 if status in _NO_BODY else int(length) if length.isdigit() else None
+            self._left = 0 if status in _NO_BODY else int(length) if _is_number(length) else None
             self.is_done = self._left == 0
         return True
 
@@ -110,6 +110,10 @@ class Response:
                 raise FormatError(f"no length of an HTTP chunk: {line[:40]!r}")
             self._left = int(length, 16)
             self._in_trailer = self._left == 0
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _may_be_http(start: bytes) -> bool:

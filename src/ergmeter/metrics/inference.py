@@ -10,7 +10,11 @@ them under another name. So, here:
 - ITL is the gap between two chunks of a stream, one figure a gap: it shows the stalls that TPOT
   averages away. A chunk may hold several tokens;
 - end to end is from the same start to the last token;
-- the p-th percentile needs 100 / (100 - p) figures: 20 for the 95th, 100 for the 99th.
+- the p-th percentile needs 100 / (100 - p) figures: 20 for the 95th, 100 for the 99th;
+- rates are over the window from the first request offered to the last settled, answered or failed
+  (`metrics.requests`); goodput is good requests over it, SLO attainment good over all offered;
+- a failed request has no latency. A percentile is of the answered ones, and absent where it would
+  lie among the failed ones if those were the slowest.
 """
 
 from __future__ import annotations
@@ -25,13 +29,15 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.energy import run_j
+from ergmeter.metrics.requests import END_MARK, failed_by_mark, need_failures
 from ergmeter.metrics.stats import percentile
-from ergmeter.metrics.tokens import known
+from ergmeter.metrics.tokens import known, need_rows, need_usage
 from ergmeter.records import PHASES, Reading, weakest
-from ergmeter.units import number_of
+from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.requests import Offered
     from ergmeter.metrics.steps import Steps
     from ergmeter.records import Basis, FloatArray
 
@@ -64,6 +70,7 @@ def prefills(evidence: Evidence) -> Steps:
         raise NotMeasurable(
             "no requests were timed (erg load, integrations.generate, meter.phase('prefill'))"
         )
+    need_rows(evidence)
     return found
 
 
@@ -85,13 +92,16 @@ def requests(evidence: Evidence) -> Requests:
 
 def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str]:
     """Tokens of each decode span; where none was counted the chunks they came in, labelled."""
+    chunks_count = any(mark.name == "assumed" for mark in evidence.run.marks)
+    if not (chunks_count and np.isnan(decode["tokens_real"]).all()):
+        need_usage(evidence, decode)
     values = known(decode, "tokens_real")
     if values is None:
         values = known(decode, "tokens_computed")
     if values is not None:
         return values, evidence.steps_basis, ""
     chunks = known(decode, "micro_steps")
-    if chunks is None or not any(mark.name == "assumed" for mark in evidence.run.marks):
+    if chunks is None or not chunks_count:
         raise NotMeasurable("the decode spans have no token count")
     return chunks, "assumed", f"; assumed: {_CHUNKS}"
 
@@ -101,19 +111,38 @@ def _clock(evidence: Evidence) -> str:
     return f"; {said[-1]}" if said else ""
 
 
-def _percentile(values: FloatArray, q: float, what: str) -> float:
+def _percentile(
+    evidence: Evidence, values: FloatArray, q: float, what: str = "requests", per_request: float = 1
+) -> tuple[float, str]:
+    """The q-th percentile of figures of which each answered request has `per_request`; and a note.
+
+    Failed requests have no figure, nor have those in flight at the end. Were they the slowest, the
+    percentile would be a later one of the answered; if it were none of them it is withheld.
+    """
     needed = math.ceil(100 / (100 - q)) if q > 50 else 1  # one request is its own median
     if len(values) < needed:
         raise NotMeasurable(f"{len(values)} {what}: a {q:.0f}th percentile needs {needed}")
-    return percentile(values, q)
+    load = evidence.offered
+    if load is None or load.answered == len(load):
+        return percentile(values, q), ""
+    without = len(load) - load.answered
+    who = f"{without} of {len(load)} requests have no latency ({load.outcomes})"
+    rank = q / 100 * (len(values) + without * per_request - 1)
+    name = "median" if q == 50 else f"{q:.0f}th percentile"
+    if rank > len(values) - 1:
+        raise NotMeasurable(f"{who}: were they the slowest, the {name} would be one of theirs")
+    highest = float(np.interp(rank, np.arange(len(values)), np.sort(values)))
+    share = f"{100 * without / len(load):.3g} %"
+    note = f"; {who}, {share}: were they the slowest, it would be {duration(highest)}"
+    return percentile(values, q), note
 
 
 def ttft_s(evidence: Evidence, q: float) -> Reading:
     """Time to the first token."""
     waits_s = prefills(evidence).duration_s
-    value = _percentile(waits_s, q, "requests")
+    value, failures = _percentile(evidence, waits_s, q)
     note = f"of {number_of(len(waits_s), 'request')}, to the first token{_clock(evidence)}"
-    return Reading(value, "s", evidence.steps_basis, note=note)
+    return Reading(value, "s", evidence.steps_basis, note=note + failures)
 
 
 def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
@@ -133,18 +162,33 @@ def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
 def tpot_s(evidence: Evidence, q: float) -> Reading:
     """Time per output token after the first: one figure a request."""
     each_s, basis, note = _tpot(evidence)
-    return Reading(_percentile(each_s, q, "requests"), "s", basis, note=note)
+    value, failures = _percentile(evidence, each_s, q)
+    return Reading(value, "s", basis, note=note + failures)
 
 
 def itl_s(evidence: Evidence, q: float) -> Reading:
     """Gap between chunks of a stream: one figure a gap."""
     gaps_s = _gaps_s(evidence)
-    value = _percentile(gaps_s, q, "gaps between chunks")
-    tokens, basis, label = generated(evidence, requests(evidence).decode)
-    held = float(tokens.sum()) / float(requests(evidence).decode["micro_steps"].sum())
-    chunk = label.removeprefix("; ") or f"{held:.3g} tokens a chunk"
-    note = f"of {number_of(len(gaps_s), 'gap')} between chunks; {chunk}"
-    return Reading(value, "s", weakest("measured", basis) if label else "measured", note=note)
+    decode = requests(evidence).decode
+    value, failures = _percentile(
+        evidence, gaps_s, q, "gaps between chunks", len(gaps_s) / len(decode)
+    )
+    chunk, basis = _tokens_per_chunk(evidence, decode)
+    note = f"of {number_of(len(gaps_s), 'gap')} between chunks{chunk}{failures}"
+    return Reading(value, "s", basis, note=note)
+
+
+def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
+    """For the note of ITL, which needs no count of tokens itself."""
+    try:
+        tokens, basis, label = generated(evidence, decode)
+    except NotMeasurable as reason:
+        return f"; tokens of a chunk are not known: {reason}", "measured"
+    if label:
+        return label, weakest("measured", basis)
+    return f"; {float(tokens.sum()) / float(decode['micro_steps'].sum()):.3g} tokens a chunk", (
+        "measured"
+    )
 
 
 def _gaps_s(evidence: Evidence) -> FloatArray:
@@ -162,16 +206,25 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
 
 def e2e_s(evidence: Evidence, q: float) -> Reading:
     """From the start of a request to its last token."""
-    found = requests(evidence)
-    value = _percentile(found.e2e_s, q, "requests")
-    note = f"of {number_of(len(found), 'request')}, to the last token{_clock(evidence)}"
-    return Reading(value, "s", evidence.steps_basis, note=note)
+    pairs = requests(evidence)
+    value, failures = _percentile(evidence, pairs.e2e_s, q)
+    note = f"of {number_of(len(pairs), 'request')}, to the last token{_clock(evidence)}"
+    return Reading(value, "s", evidence.steps_basis, note=note + failures)
 
 
 def _served(evidence: Evidence) -> Requests:
+    """The answered requests, for rates over the window."""
     if evidence.trains:
         raise NotMeasurable("this run trains: its window is not that of its requests")
+    need_failures(evidence)
     return requests(evidence)
+
+
+def _load(evidence: Evidence) -> Offered:
+    """What `erg load` offered."""
+    if evidence.offered is None:
+        raise NotMeasurable("not known: this is no run of erg load, or an older one")
+    return evidence.offered
 
 
 def _over_window(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
@@ -179,66 +232,161 @@ def _over_window(evidence: Evidence, amount: float, unit: str, basis: Basis, not
     return Reading(value, unit, basis, note=f"{note}; {evidence.window_note}")
 
 
+def _answered(evidence: Evidence) -> int:
+    """Requests that were answered whole: 0 where all of a load failed."""
+    load = evidence.offered
+    return len(_served(evidence)) if load is None else load.answered
+
+
+def _basis(evidence: Evidence) -> Basis:
+    """How requests were counted: `erg load` saw each itself, also where none was answered."""
+    return evidence.steps_basis if evidence.offered is None else "measured"
+
+
 def requests_per_s(evidence: Evidence) -> Reading:
     """Requests that were answered whole, over the window."""
-    found = _served(evidence)
-    note = f"{len(found)} answered whole"
-    return _over_window(evidence, len(found), "requests/s", evidence.steps_basis, note)
+    number = _answered(evidence)
+    note = f"{number} answered whole"
+    return _over_window(evidence, number, "requests/s", _basis(evidence), note)
+
+
+def failed_per_s(evidence: Evidence) -> Reading:
+    """Requests that failed, over the window."""
+    number = _load(evidence).failed
+    return _over_window(evidence, number, "requests/s", "measured", f"{number} failed")
+
+
+def offered_per_s(evidence: Evidence) -> Reading:
+    """The rate at which requests were offered: intervals between the first and the last, / time."""
+    load = _load(evidence)
+    lasted_s = float(np.ptp(load.offered_ns)) / NS_PER_S if len(load) else 0.0
+    if not lasted_s:
+        raise NotMeasurable(f"{number_of(len(load), 'request')} offered: a rate needs two or more")
+    note = f"{len(load)} offered in {duration(lasted_s)}, first to last{_clock(evidence)}"
+    return Reading((len(load) - 1) / lasted_s, "requests/s", "measured", note=note)
 
 
 def output_tokens_per_s(evidence: Evidence) -> Reading:
     """Generated tokens over the window, the time of prefill included."""
     tokens, basis, label = generated(evidence, _served(evidence).decode)
-    note = f"generated tokens over the window, prefill included{label}"
+    note = f"tokens of whole answers over the window, prefill included{label}"
     return _over_window(evidence, float(tokens.sum()), "tokens/s", basis, note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Good:
+    """Requests within every limit, of all that were offered."""
+
+    number: int
+    offered: int
+    basis: Basis
+    note: str
+
+
+def _good(evidence: Evidence) -> _Good:
+    declared = [mark.detail for mark in evidence.run.marks if mark.name == "slo"]
+    if not declared:
+        raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
+    parts = (part.partition("=") for part in declared[-1].split(","))
+    limits = {name: float(limit) for name, _, limit in parts}
+    within = ", ".join(f"{name} {limit:g} s" for name, limit in limits.items())
+    number, basis, label = 0, _basis(evidence), ""
+    answered = _answered(evidence)
+    if answered:
+        pairs = _served(evidence)
+        waits = {"ttft": pairs.prefill.duration_s, "e2e": pairs.e2e_s}
+        if "tpot" in limits:
+            tokens, basis, label = generated(evidence, pairs.decode)
+            waits["tpot"] = pairs.decode.duration_s / np.maximum(tokens - 1, 1)
+        number = int(np.all([waits[name] <= limits[name] for name in limits], axis=0).sum())
+    offered = answered if evidence.offered is None else len(evidence.offered)
+    note = f"{number} of {number_of(offered, 'request')} offered within {within}{label}"
+    return _Good(number, offered, basis, note)
 
 
 def goodput_per_s(evidence: Evidence) -> Reading:
     """Requests within every limit that was declared, over the window."""
-    said = [mark.detail for mark in evidence.run.marks if mark.name == "slo"]
-    if not said:
-        raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
-    found = _served(evidence)
-    parts = (part.partition("=") for part in said[-1].split(","))
-    limits = {name: float(limit) for name, _, limit in parts}
-    waits = {"ttft": found.prefill.duration_s, "e2e": found.e2e_s}
-    basis, label = evidence.steps_basis, ""
-    if "tpot" in limits:
-        tokens, basis, label = generated(evidence, found.decode)
-        waits["tpot"] = found.decode.duration_s / np.maximum(tokens - 1, 1)
-    good = np.all([waits[name] <= limit for name, limit in limits.items()], axis=0)
-    within = ", ".join(f"{name} {limit:g} s" for name, limit in limits.items())
-    note = f"{int(good.sum())} of {number_of(len(found), 'request')} within {within}{label}"
-    return _over_window(evidence, float(good.sum()), "requests/s", basis, note)
+    good = _good(evidence)
+    return _over_window(evidence, good.number, "requests/s", good.basis, good.note)
+
+
+def slo_attainment_frac(evidence: Evidence) -> Reading:
+    """Share of all requests offered that were answered within every limit."""
+    good = _good(evidence)
+    _need_end(evidence)
+    note = f"{good.note}; {evidence.window_note}"
+    return Reading(good.number / good.offered, "frac", good.basis, note=note)
+
+
+def _need_end(evidence: Evidence) -> None:
+    """Refuse what needs the requests in flight at the end, where the end was not written."""
+    if evidence.offered and not any(mark.name == END_MARK for mark in evidence.run.marks):
+        raise NotMeasurable(
+            f"the run is {evidence.run.status}: how many requests are in flight is not known"
+        )
 
 
 def in_flight_mean(evidence: Evidence) -> Reading:
     """How many requests were under way, on average over the window (Little's law)."""
-    found = _served(evidence)
-    return _over_window(
-        evidence, float(found.e2e_s.sum()), "requests", evidence.steps_basis,
-        "sum of end to end / window",
-    )  # fmt: skip
+    load = evidence.offered
+    if load is None:
+        total_s = float(_served(evidence).e2e_s.sum())
+        note = "sum of end to end / window"
+        return _over_window(evidence, total_s, "requests", evidence.steps_basis, note)
+    note = f"sum of the times from offered to settled / window; {evidence.window_note}"
+    return Reading(load.in_flight_mean(evidence.window.outer), "requests", "measured", note=note)
 
 
 def count(evidence: Evidence) -> Reading:
     """Requests that were answered whole."""
-    return Reading(len(prefills(evidence)), "requests", evidence.steps_basis,
-                   note=evidence.window_note)  # fmt: skip
+    load = evidence.offered
+    number = len(prefills(evidence)) if load is None else load.answered
+    return Reading(number, "requests", _basis(evidence), note=evidence.window_note)
+
+
+def offered_count(evidence: Evidence) -> Reading:
+    """Requests that were offered after the warm-up."""
+    load = _load(evidence)
+    _need_end(evidence)
+    return Reading(len(load), "requests", "measured", note=load.outcomes)
 
 
 def failed(evidence: Evidence) -> Reading:
     """Requests that got no whole answer, after the warm-up."""
-    said = [mark.detail for mark in evidence.run.marks if mark.name == "requests_failed"]
-    if not said:
-        raise NotMeasurable("not known: this is no whole run of erg load")
-    number, _, why = said[-1].partition(": ")
-    return Reading(float(number), "requests", "measured", note=why or "none")
+    load = evidence.offered
+    if load is not None:
+        kinds = ", ".join(f"{kind} ({number})" for kind, number in load.failures.most_common())
+        return Reading(load.failed, "requests", "measured", note=kinds or "none")
+    by_mark = failed_by_mark(evidence.run)
+    if by_mark is None:
+        raise NotMeasurable("not known: this is no run of erg load")
+    return Reading(float(by_mark[0]), "requests", "measured", note=by_mark[1] or "none")
+
+
+def failed_frac(evidence: Evidence) -> Reading:
+    """Share of the settled requests that failed."""
+    load = _load(evidence)
+    evidence.window  # noqa: B018  or the reason why none was settled
+    note = f"{load.failed} of {load.settled} settled; {failed(evidence).note}"
+    return Reading(load.failed / load.settled, "frac", "measured", note=note)
+
+
+def drain_s(evidence: Evidence) -> Reading:
+    """From the last request offered to the last settled: no new ones came in this time."""
+    load = _load(evidence)
+    _need_end(evidence)
+    if load.unsettled:
+        raise NotMeasurable(f"{load.unsettled} were in flight at the end: nothing was waited for")
+    drained_s = (evidence.window.end_ns - int(load.offered_ns.max())) / NS_PER_S
+    note = f"last offered to last settled, part of the window; {evidence.window_note}"
+    return Reading(drained_s, "s", "measured", note=note)
 
 
 def prompt_tokens(evidence: Evidence) -> Reading:
     """Mean length of a prompt."""
-    values = known(prefills(evidence), "tokens_real")
+    rows = prefills(evidence)
+    need_usage(evidence, rows)
+    values = known(rows, "tokens_real")
     if values is None:
         raise NotMeasurable("the prefill spans have no token count")
     low, high = values.min(), values.max()
@@ -258,6 +406,9 @@ def generated_tokens(evidence: Evidence) -> Reading:
 def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
     whole = run_j(evidence)
     low, high = (None if end is None else end / amount for end in (whole.low, whole.high))
+    load = evidence.offered
+    if load is not None and load.answered < len(load):
+        note += f", that of {len(load) - load.answered} without a whole answer included"
     return replace(
         whole, value=whole.value / amount, unit=unit, basis=weakest(whole.basis, basis), low=low,
         high=high, note=f"{note}; {whole.note}",
@@ -265,25 +416,25 @@ def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, not
 
 
 def joules_per_generated_token(evidence: Evidence) -> Reading:
-    """All energy of the window, that of prefill too, over the tokens generated in it."""
+    """All energy of the window, that of prefill too, over the tokens of whole answers."""
     tokens, basis, label = generated(evidence, _served(evidence).decode)
-    note = f"all energy of the window over generated tokens{label}"
+    note = f"all energy of the window over tokens of whole answers{label}"
     return _energy_over(evidence, float(tokens.sum()), "J/token", basis, note)
 
 
 def joules_per_request(evidence: Evidence) -> Reading:
     """All energy of the window over the requests answered in it."""
     answered = len(_served(evidence))
-    note = f"all energy of the window over {number_of(answered, 'request')}"
+    note = f"all energy of the window over {number_of(answered, 'answer')}"
     return _energy_over(evidence, answered, "J/request", evidence.steps_basis, note)
 
 
 def client_cpu_frac(evidence: Evidence) -> Reading:
     """Share of one core that sending and receiving took: near 1 the client is what was measured."""
-    said = [mark.detail for mark in evidence.run.marks if mark.name == "load_client"]
-    if not said:
+    costs = [mark.detail for mark in evidence.run.marks if mark.name == END_MARK]
+    if not costs:
         raise NotMeasurable("not known: this is no whole run of erg load")
-    cpu_frac, lag_s = (float(part.partition("=")[2]) for part in said[-1].split(","))
+    cpu_frac, lag_s = (float(part.partition("=")[2]) for part in costs[-1].split(","))
     note = f"the event loop woke up to {lag_s * 1e3:.3g} ms late (p99)"
     return Reading(cpu_frac, "frac", "measured", note=note)
 
@@ -327,17 +478,22 @@ METRICS = [
         "requests/s",
         "requests/s",
         "higher",
-        "requests answered whole / window",
+        "requests answered whole / window (first offered to last settled)",
         ("requests",),
         requests_per_s,
         aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
     ),
+    Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
+           "requests failed / window", ("a run of erg load",), failed_per_s),
+    Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
+           "(requests offered - 1) / (last offered - first offered)", ("a run of erg load",),
+           offered_per_s),
     Metric(
         "throughput.output_tokens_per_s",
         "tokens/s out",
         "tokens/s",
         "higher",
-        "generated tokens / window, prefill included",
+        "generated tokens of whole answers / window, prefill included",
         ("requests with tokens",),
         output_tokens_per_s,
         aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
@@ -358,7 +514,7 @@ METRICS = [
         "requests under way",
         "requests",
         "neither",
-        "sum of end-to-end latencies / window",
+        "sum of the times from offered to settled / window",
         ("requests",),
         in_flight_mean,
     ),
@@ -366,6 +522,17 @@ METRICS = [
            ("requests",), count),
     Metric("requests.failed", "requests failed", "requests", "lower",
            "requests without a whole answer", ("a run of erg load",), failed),
+    Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
+           "requests failed / requests answered or failed", ("a run of erg load",), failed_frac,
+           upper_bound=1.0),
+    Metric("requests.offered", "requests offered", "requests", "neither",
+           "requests answered, failed or in flight at the end", ("a run of erg load",),
+           offered_count),
+    Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
+           "requests within every declared limit / requests offered",
+           ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0),
+    Metric("requests.drain_s", "drain time", "s", "neither",
+           "last request settled - last request offered", ("a run of erg load",), drain_s),
     Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
            "mean over requests", ("requests with tokens",), prompt_tokens),
     Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
@@ -375,7 +542,7 @@ METRICS = [
         "energy per generated token",
         "J/token",
         "lower",
-        "energy.run_j / generated tokens",
+        "energy.run_j / generated tokens of whole answers",
         ("an energy counter or power readings", "requests with tokens"),
         joules_per_generated_token,
     ),
@@ -396,5 +563,6 @@ METRICS = [
         "CPU time of the thread that sends and receives / time",
         ("a run of erg load",),
         client_cpu_frac,
+        upper_bound=1.0,
     ),
 ]  # fmt: skip

@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
 from ergmeter.records import Missing, Reading
-from ergmeter.units import significant
+from ergmeter.units import duration, number_of, significant
 from ergmeter.views import documents
 from ergmeter.views.terminal import value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
     from ergmeter.load.level import Outcome, Plan
     from ergmeter.records import Result, Summary
 
 _COLUMNS = {
-    "\nreq/s": "throughput.requests_per_s",
+    "\nok/s": "throughput.requests_per_s",
     "tokens/s\nout": "throughput.output_tokens_per_s",
     "TTFT ms\nmedian": "latency.ttft_median_s",
     "\np95": "latency.ttft_p95_s",
@@ -33,13 +36,18 @@ _COLUMNS = {
     " \np95": "latency.tpot_p95_s",
     "whole ms\nmedian": "latency.e2e_median_s",
 }
-# In a line of their own: most runs have neither, and the table fits 80 columns.
+# In a line of their own: most runs have none, and the table fits 80 columns.
 _BELOW = {
+    "offered": "throughput.offered_requests_per_s",
+    "failed": "throughput.failed_requests_per_s",
+    "drain time": "requests.drain_s",
     "goodput": "throughput.goodput_per_s",
+    "SLO attainment": "requests.slo_attainment_frac",
     "energy": "energy.joules_per_generated_token",
 }
+_OF_FAILURES = ("failed", "drain time")
 _BUSY_FRAC = 0.8  # of a core: beyond it the client may be what is measured
-_GROUPS = ("latency.", "throughput.", "requests.", "energy.", "overhead.client")
+_GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,42 +100,61 @@ def _below(levels: list[Level]) -> list[str]:
         f"{level.plan.pace.label}: {what} {value(found)} ({found.note.partition('; ')[0]})"
         for what, key in _BELOW.items()
         for level in levels
+        if what != "offered" or isinstance(level.plan.pace, Open)
+        if what not in _OF_FAILURES or level.outcome.failed
         if isinstance(found := level.summary.readings[key], Reading)
     ]
 
 
 def remarks(levels: list[Level]) -> list[str]:
     """What a reader of the table must know."""
-    said = []
+    found = []
     for level in levels:
-        label, outcome = level.plan.pace.label, level.outcome
-        for kind, count in outcome.failures.most_common():
-            said.append(f"{label}: {count} x {kind}: {outcome.examples[kind]}")
-        if outcome.cpu_frac > _BUSY_FRAC:
-            said.append(
-                f"{label}: the client took {100 * outcome.cpu_frac:.0f} % of a core: its own"
-                " waiting is in these figures; use several clients or a faster machine"
-            )
-        again = level.plan.prompts.repeats_after
-        if again is not None and outcome.answered + outcome.failed > again:
-            said.append(
-                f"{label}: the {again} prompts were asked more than once: caches may answer"
-            )
-        said += _missing(label, level.summary.readings)
+        found += [f"{level.plan.pace.label}: {remark}" for remark in _remarks(level)]
     first = levels[0].plan
     if not first.asking.counts_tokens:
-        said.append("the server sends no usage: a chunk with text stands for a token (assumed)")
+        found.append("the server sends no usage: a chunk with text stands for a token (assumed)")
     if first.why_no_energy:
-        said.append(f"no energy: {first.why_no_energy}")
-    return list(dict.fromkeys(said))
+        found.append(f"no energy: {first.why_no_energy}")
+    return list(dict.fromkeys(found))
 
 
-def _missing(label: str, readings: dict[str, Result]) -> list[str]:
+def _remarks(level: Level) -> Iterator[str]:
+    outcome = level.outcome
+    for kind, count in outcome.failures.most_common():
+        yield f"{count} x {kind}: {outcome.examples[kind]}"
+    if outcome.failed and isinstance(level.plan.pace, Closed):
+        yield f"a pause of {AFTER_FAILURE_S:g} s after each failure is in the rates (closed loop)"
+    if outcome.unsettled:
+        yield (
+            f"{number_of(outcome.unsettled, 'request')} in flight when it was interrupted, for up"
+            f" to {duration(outcome.unsettled_s)}: offered, not settled; the window ends with the"
+            " last one settled"
+        )
+    if outcome.no_usage:
+        yield f"no usage (token counts) with {outcome.no_usage} of {outcome.answered} answers"
+    if outcome.zero_usage:
+        yield (
+            f"usage of 0 tokens for visible text with {outcome.zero_usage} of"
+            f" {outcome.answered} answers: taken for no count"
+        )
+    if outcome.cpu_frac > _BUSY_FRAC:
+        yield (
+            f"the client took {100 * outcome.cpu_frac:.0f} % of a core: its own"
+            " waiting is in these figures; use several clients or a faster machine"
+        )
+    again = level.plan.prompts.repeats_after
+    if again is not None and outcome.offered > again:
+        yield f"the {again} prompts were asked more than once: caches may answer"
+    yield from _missing(level.summary.readings)
+
+
+def _missing(readings: dict[str, Result]) -> list[str]:
     """Why a figure of the table is not there; a reason that several share is given once."""
     reasons = [
         found.reason for key in _COLUMNS.values() if isinstance(found := readings[key], Missing)
     ]
-    return [f"{label}: {reason}" for reason in dict.fromkeys(reasons)]
+    return list(dict.fromkeys(reasons))
 
 
 def document(levels: list[Level]) -> dict[str, Any]:
@@ -137,6 +164,7 @@ def document(levels: list[Level]) -> dict[str, Any]:
         "url": first.target.address.url,
         "model": first.model,
         "options": first.options,
+        "length_field": first.length_field,
         "tokens_from": "usage" if first.counts_tokens else "chunks",
         "levels": [_entry(level) for level in levels],
         "remarks": remarks(levels),
@@ -149,8 +177,11 @@ def _entry(level: Level) -> dict[str, Any]:
     return {
         "run": str(outcome.run),
         "clock": level.plan.pace.clock,
+        "offered": outcome.offered,
         "answered": outcome.answered,
         "failed": outcome.failed,
+        "unsettled": outcome.unsettled,
+        "failed_frac": float(significant(outcome.failed_frac)),
         "failures": [
             {"kind": kind, "count": count, "example": outcome.examples[kind]}
             for kind, count in outcome.failures.most_common()

@@ -37,7 +37,7 @@ def test_a_file_gives_prompts_and_messages_in_their_order_and_again(tmp_path: Pa
         Prompt("one", 3),
     ]
     assert found.repeats_after == 3
-    assert Prompt("one", 3).fields("completions") == {"prompt": "one", "max_tokens": 3}
+    assert Prompt("one", 3).fields("completions") == {"prompt": "one"}
     assert Prompt("one", 3).fields("chat")["messages"] == [{"role": "user", "content": "one"}]
     with pytest.raises(UsageError, match="--endpoint chat"):
         Prompt(messages, 9).fields("completions")

@@ -157,8 +157,14 @@ def test_usage_that_comes_with_every_chunk_counts_once() -> None:
     [
         ([text_chunk("a")], b"", "cut off", "the stream ended after 1 chunks"),
         ([text_chunk("a")], b"0\r\n\r\n", "cut off", r"without \[DONE\] or a finish_reason"),
-        ([text_chunk("a"), "<html>"], b"", "not understood", "no JSON: '<html>'"),
-        (["[1]"], b"", "not understood", "no object"),
+        ([text_chunk("a"), "<html>"], b"", "malformed answer", "no JSON: '<html>'"),
+        (["[1]"], b"", "malformed answer", "no object"),
+        ([{"choices": ["x"]}], b"", "malformed answer", "a choice that is no object"),
+        ([{"choices": {"delta": {}}}], b"", "malformed answer", "choices that are no list"),
+        ([{"usage": [5]}], b"", "malformed answer", r"a usage that is no object: \[5\]"),
+        ([{"usage": {"completion_tokens": "5"}}], b"", "malformed answer", "tokens: '5'"),
+        ([{"usage": {"completion_tokens": -1}}], b"", "malformed answer", "tokens: -1"),
+        (["[" * 100_000], b"", "malformed answer", "no JSON"),
         ([{"error": {"message": "out of blocks"}}], b"", "error in the stream", "out of blocks"),
         ([STOP, "[DONE]"], b"0\r\n\r\n", "empty", "no first token"),
     ],
@@ -192,6 +198,39 @@ def test_an_answer_in_one_piece_is_no_stream() -> None:
     answer.received(plain("200 OK", json.dumps({"choices": [{"message": {"content": "a"}}]})), 1)
     assert answer.failure == "no stream"
     assert "application/json" in answer.detail
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["choices", "delta", "content", "usage", "error", "message", "finish_reason",
+             "completion_tokens", "prompt_tokens_details", "tool_calls"]
+        ),
+        inner,
+        max_size=3,
+    ),
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(payload=JSON)
+def test_no_json_breaks_the_client(payload: object) -> None:
+    answer = answered(payload, "[DONE]")
+    assert answer.failure or answer.chunks_ns
+    refused = Answer(0)
+    refused.received(plain("500 Oops", json.dumps(payload)), 1)
+    assert refused.failure == "HTTP 500"
+
+
+def test_a_length_that_is_no_number_is_no_length() -> None:
+    """int() takes neither a superscript digit, which str.isdigit() does, nor 5000 digits."""
+    for length in ("\u00b2", "9" * 5000):
+        response = Response()
+        head = f"HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\nbody".encode("latin-1")
+        assert response.feed(head) == b"body"
+        assert not response.is_done
 
 
 @settings(max_examples=200)
