@@ -88,17 +88,29 @@ def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int], float | None]:
         elif kind not in best or means.rank < best[kind].means.rank:
             best[kind] = pair
     seen = Seen(0)
+    for name in STEP_FIGURES:
+        if name in best:
+            setattr(seen, name, best[name].value)
     if "step" in best:
         seen.number = int(best["step"].value)
-    if "loss" in best:
-        seen.loss = best["loss"].value
-    if "learning_rate" in best:
-        seen.learning_rate = best["learning_rate"].value
-    if "grad_norm" in best:
-        seen.grad_norm = best["grad_norm"].value
+    if "epoch_steps" in best:
+        seen.epoch_steps = int(best["epoch_steps"].value)
     if "own_time" in best:
-        own_s = best["own_time"].value * best["own_time"].means.scale
-        seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+        _take_own_time(seen, best["own_time"], found)
     if "timestamp" in best:
         seen.stamp_ns = stamp_in(found)
     return seen, counts, best["epoch"].value if "epoch" in best else None
+
+
+def _take_own_time(seen: Seen, printed: Pair, found: list[Pair]) -> None:
+    own_s = printed.value * printed.means.scale
+    if printed.means.name.startswith("iter") and seen.number:
+        seen.iterations = _iterations(found, seen.number)
+        own_s *= seen.iterations
+    seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
+
+
+def _iterations(found: list[Pair], step: int) -> int:
+    """The iterations of a step, of a line that counts both: litgpt's `iter 8 step 2`."""
+    counted = [p.value for p in found if p.means.kind == "step" and p.means.name.startswith("iter")]
+    return int(counted[0]) // step if counted and counted[0] % step == 0 else 1

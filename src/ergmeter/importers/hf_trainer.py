@@ -218,7 +218,7 @@ class _Reading:
                 self._told.clear()
                 for what in waited.assumes:
                     yield from self._tell(what)
-        if not self._spans.pending:
+        if not self._spans.pending:  # it opened a window, and is part of no Step
             yield from self._reported(waited.items, *FIGURES)
 
     def _untimed(self, items: dict[str, str], epoch: float | None) -> Iterator[Record]:

@@ -15,7 +15,7 @@ from typing import Literal
 from ergmeter.importers.counts import COUNTS
 
 Kind = Literal["step", "count", "loss", "learning_rate", "grad_norm", "own_time", "rate",
-               "eval", "timestamp", "epoch"]  # fmt: skip
+               "eval", "timestamp", "epoch", "epoch_steps"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,14 @@ class Meaning:
 
 
 _STEP = ("global_step", "step", "train_step", "training_step", "iteration", "iter", "it")
-_LOSS = ("loss", "train_loss", "training_loss", "reduced_train_loss", "lm_loss")
+_LOSS = (
+    *("loss", "train_loss", "training_loss", "reduced_train_loss", "lm_loss"),
+    *("loss_train", "loss/train"),
+)
 _RATE_NAMES = {
     "throughput": "", "throughput_peak": "", "mfu": "", "hfu": "",
     "tflops": "TFLOP/s", "gflops": "GFLOP/s", "tflops_per_gpu": "TFLOP/s", "tps": "tokens/s",
-    "tgs": "tokens/s", "s/it": "s/step", "sec/it": "s/step", "s/iter": "s/step",
-    "s/step": "s/step", "sec/step": "s/step", "ms/it": "ms/step", "ms/step": "ms/step",
-    "ms/iter": "ms/step",
+    "tgs": "tokens/s",
 }  # fmt: skip
 _PER_SECOND = re.compile(r"(.+?)(?:/|_per_)(?:s|sec|secs|second|seconds)(?:(?:/|_per_)\w+)?")
 _PER_SECOND_NOUNS = {
@@ -51,6 +52,7 @@ _OWN_TIME = re.compile(
     r"|time_per_iteration|time/iter|time/it|elapsed_time_per_iteration|dt|(?:elapsed|time|step)"
     r"(?=_?(?:ms|us)))_?(ms|us|s|sec|secs|seconds)?"
 )
+_PER_STEP = re.compile(r"(us|ms|s|sec|secs|seconds)/(?:step|it|iter|iteration|batch)")
 SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "secs": 1.0, "seconds": 1.0}
 _EVAL = re.compile(r"(?:eval|val|valid|validation|test)[_/].+")
 _TRAIN_PREFIX = re.compile(r"(?:train|training|perf|performance|metrics|optim|global|timing)/(.+)")
@@ -74,6 +76,8 @@ def _meaning(name: str) -> Meaning | None:
     for kind, names in _ONE_OF.items():
         if name in names:
             return Meaning(kind, name, rank=names.index(name))
+    if match := _PER_STEP.fullmatch(name):
+        return Meaning("own_time", name, unit=f"{match[1]}/step", scale=SECONDS[match[1]])
     if match := _OWN_TIME.fullmatch(name):
         unit = match[1] or "s"
         return Meaning("own_time", name, unit=unit, scale=SECONDS[unit])

@@ -29,7 +29,7 @@ from ergmeter.importers.steplines import StepLines, Told, one_rank
 from ergmeter.importers.streams import SEVERAL, TWICE, Waiting
 from ergmeter.importers.times import FileClock
 from ergmeter.ports import Line
-from ergmeter.records import Mark, Record, Reported
+from ergmeter.records import STEP_LOSS, Mark, Record, Reported
 
 _EVALUATED = "an evaluation was printed between two step lines: the step after it includes its time"
 
@@ -70,7 +70,9 @@ class Reading:
                 yield from self._say_again(record.t_ns)
 
     def _all(self, lines: Iterable[Line]) -> Iterator[Record]:
-        for line in self._dialect.joined(lines):
+        for number, line in enumerate(self._dialect.joined(lines)):
+            if number == 0 and not line.text and line.t_ns is not None:
+                self._spans.began(line.t_ns)
             if line.t_ns is not None:
                 yield from self._tick(line.t_ns)
             if not self._dialect.wanted(line.text):
@@ -165,6 +167,7 @@ class Reading:
                 yield Reported(self._now_ns, "eval_loss", pair.value, "")
 
     def _take(self, line: Held) -> Iterator[Record]:
+        line.seen.redrawn = line.drawn
         if line.drawn:
             named = (p for p in line.found if p.means.kind == "step")
             line.seen.number_done = all(p.printed == "it" for p in named)
@@ -267,7 +270,9 @@ class Reading:
         yield from self._spans.push(seen)
         if not self._spans.pending:  # it opened a window, and is part of no Step
             self._now_ns = seen.t_ns
-            yield from self._reported(held.found, *STEP_FIGURES)
+            if seen.loss is not None:
+                yield Reported(seen.t_ns, STEP_LOSS, seen.loss, "")
+            yield from self._reported(held.found, "learning_rate", "grad_norm")
 
     def _disprove(self, held: Held) -> Iterator[Record]:
         """A total that falls while the steps go on was none."""

@@ -3,7 +3,8 @@
 A line marks the end of the steps it speaks of; they began when the line before it came. Two traps
 shaped this. Output comes in blocks: lines that arrive in one read share one time, and a span
 between them would be empty, so they become one span of several steps. And a running total says
-nothing on its own: the first one seen only opens the window, whatever came before it. A third:
+nothing on its own: the first one seen only opens the window, whatever came before it. Where the
+lines of a block say themselves how long their steps took, each is a Step of that length. A third:
 numbers that begin again with each epoch look like a restart. They are none if anything says that
 the training goes on (the epoch, a running total, an evaluation before them); else the pace tells.
 """
@@ -11,7 +12,7 @@ the training goes on (the epoch, a running total, an evaluation before them); el
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from statistics import median, median_low
 
 from ergmeter.importers.seen import Seen
@@ -35,10 +36,37 @@ _RECENT = 16
 _PRINTED_NS = 300
 _TAIL_NS = 1_000_000  # what comes this soon after such lines is the rest of them
 
+# Lines that are further apart than this, on average, and yet came at one instant were held back in
+# a buffer. In a faster loop, several are printed between two looks at the output.
+_HELD_BACK_NS = 1_000_000
+_BLOCK_LINES = 3
+_MOSTLY = 0.5  # of all lines came so: the output is block-buffered
+
+_CURE = (
+    "to see each step when it ends, run the program under `erg record --pty` or `stdbuf -oL`, or "
+    "let it flush its output"
+)
 _AT_ONCE = (
     "no steps: {} step lines came at once, or in blocks that each begin again, so nothing tells "
-    "how long a step took; let the program flush its output (PYTHONUNBUFFERED=1 for Python), or "
-    "use ergmeter.Meter in the loop"
+    f"how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
+)
+_TWO_BLOCKS = (
+    "no steps: {} step lines came in two blocks, the second when the program ended, so nothing "
+    f"tells how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
+)
+_IN_BLOCKS = (
+    "the program's output is block-buffered: {} of its step lines came at one instant with others, "
+    f"up to {{}} together; {{}}; {_CURE}"
+)
+_OWN_TIMES = "step times are those that the lines give"
+_BLOCK_MEANS = "a step's time is the mean over its block"
+_LAST_BLOCK = (
+    "{} step lines came last and together: when their steps ended is not known, and they are "
+    "left out"
+)
+_TOO_LONG = (
+    "the step times on {} lines add up to {:.3g} s, but the lines came within {:.3g} s: the "
+    "printed times are not used"
 )
 _FASTER = (
     "step lines came at once, faster than lines are printed ({} in one instant): they are left out"
@@ -56,8 +84,16 @@ class Spans:
         self._made = False  # a Step
         self._lines = 0  # of all spans so far
         self._took_ns = 0  # by them
+        self._block_lines = self._largest = 0  # lines that were held back, and came at one instant
+        self._has_own_times = False  # lines of one instant are Steps of the times that they give
+        self._said: set[str] = set()
+        self._since_ns: int | None = None  # no step began before
         self._untimed = 0  # lines that came with the one before them, and are in no Step
         self._told = False  # of them
+
+    def began(self, t_ns: int) -> None:
+        """The program was started then: no step began before."""
+        self._since_ns = t_ns
 
     def push(self, seen: Seen) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
@@ -80,16 +116,24 @@ class Spans:
             self._add(seen)
 
     def tick(self, t_ns: int) -> Iterator[Step | Mark]:
-        """Time went on: a span that has waited long enough is complete."""
-        if self._open is not None and t_ns > self._open.t_ns + GRACE_NS:
+        """Time went on: a span that has waited long enough is complete.
+
+        A block may be the last one, which came because the program ended: it waits for the next.
+        """
+        span = self._open
+        if span is not None and t_ns > span.t_ns + GRACE_NS and not self._may_be_last_block(span):
             yield from self._close()
 
     def end(self) -> Iterator[Step | Mark]:
         """The training is over: yield what is open. The next line opens a new window."""
+        if self._open is not None and self._may_be_last_block(self._open):
+            yield from self._leave_out_last(self._open)
         yield from self._close()
+        if self._made and self._comes_in_blocks():
+            yield from self._say_blocks()
         if not self._made and not self._told and self._untimed > 1:
             self._told = True
-            said = _AT_ONCE.format(self._untimed + 1)
+            said = (_TWO_BLOCKS if self._largest else _AT_ONCE).format(self._untimed + 1)
             yield Mark(self._last_t_ns, "output_unrecognised", said)
         self._edge = self._open = None
 
@@ -189,6 +233,7 @@ class Spans:
         known = seen.totals_from_zero or not totals
         # Its own time can't reach back over a span that is already accounted for.
         free = self._edge is None or seen.t_ns - own_ns >= self._last_t_ns
+        free &= self._since_ns is None or seen.t_ns - own_ns >= self._since_ns
         self._open = None
         if own_ns <= 0 or not known or not free:
             self._edge = Edge(seen.t_ns, seen.number, totals)
@@ -222,9 +267,11 @@ class Spans:
         last = self._last_number
         if seen.number is None or last is None:
             return None
-        if seen.number > last:
-            self._strides.append(seen.number - last)
-            return seen.number - last
+        steps = seen.steps_since(last)
+        if steps is not None:
+            if seen.number > last:
+                self._strides.append(steps)
+            return steps
         if seen.number_done:
             return seen.number
         return median_low(self._strides) if self._strides else 1
@@ -266,11 +313,12 @@ class Spans:
         edge, span = self._edge, self._open
         if edge is None or span is None or span.stalled(edge):
             return
+        if span.lines > 1 and span.parts and (yield from self._lay_out(edge, span)):
+            return
         # Only totals of the last line: an older one belongs to an older time.
         self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
         took_ns = span.t_ns - edge.t_ns
-        self._lines += span.lines
-        self._took_ns += took_ns
+        self._count(span, took_ns)
         # By all lines so far: after a pause of the machine one read may follow another at once.
         at_once = took_ns < span.lines * _PRINTED_NS and self._took_ns < self._lines * _PRINTED_NS
         if at_once or (edge.flushed and took_ns < _TAIL_NS):
@@ -285,3 +333,76 @@ class Spans:
         if self._made and not self._told:
             self._told = True
             yield Mark(span.t_ns, "rows_dropped", _FASTER.format(span.lines))
+
+    def _lay_out(self, edge: Edge, span: Span) -> Generator[Step | Mark, None, bool]:
+        """Make each line of one instant a Step of its own time; False if their times don't fit.
+
+        A buffer is written out while a line is printed that does not fit into it: the first line
+        of the next block ended when this one came.
+        """
+        own_ns = span.own_ns()
+        total_ns, slack_ns, since_ns = sum(own_ns), own_ns[-1], edge.t_ns
+        if span.first:
+            since_ns = span.t_ns - total_ns if self._since_ns is None else self._since_ns
+            slack_ns = 0
+            end_ns = max(span.t_ns - own_ns[-1], since_ns + total_ns)
+        else:
+            end_ns = max(edge.t_ns + own_ns[0], edge.came_ns or 0) + total_ns - own_ns[0]
+        if total_ns > span.t_ns - since_ns + slack_ns:
+            came_s = (span.t_ns - since_ns) / NS_PER_S
+            said = _TOO_LONG.format(span.lines, total_ns / NS_PER_S, came_s)
+            yield from self._say(span.t_ns, "value_refused", said)
+            if span.first:  # nothing else says when they began
+                self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
+                self._untimed += span.lines - 1
+            return span.first
+        self._count(span, total_ns)
+        self._made = self._has_own_times = True
+        yield from span.step_by_step(edge, end_ns)
+        self._edge = Edge(end_ns, span.number, span.totals, came_ns=span.t_ns)
+        self._open = None
+        return True
+
+    def _count(self, span: Span, took_ns: int) -> None:
+        self._lines += span.lines
+        self._took_ns += took_ns
+        if _are_held_back(span, took_ns):
+            self._block_lines += span.lines
+            self._largest = max(self._largest, span.lines)
+
+    def _comes_in_blocks(self, more: int = 0) -> bool:
+        """Whether most lines, with these, were held back and came at one instant with others."""
+        blocks = self._block_lines + more
+        return blocks > 0 and blocks + self._untimed >= _MOSTLY * (
+            self._lines + more + self._untimed
+        )
+
+    def _may_be_last_block(self, span: Span) -> bool:
+        """Whether a span is a block of lines that don't say themselves how long they took."""
+        edge = None if span.first else self._edge
+        is_block = edge is not None and _are_held_back(span, span.t_ns - edge.t_ns)
+        came_before = self._block_lines > 0 or self._untimed >= _BLOCK_LINES - 1
+        return is_block and came_before and not span.parts and self._comes_in_blocks(span.lines)
+
+    def _leave_out_last(self, span: Span) -> Iterator[Mark]:
+        """A block that came last: the program may have ended long after the last of its steps."""
+        self._untimed += span.lines
+        self._largest = max(self._largest, span.lines)
+        self._open = None
+        if self._made:
+            yield Mark(span.t_ns, "rows_dropped", _LAST_BLOCK.format(span.lines))
+
+    def _say_blocks(self) -> Iterator[Mark]:
+        times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
+        said = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
+        yield from self._say(self._last_t_ns, "output_buffered", said)
+
+    def _say(self, t_ns: int, name: str, said: str) -> Iterator[Mark]:
+        if name not in self._said:
+            self._said.add(name)
+            yield Mark(t_ns, name, said)
+
+
+def _are_held_back(span: Span, took_ns: int) -> bool:
+    is_block = span.lines >= _BLOCK_LINES and not span.stamped
+    return is_block and took_ns > span.lines * _HELD_BACK_NS

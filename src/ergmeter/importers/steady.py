@@ -2,7 +2,7 @@
 
 The rule. The first row of a log opens the window and is not counted: its steps hold the loading of
 data and, on Trainium or with torch.compile, a compilation of minutes. Of ten and more rows, those
-are left out as well that make the rest unsteady (MSER, as `--warmup auto` does). The trap: the mean
+are left out as well that make the rest unsteady (MSER, White 1997). The trap: the mean
 of printed rates. It weighs a slow step as much as a fast one, and a moving average still holds the
 compile many steps later. Where a log has times, the figure is samples over time; only where it has
 none is it the harmonic mean of what was printed, and it says so.

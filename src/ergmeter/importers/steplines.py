@@ -26,6 +26,8 @@ _NO_TIME = "can't be how long a step took"
 _NO_PACE = "can't be a pace"
 _REFUSED = "{}={:g}{} {}: it is left out, and so are others like it"
 
+_ITERATIONS = "a step's time is its line's iter time times {}, the iterations of a step by its line"
+
 Kind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 
@@ -75,6 +77,8 @@ class StepLines:
             return Told("another rank", found)
         drawn = bar(line.text)
         seen.elapsed_s = drawn.elapsed_s if drawn else None
+        if seen.iterations > 1:
+            self._dialect.note(_ITERATIONS.format(seen.iterations))
         told = Told("step", found, seen, counts, drawn is not None, epoch=epoch)
         _refuse(told)
         if self._dialect.whole_numbers and seen.number is not None:

@@ -117,8 +117,8 @@ class FileClock:
         if seen.own_s is None:
             return None
         last, self._number = self._number, seen.number
-        steps = 1 if last is None or seen.number is None else seen.number - last
-        self._ns += round(seen.own_s * NS_PER_S) * (1 if steps < 0 else steps)
+        steps = None if last is None else 0 if seen.number == last else seen.steps_since(last)
+        self._ns += round(seen.own_s * NS_PER_S) * (1 if steps is None else steps)
         return self._ns
 
 

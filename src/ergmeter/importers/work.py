@@ -6,10 +6,12 @@ for the block; a running total is, if the line before the block and the last one
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ergmeter.importers.seen import Seen
 from ergmeter.records import Step
+from ergmeter.units import NS_PER_S
 
 MAX_COUNT = 2**53  # more tokens than any run has; a bigger number is noise, and no column holds it
 
@@ -22,6 +24,7 @@ class Edge:
     number: int | None
     totals: dict[str, int]
     flushed: bool = False  # by lines that came faster than they can be printed
+    came_ns: int | None = None  # when its lines came, where their own times say when they ended
 
 
 @dataclass(slots=True)
@@ -41,9 +44,19 @@ class Span:
     loss: float | None = None
     learning_rate: float | None = None
     grad_norm: float | None = None
+    stamped: bool = False  # its times were printed, and are not when its lines came
+    # Its lines with their steps, each with further lines about the same step; for as long as all
+    # came at one instant and say themselves how long their step took.
+    parts: list[tuple[Seen, int | None, list[Seen]]] | None = field(default_factory=list)
 
     def take(self, seen: Seen, steps: int | None) -> None:
         """A line, and the steps since the one before it."""
+        self.stamped = seen.stamped
+        has_own_time = bool(seen.own_s) and not seen.own_from_start and not seen.stamped
+        if self.parts is not None and has_own_time and seen.t_ns == self.t_ns:
+            self.parts.append((seen, steps, []))
+        else:
+            self.parts = None
         self.t_ns = seen.t_ns
         self.number = seen.number
         self.lines += 1
@@ -54,13 +67,15 @@ class Span:
 
     def complete(self, seen: Seen) -> None:
         """A further line about the step just seen: take what was not known yet."""
+        if self.parts:
+            self.parts[-1][2].append(seen)
         known = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
         known |= set(self.totals)
         fresh = tuple(c for c in seen.counts if c.field not in known)
         fresh_line = Seen(
             seen.t_ns,
             counts=fresh,
-            loss=_or(self.loss, seen.loss),
+            loss=seen.loss if seen.redrawn else _or(self.loss, seen.loss),
             learning_rate=_or(self.learning_rate, seen.learning_rate),
             grad_norm=_or(self.grad_norm, seen.grad_norm),
         )
@@ -77,10 +92,31 @@ class Span:
         totals = {f: v for f, v in self.totals.items() if f != "samples" and v > 0}
         return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
 
-    def step(self, edge: Edge) -> Step:
-        """The Step from the edge to the last line."""
+    def own_ns(self) -> list[int]:
+        """How long each of its lines took by itself; empty where one does not say."""
+        return [
+            round((seen.own_s or 0) * NS_PER_S) * max(steps or 1, 1)
+            for seen, steps, _ in self.parts or ()
+        ]
+
+    def step_by_step(self, edge: Edge, end_ns: int) -> Iterator[Step]:
+        """A Step for each of its lines, by their own times, the last of which ends then."""
+        each_ns = self.own_ns()
+        start_ns = end_ns - sum(each_ns)
+        for (seen, steps, more), own_ns in zip(self.parts or (), each_ns, strict=True):
+            span = Span(seen.t_ns, first=False)
+            span.take(seen, steps)
+            for further in more:
+                span.complete(further)
+            span.t_ns = start_ns + own_ns
+            yield span.step(edge, start_ns=start_ns)
+            edge = Edge(span.t_ns, span.number, {**edge.totals, **span.totals})
+            start_ns = span.t_ns
+
+    def step(self, edge: Edge, *, start_ns: int | None = None) -> Step:
+        """The Step from the edge, or from `start_ns`, to the last line."""
         return Step(
-            start_ns=edge.t_ns,
+            start_ns=edge.t_ns if start_ns is None else start_ns,
             end_ns=self.t_ns,
             index=self.number,
             steps=self.steps,

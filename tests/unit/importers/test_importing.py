@@ -243,19 +243,17 @@ def test_a_compressed_log_that_ends_half_way_is_said_and_read(
     assert "timed step lines" in said.out
 
 
-def test_what_rests_on_printed_step_times_is_reported_and_the_compile_is_pointed_at(
+def test_what_rests_on_printed_step_times_is_reported_and_the_compile_is_warm_up(
     tmp_path: Path,
 ) -> None:
     log = log_of(
         tmp_path, *[f"step={n} loss=2 step_time={9 if n == 1 else 1}" for n in range(1, 9)]
     )
     summary = summary_of(import_log(Request(log, tmp_path / "run")).runs[0].path)
-    assert (value(summary, "time.step_s"), value(summary, "time.step_median_s")) == (2, 1)
+    assert (value(summary, "time.step_s"), value(summary, "time.step_median_s")) == (1, 1)
     for key in ("time.step_s", "time.step_median_s", "throughput.steps_per_s", "time.window_s"):
         assert reading(summary, key).basis == "reported"
-    assert "took 9 s, 9 times the median, and is counted; --warmup-steps 1 leaves it out" in (
-        reading(summary, "time.window_s").note
-    )
+    assert "after 1 step of warm-up" in reading(summary, "time.window_s").note
 
 
 def test_a_step_time_that_is_none_is_refused_aloud_and_once(tmp_path: Path) -> None:
@@ -276,8 +274,10 @@ def test_an_evaluation_between_lines_of_even_pace_makes_no_step_longer(tmp_path:
     summary = summary_of(
         import_log(Request(log_of(tmp_path, *lines), tmp_path / "run")).runs[0].path
     )
-    for key in ("time.step_s", "time.step_median_s", "time.step_p95_s"):
+    for key in ("time.step_median_s", "time.step_p95_s"):
         assert value(summary, key) == pytest.approx(60)
+    # Both evaluations, of 30 s each, are cut: 12 steps of 60 s and the 2 after them of 30 s.
+    assert value(summary, "time.step_s") == pytest.approx((12 * 60 + 2 * 30) / 14)
 
 
 def test_the_samples_per_second_of_an_evaluation_are_not_the_trainings(tmp_path: Path) -> None:

@@ -145,8 +145,8 @@ def test_blocks_that_each_begin_again_may_be_of_several_programs_and_have_no_tim
     records = live(*log)
     assert steps(records) == []
     assert "blocks that each begin again" in marks(records, "output_unrecognised")[0]
-    named = [(t, f"epoch={t} {text}") for t, text in log]
-    assert [(s.steps, s.tokens_computed) for s in steps(live(*named))] == [(30, 240)]
+    named = [(t, f"epoch={t} {text}") for t, text in [*log, (30, "step=31 batch_tokens=8")]]
+    assert [(s.steps, s.tokens_computed) for s in steps(live(*named))] == [(30, 240), (1, 8)]
 
 
 def test_lines_that_are_flushed_together_in_a_training_keep_every_step_and_all_the_time() -> None:
@@ -163,13 +163,14 @@ def test_lines_that_are_flushed_together_in_a_training_keep_every_step_and_all_t
 
 
 def test_blocks_of_one_program_keep_every_step_and_all_the_time() -> None:
-    log = [(10 * (1 + i // 80), f"step={i + 1} batch_tokens=8") for i in range(400)]
+    log = [(10 * (1 + i // 80), f"step={i + 1} batch_tokens=8") for i in range(401)]
     found = steps(live(*log))
-    assert [(s.steps, s.tokens_computed, s.window.duration_s) for s in found] == [(80, 640, 10)] * 4
+    told = [(s.steps, s.tokens_computed, s.window.duration_s) for s in found]
+    assert told == [*[(80, 640, 10)] * 4, (1, 8, 10)]
 
 
 def test_epochs_that_end_inside_a_block_lose_nothing() -> None:
-    log = [(10 * (1 + i // 80), f"step={i % 37 + 1} batch_tokens=8") for i in range(400)]
+    log = [(10 * (1 + i // 80), f"step={i % 37 + 1} batch_tokens=8") for i in range(401)]
     records = live(*log)
-    assert [(s.steps, s.tokens_computed) for s in steps(records)] == [(80, 640)] * 4
+    assert [(s.steps, s.tokens_computed) for s in steps(records)] == [*[(80, 640)] * 4, (1, 8)]
     assert marks(records, "several_programs") == marks(records, "restarted") == []
