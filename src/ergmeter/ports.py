@@ -9,11 +9,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ergmeter.records import Device, Mark, Record, Sample, Summary, Window
+from ergmeter.records import Device, Mark, Record, Result, Sample, Summary, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,15 @@ class Update:
     wall_s: float  # the end of the window on the wall clock, as time.time() counts
     window: Window
     summary: Summary
-    is_final: bool = False  # the summary is of the whole run, after its warm-up
+    is_final: bool = False  # the summary is of the run's training window, and of the whole run
+    window_s: float | None = None  # without what was cut out of it; None: all of it
+    window_kind: str = "training"
+    unbroken: Mapping[str, Result] = field(default_factory=dict)  # nothing cut, for a ledger's row
+
+    @property
+    def length_s(self) -> float:
+        """The time that rates are over."""
+        return self.window.duration_s if self.window_s is None else self.window_s
 
 
 @runtime_checkable

@@ -128,6 +128,9 @@ class Step:
         return Window(self.start_ns, self.end_ns)
 
 
+STEP_LOSS = "loss"  # the name of a Reported that is a step's loss, where no Step holds it
+
+
 @dataclass(frozen=True, slots=True)
 class Reported:
     """A figure some program printed about itself. We pass it on; we did not measure it."""
@@ -246,6 +249,15 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkPart:
+    """Part of what the hardware computes in a step, by name."""
+
+    name: str  # model, recomputation, padding, other models, generation
+    flops: float | None  # of a step; of padding, of a position without a token. None: not counted
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Flops:
     """The work of one step, with the convention it was counted under. Stored in the run."""
 
@@ -257,6 +269,32 @@ class Flops:
     tokens_per_step: int | None = None  # of that step: steps differ in size
     bytes_per_step: float | None = None  # that inference has to move at the least
     assumptions: tuple[str, ...] = ()
+    samples_per_step: int | None = None  # of that step
+    # Work beside the trained model's: other models, generation. None: it was not looked for.
+    other_work: tuple[WorkPart, ...] | None = None
+    # Products of the trained model that could not be counted: `model_per_step` is a lower bound.
+    not_counted: tuple[str, ...] = ()
+
+    @property
+    def hardware(self) -> tuple[WorkPart, ...]:
+        """All that is computed, by part; what is not known to be there is left out."""
+        parts = [WorkPart("model", self.model_per_step, "; ".join(self.not_counted))]
+        if self.hardware_per_step is not None:
+            parts.append(WorkPart("recomputation", self.hardware_per_step - self.model_per_step))
+        if self.hardware_per_padding is not None:
+            parts.append(WorkPart("padding", self.hardware_per_padding, "of one position"))
+        return (*parts, *(self.other_work or ()))
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Flops:
+        """As a run's header has it; fields of later versions are left out."""
+        known = {name: stored[name] for name in cls.__slots__ if name in stored}
+        for name in ("assumptions", "not_counted"):
+            known[name] = tuple(known.get(name) or ())
+        others = known.get("other_work")
+        if others is not None:
+            known["other_work"] = tuple(WorkPart(**one) for one in others)
+        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +312,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A number, how it was obtained, and how sure we are. `low` and `high` say where it may lie."""
+    """A number, how it was obtained, and how sure we are. `low` and `high` say where it may lie.
+
+    `impossible` is set where the value cannot be right, such as an MFU of 985 %, and gives the
+    reason. The value is shown with that mark, and nothing is computed from it.
+    """
 
     value: float
     unit: str
@@ -282,6 +324,12 @@ class Reading:
     low: float | None = None
     high: float | None = None
     note: str = ""
+    impossible: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What stands right behind the value wherever it is printed."""
+        return " (impossible)" if self.impossible else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +351,19 @@ class Summary:
     readings: dict[str, Result]
     devices: dict[str, dict[str, Result]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    window: dict[str, Any] = field(default_factory=dict)  # its kind, its warm-up, what was cut
+
+
+# How far above its bound a value without an interval may lie: timers and rounding reach 1.0003.
+BOUND_TOLERANCE = 1.01
+
+
+def is_above(reading: Reading, upper_bound: float) -> bool:
+    """True if the whole interval is above the bound; without an interval, if the value is 1 % above
+    it."""
+    if reading.low is not None:
+        return reading.low > upper_bound
+    return reading.value > upper_bound * BOUND_TOLERANCE
 
 
 def weakest(*bases: Basis) -> Basis:

@@ -112,8 +112,9 @@ class _Entry:
         self.period_ns = max(1, round(probe.period_s * NS_PER_S))
         self.due_ns = now_ns
         self.missed = 0
-        self.waiting: deque[Sample] = deque(maxlen=MAX_WAITING)
-        self.dropped = 0
+        self.waiting: deque[Sample] = deque()
+        self.dropped = 0  # so far; counted by the thread that reads
+        self.told = 0  # of those, marked; counted by the thread that drains
 
     def advance(self, now_ns: int) -> None:
         """Move on to the next tick that lies ahead."""
@@ -122,8 +123,11 @@ class _Entry:
         self.due_ns += max(1, ticks) * self.period_ns
 
     def keep(self, samples: list[Sample]) -> None:
-        self.dropped += max(0, len(self.waiting) + len(samples) - MAX_WAITING)
         self.waiting.extend(samples)
+        for _ in range(len(self.waiting) - MAX_WAITING):
+            with contextlib.suppress(IndexError):  # drained meanwhile, and so not dropped
+                self.waiting.popleft()
+                self.dropped += 1
 
 
 class Sampler:
@@ -186,13 +190,16 @@ class Sampler:
         """Take what was read since the last time, by probe, and the marks."""
         samples = {}
         for entry in self._all:
-            taken = [entry.waiting.popleft() for _ in range(len(entry.waiting))]
+            taken: list[Sample] = []
+            with contextlib.suppress(IndexError):  # the oldest may be dropped meanwhile
+                taken += (entry.waiting.popleft() for _ in range(len(entry.waiting)))
             if taken:
                 samples[entry.probe.name] = taken
-            if entry.dropped:
-                said = f"{entry.probe.name}: {entry.dropped} samples, nobody drained them"
+            dropped = entry.dropped - entry.told
+            if dropped:
+                entry.told += dropped
+                said = f"{entry.probe.name}: {dropped} samples, the disk took them too slowly"
                 self._marks.append(Mark(time.monotonic_ns(), "samples_dropped", said))
-                entry.dropped = 0
         marks = [self._marks.popleft() for _ in range(len(self._marks))]
         return samples, marks
 

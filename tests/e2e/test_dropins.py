@@ -19,6 +19,7 @@ from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, environment, eventually
 from tests.nvml.library import Gpu, Script, build
+from tests.runs import ALL_STEPS
 from tests.unit.sinks.readback import wandb_file
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def test_the_megatron_loop_on_a_gpu_whose_power_is_known(lab: Lab, tmp_path: Pat
 
 
 def reading(run: Run, key: str) -> float:
-    found = summarize(run).readings[key]
+    found = summarize(run, ALL_STEPS).readings[key]
     assert isinstance(found, Reading), found
     return found.value
 
@@ -120,7 +121,7 @@ def check_against_the_curve(told: dict[str, Any], run: Run, gpu: Gpu, epoch_ns: 
         (int(t) - epoch_ns) / 1e9 for t in (steps["start_ns"][0], steps["end_ns"][-1])
     )
     truth_j = gpu.joules(start_s, end_s)
-    found = summarize(run).readings["energy.run_j"]
+    found = summarize(run, ALL_STEPS).readings["energy.run_j"]
     assert isinstance(found, Reading)
     # In the interval that the figure states, which is wide where readings came late: a device
     # counted twice or a window of another length is outside of it.

@@ -9,14 +9,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.timeline import loss_series
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
+from ergmeter.units import NS_PER_S
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, script
+from tests.e2e.told import steps
 from tests.ports import free_port
+from tests.runs import ALL_STEPS
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -30,13 +35,13 @@ def truths(printed: bytes) -> list[dict[str, Any]]:
 
 
 def value(run: Run, key: str) -> float:
-    found = summarize(run).readings[key]
+    found = summarize(run, ALL_STEPS).readings[key]
     assert isinstance(found, Reading), (key, found)
     return found.value
 
 
 def missing(run: Run, key: str) -> str:
-    found = summarize(run).readings[key]
+    found = summarize(run, ALL_STEPS).readings[key]
     assert isinstance(found, Missing), (key, found)
     return found.reason
 
@@ -149,12 +154,15 @@ def test_a_slow_step_in_ten_is_in_the_mean_and_in_the_tail(
     assert value(run, "time.step_p95_s") > 2 * value(run, "time.step_median_s")
 
 
-def test_models_that_share_a_training_have_no_flops_of_one_of_them(
+def test_models_that_share_a_training_are_counted_together(
     one_after_the_other: dict[str, Any],
 ) -> None:
+    """The judge on 3 batches, the maker on 2 of which one is detached; by hand."""
     _, run = one_after_the_other["gan"]
-    assert "several models" in run.no_flops
-    assert run.flops == ()
+    made, judged = 2 * 16 * 4 * 8, 2 * 16 * 8
+    (flops,) = run.flops
+    assert flops.model_per_step == 2 * made + 2 * 2 * judged + 3 * judged
+    assert [(part.name, part.flops) for part in flops.other_work or ()] == [("other models", made)]
 
 
 def test_the_run_of_several_refuses_to_be_one(one_after_the_other: dict[str, Any]) -> None:
@@ -242,7 +250,7 @@ def test_a_trainer_is_seen_by_its_callback_and_prints_what_it_prints_alone(lab: 
     assert len(run.trainings) == 1
     assert value(run, "steps.count") == len(tokens) == 20
     assert value(run, "tokens.total") == sum(tokens)
-    found = summarize(run).readings["throughput.tokens_per_s"]
+    found = summarize(run, ALL_STEPS).readings["throughput.tokens_per_s"]
     assert isinstance(found, Reading)
     assert found.basis == "measured"
 
@@ -270,6 +278,95 @@ def test_what_a_program_logs_to_trackers_is_kept_and_its_loss_is_the_steps(lab: 
     assert (told["gpu_hours"], told["rate"]) == (0.5, 0.1)
     assert {"norm", "train/loss"} <= told.keys()
     assert "note" not in told
+
+
+@pytest.mark.parametrize("kind", ["litgpt", "table", "bar", "once"])
+def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
+    lab: Lab, kind: str
+) -> None:
+    if kind == "bar":
+        pytest.importorskip("tqdm")
+    done = lab.record(*script("hook_prints", kind))
+    assert done.returncode == 0, done.stderr.decode()
+    (truth,) = truths(done.stderr)
+    run = Run.open(lab.path / "run")
+    losses = loss_series(evidence_of(run))[0].values.tolist()
+    assert losses[-1] == truth["losses"][-1]
+    assert value(run, "training.loss") == truth["losses"][-1]
+    if kind == "bar":  # drawn twice for each step: with the loss before, and with its own
+        assert set(losses) == set(truth["losses"])
+    else:
+        assert losses == truth["losses"]
+    if kind == "table":  # no optimizer steps: the lines are the steps
+        assert value(run, "steps.count") == 1 + 10 + 10 + 10
+
+
+@pytest.mark.parametrize("logs_by", ["run", "module"])
+def test_a_loss_logged_to_a_disabled_wandb_is_the_steps(lab: Lab, logs_by: str) -> None:
+    pytest.importorskip("wandb")
+    done = lab.record(*script("hook_wandb", logs_by))
+    assert done.returncode == 0, done.stderr.decode()
+    (truth,) = truths(done.stdout)
+    assert Run.open(lab.path / "run").steps()["loss"].tolist() == pytest.approx(truth["losses"])
+
+
+@pytest.mark.parametrize("imported_first", ["lightning", "lightning_fabric", "torch"])
+def test_evaluations_before_and_after_the_steps_and_all_saves_are_seen(
+    lab: Lab, imported_first: str
+) -> None:
+    pytest.importorskip(imported_first)
+    done = lab.record(*script("hook_phases", imported_first))
+    assert done.returncode == 0, done.stderr.decode()
+    (truth,) = truths(done.stdout)
+    told = {
+        phase: steps(lab.path / "run", phase=phase) for phase in ("train", "eval", "checkpoint")
+    }
+    assert len(told["train"]["start_ns"]) == truth["steps"]
+    took_s = {
+        phase: [
+            (end_ns - start_ns) / NS_PER_S
+            for start_ns, end_ns in zip(one["start_ns"], one["end_ns"], strict=True)
+        ]
+        for phase, one in told.items()
+    }
+    assert len(took_s["eval"]) == len(truth["evals"]) == 2
+    for seen_s, in_all_s in zip(took_s["eval"], truth["evals"], strict=True):
+        assert 0.2 <= seen_s <= in_all_s  # it sleeps for that long
+    assert len(took_s["checkpoint"]) == len(truth["saves"]) == 3
+    for seen_s, in_all_s in zip(took_s["checkpoint"], truth["saves"], strict=True):
+        assert 0.1 <= seen_s <= in_all_s
+    assert told["eval"]["end_ns"][0] <= told["train"]["start_ns"][0]
+    assert told["eval"]["start_ns"][1] >= told["checkpoint"]["end_ns"][2]
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning", "pytorch_lightning"])
+def test_what_a_trainer_evaluates_and_saves_before_and_after_its_training_is_seen(
+    lab: Lab, framework: str
+) -> None:
+    pytest.importorskip(framework)
+    done = lab.record(*script("hook_frameworks", framework, "then_plain"))
+    assert done.returncode == 0, done.stderr.decode()
+    (truth,) = truths(done.stdout)
+    run = Run.open(lab.path / "run")
+    assert len(run.trainings) == 2  # the plain loop after it is a training of its own
+    of_trainer, of_loop = (run.training(number).steps() for number in (1, 2))
+    rows = {
+        phase: np.flatnonzero(of_trainer["phase"] == PHASES.index(phase))
+        for phase in ("train", "eval", "checkpoint")
+    }
+    assert len(rows["train"]) == truth["steps"]
+    took_s = (of_trainer["end_ns"] - of_trainer["start_ns"]) / NS_PER_S
+    assert len(rows["eval"]) == 2
+    assert np.all(took_s[rows["eval"]] >= 0.2)  # it sleeps for that long
+    assert np.all(np.sort(took_s[rows["eval"]]) <= np.sort(truth["evals"]))
+    assert 0.1 <= took_s[rows["checkpoint"]].item() <= truth["saves"][0]
+    first = of_trainer["start_ns"][rows["train"]].min()
+    last = of_trainer["end_ns"][rows["train"]].max()
+    assert of_trainer["end_ns"][rows["eval"]].min() <= first
+    assert of_trainer["start_ns"][rows["eval"]].max() >= last
+    assert of_trainer["start_ns"][rows["checkpoint"]].item() >= last
+    assert not np.isin(of_loop["phase"], [PHASES.index("eval"), PHASES.index("checkpoint")]).any()
+    assert int((of_loop["phase"] == PHASES.index("train")).sum()) == 5
 
 
 def test_a_python_that_is_deaf_is_named_with_the_cure(lab: Lab) -> None:

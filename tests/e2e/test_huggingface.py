@@ -51,7 +51,7 @@ class Trained(NamedTuple):
 
     def readings(self, scenario: str) -> dict[str, Any]:
         shown = subprocess.run(
-            [ERG, "report", "--json", str(self.path / "runs" / scenario)],
+            [ERG, "report", "--json", "--window", "unbroken", str(self.path / "runs" / scenario)],
             capture_output=True, check=True, timeout=HANGS_S,
         )  # fmt: skip
         found: dict[str, Any] = json.loads(shown.stdout)["readings"]

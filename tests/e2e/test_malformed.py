@@ -63,7 +63,7 @@ class Reported:
     def __init__(self, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main(["report", str(run), "--json"])
+            main(["report", str(run), "--json", "--window", "unbroken"])
         self.code = ended.value.code
         printed = capsys.readouterr()
         self.errors = printed.err.splitlines()

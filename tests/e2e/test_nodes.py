@@ -55,7 +55,7 @@ def torchrun(nodes: int, node: int, address: str, port: int) -> list[str]:
 
 def report(run: Path, *options: str) -> dict[str, Any]:
     done = subprocess.run(
-        [ERG, "report", str(run), "--json", *options],
+        [ERG, "report", str(run), "--json", "--window", "unbroken", *options],
         capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)

@@ -32,8 +32,8 @@ def done(command: list[str], cwd: Path) -> str:
 
 def readings(run: Path) -> dict[str, Any]:
     shown = subprocess.run(
-        [ERG, "report", str(run), "--json"], capture_output=True, text=True, check=True,
-        timeout=TIMEOUT_S,
+        [ERG, "report", str(run), "--json", "--window", "unbroken"],
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
     )  # fmt: skip
     found: dict[str, Any] = json.loads(shown.stdout)["readings"]
     return found

@@ -17,7 +17,7 @@ import pytest
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
-from tests.nvml.library import Gpu, Library, Mig, Script, build, default_uuid
+from tests.nvml.library import Fault, Gpu, Library, Mig, Script, build, default_uuid
 
 # The script's time begins when all is imported, however long that took.
 PROGRAM = """
@@ -45,7 +45,7 @@ class Measured:
 
     def __init__(self, path: Path, epoch_ns: int) -> None:
         done = subprocess.run(
-            [ERG, "report", str(path), "--json"],
+            [ERG, "report", str(path), "--json", "--window", "unbroken"],
             capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
         )  # fmt: skip
         self.report: dict[str, Any] = json.loads(done.stdout)
@@ -241,8 +241,8 @@ def test_of_several_visible_gpus_only_the_one_in_use_is_billed(
     run = measure(library, tmp_path / "run", Gpu(100.0), Gpu(400.0, processes=[("self", 10**9)]))
     assert run.holds("energy.mean_w", 400.0)
     assert run.value("throughput.tokens_per_s_per_device") == run.value("throughput.tokens_per_s")
-    unknown = measure(library, tmp_path / "other", Gpu(100.0), Gpu(400.0), steps=20)
-    assert any("could not be seen: all count" in note for note in unknown.report["notes"])
+    (note,) = [note for note in run.report["notes"] if default_uuid(0) in note]
+    assert note.startswith("not used by this run, so not in its energy, peak and device count: ")
 
 
 def test_the_gpus_of_all_ranks_of_a_launcher_are_billed_and_no_others(
@@ -442,3 +442,53 @@ def test_in_a_container_that_was_given_one_gpu_it_is_number_0(
     )
     assert run.device(2, "memory.device_peak_bytes") == 33e9
     assert run.holds("energy.mean_w", 330.0)
+
+
+def on_idle_gpus(library: Library, path: Path, *gpus: Gpu, options: tuple[str, ...] = ()) -> Any:
+    """The report of a program that computes on the CPU, under `erg record`."""
+    told = library.environment(Script(gpus, in_use=False))
+    subprocess.run(
+        [ERG, "record", "--out", str(path), "--quiet", *options, "--", PYTHON, "-c", LOOP],
+        env=environment(**told), capture_output=True, check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    done = subprocess.run(
+        [ERG, "report", str(path), "--json"],
+        capture_output=True, text=True, check=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_a_program_of_the_cpu_is_not_billed_the_idle_gpu_beside_it(
+    library: Library, tmp_path: Path
+) -> None:
+    """Neither the program nor the recorder, which reads it by NVML, has a context there."""
+    report = on_idle_gpus(library, tmp_path / "run", Gpu(77.0, memory_bytes=4e6))
+    gpu = f"NVIDIA H200 [{default_uuid(0)}]"
+    energy = report["readings"]["energy.run_j"]
+    said = energy.get("missing") or energy["note"]  # of the CPU, where its counters can be read
+    assert gpu in said
+    assert "NVIDIA H200," not in energy.get("note", "")
+    for key in ("energy.accelerator_j", "throughput.tokens_per_s_per_device"):
+        assert f"{gpu} not used by this run" in report["readings"][key]["missing"]
+    assert report["devices"][default_uuid(0)]["use"] == "unused"
+    assert report["devices"][default_uuid(0)]["readings"] == {}
+    assert any(note.startswith("not used by this run") and gpu in note for note in report["notes"])
+    assert report["readings"]["throughput.tokens_per_s"]["value"] > 0
+
+
+def test_a_gpu_whose_processes_are_not_listed_counts_and_is_derived(
+    library: Library, tmp_path: Path
+) -> None:
+    silent = Gpu(77.0, faults=[Fault("processes", pynvml.NVML_ERROR_NOT_SUPPORTED)])
+    report = on_idle_gpus(library, tmp_path / "run", silent)
+    mean = report["readings"]["energy.mean_w"]
+    assert (mean["value"], mean["basis"]) == (pytest.approx(77.0, rel=0.02), "derived")
+    (note,) = [note for note in report["notes"] if note.startswith("whether this run used")]
+    assert "the driver did not always list the processes on it" in note
+
+
+def test_devices_counts_a_gpu_that_nobody_was_seen_on(library: Library, tmp_path: Path) -> None:
+    gpus = Gpu(77.0), Gpu(70.0)
+    report = on_idle_gpus(library, tmp_path / "run", *gpus, options=("--devices", "1"))
+    mean = report["readings"]["energy.mean_w"]
+    assert (mean["value"], mean["basis"]) == (pytest.approx(70.0, rel=0.02), "measured")

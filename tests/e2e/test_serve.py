@@ -493,7 +493,7 @@ def test_new_steps_are_on_the_page_and_at_the_end_it_becomes_the_report(
     # Legends of the page, which wrap; those in the picture were cut on a narrow screen.
     page.wait_for_selector("#figure-memory .legend li >> text=on the host")
     assert page.locator("#charts .role-legend").count() == 0
-    page.wait_for_selector("#figures strong >> text=/ of 16 checks /")  # the verdict of erg check
+    page.wait_for_selector("#figures strong >> text=/ of 17 checks /")  # the verdict of erg check
     (lab.path / "runs" / "one.stop").touch()
     out, _ = writer.communicate(timeout=TIMEOUT_S)
     page.wait_for_selector("text=How to cite")

@@ -27,12 +27,13 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import pynvml
 
+NOT_KNOWN = -1  # bytes, as a driver says it in a container
 SONAME = "libnvidia-ml.so.1"
 SOURCE = Path(__file__).with_name("scripted_nvml.c")
 
@@ -116,6 +117,7 @@ class Gpu:
     cost_s: dict[str, float] = field(default_factory=dict)  # by query, as in Fault
     faults: Sequence[Fault] = ()
     processes: Sequence[tuple[int | str, int]] = ()  # (pid or "self", bytes) of who computes on it
+    graphics: Sequence[int | str] = ()  # processes with a graphics context
     virtualization: int = pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
     instances: Sequence[Mig] = ()  # with any, it is in MIG mode
 
@@ -175,6 +177,7 @@ class Gpu:
         if self.hang_s is not None:
             yield f"hang {self.hang_s[0]!r} {self.hang_s[1]!r}"
         yield from _process_lines(self.processes)
+        yield from (f"graphics {pid}" for pid in self.graphics)
         for fault in self._all_faults():
             span = f"{fault.from_s!r} {fault.until_s!r} {fault.times!r}"
             yield f"fail {fault.query} {fault.error} {span}"
@@ -202,6 +205,7 @@ class Script:
     init_error: int | None = None  # NVML's code
     epoch_ns: int | None = None  # on CLOCK_MONOTONIC; None: when the library is first initialised
     stand_at_s: float | None = None  # a clock that stands still; None: it runs
+    in_use: bool = True  # where no GPU lists processes, whoever asks is one of them on each
 
     def text(self) -> str:
         """The script in the grammar of scripted_nvml.c."""
@@ -212,9 +216,20 @@ class Script:
             lines.append(f"epoch_ns {self.epoch_ns}")
         if self.stand_at_s is not None:
             lines.append(f"stand_at {self.stand_at_s!r}")
-        for index, gpu in enumerate(self.gpus):
+        gpus = self.gpus
+        of_instances = [one.processes for gpu in gpus for one in gpu.instances]
+        if self.in_use and not any([*of_instances, *(gpu.processes for gpu in gpus)]):
+            gpus = [_in_use(gpu) for gpu in gpus]
+        for index, gpu in enumerate(gpus):
             lines.extend(gpu.lines(index))
         return "\n".join(lines) + "\n"
+
+
+def _in_use(gpu: Gpu) -> Gpu:
+    """A GPU on which whoever asks computes."""
+    ours: list[tuple[int | str, int]] = [("self", NOT_KNOWN)]
+    parts = [replace(one, processes=ours) for one in gpu.instances]
+    return replace(gpu, processes=ours, instances=parts)
 
 
 @dataclass(frozen=True)

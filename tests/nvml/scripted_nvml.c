@@ -41,6 +41,7 @@
  *   cost QUERY SECONDS       QUERY takes this long
  *   process PID BYTES        a program that computes on it; PID "self" is the one that asks, and
  *                            BYTES -1 what NVML says where it does not know
+ *   graphics PID             a program with a graphics context on it
  *   virtualization N         as NVML numbers the modes: 2 is a vGPU
  *   hang AT FOR              power, fields: a query made in AT to AT+FOR returns when FOR is over
  *
@@ -130,7 +131,8 @@ typedef struct {
         unsigned pid; /* 0: whoever asks */
         unsigned long long bytes;
     } processes[MAX_PROCESSES];
-    int process_count;
+    int process_count, graphics_count;
+    unsigned graphics[MAX_PROCESSES];
 } Gpu;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -325,6 +327,14 @@ static int read_process(Gpu *gpu, const char *rest) {
     return 0;
 }
 
+static int read_graphics(Gpu *gpu, const char *rest) {
+    char pid[24];
+    if (gpu->graphics_count == MAX_PROCESSES) return -1;
+    if (sscanf(rest, "%23s", pid) != 1) return -1;
+    gpu->graphics[gpu->graphics_count++] = (unsigned)strtoul(pid, NULL, 10);
+    return 0;
+}
+
 static int read_gpu_line(Gpu *gpu, const char *key, const char *rest) {
 #define IS(word) (strcmp(key, word) == 0)
     if (IS("name")) return text(gpu->name, sizeof gpu->name, rest);
@@ -334,6 +344,7 @@ static int read_gpu_line(Gpu *gpu, const char *key, const char *rest) {
     if (IS("fail")) return read_fault(gpu, rest);
     if (IS("cost")) return read_cost(gpu, rest);
     if (IS("process")) return read_process(gpu, rest);
+    if (IS("graphics")) return read_graphics(gpu, rest);
     if (IS("hang")) return sscanf(rest, "%lf %lf", &gpu->hang_at, &gpu->hang_for) == 2 ? 0 : -1;
     if (IS("memory_total")) return number(&gpu->memory_total, rest);
     if (IS("power_limit")) return number(&gpu->power_limit, rest);
@@ -980,7 +991,18 @@ static int no_processes(Handle device, unsigned *count) {
 PROCESS_LIST(nvmlDeviceGetComputeRunningProcesses)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses)
 PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v2)
-PROCESS_LIST(nvmlDeviceGetGraphicsRunningProcesses_v3)
+
+int nvmlDeviceGetGraphicsRunningProcesses_v3(Handle device, unsigned *count, ProcessInfo *processes) {
+    ENTER("processes");
+    unsigned room = *count, wanted = (unsigned)gpu->graphics_count;
+    *count = wanted;
+    if (room < wanted || (wanted && !processes)) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < wanted; i++) {
+        unsigned pid = gpu->graphics[i];
+        processes[i] = (ProcessInfo){pid ? pid : (unsigned)getpid(), 1 << 20, ~0u, ~0u};
+    }
+    return SUCCESS;
+}
 
 int nvmlDeviceSetPowerManagementLimit(Handle device, unsigned milliwatts) {
     (void)milliwatts;

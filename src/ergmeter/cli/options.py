@@ -38,7 +38,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "warmup": {
         "type": _Auto(["auto"]),
-        "help": "Leave out steps until their time settles.",
+        "help": "Leave out a slow beginning by the default rule, whatever the run declares.",
+    },
+    "window": {
+        "metavar": "training|whole|STEP:STEP",
+        "help": "What the figures are over: the pace of training (default), the whole run, or the"
+        " steps with these numbers, the last not included.",
     },
     "parameters": {
         "type": click.IntRange(min=1),
@@ -59,6 +64,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "dtype": {"help": "What products are computed in (bf16, fp16, fp8, ...), for MFU."},
     "peak": {"help": "Dense peak of one device, for MFU, if not the table's: 989.5T."},
     "peak_source": {"help": "Where that peak is from."},
+    "devices": {
+        "metavar": "0,2|all|none",
+        "help": "Which GPUs count, by index or UUID, whatever was seen of their use.",
+    },
     "num_devices": {
         "type": click.IntRange(min=1),
         "help": "Devices the tokens are of, where they can't be seen.",

@@ -42,7 +42,13 @@ _PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets
     type=click.FloatRange(min=0.001),
     help="Seconds between readings of devices.",
 )
-@click.option("--keep-buffering", is_flag=True, help="Do not set PYTHONUNBUFFERED for the command.")
+@click.option("--keep-buffering", is_flag=True, help="Do not have Python flush each line.")
+@click.option(
+    "--pty",
+    is_flag=True,
+    help="Give the command a pseudo-terminal for its standard output, so that a program which"
+    " holds its output back in a pipe prints each line as it comes.",
+)
 @click.option(
     "--no-hook", is_flag=True, help="Do not look into the command's Python, only at its output."
 )
@@ -62,6 +68,7 @@ def command(
     probes: tuple[str, ...],
     interval_s: float | None,
     keep_buffering: bool,
+    pty: bool,
     no_hook: bool,
     sinks: list[tuple[str, dict[str, Any]]],
     sinks_every_s: float,
@@ -109,6 +116,7 @@ def command(
             probe_options=options,
             tokens_are=tokens_are,
             keep_buffering=keep_buffering,
+            pty=pty,
             hook=not no_hook,
             sinks=sinks,
             sinks_every_s=sinks_every_s,

@@ -31,7 +31,7 @@ _HOST = ("cpu",)
 class Counts:
     """What a batch holds. An amount is an int, a `Later`, or None where it can't be told."""
 
-    computed: int  # every position, padding included
+    computed: int | None  # every position, padding included; None: it holds no tokens
     samples: Amount  # sequences
     real: Amount  # positions that are not padding
     loss: Amount  # positions that the loss is taken at
@@ -53,6 +53,15 @@ class Counts:
 
     def _amounts(self) -> tuple[Amount, ...]:
         return self.samples, self.real, self.loss, self.squares
+
+
+def rows_only(values: Sequence[Any]) -> Counts | None:
+    """Of a batch without tokens (images, audio, features): how many samples it holds."""
+    for one in _flat(list(values)):
+        shape: Any = getattr(one, "shape", ())
+        if len(shape) > 1 and hasattr(one, "dtype") and not _is_abstract(one):
+            return Counts(None, int(shape[0]), None, None, None)
+    return None
 
 
 def counted(batch: object, *, shifts: bool = True) -> Counts | None:
@@ -78,7 +87,7 @@ def counted(batch: object, *, shifts: bool = True) -> Counts | None:
     if len(whole) < 2:
         return whole[0] if whole else None
     return Counts(
-        sum(one.computed for one in whole),
+        sum(one.computed or 0 for one in whole),
         _sum([one.samples for one in whole]),
         _sum([one.real for one in whole]),
         # Beside labels, tokens without any bear no loss: what an encoder reads.

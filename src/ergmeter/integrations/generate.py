@@ -207,6 +207,32 @@ class Measured:
             warnings.warn(said, stacklevel=5)
 
 
+class GeneratedTokens(Measured):
+    """Counts the tokens that a model generates beside its training; their times are not taken."""
+
+    def generated(
+        self, original: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:  # noqa: ANN401  whatever generate gives
+        """What the model generates, and how many tokens it is."""
+        self.is_inside = True
+        try:
+            given = original(*arguments, **options)
+        finally:
+            self.is_inside = False
+        try:
+            asked = _Asked(self._model(), _named(arguments, options))
+            sequences = getattr(given, "sequences", given)
+            prompt = 1 if asked.model.config.is_encoder_decoder else asked.prompt_length
+            tokens = sum(_lengths(sequences[:, prompt:], asked.eos_ids))
+            self._record(Reported(monotonic_ns(), GENERATED, float(tokens), "tokens"))
+        except Exception as error:  # noqa: BLE001  never break what is measured
+            self._fail(error)
+        return given
+
+
+GENERATED = "generated_tokens"
+
+
 @dataclass
 class _Asked:
     """What a call of `generate` asks for, as far as it must be known here."""
@@ -243,6 +269,11 @@ class _Asked:
         if self.model.config.is_encoder_decoder:
             return lengths[0] - 1  # the decoder's own start
         return 0 if self._ids is None else self._ids.shape[1]
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt that stand before the new ones in the output."""
+        return 0 if self._ids is None else int(self._ids.shape[1])
 
     def prompts(self, rows: int) -> list[tuple[int, int]]:
         """Tokens of each prompt: computed, and real. One for each sequence that came out."""

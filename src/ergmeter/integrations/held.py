@@ -102,6 +102,8 @@ class Seen:
 
     def add(self, counts: Counts) -> None:
         """Of one batch, all numbers known."""
+        if counts.computed is None:
+            return
         self.computed += counts.computed
         self.real += counts.computed if counts.real is None else int(counts.real)
         self.squares += int(counts.squares or 0)
@@ -134,7 +136,7 @@ def _with_tokens(step: Step, counts: list[Counts]) -> Step:
         return step
     return replace(
         step,
-        tokens_computed=sum(one.computed for one in counts),
+        tokens_computed=_total([one.computed for one in counts]),
         tokens_real=_total([one.real for one in counts]),
         tokens_loss=_total([one.loss for one in counts]),
         samples=_total([one.samples for one in counts]),

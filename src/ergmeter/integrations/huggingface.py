@@ -20,7 +20,7 @@ from transformers import TrainerCallback
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.stopping import Stopping
-from ergmeter.integrations.training import Training, failure
+from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.meter import Meter
 from ergmeter.runlog.parallel import told_layout
 
@@ -71,11 +71,13 @@ class ErgmeterCallback(TrainerCallback):
         self._options = options
         self._trainings = 0
         self._training: Training | None = None
+        self._outside = Outside()
         self._meter: Meter | None = None
         self._stopping = Stopping()
         self._trainer: Any = None
         self._state: object = None
         self._replaced: dict[str, Any] = {}
+        self._generates: Any = None
         self._is_inside = False
         self._micro_steps = 0
         self._counts_tokens = True
@@ -130,6 +132,11 @@ class ErgmeterCallback(TrainerCallback):
         """The training has come to its end."""
         self._over()
 
+    def outside(self, phase: Phase, start_ns: int) -> None:
+        """An evaluation or a save has ended, that the Trainer made before or after a training."""
+        if self._training is None:
+            self._outside.over(phase, start_ns)
+
     # -- inside -----------------------------------------------------------------------------------
 
     def _begin(self, args: Any, state: Any, model: object) -> None:  # noqa: ANN401
@@ -143,6 +150,7 @@ class ErgmeterCallback(TrainerCallback):
         if self._training.meter is None:
             return  # somebody else tells of this training
         self._meter = self._training.meter
+        self._outside.begin(self._training)
         self._training.products_in(next((n for n in _DTYPES if getattr(args, n, None)), None))
         self._micro_steps = 0
         self._training.total_steps(getattr(state, "max_steps", 0))
@@ -174,6 +182,7 @@ class ErgmeterCallback(TrainerCallback):
         if _size_of(trainer, "cp_size") > 1:
             _counts_whole_sequences(training)
         self._replace("training_step", self._counted(trainer.training_step))
+        self._generates = _counting_generation(trainer, self._training)
         for name, phase in _PHASES.items():
             if hasattr(trainer, name):
                 self._replace(name, self._timed(getattr(trainer, name), phase))
@@ -193,11 +202,18 @@ class ErgmeterCallback(TrainerCallback):
             else:
                 setattr(self._trainer, name, before)
         self._replaced = {}
+        if self._generates is not None:
+            self._generates.remove()
+            self._generates = None
         self._trainer = None
         if training is not None:
             if ended is not None:
                 training.mark("training_failed", ended)
-            training.end(ended)
+            if ended is None and self.looks_on:
+                training.rest()
+                self._outside.rest(training)
+            else:
+                training.end(ended)
 
     def _counted(self, called: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(called)
@@ -239,6 +255,16 @@ class ErgmeterCallback(TrainerCallback):
         if self._meter is None:
             raise UsageError("no training has begun with this callback, so there is no run yet")
         return self._meter
+
+
+def _counting_generation(trainer: Any, training: Training | None) -> Any:  # noqa: ANN401
+    """Counts what the trained model generates, where its trainer has it do so (GRPO, RLOO)."""
+    model, meter = trainer.model, training.meter if training is not None else None
+    if meter is None or not hasattr(trainer, "num_generations") or not hasattr(model, "generate"):
+        return None
+    from ergmeter.integrations.generate import GeneratedTokens  # noqa: PLC0415
+
+    return GeneratedTokens(model, meter)
 
 
 def _trainer_around(callback: TrainerCallback) -> Any:  # noqa: ANN401  a Trainer, or None

@@ -264,10 +264,20 @@ def _counted(lowered: Any) -> tuple[tuple[Flops, ...], str]:  # noqa: ANN401
     unknown = (*found.unknown_loops, *found.unknown_calls)
     if unknown:
         return (), f"what the compiled step holds can't be counted whole: {', '.join(unknown)}"
+    if found.scope == "shard_map":
+        return (), (
+            "products inside shard_map have one device's shapes, and those outside all devices':"
+            " pass the FLOPs of a step as Flops(...)"
+        )
+    assumptions = ["products of the train step as it was lowered; elementwise work is left out"]
+    if found.uneven_branches:
+        assumptions.append("of a conditional the costliest branch: at most")
+    if found.uncounted_calls:
+        assumptions.append(f"{', '.join(found.uncounted_calls)}: not counted, no matrix products")
     flops = Flops(
         model_per_step=float(found.flops),
         convention="hlo",
         engine="hlo",
-        assumptions=("products of the train step as it was lowered; elementwise work is left out",),
+        assumptions=tuple(assumptions),
     )
     return (flops,), ""

@@ -24,14 +24,14 @@ from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.precision import of_lightning
 from ergmeter.integrations.stopping import Stopping
 from ergmeter.integrations.torch_around import Waits
-from ergmeter.integrations.training import Training, failure
+from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.meter import Meter
-    from ergmeter.records import Summary
+    from ergmeter.records import Phase, Summary
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")  # the same, under its older name
 _ASKED_EVERY_NS = NS_PER_S
@@ -69,6 +69,8 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         self._training: Training | None = None
         self._meter: Meter | None = None
         self._stopping = Stopping()
+        self.looks_on = bool(options.get("looks_on"))
+        self._outside = Outside()
         self._agreed = 0  # the step after which ranks have asked each other
         self._clear()
 
@@ -127,6 +129,7 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         training.begin(trainer.strategy.model, first_step=trainer.global_step)
         training.products_in(of_lightning(trainer.precision))
         self._meter = training.meter
+        self._outside.begin(training)
         training.total_steps(_steps_planned(trainer))
         self._counts_tokens = _has_its_own_batches(trainer)
         if not self._counts_tokens:
@@ -151,7 +154,11 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
         if self._waits is not None:
             self._waits.close()
         training.step_cancelled()
-        training.end(ended)
+        if ended is None and self.looks_on:
+            training.rest()
+            self._outside.rest(training)
+        else:
+            training.end(ended)
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -236,9 +243,18 @@ class ErgmeterCallback(Guarded, _Callback):  # type: ignore[misc]
 
     @guarded
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ANN401, ARG002
-        """Evaluation is over."""
+        """Evaluation is over; that of the sanity check comes before the training."""
         if self._training is not None:
             self._training.phase_over("eval", self._eval_ns)
+        elif self.looks_on:
+            self._outside.over("eval", self._eval_ns)
+
+    on_test_start, on_test_end = on_validation_start, on_validation_end
+
+    def outside(self, phase: Phase, start_ns: int) -> None:
+        """A save has ended, that the Trainer made before or after a training."""
+        if self._training is None:
+            self._outside.over(phase, start_ns)
 
 
 def _steps_planned(trainer: Any) -> float:  # noqa: ANN401

@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 
     from ergmeter.integrations.torch_steps import Loop
     from ergmeter.integrations.trackers import Taps
+    from ergmeter.records import Phase
 
 _TRACKERS = ("wandb", "mlflow", "torch.utils.tensorboard.writer")
 _NEEDED = (
-    "pyarrow", "ergmeter.runlog.writer", "ergmeter.flops.live", "ergmeter.flops.counted",
+    "pyarrow", "ergmeter.runlog.writer", "ergmeter.integrations.recorded_step",
+    "ergmeter.flops.skeleton",
 )  # fmt: skip
 _loop: Loop | None = None
 _taps: Taps | None = None
@@ -43,8 +46,11 @@ def attach(name: str, module: ModuleType) -> None:
         _watch_loops()
     elif name == "transformers.trainer":
         _give_callback(module.Trainer, "ergmeter.integrations.huggingface", _add_to_trainer)
+        _time_outside(module.Trainer, "evaluate", "eval")
+        _time_outside(module.Trainer, "save_model", "checkpoint")
     elif name.endswith("trainer.trainer"):
         _give_callback(module.Trainer, "ergmeter.integrations.lightning", _add_to_lightning)
+        _time_outside(module.Trainer, "save_checkpoint", "checkpoint")
     elif name not in _TRACKERS:
         _look_at(name, module)
     elif _taps is not None:
@@ -69,7 +75,7 @@ def _watch_loops() -> None:
     from ergmeter.integrations.torch_steps import Loop  # noqa: PLC0415
     from ergmeter.integrations.trackers import Taps  # noqa: PLC0415
 
-    _loop = Loop(_training, is_told=lambda: bool(measuring.meters()), on_made=_get_ready)
+    _loop = Loop(_training, is_told=measuring.is_training, on_made=_get_ready)
     _taps = Taps(_loop)
     for name, module in _later.items():
         _taps.tap(name, module)
@@ -79,8 +85,9 @@ def _watch_loops() -> None:
 
 
 def _training() -> Training | None:
-    if measuring.meters() or not _has_run():
+    if measuring.is_training() or not _has_run():
         return None
+    measuring.end_resting()
     training = Training(looks_on=True)
     if "multiprocessing.util" in sys.modules:
         # Its children leave by os._exit; before the Meter's own finalizer, which has priority 10.
@@ -129,6 +136,23 @@ def _give_callback(trainer: Any, where: str, add: Callable[[Any, type], None]) -
             announce(f"{where}: {type(error).__name__}: {error}"[:300])
 
     trainer.__init__ = call
+
+
+def _time_outside(trainer: Any, method: str, phase: Phase) -> None:  # noqa: ANN401
+    """Time this method where it is called before or after a training."""
+    original = getattr(trainer, method)
+
+    @wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        found = original(self, *args, **kwargs)
+        handler = getattr(self, "callback_handler", self)
+        for callback in getattr(handler, "callbacks", ()):
+            if getattr(callback, "looks_on", False) is True:
+                callback.outside(phase, start_ns)
+        return found
+
+    setattr(trainer, method, call)
 
 
 def _add_to_trainer(trainer: Any, callback: type) -> None:  # noqa: ANN401

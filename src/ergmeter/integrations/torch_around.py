@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ergmeter.integrations.torch_calls import stop_recording
 from ergmeter.integrations.torch_roots import alone
 
 if TYPE_CHECKING:
@@ -34,10 +35,14 @@ SAVES = {
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
     "lightning.fabric.fabric": ("Fabric.save",),
+    "lightning_fabric.fabric": ("Fabric.save",),
     "deepspeed": ("DeepSpeedEngine.save_checkpoint",),
 }
 # Those that took the name for themselves when they were imported.
-_HOLD_NAMES = ("transformers.", "accelerate.", "peft.", "lightning.", "deepspeed.", "diffusers.")
+_HOLD_NAMES = (
+    *("transformers.", "accelerate.", "peft.", "deepspeed.", "diffusers."),
+    *("lightning.", "lightning_fabric.", "pytorch_lightning."),
+)
 _wrapped: set[str] = set()
 
 
@@ -87,20 +92,23 @@ def look_at_torch() -> None:
 def _forked() -> None:
     """In a forked child: what was seen is the parent's."""
     _waits.clear()
+    stop_recording()
     for loop in loops:
         loop.forked()
 
 
 def look_at_saves(name: str, module: ModuleType) -> None:
-    """What this module writes checkpoints with. One inside another is the same one."""
-    if f"{name}.save" in _wrapped:
-        return
-    _wrapped.add(f"{name}.save")
+    """Time what this module writes checkpoints with. A save inside another counts once.
+
+    A module that imports torch is still empty when torch has been imported: whatever it does not
+    define yet is wrapped once it has been executed.
+    """
     for path in SAVES[name]:
         owner, _, method = path.rpartition(".")
         holder = getattr(module, owner, None) if owner else module
         save = getattr(holder, method, None)
-        if save is not None:
+        if save is not None and f"{name}.{path}" not in _wrapped:
+            _wrapped.add(f"{name}.{path}")
             _replace(holder, method, save, _timed_save(save))
 
 

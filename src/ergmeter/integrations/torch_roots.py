@@ -1,28 +1,27 @@
 """The model that an optimizer trains: which of the modules that a loop calls it is, and its calls.
 
-Three traps shaped it. The first module called in training mode may be a frozen teacher: so the root
-is the outermost called module that owns the optimizer's parameters. A global hook is seen by
-torch.compile, which warns and compiles anew when it goes: so until the root is known the call of
-Module itself is replaced, and put back for as long as an outermost call lasts; nothing inside ever
-sees it. And a hook on a module is copied, pickled and scripted with the module: so it is looked at
-where module.compile() puts what it made, which none of these takes along.
+Two pitfalls shaped it. The first module called in training mode may be a frozen teacher: so the
+root is the outermost called module that owns the optimizer's parameters, as `torch_calls` shows
+calls until it is known. And a hook on a module is copied, pickled and scripted with the module: so
+a root is looked at where module.compile() puts what it made, which none of these takes along.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 
-from ergmeter.integrations.batches import Counts, counted, is_ids
+from ergmeter.integrations.batches import Counts, counted, is_ids, rows_only
 from ergmeter.integrations.fetching import now_on
 from ergmeter.integrations.precision import of_call
+from ergmeter.integrations.torch_calls import outermost
 from ergmeter.integrations.training import shifts_labels
 from ergmeter.meter.clock import moment
 
@@ -38,8 +37,8 @@ _OURS = "ergmeter_stands_before"  # of what we put there: what was there
 _NAMED = "input_ids"
 _WRAPPED_IN = ("module", "_orig_mod")
 _KEPT_COUNTS = 4096  # of a module that nobody trains, as far as is known
-_MOST_OF_IT = 0.95
-_Module: Any = torch.nn.Module
+_SEQUENCE_FIRST = (torch.nn.RNNBase, torch.nn.MultiheadAttention)
+_KEPT_EVALS = 64
 _is_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -54,13 +53,14 @@ class Root:
         self.active = True
         self.was_called = False
         self.dtype: str | None = None  # of its products, where that is known
-        self.is_whole = True  # it owns all that its optimizer trains
         self.start_ns: int | None = None
         self.counts: list[Counts] = []
         self.on_device: list[Any] | None = None  # the last numbers that are not in host memory
         self.unknown = 0  # batches without tokens: their sum can't be told, then
         self.trains_in_eval = False  # fine-tuned in eval mode, as some do for frozen statistics
         self.aside: tuple[int, list[Counts]] | None = None  # of forwards that may be evaluation
+        self.early_evals: list[list[int]] = []  # before the first step: start and end
+        self._in_early_eval = False
         self._loop = loop
         self._thread = 0  # that calls it first; another one is ours, counting its FLOPs
         self._call: Any = None
@@ -68,31 +68,49 @@ class Root:
         self._names = _argument_names(unwrapped(module)[-1])
         self._shifts = shifts_labels(module)
         self._alike: dict[Any, Counts] = {}
+        self._inside: InnerShapes | None = None  # looked at in the first step
+        self._layout = Layout()
 
-    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is about to compute this. Few lines: they are paid for each time."""
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """The module is about to compute this. Few lines: they are paid for each time.
+
+        True if it is no training forward: then `Loop.evaluated` waits for its return.
+        """
         if self._thread != get_ident() and self._thread:
-            return
+            return False
         if not _is_grad_enabled() or not (module.training or self.trains_in_eval):
             self._called_aside(args, kwargs)
-            return
+            return True
         if _backward_task() != -1:
-            return  # computed again for the backward pass
+            return False  # computed again for the backward pass
         if self.start_ns is None:
             self.start_ns = moment()
+            self._in_early_eval = False
             if self._loop.eval_ns is not None:
                 self._loop.trains(self, self.start_ns)
         found = None
         if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor):
             found = self._alike.get((args[0].shape, args[0].dtype))
         if found is None:
-            found = self._tokens(args, kwargs)
             self._thread = get_ident()
             self._is_called(module)
+            found = self._tokens(args, kwargs)
         if found is None:
             self.unknown += 1
         elif self._call is not None or len(self.counts) < _KEPT_COUNTS:
             self.counts.append(found)
+        return False
+
+    def evaluates_early(self, now_ns: int) -> None:
+        """It is called without gradients before the first step."""
+        if not self._in_early_eval and len(self.early_evals) < _KEPT_EVALS:
+            self._in_early_eval = True
+            self.early_evals.append([now_ns, now_ns])
+
+    def evaluated_early(self, now_ns: int) -> None:
+        """That call has returned."""
+        if self._in_early_eval:
+            self.early_evals[-1][1] = now_ns
 
     def _called_aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """For an evaluation; or, in eval mode but with gradients, perhaps for a training step."""
@@ -111,6 +129,7 @@ class Root:
         if not self.was_called and module is not None:
             self.was_called = True
             self.dtype = of_call(module, unwrapped(module)[-1])
+            self._inside = InnerShapes(module)
 
     def taken(self) -> tuple[int | None, list[Counts], int, Any]:
         """When the step that is over now began, and what it was given; the next begins anew."""
@@ -123,6 +142,12 @@ class Root:
         unknown, self.unknown = self.unknown, 0
         on_device, self.on_device = self.on_device, None
         self.aside = None
+        if self._inside is not None:
+            self._layout = self._inside.layout()
+            self._inside.detach()
+            self._inside = None
+            counts = [self._layout.applied(one) for one in counts]
+            self._alike = {key: self._layout.applied(one) for key, one in self._alike.items()}
         after = now_on(on_device) if on_device is not None else None
         return start_ns, [] if unknown else counts, len(counts) + unknown or 1, after
 
@@ -141,6 +166,8 @@ class Root:
     def detach(self) -> None:
         """See none any more."""
         self.active = False
+        if self._inside is not None:
+            self._inside.detach()
         module = self.module()
         if module is not None and module.__dict__.get(_CALL) is self._call is not None:
             module.__dict__.pop(_CALL)
@@ -164,7 +191,16 @@ class Root:
     def _tokens(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Counts | None:
         if is_captured():
             return None
+        values = (*args, *kwargs.values())
+        if self._inside is not None:
+            ids = next((one for one in values if is_ids(one)), None)
+            if ids is not None:
+                self._inside.given(tuple(ids.shape))
         found = counted(self._batch(args, kwargs), shifts=self._shifts)
+        if found is None and self._loop.optimizers_made < 2:  # a GAN's batches are of two kinds
+            found = rows_only(values)
+        if found is not None:
+            found = self._layout.applied(found)
         if found is not None and found.laters:
             self.on_device = found.laters
         elif found is not None and _is_one_tensor(args, kwargs) and len(self._alike) < _KEPT_COUNTS:
@@ -183,25 +219,151 @@ class Root:
         return values[0] if len(values) == 1 and isinstance(values[0], Mapping) else values
 
 
+class Layout(NamedTuple):
+    """How a model takes its batches, as was seen inside it."""
+
+    drops_last: bool = False  # rows of T + 1 tokens, of which it reads T
+    is_sequence_first: bool = False  # (T, B)
+    knows_axis: bool = True
+
+    def applied(self, counts: Counts) -> Counts:
+        """Counts of a batch as of (B, T), by this layout."""
+        samples, computed = counts.samples, counts.computed
+        if not self.knows_axis:
+            return replace(counts, samples=None)
+        if computed is None or not isinstance(samples, int) or not samples:
+            return replace(counts, samples=None) if self.is_sequence_first else counts
+        if self.is_sequence_first:
+            return replace(counts, samples=computed // samples, squares=computed * samples)
+        if self.drops_last and counts.real is None:
+            length = computed // samples - 1
+            return replace(counts, computed=computed - samples, squares=samples * length * length)
+        return counts
+
+
+class InnerShapes:
+    """Shapes that reach embeddings and sequence-first layers inside a model, in its first step.
+
+    Nothing is looked at in a model that is compiled, or that will be.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._given: set[tuple[int, ...]] = set()
+        self._embedded: set[tuple[int, ...]] = set()
+        self._layered: set[tuple[int, ...]] = set()
+        self._places: list[tuple[ref[nn.Module], Any]] = []
+        parts = list(module.modules())
+        layers = [one for one in parts if getattr(one, "batch_first", None) is False]
+        layers = [one for one in layers if isinstance(one, _SEQUENCE_FIRST)]
+        self._has_layers = bool(layers)
+        if any(type(p).__name__ == "OptimizedModule" or p.__dict__.get(_CALL) for p in parts[1:]):
+            return
+        if type(module).__name__ == "OptimizedModule":
+            return
+        for part in parts:
+            if isinstance(part, torch.nn.Embedding):
+                self._look_at(part, self._embedded)
+        for part in layers:
+            self._look_at(part, self._layered)
+
+    def given(self, shape: tuple[int, ...]) -> None:
+        """The model is given ids of this shape."""
+        self._given.add(shape)
+
+    def called_with(self, shapes: set[tuple[int, ...]]) -> None:
+        """What outermost calls were given, where no embedding could be looked at."""
+        if not self._embedded:
+            self._embedded = shapes
+
+    def layout(self) -> Layout:
+        """What the shapes say, as far as they agree."""
+        pairs = [shape for shape in self._given if len(shape) == 2]
+        tokens = {shape for shape in self._embedded if len(shape) == 2}
+        shorter = {(rows, length - 1) for rows, length in pairs}
+        drops = bool(pairs) and shorter <= tokens and not tokens & set(pairs)
+        if not self._has_layers:
+            return Layout(drops_last=drops)
+        layered = {shape[:2] for shape in self._layered}
+        if pairs and set(pairs) <= layered:
+            return Layout(is_sequence_first=True)
+        if pairs and {(b, a) for a, b in pairs} <= layered:
+            return Layout(drops_last=drops)
+        return Layout(knows_axis=False)
+
+    def detach(self) -> None:
+        """Look no longer."""
+        for place, ours in self._places:
+            module = place()
+            if module is not None and module.__dict__.get(_CALL) is ours:
+                module.__dict__.pop(_CALL)
+        self._places = []
+
+    def _look_at(self, module: nn.Module, shapes: set[tuple[int, ...]]) -> None:
+        to = ref(module)
+
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            called = to()
+            assert called is not None
+            first = next((one for one in (*args, *kwargs.values()) if hasattr(one, "shape")), None)
+            if first is not None and not _is_compiling():
+                shapes.add(tuple(first.shape))
+            return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+        call.__dict__[_OURS] = None
+        module.__dict__[_CALL] = call
+        self._places.append((to, call))
+
+
 def _looked_into(root: Root, module: nn.Module) -> Callable[..., Any]:
     """What a module calls itself by, with a look at what it is given."""
     to = ref(module)  # or a model would hold itself, and its memory, until it is collected
     compiled = root.compiled = module.__dict__.get(_CALL)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        called = to()
+        called, is_aside = to(), False
         assert called is not None
         if root.active and not _is_compiling():
             try:
-                root.called(called, args, kwargs)
+                is_aside = root.called(called, args, kwargs)
             except Exception as error:  # noqa: BLE001  never break training
                 root._loop.fail(error)
+        if is_aside:
+            found = (compiled or called._call_impl)(*args, **kwargs)
+            root._loop.evaluated(root)
+            return found
         if compiled is not None:
             return compiled(*args, **kwargs)
         return called._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     call.__dict__[_OURS] = compiled
     return call
+
+
+class _NoLoop:
+    """For a root whose steps a framework tells."""
+
+    eval_ns: int | None = None
+    optimizers_made = 2
+
+    def trains(self, root: Root, now_ns: int) -> None: ...
+
+    def evaluates(self, root: Root, now_ns: int) -> None: ...
+
+    def evaluated(self, root: Root) -> None: ...
+
+    def evaluated_nothing(self) -> None: ...
+
+    def fail(self, error: Exception) -> None: ...
+
+
+def tokens_of_calls(model: nn.Module) -> Root:
+    """Counts the tokens of a model's calls with gradients, where batches do not show them.
+
+    As in reinforcement learning, where a batch is prompts, and what is trained on is generated.
+    """
+    root = Root(model, _NoLoop())  # type: ignore[arg-type]
+    root.attach()
+    return root
 
 
 def alone(replica: nn.Module) -> nn.Module:
@@ -220,31 +382,39 @@ class Discovery:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._seen: WeakKeyDictionary[nn.Module, Root | None] = WeakKeyDictionary()
-        self._original: Any = None
-        self._ours: Any = None
-        self.inside = False  # an outermost call is under way
-        self.thread = 0
+        self._wrappers = 0  # that the present call is inside of
+        self.armed = False  # calls are looked at
 
     def arm(self) -> None:
         """Look at the calls from now on."""
-        self.thread = get_ident()  # in another one we may count FLOPs
-        if self._original is None:
-            self._original = _Module.__call__
-            _Module.__call__ = self._ours = _looked_at(self, self._original)
+        self.armed = True
+        outermost.add(self)
 
     def disarm(self) -> None:
         """Leave no trace."""
-        if self._original is not None:
-            if _Module.__call__ is self._ours:  # else somebody stands before us: we only pass on
-                _Module.__call__ = self._original
-            self._original = self._ours = None
-            self.thread = 0
+        self.armed = False
+        outermost.remove(self)
+        self._wrappers = 0
         self._seen = WeakKeyDictionary()
 
-    @property
-    def armed(self) -> bool:
-        """Whether calls are looked at."""
-        return self._original is not None
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
+    ) -> Any:  # noqa: ANN401
+        """An outermost call is about to be made; what a wrapper calls is the same call."""
+        self._wrappers += is_wrapper
+        aside = self.see(module, args, kwargs) if self._wrappers <= is_wrapper else None
+        return (is_wrapper, aside) if is_wrapper or aside is not None else None
+
+    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
+        """A call of a wrapper, or one that is no training, is over."""
+        is_wrapper, aside = token
+        if aside is not None:
+            self._loop.evaluated(aside)
+        self._wrappers = max(0, self._wrappers - is_wrapper)
+
+    def fail(self, error: Exception) -> None:
+        """Our own fault."""
+        self._loop.fail(error)
 
     def know(self, root: Root) -> None:
         """This module's calls are seen by a hook of its own."""
@@ -252,14 +422,13 @@ class Discovery:
         if module is not None:
             self._seen[module] = None
 
-    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An outermost call is about to be made."""
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Root | None:
+        """An outermost call is about to be made. Returns the root of one that is no training."""
         if module not in self._seen:
             has_parameters = next(module.parameters(), None) is not None
             self._seen[module] = Root(module, self._loop) if has_parameters else None
         root = self._seen[module]
-        if root is not None and _is_grad_enabled():
-            root.called(module, args, kwargs)
+        return root if root is not None and root.called(module, args, kwargs) else None
 
     def forget(self) -> None:
         """A step is over: what was called in it is not called for the next."""
@@ -278,47 +447,14 @@ class Discovery:
         if not called:
             return None
         best = max(called, key=lambda one: one.owned(parameters))
-        owned = best.owned(parameters)
-        if not owned:
-            return max(called, key=lambda one: one.trainable)
-        best.is_whole = owned >= _MOST_OF_IT * sum(parameters.values())
-        return best
+        if best.owned(parameters):
+            return best
+        return max(called, key=lambda one: one.trainable)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> dict[int, int]:
     """What an optimizer trains: how many numbers each has, by their ids."""
     return {id(one): one.numel() for group in optimizer.param_groups for one in group["params"]}
-
-
-def _looked_at(discovery: Discovery, original: Any) -> Any:  # noqa: ANN401
-    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
-        if _is_compiling() or discovery.thread != get_ident() or discovery.inside:
-            return original(self, *args, **kwargs)
-        discovery.inside = True
-        is_first = _Module.__call__ is looked_at  # else somebody stands before us, and stays there
-        if is_first:
-            _Module.__call__ = original
-            _keep_from_dynamo(original)
-        try:
-            discovery.see(self, args, kwargs)
-        except Exception as error:  # noqa: BLE001  never break training
-            discovery._loop.fail(error)
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            discovery.inside = False
-            if is_first and discovery.armed and _Module.__call__ is original:
-                _Module.__call__ = looked_at
-
-    looked_at = __call__
-    return looked_at
-
-
-def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
-    """It remembers the call that it found when it was imported, to know one that was changed."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and hasattr(dynamo, "unpatched_nn_module_call"):
-        dynamo.unpatched_nn_module_call = original
 
 
 def unwrapped(module: nn.Module) -> list[nn.Module]:

@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 
+from ergmeter.integrations.torch_calls import StepRecorder
 from ergmeter.integrations.torch_roots import Discovery, Root, is_captured, parameters_of
 from ergmeter.meter.clock import moment
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 _EARLY_WAITS = 64
 _NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"
 _CAPTURED = "steps recorded in a CUDA graph are not seen when it is replayed: use a Meter for them"
-_IN_PARTS = "what is trained is spread over several models, each called by itself"
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -87,8 +87,11 @@ class Loop:
         self.discovery = Discovery(self)
         self.off = False
         self._given = Root(root, self) if root is not None else None
+        # The calls of the first steps, from before it is known who trains.
+        self._recorder: StepRecorder | None = None
         if self._given is not None:
             self._given.attach()
+            self._record()
         self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
         self._members: dict[int, ref[Optimizer]] = {}
         self._root: Root | None = None  # the first of them
@@ -100,7 +103,9 @@ class Loop:
         self._unresolved: WeakSet[Optimizer] = WeakSet()
         self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
         self._end_ns = 0
+        self.optimizers_made = 0
         self.eval_ns: int | None = None
+        self._eval_end_ns = 0  # when the last forward of an evaluation returned
         self._eval_fetch: tuple[int, int] | None = None
         self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
         self._saving = 0
@@ -114,10 +119,23 @@ class Loop:
         if self.off or self._given is not None:
             return
         self._unresolved.add(optimizer)
+        self.optimizers_made += 1
         self.discovery.arm()
+        if self.training is None:
+            self._record()
         if self._on_made is not None:
             self._on_made()
             self._on_made = None
+
+    def _record(self) -> None:
+        if self._recorder is None:
+            self._recorder = StepRecorder()
+            self._recorder.arm()
+
+    def _stop_recording(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
 
     def stepped(self, optimizer: Optimizer, *_hooked: object) -> None:
         """An optimizer has stepped."""
@@ -133,7 +151,7 @@ class Loop:
                 and root is not None
                 and root.start_ns is not None
                 and not (root.unknown or root.aside or root.on_device is not None)
-                and not (self._waits or self._told or self._newcomers or self.discovery.thread)
+                and not (self._waits or self._told or self._newcomers or self.discovery.armed)
                 and self.training is not None
                 and not self.training.failed
             ):  # nothing to do but to tell it, as of all steps but a few
@@ -198,8 +216,6 @@ class Loop:
         if root is not None and root not in self._roots:
             root.active = True
             self._roots.append(root)
-            if self.training is not None:
-                self.training.in_parts(_IN_PARTS)
         self._enter(optimizer)
         self._only = 0
 
@@ -222,6 +238,8 @@ class Loop:
         self._unresolved.discard(optimizer)
         if not self._unresolved:
             self.discovery.disarm()
+            if self.training is None and self._is_told():
+                self._stop_recording()  # somebody else tells what goes on here
 
     # -- trainings --------------------------------------------------------------------------------
 
@@ -232,6 +250,7 @@ class Loop:
         self.end()
         training = self._make()
         if training is None:
+            self._stop_recording()
             return
         self.training = training
         self._roots = [root] if root is not None else []
@@ -243,18 +262,25 @@ class Loop:
         self._only = id(optimizer)
         self._round = {id(optimizer)}
         piece = self._piece(end_ns)
-        training.begin(self._model(root))
+        training.begin(root.module() if root is not None else None, recorder=self._recorder_now())
         training.products_in(root.dtype if root is not None else None)
+        training.before_end = self._end_evaluation
+        for start_ns, evaluated_ns in root.early_evals if root is not None else ():
+            training.phase_over("eval", start_ns, end_ns=evaluated_ns)
         for one in (*before, piece):
             self._tell(one)
         if root is not None:
             root.active = True
-            if not root.is_whole:
-                training.in_parts(_IN_PARTS)
 
-    def _model(self, root: Root | None) -> nn.Module | None:
-        """The model to describe, if it is all of what is trained."""
-        return root.module() if root is not None and root.is_whole else None
+    def _recorder_now(self) -> StepRecorder:
+        """Who records the calls of the training that begins."""
+        recorder, self._recorder = self._recorder or StepRecorder(), None
+        recorder.is_evaluating = self._is_evaluating
+        recorder.arm()
+        return recorder
+
+    def _is_evaluating(self) -> bool:
+        return self.eval_ns is not None
 
     def _enter(self, optimizer: Optimizer) -> None:
         number, members = id(optimizer), self._members
@@ -269,6 +295,7 @@ class Loop:
     def end(self) -> None:
         """The training that was seen is over."""
         training = self.training
+        self._end_evaluation()
         self._let_go()
         if training is not None:
             training.end()
@@ -277,6 +304,7 @@ class Loop:
         """Look no further."""
         self.off = True
         self.discovery.disarm()
+        self._stop_recording()
         self.end()
         self._detach()
 
@@ -302,6 +330,7 @@ class Loop:
         """Our own fault: say so in the run, and look no further."""
         self.off = True
         self.discovery.disarm()
+        self._stop_recording()
         if self.training is not None:
             self.training._fail(error)
         self._detach()
@@ -309,6 +338,7 @@ class Loop:
 
     def forked(self) -> None:
         """In a forked child: what was seen is the parent's."""
+        self._recorder = None
         self._let_go()
         self._roots_of = WeakKeyDictionary()
 
@@ -370,6 +400,20 @@ class Loop:
             self._eval_fetch = None
             if self.eval_ns is None:
                 self.eval_ns = now_ns
+        elif self.training is None and not torch.is_grad_enabled():
+            root.evaluates_early(now_ns)
+
+    def evaluated(self, root: Root) -> None:
+        """That call has returned: where no training follows, the evaluation ends here."""
+        if self.training is None:
+            root.evaluated_early(time.monotonic_ns())
+        elif self.eval_ns is not None and root in self._roots:
+            self._eval_end_ns = time.monotonic_ns()
+
+    def _end_evaluation(self) -> None:
+        """The training is over in the middle of an evaluation, or after its last one."""
+        if self.eval_ns is not None and self._eval_end_ns > self.eval_ns:
+            self._evaluated(self._eval_end_ns)
 
     def evaluated_nothing(self) -> None:
         """What looked like an evaluation was the training."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ergmeter.integrations.torch_steps import Loop
 
 _EVERY_NS = NS_PER_S
+_OURS = "ergmeter_taps"  # set on what we put in place of a tracker's function
 _MOST_NAMES = 1000
 _NOT_TRAINING = ("val", "eval", "test", "dev")  # how folders of a second writer are called
 # What loops call the loss of a step, where they do not call it that.
@@ -71,6 +72,7 @@ class Taps:
         if name == "wandb":
             run = module.sdk.wandb_run.Run
             run.log = _then(run.log, lambda args, kwargs: _first(args[1:], kwargs, "data"), self)
+            module.init = self._tapping_init(module, module.init)  # type: ignore[attr-defined]
         elif name == "mlflow":
             module.log_metric = _then(module.log_metric, _pair_of("key", "value", 0), self)  # type: ignore[attr-defined]
             module.log_metrics = _then(  # type: ignore[attr-defined]
@@ -79,6 +81,24 @@ class Taps:
         else:  # TensorBoard
             writer = module.SummaryWriter
             writer.add_scalar = _then(writer.add_scalar, _scalar, self)
+
+    def _tapping_init(self, wandb: Any, init: Callable[..., Any]) -> Callable[..., Any]:  # noqa: ANN401
+        """`wandb.init` under mode="disabled" returns a run with a `log` of its own."""
+
+        @wraps(init)
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            run = init(*args, **kwargs)
+            try:
+                log = run.log
+                if not hasattr(log, _OURS):
+                    run.log = _then(log, lambda args, kwargs: _first(args, kwargs, "data"), self)
+                    if wandb.log == log:
+                        wandb.log = run.log
+            except Exception as error:  # noqa: BLE001  never break training
+                self._loop.fail(error)
+            return run
+
+        return call
 
 
 def _then(
@@ -95,6 +115,7 @@ def _then(
             taps.told(told)
         return found
 
+    setattr(call, _OURS, True)
     return call
 
 

@@ -12,13 +12,15 @@ import atexit
 import os
 import sys
 import time
+from collections import deque
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergmeter.errors import UsageError
-from ergmeter.integrations.batches import Counts, counted
+from ergmeter.integrations.batches import Counts, counted, rows_only
 from ergmeter.integrations.description import Description
 from ergmeter.integrations.fetching import now_on
 from ergmeter.integrations.held import Held
@@ -28,12 +30,15 @@ from ergmeter.meter.opening import say
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from ergmeter.integrations.profiling import Profile
+    from ergmeter.integrations.torch_calls import StepRecorder
+    from ergmeter.integrations.torch_roots import Root
     from ergmeter.records import Phase
 
 _MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
+_MOST_EARLY = 64  # evaluations and saves before a training
 _Called = TypeVar("_Called", bound="Callable[..., Any]")
 _TOO_MANY = f"the device has not said what {_MOST_HELD} steps held: it does not answer"
 
@@ -83,24 +88,33 @@ class Training:
         self._shifts = True
         self._start_ns: int | None = None
         self._counts: list[Counts] = []
+        self._calls: Root | None = None
         self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
         self._held = Held(self._pass_on)
         self._index = 0
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None
         self._pid = 0
+        self._rests = False  # its last step is done
+        self.before_end: Callable[[], None] | None = None  # tells what is still under way
         self._profile_steps = profile_steps
         self._profile: Profile | None = None
 
     # -- life -----------------------------------------------------------------------------------
 
     @_guarded
-    def begin(self, model: object = None, *, first_step: int = 0) -> None:
-        """The training begins, or goes on after `first_step` steps."""
+    def begin(
+        self, model: object = None, *, first_step: int = 0, recorder: StepRecorder | None = None
+    ) -> None:
+        """The training begins, or goes on after `first_step` steps.
+
+        `recorder` records its module calls already, where there is one.
+        """
         if self.meter is not None:
             return
         if not self._looks_on:
             measuring.make_way()
+        measuring.end_resting()
         others = measuring.meters()
         if others and self._looks_on:
             self.failed = True  # somebody tells what goes on here already
@@ -110,7 +124,8 @@ class Training:
         if self.meter not in others:
             self.meter.start()
         self._pid = os.getpid()
-        self.trains(model)
+        self._shifts = shifts_labels(model)
+        self._model = Description(self.meter, model, recorder)
         self._index = first_step
         assert self.meter._handover is not None
         self.meter._handover.sources.append(self._settle)
@@ -128,13 +143,17 @@ class Training:
         """This is the model, whichever was said before."""
         self._shifts = shifts_labels(model)
         if self.meter is not None:
-            self._model = Description(self.meter, model, self._fail)
+            if self._model is not None:
+                self._model.drop()
+            self._model = Description(self.meter, model)
 
     def end(self, ended: str | None = None) -> None:
         """The training is over. A Meter of our own is closed with it, whatever went wrong."""
         meter = self.meter
         if meter is None or os.getpid() != self._pid:  # in a forked child it is the parent's
             return
+        if self.before_end is not None:
+            self.before_end()
         atexit.unregister(self._exit)
         measuring.keeps_way(self._give_way)
         if self._profile is not None:  # whatever failed
@@ -144,8 +163,25 @@ class Training:
         if handover is not None and self._settle in handover.sources:
             handover.sources.remove(self._settle)
         self.meter = None
+        if self._calls is not None:
+            self._calls.detach()
         if meter is self._own:
             meter.close(ended)
+
+    def rest(self) -> None:
+        """The last step is done: stay open for a last evaluation or save, and hold no model.
+
+        The run ends with the process, or where another training begins in it.
+        """
+        if self.failed or self.meter is None or self.meter is not self._own:
+            self.end()
+            return
+        if self._profile is not None:
+            self._profile.stop()
+        self.catch_up()
+        self._model = self._profile = None
+        self._rests = True
+        measuring.rests(self.meter, self.end)
 
     # -- what a framework says --------------------------------------------------------------------
 
@@ -154,14 +190,17 @@ class Training:
         """A training step begins, unless one is under way."""
         if self._start_ns is None:
             self._let_go()
+            if self._model is not None and not self._model.is_settled:
+                self._model.step_begun()
             self._start_ns = moment()
 
     @_guarded
     def batch(self, batch: object) -> None:
         """A micro-batch of the step under way: what the model is given."""
-        counts = counted(batch, shifts=self._shifts)
+        counts = counted(batch, shifts=self._shifts) or rows_only(_values(batch))
         if counts is None:
             self._unknown = True
+            self._look_at_calls(batch)
             return
         self._counts.append(counts)
 
@@ -181,6 +220,11 @@ class Training:
         start_ns, self._start_ns = self._start_ns, None
         counts, self._counts = self._counts, []
         is_unknown, self._unknown = self._unknown, False
+        if is_unknown and self._calls is not None:
+            counts = self._calls.taken()[1]
+            is_unknown = not counts
+        elif self._model is not None:
+            counts = self._model.laid_out(counts)
         self._hold(
             Step(
                 start_ns=start_ns,
@@ -211,7 +255,7 @@ class Training:
             self._let_go_of_profile()
             return
         model, rows = self._model, self._held.rows
-        if self._logged or model is None or not model.has_begun or model.to_run:
+        if self._logged or model is None or not model.is_settled:
             self._before(counts)
         rows.append(((start_ns, end_ns, self._index, micro_steps), counts, after))
         self._index += 1
@@ -224,12 +268,6 @@ class Training:
     def extend(self, end_ns: int) -> None:
         """The last step is not over: another optimizer has stepped for the same batch."""
         self._held.extend(end_ns)
-
-    @_guarded
-    def in_parts(self, why: str) -> None:
-        """What was begun with is not all of the model: its FLOPs are not those of a step."""
-        if self._model is not None:
-            self._model.is_part(why)
 
     @_guarded
     def products_in(self, dtype: str | None) -> None:
@@ -310,13 +348,24 @@ class Training:
 
     def _exit(self) -> None:
         """The program ends before its training: by an error that it did not handle, or in peace."""
-        error = getattr(sys, "last_value", None)
+        error = None if self._rests else getattr(sys, "last_value", None)
         self.end(failure(error) if error is not None else None)
+
+    def _look_at_calls(self, batch: object) -> None:
+        """Tokens are those of the model's calls, where a batch holds none (prompts as text)."""
+        model = self._model.model() if self._model is not None else None
+        torch: Any = sys.modules.get("torch")
+        if self._calls is None and batch is not None and torch is not None:
+            if not isinstance(model, torch.nn.Module):
+                return
+            from ergmeter.integrations.torch_roots import tokens_of_calls  # noqa: PLC0415
+
+            self._calls = tokens_of_calls(model)
 
     def _hold(self, step: Step, counts: list[Counts]) -> None:
         self._index += 1
         laters = [later for one in counts for later in one.laters]
-        self._before(counts)
+        self._before(counts, is_paused=True)
         self._last = step
         self._held.rows.append((step, counts, now_on(laters) if laters else None))
         self._profiled()
@@ -324,14 +373,11 @@ class Training:
             raise OverflowError(_TOO_MANY)
 
     @_guarded
-    def _before(self, counts: list[Counts]) -> None:
+    def _before(self, counts: list[Counts], *, is_paused: bool = False) -> None:
         """What is done before a step is held."""
         self._let_go()
-        if self._model is None:
-            return
-        if not self._model.has_begun:
-            self._model.begin(counts[0] if counts else None)
-        self._model.run()
+        if self._model is not None:
+            self._model.step_over(counts, is_paused=is_paused)
 
     def _let_go(self) -> None:
         """The last step is complete once the next begins: what is logged of it comes in between."""
@@ -372,10 +418,41 @@ class Training:
             say(f"nothing is measured: {error}")
 
 
+class Outside:
+    """Evaluations and saves that a framework makes before its training, and after its end."""
+
+    def __init__(self) -> None:
+        self._early: deque[tuple[Phase, int, int]] = deque(maxlen=_MOST_EARLY)
+        self._resting: Training | None = None
+
+    def over(self, phase: Phase, start_ns: int) -> None:
+        """Such a time is over, that began then."""
+        if self._resting is not None and self._resting.meter is not None:
+            self._resting.phase_over(phase, start_ns)
+        else:  # of which training is known when it begins
+            self._early.append((phase, start_ns, time.monotonic_ns()))
+
+    def begin(self, training: Training) -> None:
+        """The training begins that those before it belong to."""
+        while self._early:
+            phase, start_ns, end_ns = self._early.popleft()
+            training.phase_over(phase, start_ns, end_ns=end_ns)
+
+    def rest(self, training: Training) -> None:
+        """What comes from now on belongs to this training, whose last step is done."""
+        self._resting = training
+
+
 def failure(error: BaseException) -> str:
     """How a run ended that this came out of."""
     kind, what = type(error).__name__, " ".join(str(error).split())[:300]
     return f"failed ({kind}: {what})" if what else f"failed ({kind})"
+
+
+def _values(batch: object) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, list | tuple) else [batch]
 
 
 def shifts_labels(model: object) -> bool:

@@ -33,7 +33,7 @@ from ergmeter.integrations.monitor_wandb import WandbRows
 from ergmeter.integrations.training import Training
 from ergmeter.integrations.world import world_size
 from ergmeter.metrics.compute import table_peak
-from ergmeter.records import Missing
+from ergmeter.records import BOUND_TOLERANCE, Missing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -308,7 +308,7 @@ class TrainingMonitor(Guarded):
         self._log.append(entry)
         if step % self.flops_profile_freq == 0:
             mfu = figures["mfu"]
-            said = f"- ({mfu.reason})" if isinstance(mfu, Missing) else f"{mfu:.4f}"
+            said = f"- ({mfu.reason})" if isinstance(mfu, Missing) else _marked_mfu(mfu)
             say(f"🔍 步骤 {step}: 使用profiler计算MFU = {said}\n")
         row = {} if logged.skip_wandb else self._row(step, entry, known)
         if row:
@@ -365,3 +365,7 @@ def _float(value: Any) -> float | None:  # noqa: ANN401  a number, or what holds
         return None if value is None else float(value)
     except (TypeError, ValueError, RuntimeError):
         return None
+
+
+def _marked_mfu(mfu: float) -> str:
+    return f"{mfu:.4f}{' (impossible: above 1)' if mfu > BOUND_TOLERANCE else ''}"

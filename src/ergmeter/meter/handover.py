@@ -1,11 +1,12 @@
-"""The thread that takes steps, samples and marks to the disk, twice a second.
+"""Takes steps, samples and marks to the disk, twice a second, on two threads of our own.
 
-Everything slow happens here or in the sampler, never on the training thread. It also watches the
-sampler, because a thread that is stuck in a driver can't watch itself.
+Everything slow happens here or in the sampler, never on the training thread. One thread collects:
+it takes over what the program has made, merges steps where they are too many (`pending_steps`) and
+watches the sampler, because a thread that is stuck in a driver can't watch itself. The other one
+writes. A disk that hangs stops the second alone, so nothing piles up and no step is lost.
 
-The trap: our own failure must not become the training's. What goes wrong here costs part of the
-record, which says so; and since only this thread writes at the end too, a disk that hangs holds up
-the program's exit for a while and no longer.
+Our own failure must not become the training's. What goes wrong here costs part of the record, and
+the record says so. At the end the program waits for the disk for a while and no longer.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.meter.clock import Timeline, catch_up
+from ergmeter.meter.pending_steps import CHUNK_ROWS, PendingSteps
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
+from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.meeting import in_group, launched_size, own_rank, told_task, world_size
 from ergmeter.runlog.parallel import told_layout
 
@@ -44,12 +46,15 @@ HAND_OVER_S = 0.5
 # Samples come at a steady rate, and a batch of any size costs about the same: every other time.
 SAMPLES_EVERY = 2
 OWN_COST_EVERY_S = 4.0
-# If the disk hangs, a million steps wait; then the oldest go, and their numbers are missed.
-MAX_WAITING_STEPS = 1_000_000
+# Rows of steps in one write.
+WRITE_ROWS = 4 * CHUNK_ROWS
+# If the disk hangs, so many marks wait, and as many reported figures; then the oldest are dropped.
+MAX_WAITING = 100_000
 # How long a fork waits for a hand-over that is under way.
 PAUSE_S = 5.0
-# How long the end of a program waits for its last records to be written.
+# How long the end of a program waits for a disk that does not answer, and for one that is slow.
 STOP_S = 10.0
+LONGEST_STOP_S = 60.0
 
 # How long the end of a program waits for what it has asked of its device.
 DEVICE_S = 5.0
@@ -57,10 +62,6 @@ DEVICE_S = 5.0
 # Of a step, what whoever made it says; the rest is filled in here.
 _FILLED_IN = ("rank", "host_start_ns", "host_end_ns")
 STEP_GIVEN = tuple(name for name in COLUMN_KINDS["steps"] if name not in _FILLED_IN)
-_STEP_COLUMNS = (*STEP_GIVEN, "host_start_ns", "host_end_ns")
-_FLOATS = {float, type(None)}
-_INTS = {int, type(None)}
-_TOO_MANY = 2**63
 
 
 class HandOver:
@@ -76,30 +77,35 @@ class HandOver:
         rank: int | None,
         cost_s: Callable[[], float] | None = None,
     ) -> None:
-        self.steps: deque[tuple[Any, ...]] = deque(maxlen=MAX_WAITING_STEPS)
+        # Without an end: no step is dropped by an append, and they are collected twice a second.
+        self.steps: deque[tuple[Any, ...]] = deque()
         self.marks: deque[Mark] = deque()
-        self._timeline = Timeline(self.marks.append)
         self.reported: deque[Reported] = deque()
-        self.train_steps = 0
-        self.tokens = 0
-        self.first_ns: int | None = None
-        self.last_ns: int | None = None
+        self.pending = PendingSteps(self.marks.append)
+        self._timeline = Timeline(self.marks.append)
+        self._header_facts: deque[dict[str, Any]] = deque()
         self._writer = writer
         self._sampler = sampler
         self._stream = stream
         self._rank = rank
-        self._lock = threading.Lock()
+        self._collecting = threading.Lock()
+        self._lock = threading.Lock()  # of the files; whoever holds it may wait for the disk
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="ergmeter-write", daemon=True)
+        self._due = threading.Event()  # there is something to write
+        self._collector = threading.Thread(
+            target=self._collect_loop, name="ergmeter-collect", daemon=True
+        )
+        self._thread = threading.Thread(target=self._write_loop, name="ergmeter-write", daemon=True)
         self._cost_s = cost_s or self._cost_of_threads_s
-        self._cpu_s = 0.0
+        self._cpu_s: dict[str, float] = {}  # by thread
         self._own_due_s = 0.0
         self._given_rank: int | None = None
-        self._refused: set[str] = set()
         self._failed = False
         self._ending: Mark | None = None
         self._finished = False
-        self._paused = False
+        self._paused: list[threading.Lock] = []
+        self._moved_s = time.monotonic()  # when rows were last collected or written
+        self._at_disk = False
         # Called before steps are taken: whoever holds some back until their tokens are known. At
         # the end, with wait=True, they are waited for.
         self.sources: list[Callable[..., None]] = []
@@ -124,19 +130,19 @@ class HandOver:
         self._ask_rank()
         self._sampler.start()
         self._thread.start()
+        self._collector.start()
 
     def add(self, opened: Opened) -> None:
         """Read these probes too, from now on."""
-        with self._lock:
-            devices = [device for probe in opened.probes for device in probe.devices]
-            self._writer.extend_header(devices=devices, unavailable=opened.unavailable)
-            for probe in opened.probes:
-                self._sampler.add(probe)
+        devices = [device for probe in opened.probes for device in probe.devices]
+        self.describe(devices=devices, unavailable=opened.unavailable)
+        for probe in opened.probes:
+            self._sampler.add(probe)
 
     def describe(self, **facts: Any) -> None:  # noqa: ANN401  parts of the writer's header
-        """Say more of who and what this is, at the head of this share."""
-        with self._lock:
-            self._writer.extend_header(**facts)
+        """Add to the header of this share, at the next hand-over: the caller never waits for the
+        disk."""
+        self._header_facts.append(facts)
 
     @property
     def rank(self) -> int:
@@ -159,6 +165,7 @@ class HandOver:
             self._guarded(self._ask_where)
             # What the device still computes is drawn for, and is a step's.
             self._guarded(partial(catch_up, DEVICE_S))
+            self._guarded(self._stand_in)
             self._guarded(self._sampler.stop)
             self.duties.clear()  # or what is let go of now would be taken up again
             for end in self.on_end:
@@ -166,61 +173,123 @@ class HandOver:
             if last is not None:
                 self._guarded(last)
         self._stopping.set()
+        self._due.set()
         if self._thread.is_alive():
-            self._thread.join(STOP_S)
-            if self._thread.is_alive():
-                said = f"the disk has not answered for {STOP_S:g} s; the end of the run is missing"
-                sys.stderr.write(f"ergmeter: {said} ({self._writer.directory})\n")
+            self._wait_for_end()
         else:
             self._finish()
 
+    def _wait_for_end(self) -> None:
+        """Wait until all is written, as long as the disk answers, and say so if it is not."""
+        began_s = time.monotonic()
+        while self._thread.is_alive():
+            self._thread.join(STOP_S / 10)
+            now_s = time.monotonic()
+            stuck_s = now_s - max(self._moved_s, self._writer.answered_s)
+            is_stuck = min(stuck_s, now_s - began_s) > STOP_S
+            is_over = is_stuck or now_s - began_s > LONGEST_STOP_S
+            if self._thread.is_alive() and is_over:
+                if not is_stuck:
+                    why = f"the disk was too slow: it had {LONGEST_STOP_S:g} s"
+                elif self._at_disk:
+                    why = f"the disk has not answered for {stuck_s:.0f} s"
+                else:
+                    why = f"the last steps were not complete after {stuck_s:.0f} s"
+                rows = len(self.pending) + len(self.steps)
+                said = f"{why}; the end of the run is missing, with {rows} rows of steps"
+                sys.stderr.write(f"ergmeter: {said} ({self._writer.directory})\n")
+                return
+
     def pause(self) -> None:
         """Let no fork fall into a hand-over: a child would wait for ever for an import of ours."""
-        self._paused = self._lock.acquire(timeout=PAUSE_S)
+        until_s = time.monotonic() + PAUSE_S
+        for lock in (self._collecting, self._lock):
+            if lock.acquire(timeout=max(0.0, until_s - time.monotonic())):
+                self._paused.append(lock)
 
     def resume(self) -> None:
         """Go on after a fork."""
-        if self._paused:
-            self._paused = False
-            self._lock.release()
+        while self._paused:
+            self._paused.pop().release()
 
     def flush(self, *, samples: bool = True) -> None:
-        """Hand over what has come in so far; the samples only if told to."""
+        """Write what has come in so far; the samples only if told to. Waits for the disk."""
+        self.collect()
         with self._lock:
             if not self._finished:
-                self._flush(samples=samples)
+                self._write(samples=samples)
 
-    def _flush(self, *, samples: bool, wait: bool = False) -> None:
-        for source in self.sources:
-            self._guarded(partial(source, wait=wait))
-        # The samples first: a process killed in between has no steps that nothing was read for.
-        steps = [self.steps.popleft() for _ in range(len(self.steps))]
-        steps = self._timeline.passed(steps)
-        if wait:
-            steps += self._timeline.give_up()
-        if samples:
-            self._guarded(self._write_samples)
-        self._ask_rank()
-        self._guarded(self._say_where)
-        self._guarded(partial(self._write_steps, steps))
-        reported = [self.reported.popleft() for _ in range(len(self.reported))]
-        self._guarded(partial(self._writer.write, "reported", reported))
-        self._write_marks()
+    def collect(self, *, wait: bool = False) -> None:
+        """Take over what the program has made so far. With `wait`, also what a device still has."""
+        with self._collecting:
+            for source in self.sources:
+                self._guarded(partial(source, wait=wait))
+            backlog = len(self.steps)
+            waiting = backlog + len(self.pending)
+            for first in range(0, max(1, backlog), CHUNK_ROWS):
+                rows = [self.steps.popleft() for _ in range(min(CHUNK_ROWS, backlog - first))]
+                timed = self._timeline.passed(rows)
+                self._guarded(partial(self._add, timed, waiting))
+                self._moved_s = time.monotonic()
+            if wait:
+                rest = self._timeline.give_up()
+                self._guarded(partial(self._add, rest, waiting))
+            self._ask_rank()
+            self._guarded(partial(self._trim, self.marks, "marks"))
+            self._guarded(partial(self._trim, self.reported, "reported figures"))
+
+    def _add(self, rows: list[tuple[Any, ...]], waiting: int) -> None:
+        try:
+            self.pending.add(rows, waiting=waiting)
+        except Exception as error:
+            self.pending.drop(rows, f"{type(error).__name__}: {error}"[:200])
+            raise
+
+    def _trim(self, queue: deque[Any], what: str) -> None:
+        """Drop the oldest of too many, and say so."""
+        excess = len(queue) - MAX_WAITING
+        if excess > 0:
+            for _ in range(excess):
+                queue.popleft()
+            said = f"{excess} {what}: the disk took them too slowly"
+            self.marks.append(Mark(time.monotonic_ns(), "rows_dropped", said))
+
+    def _write(self, *, samples: bool) -> None:
+        self._at_disk = True
+        try:
+            while self._header_facts:
+                facts = self._header_facts.popleft()
+                self._guarded(partial(self._writer.extend_header, **facts))
+            # The samples first: a process killed in between has no steps that nothing was read for.
+            if samples:
+                self._guarded(self._write_samples)
+            self._guarded(self._say_where)
+            self._write_steps()
+            reported = [self.reported.popleft() for _ in range(len(self.reported))]
+            self._guarded(partial(self._writer.write, "reported", reported))
+            self._write_marks()
+        finally:
+            self._at_disk = False
 
     def _finish(self) -> None:
+        self.collect(wait=True)
         with self._lock:
             if self._finished:
                 return
             for probe, ticks in self._sampler.missed.items():
                 self.marks.append(Mark(time.monotonic_ns(), "ticks_missed", f"{probe}: {ticks}"))
+            self._write(samples=True)
+            self._at_disk = True
+            self._guarded(self._write_own_cost)
+            if self.pending.merged:
+                self.marks.append(Mark(time.monotonic_ns(), "steps_merged", self.pending.merged))
             if self._ending is not None:
                 self.marks.append(self._ending)
-            self._flush(samples=True, wait=True)
-            self._guarded(self._write_own_cost)
             self._write_marks()  # what went wrong just now
             self._writer.mark(Mark(time.monotonic_ns(), "closed"))
             self._finished = True
             self._guarded(self._writer.close)
+            self._at_disk = False
 
     def _guarded(self, work: Callable[[], object]) -> None:
         try:
@@ -250,20 +319,30 @@ class HandOver:
 
     def _cost_of_threads_s(self) -> float:
         if threading.current_thread() is self._thread:
-            self._cpu_s = time.thread_time()
-        return self._sampler.cpu_s + self._cpu_s + sum(cost_s() for cost_s in self.costs)
+            self._cpu_s["write"] = time.thread_time()
+        threads_s = self._sampler.cpu_s + sum(self._cpu_s.values())
+        return threads_s + sum(cost_s() for cost_s in self.costs)
 
-    def _loop(self) -> None:
-        with self._lock:
-            self._guarded(self._writer.prepare)
-        rounds = 0
+    def _collect_loop(self) -> None:
         while not self._stopping.wait(HAND_OVER_S):
-            rounds += 1
-            self.flush(samples=rounds % SAMPLES_EVERY == 0)
+            self._guarded(self.collect)
+            self._due.set()
             self._guarded(self._sampler.watch)
             self._guarded(self._stand_in)
             self._guarded(self._ask_where)
-            self._cpu_s = time.thread_time()
+            self._cpu_s["collect"] = time.thread_time()
+
+    def _write_loop(self) -> None:
+        with self._lock:
+            self._guarded(self._writer.prepare)
+        rounds = 0
+        while not self._stopping.is_set():
+            self._due.wait()
+            self._due.clear()
+            rounds += 1
+            with self._lock:
+                self._write(samples=rounds % SAMPLES_EVERY == 0)
+            self._cpu_s["write"] = time.thread_time()
         self._finish()
 
     def _stand_in(self) -> None:
@@ -277,7 +356,8 @@ class HandOver:
                 self.duties.remove(duty)
                 self.add(opened)
                 names = ", ".join(probe.name for probe in opened.probes) or "nothing"
-                self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
+                if not getattr(duty, "is_silent", False):
+                    self.marks.append(Mark(time.monotonic_ns(), "took_over", names))
 
     def _say_where(self) -> None:
         """What was asked, in the header: by the thread that writes, as the disk may hang."""
@@ -295,64 +375,29 @@ class HandOver:
         if told and told != self._where:
             self._where = told
 
-    def _write_steps(self, rows: list[tuple[Any, ...]]) -> None:
-        if not rows:
-            return
-        columns: dict[str, Any] = dict(zip(_STEP_COLUMNS, zip(*rows, strict=True), strict=True))
-        columns["rank"] = (self._rank_now(),) * len(rows)
-        for name, kind in COLUMN_KINDS["steps"].items():
-            # Most columns hold what they should, and looking costs a hundredth of converting.
-            if kind == "float" and not set(map(type, columns[name])) <= _FLOATS:
-                columns[name] = [self._number(value) for value in columns[name]]
-            elif kind == "count" and not set(map(type, columns[name])) <= _INTS:
-                columns[name] = [self._whole(value) for value in columns[name]]
+    def _write_steps(self) -> None:
+        while columns := self.pending.take(WRITE_ROWS):
+            columns["rank"] = (self._rank_now(),) * len(columns["start_ns"])
+            self._guarded(partial(self._write_columns, columns))
+            self._moved_s = time.monotonic()
+        dropped = self.pending.take_dropped()
+        if dropped is not None:
+            self._guarded(partial(self._writer.drop_steps, dropped))
+
+    def _write_columns(self, columns: dict[str, Any]) -> None:
+        write = partial(self._writer.write_columns, "steps", stream=self._stream)
         try:
-            self._writer.write_columns("steps", columns, stream=self._stream)
-        except OverflowError:  # nothing was written; which one it was is looked for only now
-            for name, kind in COLUMN_KINDS["steps"].items():
-                if kind == "count":
-                    columns[name] = [self._whole(value) for value in columns[name]]
-            self._writer.write_columns("steps", columns, stream=self._stream)
-        self._tally(columns)
-
-    def _tally(self, columns: dict[str, Any]) -> None:
-        """Keep the totals that progress is told from."""
-        train = [phase == "train" for phase in columns["phase"]]
-        # As in `metrics.ahead`: of each step the real ones, where they are told.
-        both = zip(columns["tokens_real"], columns["tokens_computed"], strict=True)
-        tokens = [computed if real is None else real for real, computed in both]
-        self.train_steps += sum(filter(None, compress(columns["steps"], train)))
-        self.tokens += sum(filter(None, compress(tokens, train)))
-        self.first_ns = self.first_ns or columns["start_ns"][0]
-        self.last_ns = columns["end_ns"][-1]
-
-    def _whole(self, value: Any) -> int | None:  # noqa: ANN401
-        number = value if isinstance(value, int) else self._number(value)
-        if number is None:
-            return None
-        if not abs(number) < _TOO_MANY:
-            self._refuse("a count was given that is no whole number below 2**63")
-            return None
-        return int(number)
-
-    def _number(self, value: Any) -> float | None:  # noqa: ANN401  a number, or what a user gave
-        """A float, unless reading it would make a device synchronise with us."""
-        if value is None or isinstance(value, float):
-            return value
-        is_here = getattr(getattr(value, "device", None), "type", "cpu") == "cpu"
-        if is_here and not isinstance(value, str | bytes | bytearray):
             try:
-                return float(value)
-            except (TypeError, ValueError, ArithmeticError, RuntimeError):
-                pass
-        kind = type(value).__name__
-        self._refuse(f"a {kind} was given as a number; pass loss.item() where you have it")
-        return None
-
-    def _refuse(self, why: str) -> None:
-        if why not in self._refused:
-            self._refused.add(why)
-            self.marks.append(Mark(time.monotonic_ns(), "value_refused", why))
+                write(columns)
+            except OverflowError:  # nothing was written; which one it was is looked for only now
+                for name, kind in COLUMN_KINDS["steps"].items():
+                    if kind == "count":
+                        columns[name] = [self.pending.count(value) for value in columns[name]]
+                write(columns)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+            self._writer.drop_steps(DroppedSteps.of(columns, why))
+            raise
 
     def _ask_rank(self) -> None:
         """Ask while there is somebody to ask: at the end of a program its process group is gone."""

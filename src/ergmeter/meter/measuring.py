@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _meters: set[Meter] = set()
 _makes_way: list[Callable[[], None]] = []
+_resting: dict[Meter, Callable[[], None]] = {}
 _hooked: set[str] = set()
 _IMPORTS_S = 2.0  # that a fork waits at most: what is imported may itself wait for who forks
 
@@ -35,11 +36,31 @@ def add(meter: Meter) -> None:
 def discard(meter: Meter) -> None:
     """Let go of a Meter that is closed."""
     _meters.discard(meter)
+    _resting.pop(meter, None)
 
 
 def meters() -> tuple[Meter, ...]:
     """Those that measure now."""
     return tuple(_meters)
+
+
+def rests(meter: Meter, end: Callable[[], None]) -> None:
+    """Its training has made its last step; it stays open for a last evaluation or save.
+
+    `end` closes it, when another training begins in this process.
+    """
+    _resting[meter] = end
+
+
+def is_training() -> bool:
+    """Whether a Meter measures whose training is not over."""
+    return any(meter not in _resting for meter in _meters)
+
+
+def end_resting() -> None:
+    """Another training begins: close those that rest."""
+    for end in tuple(_resting.values()):
+        end()
 
 
 def gives_way(end: Callable[[], None]) -> None:
@@ -119,6 +140,7 @@ def _after_fork() -> None:
 
 
 def _forked() -> None:
+    _resting.clear()
     _hooked.discard("finalizer")  # such a child begins without those of its parent
     for meter in meters():
         _meters.discard(meter)

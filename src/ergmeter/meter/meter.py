@@ -276,16 +276,15 @@ class Meter:
         if self._handover is not None:
             self._handover.add(self.plan.watched(self.path, pid))
 
-    def describe(self, model: object, *, seq_len: int | None, is_padded: bool = False) -> None:
+    def describe(self, model: object, *, seq_len: int | None) -> None:
         """Say which model is trained, once it is known: its FLOPs, parameters and type.
 
         As `Meter(model=...)`, but at any time and from any thread: a framework may hold its model
-        back until the first batch has come. What can't be counted is said in the run. `is_padded`:
-        batches hold padding, so what a position of it costs is asked too, for HFU.
+        back until the first batch has come. What can't be counted is said in the run.
         """
         from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
-        flops, found, no_flops = described(model, seq_len, self.plan.settings, is_padded=is_padded)
+        flops, found, no_flops = described(model, seq_len, self.plan.settings)
         self.plan = replace(self.plan, settings=found, flops=flops, no_flops=no_flops)
         if self._handover is not None:
             self._handover.describe(**self.plan.facts())
@@ -329,16 +328,17 @@ class Meter:
         handover = self._handover
         if handover is None:
             raise UsageError("the Meter is not measuring")
-        handover.flush()
-        done: float = handover.tokens if budget.unit == "tokens" else handover.train_steps
+        handover.collect()
+        pending = handover.pending
+        done: float = pending.tokens if budget.unit == "tokens" else pending.train_steps
         if budget.unit == "FLOPs":
             if not self.plan.flops:
                 raise UsageError("a budget in FLOPs needs Meter(model=...) or Meter(flops=...)")
             flops = self.plan.flops[0]
             done *= flops.model_per_step
-            if flops.tokens_per_step and handover.tokens:  # steps differ in size
-                done = handover.tokens * flops.model_per_step / flops.tokens_per_step
-        elapsed_ns = (handover.last_ns or 0) - (handover.first_ns or 0)
+            if flops.tokens_per_step and pending.tokens:  # steps differ in size
+                done = pending.tokens * flops.model_per_step / flops.tokens_per_step
+        elapsed_ns = (pending.last_ns or 0) - (pending.first_ns or 0)
         return progress(budget, done, elapsed_ns / 1e9)
 
     def summary(self) -> Summary:

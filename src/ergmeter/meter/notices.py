@@ -93,7 +93,7 @@ class Notices:
     def __init__(self, ways: Ways, *, mark: Callable[[Mark], None]) -> None:
         self._ways = ways
         self._mark = mark
-        self._waiting: deque[dict[str, Any]] = deque(maxlen=_MAX_WAITING)
+        self._waiting: deque[dict[str, Any]] = deque()
         self._wake = threading.Event()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
@@ -104,6 +104,9 @@ class Notices:
             say(f"alert: {alert['text']}")
         if not self._ways.command and self._ways.webhook is None:
             return
+        if len(self._waiting) >= _MAX_WAITING:
+            self._waiting.popleft()
+            self._failed(f"left out: {_MAX_WAITING} others were waiting to be sent")
         self._waiting.append(alert)
         self._wake.set()
         if self._thread is None:

@@ -237,7 +237,10 @@ class Plan:
                 duty_of[probe].release()
 
         sampler = Sampler(opened.probes, on_failed=failed)
-        return HandOver(writer, sampler, stream=stream, rank=self.rank, cost_s=cost_s)
+        handover = HandOver(writer, sampler, stream=stream, rank=self.rank, cost_s=cost_s)
+        if "torch" in sys.modules and "allocator" in opened.unavailable:
+            handover.duties.append(_AllocatorLater(self))
+        return handover
 
 
 def _own_device(writer: str, *, whole_processes: bool) -> Device:
@@ -248,6 +251,23 @@ def _own_device(writer: str, *, whole_processes: bool) -> Device:
 
 # What speaks of one process alone; everything else is the same for all that see it.
 _OWN_PROBES = ("process", "allocator")
+
+
+class _AllocatorLater:
+    """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.stands_by = True
+        self.is_silent = True  # it takes nothing over from anybody
+
+    def taken(self) -> Opened:
+        """The probe, if CUDA is in use by now."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return Opened()
+        self.stands_by = False
+        return self._plan._opened(["allocator"], path=Path.cwd())
 
 
 class _Duty:

@@ -1,8 +1,10 @@
 """What does this program's own allocator hold on the device? Asked of torch, if it is there.
 
-The trap: torch answers 0 for a device it has not touched, which is not a measurement. So nothing is
-said until torch has been imported and has initialised CUDA, and torch is never imported for it. The
-figures are the allocator's own books: reading them does not synchronise the device.
+Two pitfalls. torch answers 0 for a device it has not touched, which is no measurement. And asking
+torch which GPUs there are initialises CUDA: a program on the CPU would get a context on a GPU, and
+one that forks could not use a GPU in its children. So nothing is asked before the program itself
+has initialised CUDA, and torch is never imported for it. The metrics are the allocator's own books:
+reading them does not synchronise the device.
 
 Every rank calls its device cuda:0 or thereabouts, so the host and the process are part of the id.
 What is reserved is told as its high-water mark, like what is allocated: between two readings the
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
     from ergmeter.ports import ProbeRequest
 
 
+NOT_IN_USE = "torch uses no GPU in this process; its CPU allocator keeps no books"
+
+
 class AllocatorProbe:
     """Reads torch's caching allocator for every CUDA device of this process."""
 
@@ -37,8 +42,8 @@ class AllocatorProbe:
         torch = sys.modules.get("torch")
         if torch is None:
             raise NotMeasurable("torch is not loaded in this process; import it before the Meter")
-        if not torch.cuda.is_available():
-            raise NotMeasurable("torch has no CUDA device here; its CPU allocator keeps no books")
+        if not torch.cuda.is_initialized():
+            raise NotMeasurable(NOT_IN_USE)
         self._cuda: Any = torch.cuda
         self.period_s = float(request.options.get("period_s", 0.5))
         self.devices = tuple(self._device(index) for index in range(torch.cuda.device_count()))

@@ -27,7 +27,7 @@ from ergmeter.ports import ProbeRequest
 from ergmeter.probes import cuda_order
 from ergmeter.probes.mig import instances_of
 from ergmeter.probes.nvml_gpu import Gpu
-from ergmeter.probes.usage import UsageWatch
+from ergmeter.probes.usage import NEW_CONTEXT_BYTES, Look, UsageWatch, UseStates
 from ergmeter.probes.visible import Instance, visible
 from ergmeter.records import Device, Mark, Sample
 
@@ -74,6 +74,8 @@ class NvmlProbe:
         self._slow_due_s = 0.0
         self._activity_due_s = 0.0
         self._usage = UsageWatch(request.pid, request.environment)
+        self._states = UseStates(self._usage)
+        self._memory_bytes: dict[str, int] = {}  # in use on each GPU at the last reading
         self._gpus: list[Gpu] = []
         self._gone: list[str] = []  # every GPU that was lost, and what NVML said
         self._unreported: list[str] = []  # those of them that have had no Mark yet
@@ -118,21 +120,46 @@ class NvmlProbe:
         self._unreported.clear()
         records: list[Sample | Mark] = [one for one in (*gauges, *counters) if one is not None]
         records += self._activity(last=last)
-        return [*records, *marks, *self._users(now_ns)]
+        return [*records, *marks, *self._users(now_ns, self._memory_rose(), last=last)]
 
-    def _users(self, now_ns: int) -> list[Sample | Mark]:
-        """Who computes on the GPUs, and what of their memory is the program's."""
+    def _memory_rose(self) -> dict[str, int]:
+        """GPUs whose memory in use has just risen as by a new context, and to how many bytes."""
+        rose = {}
+        for gpu in self._gpus:
+            name = gpu.device.id
+            in_use = None if self._states.is_used(name) else gpu.memory_in_use()
+            if in_use is not None:
+                if in_use - self._memory_bytes.get(name, in_use) >= NEW_CONTEXT_BYTES:
+                    rose[name] = in_use
+                self._memory_bytes[name] = in_use
+        return rose
+
+    def _users(self, now_ns: int, rose: dict[str, int], *, last: bool) -> list[Sample | Mark]:
+        """Who computes on the GPUs, and what of their memory is the program's.
+
+        Where memory rose they are asked at once: a process may be gone at the next look.
+        """
         held: dict[str, dict[int, int | None]] = {}
+        looks: dict[str, Look] = {}
 
         def asked(gpu: Gpu) -> dict[int, int | None]:
-            return held.setdefault(gpu.device.id, gpu.processes())
+            found = gpu.processes()
+            looks[gpu.device.id] = gpu.look(found)
+            held[gpu.device.id] = found or {}
+            return held[gpu.device.id]
 
-        used, shared = self._usage.changes([(g.device.id, partial(asked, g)) for g in self._gpus])
+        gpus = [(gpu.device.id, partial(asked, gpu)) for gpu in self._gpus]
+        used, shared = self._usage.changes(gpus, now=last or bool(rose))
         own = self._usage.own_bytes(held)
         return [
             *(Sample(now_ns, gpu, process_bytes=own_bytes) for gpu, own_bytes in own.items()),
             *(Mark(now_ns, "device_used", gpu) for gpu in used),
             *(Mark(now_ns, "device_shared", f"{gpu} {who}") for gpu, who in shared.items()),
+            *(
+                Mark(now_ns, f"device_{state}", gpu if state == "used" else f"{gpu} {why}")
+                for gpu, (state, why) in self._states.changes(looks, used, rose).items()
+                if gpu not in used
+            ),
         ]
 
     def _counters(self, *, last: bool) -> list[Sample | None]:

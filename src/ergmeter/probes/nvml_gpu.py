@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 import pynvml
@@ -20,6 +20,7 @@ import pynvml
 from ergmeter.errors import NotMeasurable
 from ergmeter.probes import mig
 from ergmeter.probes.gpm import Counters
+from ergmeter.probes.usage import Look
 from ergmeter.probes.visible import Instance
 from ergmeter.records import ACTIVITY, Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
@@ -62,6 +63,8 @@ _QUERIES: dict[str, Callable[[Any], Any]] = {
     "clock": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) * HZ_PER_MHZ,
     "temperature": lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
     "processes": lambda gpu: pynvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu),
+    "graphics": lambda gpu: pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3(gpu),
+    "held": lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu, pynvml.nvmlMemory_v2).used,
     "events": pynvml.nvmlDeviceGetCurrentClocksEventReasons,
     "throttle": pynvml.nvmlDeviceGetCurrentClocksThrottleReasons,
 }
@@ -162,6 +165,11 @@ class Gpu:
         )
         return None if sample == Sample(t_ns, self.device.id) else sample
 
+    def memory_in_use(self) -> int | None:
+        """Bytes in use by anybody, now; None if the driver does not say."""
+        found = self._ask("memory")
+        return None if found is None else int(found)
+
     def counter(self) -> Sample | None:
         """The energy counter, at the middle of the time it took to read."""
         before_ns = time.monotonic_ns()
@@ -205,9 +213,19 @@ class Gpu:
             self._silent += 1
         self.is_lost = self.is_lost or self._silent >= SILENT_READINGS
 
-    def processes(self) -> dict[int, int | None]:
-        """The processes that compute on it, by the numbers NVML has for them, and their bytes."""
-        return {one.pid: one.usedGpuMemory for one in self._ask("processes") or ()}
+    def processes(self) -> dict[int, int | None] | None:
+        """The processes that compute on it, by the numbers NVML has for them, and their bytes; None
+        if it does not list them."""
+        found = self._ask("processes")
+        return None if found is None else {one.pid: one.usedGpuMemory for one in found}
+
+    def look(self, computing: Collection[int] | None) -> Look:
+        """What tells whether anybody uses it. `computing`: the processes, as just asked."""
+        graphics = self._ask("graphics")
+        # A part of a board draws nothing on a screen, and is not asked on every driver.
+        nobody = () if "graphics" in self._unsupported else None
+        drawing = nobody if graphics is None else [one.pid for one in graphics]
+        return Look(computing, drawing, self._ask("held"))
 
     def _settled_power_field(self) -> Literal["instant", "draw"] | None:
         if any(self._fields()[0] is not None for _ in range(_ATTEMPTS)):

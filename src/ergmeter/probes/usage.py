@@ -5,15 +5,21 @@ The trap: on a node with eight GPUs a program that uses one would be billed for 
 knows the processes that have a context on each GPU; ours are the measured process and its
 descendants. Where a launcher started several ranks on this node, one of them reads the GPUs for
 all, and the others are its siblings: there the launcher and its descendants are ours. In a
-container NVML may speak of process numbers that mean nothing there: then nobody is recognised, and
-every GPU the program can see counts, which the summary says. On a GPU where the program was
-recognised, whoever else computes is another program, and the board's energy is not the program's.
+container NVML may speak of process numbers that mean nothing there: then nobody is recognised. On a
+GPU where the program was recognised, whoever else computes is another program, and the board's
+energy is not the program's.
+
+A GPU on which the program was not recognised is *unused* only if that is certain (`UseStates`);
+otherwise its use is *unknown*, and the summary says so.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import psutil
 
@@ -23,6 +29,18 @@ PERIOD_S = 1.0
 TREE_PERIOD_S = 5.0
 # These serve whoever computes, and compute nothing themselves.
 _SERVANTS = ("nvidia-cuda-mps", "nvidia-persiste", "nv-hostengine", "dcgm")
+# Computes in its own name for the programs that ask it to.
+_MPS_SERVER = "nvidia-cuda-mps"
+# A CUDA context takes hundreds of megabytes (648 MB on an H200). Without one a GPU shows a few, the
+# driver's own reserve not counted.
+NO_CONTEXT_BYTES = 64 << 20
+# A context that is being made takes memory in parts, of which one reading may see the first.
+NEW_CONTEXT_BYTES = 16 << 20
+# The link of the machine's first process namespace (PROC_PID_INIT_INO of Linux). In it the driver's
+# process numbers are the ones that everybody sees.
+_FIRST_NAMESPACE = "pid:[4026531836]"
+
+Use: TypeAlias = Literal["used", "unused", "unknown"]
 
 
 class UsageWatch:
@@ -38,11 +56,13 @@ class UsageWatch:
         self._tree_due_s = 0.0
 
     def changes(
-        self, gpus: Sequence[tuple[str, Callable[[], Collection[int]]]]
+        self, gpus: Sequence[tuple[str, Callable[[], Collection[int]]]], *, now: bool = False
     ) -> tuple[list[str], dict[str, str]]:
         """Of these GPUs (id, and how to ask for its processes), those seen in use just now; and
-        those of ours on which somebody else was seen, with who. Each is told once."""
-        if time.monotonic() < self._due_s:
+        those of ours on which somebody else was seen, with who. Each is told once.
+
+        They are asked every PERIOD_S, and if `now`."""
+        if time.monotonic() < self._due_s and not now:
             return [], {}
         self._due_s = time.monotonic() + PERIOD_S
         on_gpus = {gpu: set(pids()) for gpu, pids in gpus}
@@ -54,6 +74,11 @@ class UsageWatch:
         shared = {gpu: names for gpu, names in others.items() if names}
         self._shared.update(shared)
         return used, shared
+
+    def are_ours(self, pids: set[int]) -> bool:
+        """Whether any of these is a process of the program."""
+        self._know(pids)
+        return bool(pids & self._ours)
 
     def own_bytes(self, held: Mapping[str, Mapping[int, int | None]]) -> dict[str, int]:
         """Of what processes hold on each GPU, the program's part, as far as they are all known."""
@@ -70,7 +95,7 @@ class UsageWatch:
         if not pids or not (is_due or pids - self._ours - self._others):
             return
         self._tree_due_s = time.monotonic() + TREE_PERIOD_S
-        self._ours = self._tree()
+        self._ours |= self._tree()  # one whose parent has ended is no descendant any more
         self._others = pids - self._ours
 
     def _tree(self) -> set[int]:
@@ -79,6 +104,105 @@ class UsageWatch:
         except psutil.Error:
             return {self._pid}
         return {self._pid, *(child.pid for child in children)}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a driver said of one GPU at one moment. None: it did not say."""
+
+    computing: Collection[int] | None  # processes with a compute context
+    drawing: Collection[int] | None  # and with a graphics context
+    memory_bytes: int | None  # in use by anybody, without the driver's own reserve
+
+
+class UseStates:
+    """Whether the program uses each GPU: used, unused or unknown, as far as was seen so far.
+
+    A GPU is unused if at every look, from the first to the last, the driver listed its processes
+    and none was the program's. A list of other processes is believed where its numbers are ours:
+    the program was recognised on another GPU, or this is the machine's first process namespace. An
+    empty list is believed where too little memory is in use for any context, or the program was
+    recognised on another GPU: in containers and in WSL a list may be empty although somebody
+    computes. Behind an MPS server nobody can be told apart. Where memory in use rises the list is
+    asked for at once, since a short context lies between two looks.
+    """
+
+    def __init__(self, watch: UsageWatch) -> None:
+        self._watch = watch
+        self._states: dict[str, tuple[Use, str]] = {}
+        self._used: set[str] = set()
+        self._doubts: dict[str, str] = {}  # that remain whatever comes
+        self._unlisted: dict[str, str] = {}  # that end once the program is recognised anywhere
+        self._strange: dict[str, str] = {}  # and these where process numbers are ours
+        self._is_first_namespace = _is_first_namespace()
+
+    def changes(
+        self,
+        looks: Mapping[str, Look],
+        used: Collection[str],
+        rose: Mapping[str, int] | None = None,
+    ) -> dict[str, tuple[Use, str]]:
+        """The GPUs whose state has changed, each with its new one and why.
+
+        `used`: those on which the program was seen computing. `rose`: those whose memory in use
+        has just risen, and to how many bytes.
+        """
+        self._used.update(used)
+        for gpu, look in looks.items():
+            self._take(gpu, look)
+            if rose and gpu in rose and not look.computing and not look.drawing:
+                why = f"its memory in use rose to {rose[gpu] / 1e6:.0f} MB, by a process that had"
+                self._doubts.setdefault(gpu, f"{why} ended before it could be listed")
+        found = {gpu: self._state(gpu) for gpu in looks}
+        changed = {gpu: one for gpu, one in found.items() if one != self._states.get(gpu)}
+        self._states.update(changed)
+        return changed
+
+    def is_used(self, gpu: str) -> bool:
+        """True if the program was seen on it."""
+        return gpu in self._used
+
+    def _take(self, gpu: str, look: Look) -> None:
+        if look.computing is None or look.drawing is None:
+            self._doubts.setdefault(gpu, "the driver did not always list the processes on it")
+            return
+        pids = {*look.computing, *look.drawing}
+        if self._watch.are_ours(pids):
+            self._used.add(gpu)
+        elif any(_is_mps_server(pid) for pid in pids):
+            self._doubts.setdefault(gpu, "an MPS server computes on it for other processes")
+        elif pids:
+            why = f"{len(pids)} processes on it have numbers that mean nothing in this container"
+            self._strange.setdefault(gpu, why)
+        elif look.memory_bytes is None or look.memory_bytes >= NO_CONTEXT_BYTES:
+            held = "how much" if look.memory_bytes is None else f"{look.memory_bytes / 1e6:.0f} MB"
+            why = f"the driver lists no process on it, and {held} of its memory is in use"
+            why += " is unknown" if look.memory_bytes is None else ""
+            self._unlisted.setdefault(gpu, why)
+
+    def _state(self, gpu: str) -> tuple[Use, str]:
+        if gpu in self._used:
+            return "used", "a process of the run was on it"
+        doubt = self._doubts.get(gpu, "")
+        if not self._used:  # anywhere: then lists are whole, and their numbers are ours
+            doubt = doubt or self._unlisted.get(gpu, "")
+        if not (self._used or self._is_first_namespace):
+            doubt = doubt or self._strange.get(gpu, "")
+        return ("unknown", doubt) if doubt else ("unused", "no process of the run was on it")
+
+
+def _is_first_namespace() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == _FIRST_NAMESPACE
+    except OSError:  # no Linux
+        return False
+
+
+def _is_mps_server(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).name().startswith(_MPS_SERVER)
+    except psutil.Error:
+        return False
 
 
 def _named(pids: set[int]) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FOLDER = ".hook"
+FLUSH_LINES = "ERGMETER_FLUSH_LINES"  # set: the hook has standard output flushed line by line
 _BOOTSTRAP = Path(__file__).with_name("bootstrap")
 _DEAF = {"I": "isolated mode", "E": "which ignores PYTHONPATH", "S": "which loads no site"}
 _OLDEST = (3, 10)

@@ -167,10 +167,11 @@ class OutputReader:
 
     def _run(self) -> None:
         try:
+            began = Line("", time.monotonic_ns())  # no step began before
             importer, head = self._recognised()
             if importer is None:
                 return
-            for record in importer.records(chain(head, self._lines)):
+            for record in importer.records(chain([began], head, self._lines)):
                 self.steps += isinstance(record, Step)
                 self.explained |= getattr(record, "name", "") == UNRECOGNISED
                 self._meter.record(record)

@@ -7,6 +7,7 @@ measuring goes wrong beside it: a recorder that is killed leaves the command run
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,6 +23,7 @@ from ergmeter.meter.alarm import planned_alerts
 from ergmeter.meter.feed import EVERY_S, planned
 from ergmeter.recorder import hook
 from ergmeter.recorder.cost import Cost
+from ergmeter.recorder.counting import FlopCounts
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
 from ergmeter.recorder.peak import Peak
 from ergmeter.recorder.relay import (
@@ -41,7 +43,7 @@ from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import resource
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ergmeter.records import Flops
 
@@ -54,6 +56,12 @@ _FROM_KERNEL = 128  # si_code SI_KERNEL: the terminal sent it, to the child as w
 _GROUP_GRACE_S = 0.05
 _ANSWER_S = 2.0
 _OUTPUT_WAIT_S = 2.0
+_SHELLS = ("sh", "bash", "dash", "zsh")
+_MODULE_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "uv")  # they take -m MODULE as well
+_LAUNCHER_MODULES = (  # what follows them is what they start
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+    *("deepspeed.launcher.runner", "torch.utils.bottleneck", "cProfile", "pdb"),
+)
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Request:
     stop_on: str = ""
     alert_command: str | None = None
     alert_webhook: str | None = None
+    pty: bool = False  # a pseudo-terminal for its standard output
     hook: bool = True  # look into the Python programs among it
 
 
@@ -92,10 +101,10 @@ def record(request: Request) -> Recording:
     if program is None:
         raise UsageError(f"no such command: {request.command[0]!r} is not an executable on PATH")
     _check(request)
-    name = request.name or _name(request.command)
+    name = request.name or run_name(request.command)
     run, environment = _new_run(request, name)
 
-    channels = open_channels()
+    channels = open_channels(pty=request.pty)
     copy_window_size(channels)
     # Where a parent ignores it the kernel reaps our children itself, tells nobody and forgets how
     # they ended; that the command then finds it at its default is the lesser difference.
@@ -123,6 +132,8 @@ def record(request: Request) -> Recording:
     if meter.should_stop:  # before there was one to ask
         stopping.ask()
     meter.watch(pid)
+    counts = FlopCounts(run)
+    counts.start()
     status, usage = _wait(pid, channels, output, relay_pid=relay_pid)
     stopping.is_over = True
     peak.ended(usage)
@@ -131,6 +142,7 @@ def record(request: Request) -> Recording:
     if measured and not reader.steps and not _has_steps(run):
         _say_nothing_was_seen(request, run, meter, reader)
     shutil.rmtree(run / hook.FOLDER, ignore_errors=True)
+    counts.finish(meter)
     meter.close(_ended(code))
     while late := signal.sigpending() & _WAITED:
         signal.sigwait(late)  # meant for a command that has ended
@@ -156,7 +168,7 @@ def _new_run(request: Request, name: str) -> tuple[Path, dict[str, str]]:
     """The run's directory, and the environment in which the command finds it."""
     path = _of_this_task(request.out) or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
-    environment = _environment(run, keep_buffering=request.keep_buffering)
+    environment = _environment(run, request)
     if request.hook:
         environment |= hook.environment(environment)
         (run / hook.FOLDER).mkdir()
@@ -236,17 +248,61 @@ def _has_steps(run: Path) -> bool:
     return any(run.glob("*/steps-[0-9]*"))
 
 
-def _name(command: Sequence[str]) -> str:
-    """What to call the run: the script if there is one, else the program."""
-    scripts = [word for word in command[1:] if word.endswith((".py", ".sh"))]
-    return Path(scripts[0] if scripts else command[0]).stem
+def run_name(command: Sequence[str]) -> str:
+    """The name of a run: its script or module, behind launchers and options; else its program.
+
+    `python -m pkg.train` and `torchrun -m pkg.train` are pkg.train, and `python -m
+    torch.distributed.run train.py` is train.
+    """
+    return _script_or_module(command) or Path(command[0]).stem
 
 
-def _environment(run: Path, *, keep_buffering: bool) -> dict[str, str]:
+def _script_or_module(command: Sequence[str]) -> str | None:
+    takes_module = is_python = is_shell = False  # `-m` and `-c` mean other things to numactl
+    words = iter(command)
+    for word in words:
+        base = Path(word).name
+        if is_shell and word in ("-c", "-lc"):
+            return _script_or_module(next(words, "").split())
+        if takes_module and (module := _module_in(word, words)):
+            if module not in _LAUNCHER_MODULES:
+                return module
+            is_python = False
+        elif is_python and word.startswith("-"):
+            if word in ("-W", "-X"):
+                next(words, "")
+            elif word == "-" or (word[1] != "-" and word.endswith("c")):
+                return None  # a program from standard input or from the command line
+        elif is_python or word.endswith((".py", ".sh")):
+            return base.removesuffix(".py").removesuffix(".sh")
+        elif _is_python(base) or base in _MODULE_LAUNCHERS:
+            takes_module, is_python = True, _is_python(base)
+        is_shell = is_shell or base in _SHELLS
+    return None
+
+
+def _is_python(program: str) -> bool:
+    return re.fullmatch(r"(?:python|pypy)[\d.]*t?", program) is not None
+
+
+def _module_in(word: str, words: Iterator[str]) -> str:
+    """The module of `-m MODULE`, `-um MODULE`, `-mMODULE` or `--module MODULE`; "" if none."""
+    if word == "--module" or re.fullmatch(r"-[bBdEiIOPqsSuvx]*m", word):
+        return next(words, "")
+    return word[2:] if word.startswith("-m") and len(word) > 2 else ""
+
+
+def _environment(run: Path, request: Request) -> dict[str, str]:
+    """The command's own, with `ERGMETER_*` and, added later, one entry of PYTHONPATH.
+
+    Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one. So the hook
+    has it flush each line; where there is no hook, PYTHONUNBUFFERED does.
+    """
     environment = dict(os.environ)
     environment[fmt.RUN_VARIABLE] = str(run)
-    if not keep_buffering:
-        # Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one.
+    if not request.keep_buffering and request.hook:
+        environment[hook.FLUSH_LINES] = "1"
+    elif not request.keep_buffering:
         environment.setdefault("PYTHONUNBUFFERED", "1")
     return environment
 

@@ -12,6 +12,8 @@ behind whatever it has got before.
 
 Where the real output is a terminal the child gets a terminal: a pseudo-terminal for output only.
 Its input, its session and its process group stay the real ones, so Ctrl-C and Ctrl-Z need no help.
+On request (`--pty`) its standard output is one in any case: most programs write to a terminal line
+by line, and to a pipe in blocks of 4 KiB.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ ASKED = int(getattr(signal, "SIGRTMIN", 0))
 _STOPPING = {signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT}
 _TOLD = FORWARDED | ({ASKED} if ASKED else set())
 _CHUNK = 65536
+_WINDOW_SIZE = struct.pack("HHHH", 24, 80, 0, 0)  # rows, columns; where there is no terminal
 # What the relay keeps for a recorder that does not read. What comes after that is left out.
 _MAX_PENDING = 16 << 20
 
@@ -52,15 +55,18 @@ class Channel:
     terminal: str | None = None  # the child's pseudo-terminal, where the real output is one
 
 
-def open_channels() -> list[Channel]:
-    """A channel for standard output and one for standard error; one for both if they are one."""
+def open_channels(*, pty: bool = False) -> list[Channel]:
+    """A channel for standard output and one for standard error; one for both if they are one.
+
+    `pty`: standard output is a pseudo-terminal, whatever the real one is.
+    """
     together = _same_file(1, 2)
     groups = [(1, 2)] if together else [(1,), (2,)]
     channels = []
     for group in groups:
         if _is_closed(group[0]):
             continue
-        is_terminal = os.isatty(group[0])
+        is_terminal = os.isatty(group[0]) or (pty and 1 in group)
         read_fd, child_fd = _terminal() if is_terminal else os.pipe()
         name = os.ttyname(child_fd) if is_terminal else None
         channels.append(Channel(child_fd, read_fd, group, name))
@@ -76,7 +82,11 @@ def copy_window_size(channels: list[Channel]) -> None:
         if channel.terminal is None:
             continue
         with suppress(OSError):
-            size = fcntl.ioctl(channel.real_fds[0], termios.TIOCGWINSZ, b"\0" * 8)
+            # With --pty the real output may be a file, and the terminal another descriptor's.
+            shown = next((fd for fd in (channel.real_fds[0], 2, 0) if os.isatty(fd)), None)
+            size = _WINDOW_SIZE
+            if shown is not None:
+                size = fcntl.ioctl(shown, termios.TIOCGWINSZ, b"\0" * 8)
             # Opened for this and no longer: a descriptor that we kept would keep the child from
             # being told when the real terminal is gone, or the relay when the child is.
             fd = os.open(channel.terminal, os.O_RDWR | os.O_NOCTTY)

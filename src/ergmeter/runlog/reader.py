@@ -9,7 +9,7 @@ each host's (monotonic, wall) pair, and a device that two writers sampled is one
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,12 +140,10 @@ class Run:
     @cached_property
     def flops(self) -> tuple[Flops, ...]:
         """The FLOPs of a step under each convention, the chosen first; none if nobody said."""
-        known = {field.name for field in fields(Flops)}
         for writer in sorted(self.writers, key=lambda w: w.header.get("source") != "meter"):
             stored = writer.header.get("flops")
             if isinstance(stored, list) and stored:
-                kept = ({n: v for n, v in one.items() if n in known} for one in stored)
-                return tuple(Flops(**one) for one in kept)
+                return tuple(Flops.from_json(one) for one in stored)
         return ()
 
     @cached_property
@@ -281,9 +279,18 @@ class Run:
         return self._reported
 
     @cached_property
+    def printed(self) -> list[Reported]:
+        """Those of them that were read in an output or a log, in order of time."""
+        readers = ("recorder", "import")
+        return self._reported_by([w for w in self.writers if w.header.get("source") in readers])
+
+    @cached_property
     def _reported(self) -> list[Reported]:
+        return self._reported_by(self.writers)
+
+    def _reported_by(self, writers: list[WriterLog]) -> list[Reported]:
         found: list[Reported] = []
-        for writer in self.writers:
+        for writer in writers:
             for segment in self._segments(writer, "reported"):
                 table = segment.table()
                 columns = (table[name].to_pylist() for name in ("t_ns", "name", "value", "unit"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -28,6 +29,8 @@ _SOURCED = (
     ("embodied_kg", "embodied_source"),
 )
 NOT_STATED = "source not stated"
+WINDOWS = ("training", "whole", "unbroken")
+_STEPS = re.compile(r"(\d*):(\d*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,10 @@ class Settings:
 
     warmup_steps: int | None = None  # leave out the first so many steps
     warmup_s: float | None = None  # leave out steps that began within so many seconds of the first
-    warmup: str | None = None  # "auto": leave out steps until the step time settles
+    warmup: str | None = None  # "auto": leave out a slow beginning, also where marks say otherwise
+    # training (as None), whole, or STEP:STEP, the last not included; unbroken: from the end of a
+    # declared warm-up on, evaluation and checkpoints included, as SFT-Play has it
+    window: str | None = None
     parameters: int | None = None  # of the model, for the per-parameter rates
     tokens_per_step: int | None = None  # where the program does not say; figures are then "assumed"
     samples_per_step: int | None = None
@@ -56,6 +62,7 @@ class Settings:
     dtype: str | None = None  # what products are computed in: bf16, fp8, ...
     peak_flops_per_s: float | None = None  # dense, of one device, where the table is not to be used
     peak_source: str | None = None
+    devices: str | None = None  # GPUs that count: "all", "none", or their indices or ids, by commas
     num_devices: int | None = None  # that the tokens are of, where they can't be seen
     layout: str | None = None  # which ranks work on the same tokens: "tp=2,pp=4" (`runlog.layout`)
     job: str | None = None  # what this run is a part of, where a job is stopped and resumed
@@ -66,6 +73,12 @@ class Settings:
         """What is declared of each way to end the warm-up."""
         return tuple(getattr(self, name) for name in WARMUP)
 
+    @property
+    def steps_range(self) -> tuple[int, int | None] | None:
+        """The first step of a window STEP:STEP and the one after its last; None for other kinds."""
+        found = _STEPS.fullmatch(self.window or "")
+        return None if found is None else (int(found[1] or 0), int(found[2]) if found[2] else None)
+
     def __post_init__(self) -> None:
         if sum(way is not None for way in self.warmups) > 1:
             raise UsageError("give one of warmup_steps, warmup_s and warmup, not several")
@@ -74,6 +87,7 @@ class Settings:
                 f'warmup can be "auto"; got {self.warmup!r}: a number of steps is warmup_steps, of'
                 " seconds warmup_s"
             )
+        _check_window(self.window)
         for name in ("warmup_steps", "warmup_s", *_CARBON_AND_MONEY):
             self._check(name, at_least=0)
         for name in ("parameters", "tokens_per_step", "samples_per_step", "num_devices"):
@@ -82,6 +96,10 @@ class Settings:
             self._check(name, at_least=1.0)
         self._check("peak_flops_per_s", at_least=1e9)
         _check_currency(self.currency)
+        if self.devices is not None and not all(map(str.strip, str(self.devices).split(","))):
+            raise UsageError(
+                f"devices are indices or UUIDs as in 0,2, or all, or none; got {self.devices!r}"
+            )
         if self.dtype not in (None, *DTYPES):
             raise UsageError(f"no type {self.dtype!r}; there are {', '.join(DTYPES)}")
         if self.layout is not None:
@@ -130,6 +148,19 @@ def _with_sources(more: dict[str, Any]) -> dict[str, Any]:
         if more.get(figure) is not None and more.get(source) is None
     }
     return {**more, **silent}
+
+
+def _check_window(window: object) -> None:
+    if window is None or window in WINDOWS:
+        return
+    found = _STEPS.fullmatch(window) if isinstance(window, str) else None
+    if found is None or window == ":":
+        raise UsageError(
+            "window is training, whole, unbroken or STEP:STEP (100:200, 100:, :200);"
+            f" got {window!r}"
+        )
+    if found[2] and int(found[1] or 0) >= int(found[2]):
+        raise UsageError(f"window {window} holds no step: its end must be above its start")
 
 
 def _check_currency(name: object) -> None:

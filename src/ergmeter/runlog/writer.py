@@ -4,6 +4,9 @@ Each batch is one `write` of one whole Arrow message, so a reader sees all of it
 process that dies loses what it had not handed over yet and nothing else. A disk that is full makes
 the write fail half way: the file is cut back to the last whole message, the rows are dropped and
 counted, and the next batch is tried again. Training never sees any of it.
+
+Steps that are dropped are marked with their number, tokens and time (`dropped`): when it begins, at
+each doubling (a full disk has room for few marks), when it is over, and at the end.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Mark, Reported, Sample, Step
 from ergmeter.runlog import format as fmt
+from ergmeter.runlog.dropped import DroppedSteps
 from ergmeter.runlog.liveness import is_alive
 
 if TYPE_CHECKING:
@@ -173,7 +177,9 @@ class Writer:
         self.id = str(header["writer"])
         self.directory = run / self.id
         self.dropped_rows = 0
-        self._dropped_steps = 0
+        self.dropped_steps: DroppedSteps | None = None
+        self._marked_steps: DroppedSteps | None = None  # of those, what the last mark holds
+        self.answered_s = time.monotonic()  # when the disk last finished something
         self._segments: dict[tuple[str, str], _Segment] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._texts: dict[tuple[str, str], dict[str, list[str]]] = {}
@@ -218,13 +224,19 @@ class Writer:
         """Load what writing needs, before there is something to write."""
         from ergmeter.runlog import arrays  # noqa: PLC0415, F401
 
-    def mark(self, mark: Mark) -> None:
-        """Append a mark. A full disk loses it: there is no one left to tell."""
-        line = json.dumps({"t_ns": mark.t_ns, "name": mark.name, "detail": mark.detail}) + "\n"
+    def mark(self, mark: Mark) -> bool:
+        """Append a mark. False if the disk is full, and it is lost."""
+        text = json.dumps({"t_ns": mark.t_ns, "name": mark.name, "detail": mark.detail}) + "\n"
+        line = text.encode()
         try:
-            os.write(self._marks_fd, line.encode())
+            written = os.write(self._marks_fd, line)
+            if written < len(line):  # half a line would spoil the next one
+                os.ftruncate(self._marks_fd, os.fstat(self._marks_fd).st_size - written)
         except OSError:
-            self.dropped_rows += 1
+            written = 0
+        self.dropped_rows += written < len(line)
+        self.answered_s = time.monotonic()
+        return written == len(line)
 
     def write(
         self, table: str, rows: Sequence[Sample | Step | Reported], *, stream: str = ""
@@ -246,19 +258,28 @@ class Writer:
         try:
             segment = self._segment_for(table, stream, present)
             segment.append(self._batch(segment.schema, table, stream, columns))
+            self.answered_s = time.monotonic()
         except OSError as error:
             self._refused(rows, error)
             if table == "steps":
-                self._dropped_steps += rows
-                self._tell_of_steps()  # now, too: whoever is killed tells nothing at its end
+                self.drop_steps(DroppedSteps.of(columns, f"the disk refused: {error}"))
             self._begin_again(table, stream)
             return
+        if table == "steps":
+            self._mark_dropped_steps()
         try:
             if self._is_full(segment):
                 self._roll(table, stream)
         except OSError as error:
             self._refused(0, error)
             self._begin_again(table, stream)
+
+    def drop_steps(self, dropped: DroppedSteps) -> None:
+        """Count steps that will not be written, and mark them."""
+        before, marked = self.dropped_steps, self._marked_steps
+        self.dropped_steps = dropped if before is None else before + dropped
+        if marked is None or _rows(self.dropped_steps) >= 2 * _rows(marked):
+            self._mark_dropped_steps()
 
     def close(self) -> None:
         """Finish every file. What is on disk already was readable before this, and still is."""
@@ -269,13 +290,13 @@ class Writer:
                 self._refused(0, error)
         if self.dropped_rows:
             self.mark(Mark(time.monotonic_ns(), "rows_dropped", f"{self.dropped_rows} rows in all"))
-        if self._dropped_steps:
-            self._tell_of_steps()
+        self._mark_dropped_steps()
         os.close(self._marks_fd)
 
-    def _tell_of_steps(self) -> None:
-        said = f"{self._dropped_steps} rows of steps could not be written"
-        self.mark(Mark(time.monotonic_ns(), "steps_dropped", said))
+    def _mark_dropped_steps(self) -> None:
+        dropped = self.dropped_steps
+        if dropped is not None and dropped != self._marked_steps and self.mark(dropped.mark):
+            self._marked_steps = dropped
 
     def _begin_again(self, table: str, stream: str) -> None:
         """A file whose schema was refused can hold nothing: the next batch begins another."""
@@ -338,8 +359,14 @@ class Writer:
     def _roll(self, table: str, stream: str) -> None:
         segment = self._segments.pop((table, stream))
         segment.finish()
+        self.answered_s = time.monotonic()
         if segment.path.stat().st_size > fmt.SMALL_SEGMENT_BYTES:
             to_parquet(segment.path)
+            self.answered_s = time.monotonic()
+
+
+def _rows(dropped: DroppedSteps) -> int:
+    return dropped.steps + dropped.spans
 
 
 def to_parquet(live: Path) -> Path:

@@ -25,6 +25,7 @@ from ergmeter.meter import Meter
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
+from tests.runs import ALL_STEPS
 
 PARAMETERS = 1_000_000
 
@@ -58,7 +59,7 @@ class Timed:
 
 
 def value(run: Path, key: str) -> float:
-    found = summarize(Run.open(run)).readings[key]
+    found = summarize(Run.open(run), ALL_STEPS).readings[key]
     assert isinstance(found, Reading), found
     return found.value
 

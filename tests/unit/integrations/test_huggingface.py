@@ -29,7 +29,7 @@ ARGUMENTS = {"logging_strategy": "steps", "bf16": True, "fp16": False}
 
 def begun(path: Path, **options: Any) -> Run:
     """The run of a training that began and ended, as a loop without a Trainer tells it."""
-    callback = huggingface.ErgmeterCallback(path, probes=[], **options)
+    callback = huggingface.ErgmeterCallback(path, probes=[], warmup_steps=0, **options)
     arguments = SimpleNamespace(**ARGUMENTS)
     state = SimpleNamespace(**STATE)
     callback.on_train_begin(arguments, state, None, model=None)

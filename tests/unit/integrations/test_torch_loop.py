@@ -7,6 +7,7 @@ import gc
 import io
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -171,9 +172,50 @@ def test_evaluation_without_eval_mode_ends_where_the_next_batch_is_fetched(
     evaluated, waited = steps(watched, "eval"), steps(watched, "data")
     trained = steps(watched)
     assert trained["tokens_computed"].tolist() == [ROWS * LENGTH] * 4
-    assert len(evaluated["start_ns"]) == 3  # the last did not end: nothing came after it
+    assert len(evaluated["start_ns"]) == 4  # the last ends with its last forward
     assert len(waited["start_ns"]) == 4
-    assert np.all(evaluated["end_ns"] <= waited["start_ns"][1:])
+    assert np.all(evaluated["end_ns"][:3] <= waited["start_ns"][1:])
+    assert np.all(evaluated["end_ns"] > evaluated["start_ns"])
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_an_evaluation_before_the_first_step_is_the_trainings(
+    watching: Callable[..., Watched], is_given: bool
+) -> None:
+    model, other = Small(), Small()
+    if is_given:
+        optimizer = sgd(model)
+        watched = watching(model, optimizer)
+    else:
+        watched = watching()
+        optimizer = sgd(model)
+    began_ns = time.monotonic_ns()
+    model.eval()
+    with torch.no_grad():
+        model(ids())
+        other(ids())  # of a model that is not trained
+        model(ids())
+    ended_ns = time.monotonic_ns()
+    model.train()
+    time.sleep(0.05)  # and this is none of it
+    model(ids()).sum().backward()
+    optimizer.step()
+    evaluated = steps(watched, "eval")
+    assert began_ns <= evaluated["start_ns"].item() < evaluated["end_ns"].item() <= ended_ns
+    assert len(steps(watched)["start_ns"]) == 1
+
+
+def test_a_model_loaded_in_eval_mode_that_is_not_called_evaluates_nothing(
+    watching: Callable[..., Watched],
+) -> None:
+    model = Small().eval()
+    optimizer = sgd(model)
+    watched = watching(model, optimizer)
+    model.train()
+    model(ids()).sum().backward()
+    optimizer.step()
+    model.eval()
+    assert len(steps(watched, "eval")["start_ns"]) == 0
 
 
 def test_a_loss_is_kept_with_its_step(watching: Callable[..., Watched]) -> None:
@@ -380,7 +422,7 @@ def test_a_summary_is_of_the_steps_so_far_and_the_loop_goes_on(
 ) -> None:
     model = Small()
     optimizer = sgd(model)
-    watched = watching(model, optimizer)
+    watched = watching(model, optimizer, warmup_steps=0)
     counts = []
     for _ in range(2):
         for _ in range(4):

@@ -120,6 +120,7 @@ def test_a_model_that_is_run_to_be_counted_has_its_padding_in_the_hardwares_flop
     for _ in range(12):
         training.step_begin()
         training.batch({"input_ids": torch.ones_like(mask), "attention_mask": mask})
+        model(torch.ones_like(mask)).sum().backward()
         training.step_end()
     training.end()
     found = summarize(Run.open(tmp_path / "run")).readings
@@ -144,3 +145,28 @@ def test_steps_that_are_held_are_not_written_again_by_a_forked_child(tmp_path: P
     run = Run.open(tmp_path / "run")
     assert len(run.writers) == 1
     assert run.steps()["index"].tolist() == [0, 1, 2]
+
+
+def test_tokens_are_those_of_the_calls_where_a_batch_is_prompts(tmp_path: Path) -> None:
+    """As in GRPO: what is trained on is generated, and scored once without gradients."""
+    model = torch.nn.Sequential(torch.nn.Embedding(50, 16), torch.nn.Linear(16, 50))
+    training = Training(out=tmp_path / "run", probes=())
+    training.begin(model)
+    for length in (6, 7, 8):
+        training.step_begin()
+        training.batch([{"prompt": "what is an erg?"}])
+        made = torch.zeros(4, length, dtype=torch.long)
+        with torch.no_grad():
+            model(made)
+        model(made).sum().backward()
+        training.step_end()
+    training.end()
+    run = Run.open(tmp_path / "run")
+    assert run.steps()["tokens_computed"].tolist() == [4 * 6, 4 * 7, 4 * 8]
+    # The second step: 28 tokens through 16 x 50, thrice less the embedding's; scored beside it.
+    assert [one.model_per_step for one in run.flops] == [3 * 2 * 28 * 16 * 50]
+    others = run.flops[0].other_work
+    assert [(part.name, part.flops) for part in others or ()] == [
+        ("other models", 2 * 28 * 16 * 50)
+    ]
+    assert "_compiled_call_impl" not in vars(model)  # nothing is left behind

@@ -21,6 +21,7 @@ from ergmeter.integrations.monitor_settings import MonitorSettings
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
+from tests.runs import ALL_STEPS
 
 PEAK = 1e12
 LAYERS, HIDDEN, INNER, VOCABULARY = 2, 64, 160, 256
@@ -187,7 +188,7 @@ def test_the_run_has_the_same_steps_tokens_and_mfu(monitor: TrainingMonitor) -> 
     monitor.finish_training()
     assert path is not None
     run = Run.open(path)
-    found = summarize(run).readings
+    found = summarize(run, ALL_STEPS).readings
 
     def value(key: str) -> float:
         reading = found[key]

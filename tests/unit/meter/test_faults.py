@@ -18,7 +18,9 @@ import pytest
 
 from ergmeter import Flops, Meter, Run, UsageError
 from ergmeter.meter import handover, measuring
+from ergmeter.meter.pending_steps import PendingSteps
 from ergmeter.records import Mark
+from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.format import RUN_VARIABLE
 from ergmeter.runlog.writer import Writer
 
@@ -98,6 +100,37 @@ class TestHandOver:
         run = Run.open(tmp_path / "run")
         assert run.steps()["tokens_computed"].tolist() == [5]
         assert run.status == "finished"
+        # Those that were not written are counted.
+        (dropped,) = dropped_steps(run)
+        assert (dropped.steps, dropped.tokens) == (2, 2)
+        assert dropped.why == "ZeroDivisionError: of all things"
+        assert 0 <= meter._started_ns - dropped.start_ns < 1e6  # kept to a millisecond
+        summary = meter.summary()
+        assert summary.readings["steps.dropped"].value == 2  # type: ignore[union-attr]
+        (said,) = [note for note in summary.notes if "2 steps (2 tokens)" in note]
+        assert said == f"part of the record is missing: {dropped}"
+
+    def test_steps_that_can_not_be_collected_are_counted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fails(*_: Any) -> None:
+            raise ZeroDivisionError("of all things")
+
+        monkeypatch.setattr(handover, "HAND_OVER_S", 60)
+        with meter_in(tmp_path / "run") as meter:
+            meter.step_end(tokens=1)
+            meter.summary()
+            with monkeypatch.context() as broken:
+                broken.setattr(PendingSteps, "_checked", fails)
+                meter.step_end(tokens=1)
+                meter.step_end(tokens=1)
+                meter.summary()
+            meter.step_end(tokens=1)
+        run = Run.open(tmp_path / "run")
+        (dropped,) = dropped_steps(run)
+        assert (len(run.steps()["start_ns"]), dropped.steps, dropped.tokens) == (2, 2, None)
+        assert dropped.why == "ZeroDivisionError: of all things"
+        assert marks_of(tmp_path / "run", "handover_failed") == ["ZeroDivisionError: of all things"]
 
     def test_closing_never_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: Any, **__: Any) -> None:
@@ -223,6 +256,9 @@ class TestStart:
                 "tokens_per_step": None,
                 "bytes_per_step": None,
                 "assumptions": ["dense"],
+                "samples_per_step": None,
+                "other_work": None,
+                "not_counted": [],
             }
         ]
 
@@ -303,8 +339,57 @@ class TestClose:
         began_s = time.monotonic()
         meter.close()
         assert time.monotonic() - began_s < 30  # half of what it would have hung
-        assert "has not answered" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "the disk has not answered for" in said
+        assert "the end of the run is missing, with 0 rows of steps" in said
         assert measuring.meters() == ()
+        answers.set()
+        until(lambda: writing_threads() == 0)
+
+    def test_a_disk_that_is_slow_is_not_called_one_that_hangs(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(handover, "STOP_S", 0.5)
+        monkeypatch.setattr(handover, "WRITE_ROWS", 10)
+        write_columns = Writer.write_columns
+
+        def slow(self: Writer, table: str, *rest: Any, **options: Any) -> None:
+            time.sleep(0.1)
+            write_columns(self, table, *rest, **options)
+
+        with meter_in(tmp_path / "run") as meter:
+            monkeypatch.setattr(Writer, "write_columns", slow)
+            for _ in range(100):  # ten writes, which take twice as long as a disk may hang
+                meter.step_end(tokens=1)
+        assert capsys.readouterr().err == ""
+        run = Run.open(tmp_path / "run")
+        assert (run.status, len(run.steps()["start_ns"])) == ("finished", 100)
+
+    def test_steps_that_a_hanging_disk_has_not_got_are_counted_at_the_end(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setattr(handover, "STOP_S", 0.2)
+        monkeypatch.setattr(handover, "HAND_OVER_S", 0.01)
+        asked, answers = threading.Event(), threading.Event()
+
+        def hangs(*_: Any, **__: Any) -> None:
+            asked.set()
+            answers.wait(60)
+
+        monkeypatch.setattr(Writer, "write_columns", hangs)
+        meter = meter_in(tmp_path / "run").start()
+        meter.step_end(tokens=1)
+        assert asked.wait(60)
+        for _ in range(30):
+            meter.step_end(tokens=1)
+        meter.close()
+        assert "is missing, with 30 rows of steps" in capsys.readouterr().err
         answers.set()
         until(lambda: writing_threads() == 0)
 

@@ -318,9 +318,9 @@ def test_a_budget_tells_progress_and_when_the_rest_is_done(tmp_path: Path) -> No
         progress = meter.progress()
         assert (progress.done, progress.total, progress.unit) == (250, 1000, "tokens")
         assert progress.done_frac == 0.25
-        steps = steps_of(tmp_path / "run")
-        elapsed_s = (steps["end_ns"][-1] - steps["start_ns"][0]) / 1e9
-        assert progress.eta_s == pytest.approx(3 * elapsed_s)
+    steps = steps_of(tmp_path / "run")
+    elapsed_s = (steps["end_ns"][-1] - steps["start_ns"][0]) / 1e9
+    assert progress.eta_s == pytest.approx(3 * elapsed_s)
 
 
 def test_a_budget_in_steps_and_in_flops(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def machine(library: Library, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     library.shut_down()
 
     def play(*gpus: Gpu, **system: object) -> Script:
-        script = Script(gpus, **{"stand_at_s": 0.0, **system})  # type: ignore[arg-type]
+        script = Script(gpus, **{"stand_at_s": 0.0, "in_use": False, **system})  # type: ignore[arg-type]
         monkeypatch.setenv("SCRIPTED_NVML", str(library.written(script)))
         return script
 

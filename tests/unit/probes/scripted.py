@@ -29,7 +29,16 @@ def joules(records: Sequence[Sample | Mark]) -> list[float]:
 
 
 def marks(records: Sequence[Sample | Mark]) -> list[Mark]:
-    return [r for r in records if isinstance(r, Mark)]
+    """The marks, without those of GPUs that are not in use or of which that is unknown."""
+    found = [r for r in records if isinstance(r, Mark)]
+    return [mark for mark in found if mark.name not in ("device_unused", "device_unknown")]
+
+
+def states(records: Sequence[Sample | Mark]) -> dict[str, str]:
+    """Whether the program uses each GPU, as far as that was marked now."""
+    found = [r for r in records if isinstance(r, Mark)]
+    names = [f"device_{state}" for state in ("used", "unused", "unknown")]
+    return {m.detail.partition(" ")[0]: m.name.partition("_")[2] for m in found if m.name in names}
 
 
 def indices(probe: NvmlProbe) -> list[int]:

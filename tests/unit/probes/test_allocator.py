@@ -55,8 +55,13 @@ def test_the_ranks_of_a_run_have_an_allocator_each(cuda: SimpleNamespace) -> Non
 
 
 def test_nothing_is_said_before_torch_has_begun(cuda: SimpleNamespace) -> None:
+    asked: list[str] = []
     cuda.is_initialized = lambda: False
-    assert AllocatorProbe(ProbeRequest(os.getpid(), "/")).read() == []
+    for name in ("is_available", "device_count", "get_device_name", "get_device_properties"):
+        setattr(cuda, name, lambda *_, name=name: asked.append(name))
+    with pytest.raises(NotMeasurable, match="uses no GPU"):
+        AllocatorProbe(ProbeRequest(os.getpid(), "/"))
+    assert not asked  # each of these would initialise CUDA
 
 
 def test_a_program_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes import nvml, nvml_gpu
 from ergmeter.probes.nvml import NvmlProbe
-from ergmeter.records import Sample
+from ergmeter.records import Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import RAMP, Open, counters, gauges, indices, marks
 
@@ -94,7 +94,9 @@ def test_a_gpu_that_supports_nothing_is_not_lost_and_gives_no_sample(
 ) -> None:
     probe = opened(Gpu(faults=[Fault("all", pynvml.NVML_ERROR_NOT_SUPPORTED, 1)]))
     library.stand_at(2)
-    assert list(probe.read()) == []
+    (said,) = probe.read()
+    assert isinstance(said, Mark)
+    assert said.name == "device_unknown"  # nobody can say who uses it
     assert list(probe.read()) == []
 
 

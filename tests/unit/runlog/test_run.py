@@ -346,7 +346,8 @@ def test_steps_that_the_disk_refuses_are_told_of_at_once(
     with monkeypatch.context() as full:
         full.setattr(writer_module._Segment, "append", refuses)
         writer.write("steps", even_steps(5, tokens_computed=7))
-    assert "5 rows of steps could not be written" in reason(Run.open(run), "tokens.total")
+    said = "5 steps (35 tokens) in 5.000 s were not recorded: the disk refused"
+    assert said in reason(Run.open(run), "tokens.total")
 
 
 def test_rows_that_are_there_are_not_lost_where_their_file_can_not_be_packed(

@@ -18,6 +18,7 @@ _NAMES = (
     "transformers.modeling_utils",
     "accelerate.accelerator",
     "lightning.fabric.fabric",
+    "lightning_fabric.fabric",
     "deepspeed",
     "transformers.trainer",
     "lightning.pytorch.trainer.trainer",
@@ -101,6 +102,8 @@ def _begin():
     run = os.environ.get("ERGMETER_RUN")
     if not run or not os.path.isdir(os.path.join(run, ".hook")):
         return  # or the recorder has ended, and this came after it
+    if os.environ.get("ERGMETER_FLUSH_LINES") and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(line_buffering=True)
     is_there = sys.version_info >= (3, 10) and _is_there("ergmeter")
     _announce(is_there)
     if is_there:
