@@ -86,3 +86,7 @@ def reason(run: Run, key: str, **settings: Any) -> str:
     found = summarize(run, Settings(**settings)).readings[key]
     assert isinstance(found, Missing), found
     return found.reason
+
+
+# Every step that was recorded: which are warm-up depends on how busy a machine is.
+ALL_STEPS = Settings(window="unbroken")

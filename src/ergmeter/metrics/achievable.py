@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import read_document
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.compute import FLOPS_PER_S, MFU, run_results
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.metrics.compute import BANDWIDTH, FLOPS_PER_S, MFU, need_possible, of_run
+from ergmeter.records import Reading, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ ACHIEVABLE = "compute.achievable_flops_per_s_per_device"
 OF_PEAK = "compute.achievable_of_peak_frac"
 
 _CURE = "run `erg calibrate` on this machine, then record again"
-_ABOVE = (
-    "above 100 %: faster than it was when it was calibrated; calibrate again, or an input of the"
-    " MFU is wrong"
+_ABOVE = "faster than in the calibration: calibrate again, or an input of the MFU is wrong"
+_ABOVE_PEAK = (
+    "the calibration is faster than the peak: the peak or its dtype is wrong, or the clock was"
+    " above the datasheet's"
 )
 # What a rate hangs on, as a device's facts and a calibration's conditions name it, with its unit.
 _HANGS_ON = {"power_limit_w": ("power limit", " W"), "driver": ("driver", "")}
@@ -48,14 +49,16 @@ def achievable_flops_per_s(evidence: Evidence) -> Reading:
 
 def mfu_of_achievable_frac(evidence: Evidence) -> Reading:
     """Model FLOP/s of a device, of what it was seen to hold."""
-    each = _of_run(evidence, FLOPS_PER_S)
-    return _share(each, _achievable(evidence))
+    each, held = of_run(evidence, FLOPS_PER_S), _achievable(evidence)
+    need_possible(evidence, MFU)
+    return _share(each, held)
 
 
 def achievable_of_peak_frac(evidence: Evidence) -> Reading:
     """What a device holds, of its datasheet: the most that MFU can be here."""
-    held, mfu = _achievable(evidence), _of_run(evidence, MFU)
-    each = _of_run(evidence, FLOPS_PER_S)
+    held, mfu = _achievable(evidence), of_run(evidence, MFU)
+    need_possible(evidence, MFU)
+    each = of_run(evidence, FLOPS_PER_S)
     if not mfu.value:
         raise NotMeasurable("no FLOP was computed in the window")
     peak = each.value / mfu.value
@@ -68,12 +71,13 @@ def achievable_of_peak_frac(evidence: Evidence) -> Reading:
 
 def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
     """Bytes that had to be moved, over time, of what the memory was seen to move."""
-    each = _of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
+    each = of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
     chosen = evidence.flops[0]
     if chosen.bytes_per_step is None or not chosen.model_per_step:
         raise NotMeasurable(
             "bytes are counted for inference, which is bound by them: --phase decode"
         )
+    need_possible(evidence, BANDWIDTH)
     per_flop = chosen.bytes_per_step / chosen.model_per_step
     low, high = (None if edge is None else edge * per_flop for edge in (each.low, each.high))
     moved = replace(each, value=each.value * per_flop, low=low, high=high)
@@ -84,16 +88,7 @@ def _share(rate: Reading, held: Reading) -> Reading:
     value = rate.value / held.value
     low, high = (None if edge is None else edge / held.value for edge in (rate.low, rate.high))
     note = f"{held.note}; {rate.note}"
-    if value > 1:
-        note = f"{_ABOVE}. {note}"
     return Reading(value, "frac", weakest(rate.basis, held.basis), low, high, note)
-
-
-def _of_run(evidence: Evidence, key: str) -> Reading:
-    found = run_results(evidence)[key]
-    if isinstance(found, Missing):
-        raise NotMeasurable(found.reason)
-    return found
 
 
 def _achievable(evidence: Evidence) -> Reading:
@@ -185,6 +180,8 @@ METRICS = [
         "FLOPs of a token x tokens/s / (devices x FLOP/s held in `erg calibrate`, same type)",
         _NEEDS,
         mfu_of_achievable_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
     ),
     Metric(
         ACHIEVABLE,
@@ -203,6 +200,8 @@ METRICS = [
         "FLOP/s held in `erg calibrate` / dense peak: the most that MFU can be on this machine",
         (*_NEEDS, "a peak"),
         achievable_of_peak_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
     ),
     Metric(
         BANDWIDTH_OF_ACHIEVABLE,
@@ -212,5 +211,7 @@ METRICS = [
         "bytes that a token has to move x tokens/s / (devices x B/s read in `erg calibrate`)",
         ("the bytes of a decoding step", "tokens", "a calibration"),
         bandwidth_of_achievable_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
     ),
 ]

@@ -144,6 +144,8 @@ def _metric(column: str, title: str, direction: Direction, says: str) -> Metric:
         _over_devices(column, unit, says),
         per_device=_of_device(column, unit, says),
         kinds=("gpu",),
+        upper_bound=1.0 if unit == "frac" else None,
+        above_bound="a reading of the hardware counters is wrong",
     )
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.compute import flops_per_token
-from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,7 +52,8 @@ def ahead(evidence: Evidence) -> Ahead:
     done = float(steps_done(lane)) if unit == "steps" else _amount(evidence, lane, unit)
     try:
         counted = evidence.counted.longest
-        span_s = float(counted["end_ns"].max() - counted["start_ns"].min()) / NS_PER_S
+        # Evaluation and checkpoints are still to come as well: the time to the end has them in it.
+        span_s = evidence.window.outer.duration_s
         rate = _amount(evidence, counted, unit) / span_s if span_s > 0 else 0.0
     except NotMeasurable:
         rate = 0.0

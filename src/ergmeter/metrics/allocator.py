@@ -114,6 +114,7 @@ METRICS = [
         " of the allocator where it is most",
         _NEEDS,
         allocator_unused_frac,
+        upper_bound=1.0,
     ),
     Metric(
         "memory.allocator_split_bytes",

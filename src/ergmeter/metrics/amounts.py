@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.spool import Array
     from ergmeter.metrics.steps import Steps
+    from ergmeter.metrics.window import TrainingWindow
     from ergmeter.records import FloatArray, TimeArray
 
 
@@ -61,15 +62,16 @@ def interval_in_order(top: Amounts, bottom: Amounts) -> tuple[float, float] | No
 class Timed:
     """The rows of all ranks in the order in which they ended, cut into blocks of as many."""
 
-    def __init__(self, rows: Steps, start_ns: int) -> None:
-        """`start_ns`: where the first block begins."""
+    def __init__(self, rows: Steps, window: TrainingWindow) -> None:
+        """`window`: what the rows are over, from the start of the first block on."""
         self._rows = rows
+        self._window = window
         count = len(rows)
         cuts = cuts_of(count)
         self._blocks: list[Array] = []  # of each lane: the block of each row, in a byte
         self._lasted_s: FloatArray = np.empty(0)
         if cuts is not None:
-            self._cut(cuts, start_ns, count)
+            self._cut(cuts, count)
 
     def interval(self, amounts: Amounts) -> tuple[float, float] | None:
         """The 95 % interval of amounts over time; None if there are too few rows."""
@@ -80,9 +82,12 @@ class Timed:
             sums += np.bincount(block, weights=one, minlength=len(sums))
         return interval_of(sums, self._lasted_s)
 
-    def _cut(self, cuts: TimeArray, start_ns: int, count: int) -> None:
+    def _cut(self, cuts: TimeArray, count: int) -> None:
         ends = selection.at(self._ends, [*(cuts - 1).tolist(), count - 1], count)
-        self._lasted_s = np.diff(np.append(start_ns, ends)) / NS_PER_S
+        passed = self._window.elapsed_ns(np.append(self._window.start_ns, ends))
+        # The window of requests goes on after the last row, until failed ones have settled.
+        passed[-1] = max(passed[-1], self._window.elapsed_ns(np.array([self._window.end_ns]))[0])
+        self._lasted_s = np.diff(passed) / NS_PER_S
         ends = ends[:-1]  # of the last row before each cut
         before = np.zeros(len(cuts), dtype=np.int64)
         for own in self._ends():

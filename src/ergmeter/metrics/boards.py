@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ergmeter.metrics.gpu_use import gpu_use
+
 if TYPE_CHECKING:
     from ergmeter.runlog.reader import Run
 
 
 def board_facts(run: Run) -> dict[str, str | float]:
     """By the ledger's names; what is not known, or differs between the GPUs, is left out."""
-    gpus = [one for one in run.devices.values() if one.kind == "gpu"]
+    gpus = [run.devices[id_] for id_, use in gpu_use(run).items() if use.counts]
     found: dict[str, str | float] = {}
     names = sorted({one.name for one in gpus} or _processors(run))
     if names:

@@ -7,18 +7,23 @@ A plugin adds metrics by naming a list of `Metric` under the entry point `ergmet
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from ergmeter import registry
-from ergmeter.errors import UsageError
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.records import Reading, is_above
+from ergmeter.units import significant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Device, Direction, Reading
+    from ergmeter.records import Device, Direction, Result
+
+
+IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such a reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,11 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the catalogue. `compute` raises NotMeasurable with the reason."""
+    """One row of the catalogue. `compute` raises NotMeasurable with the reason.
+
+    A value above `upper_bound` is impossible; `above_bound` is what it means. Read a metric with
+    `reading` and `device_reading`, which set the mark.
+    """
 
     key: str
     title: str
@@ -46,6 +55,64 @@ class Metric:
     per_device: Callable[[Evidence, Device], Reading] | None = None
     kinds: tuple[str, ...] = ()  # the kinds of device that per_device speaks of
     aliases: tuple[Alias, ...] = ()
+    upper_bound: float | None = None
+    above_bound: str = "an input is wrong"
+
+    def reading(self, evidence: Evidence) -> Reading:
+        """The metric of a run, marked if it is impossible."""
+        return self.checked(self.compute(evidence))
+
+    def device_reading(self, evidence: Evidence, device: Device) -> Reading:
+        """The metric of one device, marked if it is impossible."""
+        assert self.per_device is not None
+        return self.checked(self.per_device(evidence, device))
+
+    def checked(self, found: Reading) -> Reading:
+        """The reading, marked as impossible if it is above the metric's bound."""
+        if self.upper_bound is None or not is_above(found, self.upper_bound):
+            return found
+        bound = _in_words(self.upper_bound, self.unit)
+        return replace(found, impossible=f"above {bound}: {self.above_bound}")
+
+    def usable(self, found: Reading) -> Reading:
+        """The reading, for use in another metric. Raises NotMeasurable if it is impossible."""
+        if found.impossible:
+            raise NotMeasurable(f"{self.title} {refusal(found)}")
+        return found
+
+
+def refusal(found: Reading) -> str:
+    """Why nothing is computed from an impossible reading: its value and the reason."""
+    return f"{_in_words(found.value, found.unit)} {IMPOSSIBLE}: {found.impossible}"
+
+
+def _in_words(value: float, unit: str) -> str:
+    return f"{significant(value * 100, 3)} %" if unit == "frac" else f"{significant(value)} {unit}"
+
+
+def checked(key: str, found: Result) -> Result:
+    """A result of a metric of the catalogue, marked if it is impossible."""
+    return catalogue()[key].checked(found) if isinstance(found, Reading) else found
+
+
+def over_whole_run(metric: Metric, key: str, title: str) -> Metric:
+    """The same metric over the whole run, to stand beside the one over the training window."""
+
+    def compute(evidence: Evidence) -> Reading:
+        return metric.compute(evidence.whole_run)
+
+    return Metric(
+        key,
+        title,
+        metric.unit,
+        metric.direction,
+        f"as {metric.key}, from the start of the command or the Meter to the end of the run, with"
+        " all training steps",
+        metric.needs,
+        compute,
+        upper_bound=metric.upper_bound,
+        above_bound=metric.above_bound,
+    )
 
 
 @cache

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.entries import EVAL_LOSS
-from ergmeter.metrics.grouping import Fairness, Group, fairness, grouped, mixed, question
+from ergmeter.metrics.grouping import (
+    WHOLE_RUN_FROM,
+    Fairness,
+    Group,
+    fairness,
+    grouped,
+    mixed,
+    question,
+)
 from ergmeter.metrics.pareto import Front, front
 from ergmeter.metrics.ratios import UNBOUNDED, Contrast, Mean, contrast, mean
 from ergmeter.metrics.targets import ENERGY, SMOOTHING, TIME, to_target
@@ -23,7 +31,11 @@ from ergmeter.metrics.verdicts import (
     JOULES,
     LOSS,
     MFU,
+    OF_WHOLE_RUN,
     RATE,
+    WHOLE_JOULES,
+    WHOLE_MFU,
+    WHOLE_RATE,
     Measure,
     Verdict,
     absent,
@@ -37,7 +49,10 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.entries import Entry, Found
 
-DEFAULT = (RATE, JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, LOSS, EVAL_LOSS)
+DEFAULT = (
+    *(RATE, WHOLE_RATE, JOULES, WHOLE_JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, WHOLE_MFU),
+    *(LOSS, EVAL_LOSS),
+)
 # What a front is over; of memory, that of the devices where all groups have it.
 _FRONT = ((RATE,), (JOULES,), (DEVICE_MEMORY, HOST_MEMORY))
 _SENSOR = 0.01
@@ -131,8 +146,10 @@ def contrast_of(ours: Group, theirs: Group, measured: Measure, *, confidence: fl
     """
     a, b = (_having(group, measured.key) for group in (ours, theirs))
     for group, own in ((ours, a), (theirs, b)):
-        if not own:
-            raise NotMeasurable(f"{group.name}: {group.entries[0].why_not(measured.key)}")
+        wrong = impossible_entry(group, measured.key)
+        if wrong is not None or not own:
+            why = (wrong or group.entries[0]).why_not(measured.key)
+            raise NotMeasurable(f"{group.name}: {why}")
     pairs = _paired(a, b)
     if pairs is not None:
         a, b = pairs
@@ -162,11 +179,18 @@ def mean_of(group: Group, measured: Measure, *, confidence: float) -> Mean:
     """What a group's runs come to in one figure. NotMeasurable where there is none."""
     if measured.key in (TIME, ENERGY):
         _need_all(measured, group)
+    wrong = impossible_entry(group, measured.key)
     own = [entry.value(measured.key) for entry in group.entries]
     values = [value for value in own if value is not None]
-    if not values:
-        raise NotMeasurable(group.entries[0].why_not(measured.key))
+    if wrong is not None or not values:
+        raise NotMeasurable((wrong or group.entries[0]).why_not(measured.key))
     return mean(values, scale=measured.scale, confidence=confidence)
+
+
+def impossible_entry(group: Group, key: str) -> Entry | None:
+    """The first run whose reading is impossible: the group then has no mean and no verdict."""
+    found = ((entry, entry.figures.get(key)) for entry in group.entries)
+    return next((e for e, one in found if isinstance(one, Reading) and one.impossible), None)
 
 
 def _having(group: Group, key: str) -> list[Entry]:
@@ -225,14 +249,15 @@ def _measures(entries: Sequence[Entry], options: Options) -> tuple[Measure, ...]
 
 
 def _somebody_has(entries: Sequence[Entry], measured: Measure) -> bool:
-    return any(entry.value(measured.key) is not None for entry in entries)
+    return any(isinstance(entry.figures.get(measured.key), Reading) for entry in entries)
 
 
 def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
     """What no run has, by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in measures:
-        by_reason.setdefault(entries[0].why_not(one.key), []).append(one.noun)
+        if OF_WHOLE_RUN not in one.key:  # the one over the training window says why
+            by_reason.setdefault(entries[0].why_not(one.key), []).append(one.noun)
     return [f"no {', '.join(nouns)}: {reason}" for reason, nouns in by_reason.items()]
 
 
@@ -251,6 +276,9 @@ def _verdict(
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
         return absent(measured, f"not comparable: {'; '.join(fair.of_losses)}")
+    starts = [group.said(WHOLE_RUN_FROM) for group in (baseline, other)]
+    if OF_WHOLE_RUN in measured.key and len(set.union(*starts)) > 1 and not options.anyway:
+        return absent(measured, "not comparable: one whole run is since the command, one the Meter")
     try:
         if measured.key in (TIME, ENERGY):
             _need_all(measured, baseline, other)

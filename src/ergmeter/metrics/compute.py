@@ -4,19 +4,21 @@ MFU = FLOPs a token needs x tokens per second / (devices x dense peak of the typ
 (PaLM, arXiv 2204.02311, appendix B.) HFU has in its numerator what was computed again as well.
 
 The trap: a ratio whose numerator and denominator nobody can see. So every reading names its
-convention, its peak and where that is from, and the spread over the other conventions; nothing is
-clamped, and what is above 1 says what is most often the cause.
+convention, its peak and where that is from, and the spread over the other conventions. Nothing is
+clamped: a share above 1 is marked as impossible, with the most frequent causes, and no other metric
+is computed from it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.peaks import NARROW, NoPeak, Peak, declared_peak, device_peak, table_peak
-from ergmeter.metrics.throughput import tokens_per_s
+from ergmeter.metrics.throughput import samples_per_s, steps_per_s, tokens_per_s
 from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.metrics.unseen import need_all, need_devices
 from ergmeter.records import Missing, Reading, weakest
@@ -30,21 +32,31 @@ if TYPE_CHECKING:
 
     _Share = Callable[..., Reading]
 
-__all__ = ["Peak", "Rate", "compute_results", "declared_peak", "run_results", "table_peak"]
+__all__ = [
+    "Peak",
+    "Rate",
+    "compute_results",
+    "declared_peak",
+    "need_possible",
+    "of_run",
+    "run_results",
+    "table_peak",
+]
 
 MFU = "utilization.mfu_frac"
 MFU_BF16 = "utilization.mfu_bf16_peak_frac"
 HFU = "utilization.hfu_frac"
+ALL_WORK = "utilization.all_work_frac"
+FLOPS_PER_STEP = "compute.model_flops_per_step"
 FLOPS_PER_S = "compute.model_flops_per_s_per_device"
 FLOPS_PER_TOKEN = "compute.model_flops_per_token"
 BANDWIDTH = "utilization.bandwidth_frac"
 
-_ABOVE = "above 100 %, so an input is wrong"
-_CAUSES = (
-    "tokens per second of all devices against the peak of one; a peak of another type;"
-    " tokens counted twice; frozen weights or a window counted as if they were not; or a time that"
-    " did not wait for the device"
+_ABOVE_PEAK = (
+    "an input is wrong, likely the number of devices, the peak or its dtype, tokens counted twice,"
+    " FLOPs of frozen weights or masked pairs, or a time that did not wait for the device"
 )
+_ABOVE_BANDWIDTH = "an input is wrong, likely the batch size, the dtype or the number of devices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,10 @@ class NotApplicable(Missing):
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Tokens per second of all devices together, as measured or as somebody reports."""
+    """Tokens per second of all devices together, as measured or as somebody reports.
+
+    Of a model that reads no tokens: its samples or its steps, as `unit` says.
+    """
 
     tokens_per_s: float
     devices: int
@@ -63,20 +78,19 @@ class Rate:
     low: float | None = None
     high: float | None = None
     positions_per_token: float = 1.0  # that are computed: more than 1 where rows are padded
+    unit: str = "token"  # or sample, or step
 
 
 def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) -> dict[str, Result]:
     """Every reading about arithmetic. `flops`: under each convention, the chosen one first."""
     chosen = flops[0]
-    per_token = flops_per_token(chosen)
+    per_token = flops_per_unit(chosen, rate.unit)
+    counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
+    note = f"{_bound(chosen)}{counted}{_given(chosen)}{_spread(flops)}"
     found: dict[str, Result] = {
-        FLOPS_PER_TOKEN: Reading(
-            per_token,
-            "FLOP/token",
-            "derived",
-            note=f"{', '.join(dict.fromkeys((chosen.convention, chosen.engine)))}{_given(chosen)}"
-            f"{_spread(flops)}",
-        )
+        FLOPS_PER_TOKEN: Reading(per_token, "FLOP/token", "derived", note=note)
+        if rate.unit == "token"
+        else NotApplicable("the model reads no tokens: compute.model_flops_per_step has its FLOPs")
     }
     each = per_token * rate.tokens_per_s / rate.devices
     scale = each / rate.tokens_per_s if rate.tokens_per_s else 0.0
@@ -87,15 +101,17 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     share = _shares(each, low, high, basis)
     if isinstance(peak, Missing):
         return found | _without_peak(peak, chosen, rate, each, share)
-    found[MFU] = share(
+    mfu = share(
         peak,
         each,
         peak.flops_per_s,
-        f"{chosen.convention}{_given(chosen)}{_spread(flops, rate=rate, peak=peak)}; of"
-        f" {peak.said}; {over}",
+        f"{_bound(chosen)}{chosen.convention}{_given(chosen)}"
+        f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
     )
+    found[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
     found[HFU] = _hfu(chosen, rate, each, share, peak)
-    found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype)
+    found[ALL_WORK] = _all_work(chosen, rate, each, share, peak)
+    found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype, mfu=mfu)
     found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
     return found
 
@@ -103,15 +119,11 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
 def _shares(each: float, low: float | None, high: float | None, basis: Basis) -> _Share:
     """A rate as a share of a peak, with the edges that the rate has."""
 
-    def share(
-        peak: Peak, value: float, against: float, note: str, *, may_exceed: bool = False
-    ) -> Reading:
+    def share(peak: Peak, value: float, against: float, note: str) -> Reading:
         edges = (None if edge is None else edge * value / each / against for edge in (low, high))
         low_frac, high_frac = edges
-        ratio = value / against
-        if ratio > 1 and not may_exceed:
-            note = f"{_ABOVE}; likely {_CAUSES}. {note}"
-        return Reading(ratio, "frac", weakest(basis, peak.basis), low_frac, high_frac, note)
+        basis_of_both = weakest(basis, peak.basis)
+        return Reading(value / against, "frac", basis_of_both, low_frac, high_frac, note)
 
     return share
 
@@ -122,7 +134,7 @@ def _without_peak(
     """What is left where the peak of the type is not known."""
     wide = peak.bf16 if isinstance(peak, NoPeak) else None
     dtype = peak.dtype if isinstance(peak, NoPeak) else ""
-    found: dict[str, Result] = {MFU: peak, HFU: peak, MFU_BF16: peak, BANDWIDTH: peak}
+    found: dict[str, Result] = dict.fromkeys((MFU, HFU, ALL_WORK, MFU_BF16, BANDWIDTH), peak)
     if wide is not None:
         found[MFU_BF16] = _against_bf16(each, share, wide, dtype=dtype)
         found[BANDWIDTH] = _bandwidth(chosen, rate, wide)
@@ -174,9 +186,7 @@ def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
     is_assumed = any("assumed" in one for one in kept)
     basis = weakest("derived", rate.basis, "assumed" if is_assumed else "reported")
     ratio = rate.tokens_per_s * factor
-    if ratio > 1:
-        note = f"{_ABOVE}; likely another batch size or type than said. {note}"
-    return Reading(ratio, "frac", basis, low, high, note)
+    return _BY_KEY[BANDWIDTH].checked(Reading(ratio, "frac", basis, low, high, note))
 
 
 def flops_per_token(flops: Flops) -> float:
@@ -186,19 +196,66 @@ def flops_per_token(flops: Flops) -> float:
     return flops.model_per_step / flops.tokens_per_step
 
 
-def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+def flops_per_unit(flops: Flops, unit: str) -> float:
+    """Model FLOPs of a token, a sample or a step."""
+    if unit == "token":
+        return flops_per_token(flops)
+    per_step = flops.samples_per_step if unit == "sample" else 1
+    return flops.model_per_step / (per_step or 1)
+
+
+def _bound(chosen: Flops) -> str:
+    """That products are missing from a count, and which."""
+    if not chosen.not_counted:
+        return ""
+    return f"a lower bound, as these were not counted: {', '.join(chosen.not_counted)}; "
+
+
+def _hardware_ratio(chosen: Flops, rate: Rate) -> float:
+    """FLOPs with recomputation and padding, of the model's. NotMeasurable where not known."""
     if chosen.hardware_per_step is None:
-        return Missing("whether anything is computed a second time was not said")
+        raise NotMeasurable("whether anything is computed a second time was not said")
     ratio = chosen.hardware_per_step / chosen.model_per_step
     padding = rate.positions_per_token - 1
     if padding:
         if chosen.hardware_per_padding is None:
-            return Missing(
+            raise NotMeasurable(
                 f"{percent(padding / (1 + padding))} of what is computed is padding, and what a"
                 " position of it costs was not said"
             )
         # Padding goes through every layer and meets nothing: attention is that of the tokens.
         ratio += padding * chosen.hardware_per_padding / flops_per_token(chosen)
+    return ratio
+
+
+def _all_work(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+    """Every part of what is computed, over the peak; at least that where a part is not known."""
+    missing = list(chosen.not_counted)
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
+        ratio = 1.0
+        missing.append(str(error))
+    parts = {"model": 1.0, "recomputation and padding": ratio - 1}
+    if chosen.other_work is None:
+        missing.append("other models and generation, which were not looked for")
+    for part in chosen.other_work or ():
+        if part.flops is None:
+            missing.append(f"{part.name} ({part.note})")
+        else:
+            parts[part.name] = parts.get(part.name, 0.0) + part.flops / chosen.model_per_step
+    total = sum(parts.values())
+    said = ", ".join(f"{name} {percent(part / total)}" for name, part in parts.items() if part)
+    bound = f"a lower bound, as these were not counted: {'; '.join(missing)}. " if missing else ""
+    found = share(peak, each * total, peak.flops_per_s, f"{bound}{said}; of {peak.said}")
+    return _BY_KEY[ALL_WORK].checked(found)
+
+
+def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
+        return Missing(str(error))
     is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
     known = "by what the options or the model itself say"
     if is_assumed:
@@ -207,22 +264,39 @@ def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> R
         f"{chosen.convention}, with what is computed again or on padding, {ratio:.3f} times the"
         f" model's{'; no recomputation, ' + known if is_assumed else ''}"
         if ratio != 1
-        else f"equals MFU, nothing is computed twice, {known}"
+        else f"equals MFU, {_nothing_twice(chosen)}, {known}"
     )
+    note = f"{_bound(chosen)}{note}"
     found = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
-    return replace(found, basis="assumed") if is_assumed else found
+    return _BY_KEY[HFU].checked(replace(found, basis="assumed") if is_assumed else found)
 
 
-def _against_bf16(each: float, share: _Share, peak: Peak, *, dtype: str) -> Result:
+def _nothing_twice(chosen: Flops) -> str:
+    """What of a step is known not to be computed beside the model."""
+    if chosen.other_work:
+        beside = " and ".join(part.name for part in chosen.other_work)
+        return f"no recomputation; {beside}: see {ALL_WORK}"
+    if chosen.other_work is None:
+        return "no recomputation, other models were not looked for"
+    return "nothing is computed twice"
+
+
+def _against_bf16(
+    each: float, share: _Share, peak: Peak, *, dtype: str, mfu: Reading | None = None
+) -> Result:
     if dtype not in NARROW:
         return _one_peak(dtype)
+    try:
+        _BY_KEY[MFU].usable(mfu) if mfu is not None else None
+    except NotMeasurable as error:
+        return Missing(str(error))
     if peak.bf16_flops_per_s is None:
         return Missing("the bf16 peak of the device is not known")
     note = (
         f"products in {dtype}, held against the bf16 peak of"
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
     )
-    return share(peak, each, peak.bf16_flops_per_s, note, may_exceed=True)
+    return share(peak, each, peak.bf16_flops_per_s, note)
 
 
 # A count that is further than this from the chosen one is of something else, such as all experts.
@@ -231,6 +305,8 @@ _COMPARABLE = 2.0
 
 def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | None = None) -> str:
     """What the other conventions make of the same step: the least and the most, and what is far."""
+    if len(flops) == 1:
+        return ""
     chosen = flops_per_token(flops[0])
     others = sorted((flops_per_token(one), one.convention) for one in flops[1:])
     near = [one for one in others if chosen / _COMPARABLE <= one[0] <= chosen * _COMPARABLE]
@@ -283,15 +359,42 @@ def _run_results(evidence: Evidence) -> dict[str, Result]:
             or "the FLOPs of a step are not known: erg record --model-config config.json --seq-len"
             " N, or Meter(model=..., seq_len=N)"
         )
-    speed = tokens_per_s(evidence)
+    unit, speed = _speed(evidence)
     if speed.basis != "reported":
         need_all(evidence)
     if evidence.settings.num_devices is None:
         need_devices(evidence)
     devices, peak = _run_peak(evidence)
     positions = positions_per_token(evidence)
-    rate = Rate(speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions)
+    rate = Rate(
+        speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions, unit
+    )
     return compute_results(evidence.flops, rate, peak)
+
+
+def _speed(evidence: Evidence) -> tuple[str, Reading]:
+    """Tokens per second; of a model that reads none its samples or, at the least, its steps."""
+    chosen = evidence.flops[0]
+    if chosen.tokens_per_step or chosen.engine != "counted":
+        return "token", tokens_per_s(evidence)
+    if chosen.samples_per_step:
+        return "sample", samples_per_s(evidence)
+    pace = steps_per_s(evidence)
+    ranks = len(evidence.counted.lanes) if evidence.has_work else 1
+    low, high = (None if edge is None else edge * ranks for edge in (pace.low, pace.high))
+    return "step", replace(pace, value=pace.value * ranks, low=low, high=high)
+
+
+def _flops_per_step(evidence: Evidence) -> Reading:
+    """Model FLOPs of a step of all ranks, by the tokens, samples or steps it has."""
+    if not evidence.flops:
+        run_results(evidence)  # says why
+    chosen = evidence.flops[0]
+    unit, speed = _speed(evidence)
+    value = flops_per_unit(chosen, unit) * speed.value / steps_per_s(evidence).value
+    basis = weakest("derived", speed.basis)
+    note = f"{_bound(chosen)}{chosen.convention}, by the {unit}s of a step; all ranks"
+    return Reading(value, "FLOP/step", basis, note=note)
 
 
 def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
@@ -357,14 +460,24 @@ def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
     return Peak(str(facts.get("cpu_model", "CPU")), wanted, float(found), source, "assumed")
 
 
-def _of_run(key: str) -> Callable[[Evidence], Reading]:
-    def compute(evidence: Evidence) -> Reading:
-        found = run_results(evidence)[key]
-        if isinstance(found, Missing):
-            raise NotMeasurable(found.reason)
-        return found
+def of_run(evidence: Evidence, key: str) -> Reading:
+    """One of them. Raises NotMeasurable with the reason if it is missing."""
+    found = run_results(evidence)[key]
+    if isinstance(found, Missing):
+        raise NotMeasurable(found.reason)
+    return found
 
-    return compute
+
+def need_possible(evidence: Evidence, *keys: str) -> None:
+    """Raises NotMeasurable if one of these readings is impossible. A missing one passes."""
+    for key in keys:
+        found = run_results(evidence)[key]
+        if isinstance(found, Reading):
+            _BY_KEY[key].usable(found)
+
+
+def _of_run(key: str) -> Callable[[Evidence], Reading]:
+    return partial(of_run, key=key)
 
 
 _NEEDS = ("the FLOPs of a step", "tokens")
@@ -379,6 +492,8 @@ METRICS = [
         (*_NEEDS, "a peak"),
         _of_run(MFU),
         aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
     ),
     Metric(
         HFU,
@@ -388,6 +503,20 @@ METRICS = [
         "as MFU, with the FLOPs that are computed a second time or on padding",
         (*_NEEDS, "a peak"),
         _of_run(HFU),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
+    ),
+    Metric(
+        ALL_WORK,
+        "all work, of the peak",
+        "frac",
+        "higher",
+        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
+        " counted",
+        (*_NEEDS, "a peak"),
+        _of_run(ALL_WORK),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
     ),
     Metric(
         MFU_BF16,
@@ -407,6 +536,8 @@ METRICS = [
         ("the bytes of a decoding step", "tokens", "a bandwidth"),
         _of_run(BANDWIDTH),
         aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
+        upper_bound=1.0,
+        above_bound=_ABOVE_BANDWIDTH,
     ),
     Metric(
         FLOPS_PER_S,
@@ -426,4 +557,22 @@ METRICS = [
         ("the FLOPs of a step",),
         _of_run(FLOPS_PER_TOKEN),
     ),
+    Metric(
+        FLOPS_PER_STEP,
+        "model FLOPs per step",
+        "FLOP/step",
+        "neither",
+        "FLOPs of a token (or a sample) x tokens (or samples) of a step, over all ranks",
+        ("the FLOPs of a step",),
+        _flops_per_step,
+    ),
 ]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("utilization.mfu_frac", "utilization.whole_run_mfu_frac", "MFU, whole run"),
+    )
+]
+_BY_KEY = {metric.key: metric for metric in METRICS}

@@ -23,6 +23,7 @@ from ergmeter.units import J_PER_KWH, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.window import TrainingWindow
     from ergmeter.records import Window
 
 UNIT = "price units"  # where nobody said which currency
@@ -73,7 +74,7 @@ def _gpu_price(evidence: Evidence) -> float:
     return price
 
 
-def _rent(evidence: Evidence, window: Window, which: str) -> Reading:
+def _rent(evidence: Evidence, window: Window | TrainingWindow, which: str) -> Reading:
     price = _gpu_price(evidence)
     held = device_hours(evidence, window)
     note = f"{held.said} x {price:g} an hour each; {which}"

@@ -196,15 +196,13 @@ _Told = tuple[Series, "Basis", str]
 
 
 def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
-    """Of each step, at its end: the tokens of all ranks from its start to the next one's, over that
-    time; of printed lines from the line before."""
+    """Of each step, at its end: the tokens of all ranks since the end of the step before, over that
+    time without evaluation, checkpoints and pauses."""
     _, label, basis = tokens(evidence, evidence.work)
     lane = evidence.work.longest
-    lasted_s = timeline.periods_s(evidence, lane)
-    begins_s = progress.seconds(lane["start_ns"])
-    if evidence.from_output:
-        begins_s = progress.seconds(lane["end_ns"]) - lasted_s
-    made = progress.at("tokens", begins_s + lasted_s) - progress.at("tokens", begins_s)
+    lasted_s = evidence.all_periods_s(lane)
+    edges_ns = np.append(lane["start_ns"][:1], lane["end_ns"])
+    made = np.diff(progress.at("tokens", progress.seconds(edges_ns)))
     took = lasted_s > 0
     return (
         Series(lane["end_ns"].astype(np.int64)[took], made[took] / lasted_s[took]),
@@ -214,7 +212,7 @@ def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
 
 
 def _step_s(evidence: Evidence, _progress: Progress) -> _Told:
-    way = "from one printed line" if evidence.from_output else "from each step's start"
+    way = "from one printed line" if evidence.from_output else "from each step's end"
     return timeline.step_series(evidence), evidence.steps_basis, f"{way} to the next"
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.gauges import ACCELERATORS, why_absent
-from ergmeter.metrics.kept import kept
+from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.power import (
     RAPL_REFRESH_S,
     REFRESH_S,
@@ -28,6 +28,7 @@ from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.window import TrainingWindow
     from ergmeter.records import Basis, Device
 
 COUNTER = "energy counter"
@@ -67,7 +68,7 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
     try:
         if curves.counter is None:
             raise NotMeasurable(curves.why_no_counter)
-        return Drawn(curves.counter.over(evidence.span), COUNTER)
+        return Drawn(_over(curves.counter, evidence.span), COUNTER)
     except NotMeasurable as error:
         why_no_counter = str(error)
     try:
@@ -75,7 +76,7 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
             raise NotMeasurable(curves.why_no_integral)
         averaged = device.facts.get("power_field") == "draw"
         way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
-        return Drawn(integral.over(evidence.span), way, why_no_counter)
+        return Drawn(_over(integral, evidence.span), way, why_no_counter)
     except NotMeasurable as error:
         marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
         lost = [mark.detail for mark in marks if device.id in mark.detail]
@@ -83,11 +84,27 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 
+@asked_of(BOUNDARY)
+def _drawn_in_whole_run(evidence: Evidence, device: Device) -> Drawn:
+    """The same over the whole run, while the device's readings are in memory."""
+    return device_drawn(evidence.whole_run, device)
+
+
+def _over(curve: EnergyCurve, window: TrainingWindow) -> Energy:
+    """The energy of a window. What uncertain cuts drew may be a part of it."""
+    found = curve.over_all(window.starts_ns, window.ends_ns)
+    if not len(window.uncertain[0]):
+        return found
+    more_j = float((curve.at(window.uncertain[1]) - curve.at(window.uncertain[0])).sum())
+    return Energy(found.joules, found.low_j, found.high_j + more_j)
+
+
 def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
     """A device's energy over time, by its counter or else by its power, and how it is known."""
     curves = _curves(evidence, device)
     if curves.counter is not None:
-        return curves.counter, BASIS[COUNTER]
+        is_unknown = device in evidence.gpus("unknown")
+        return curves.counter, "derived" if is_unknown else BASIS[COUNTER]
     if curves.integral is None:
         whys = f"{curves.why_no_counter}; {curves.why_no_integral}"
         raise NotMeasurable(f"{device.name} [{device.id}]: {whys}")
@@ -96,7 +113,7 @@ def curve_of(evidence: Evidence, device: Device) -> tuple[EnergyCurve, Basis]:
 
 def _curves(evidence: Evidence, device: Device) -> _Curves:
     """Of the device that is looked at just now they stay: several ask for them in turn."""
-    known = evidence.drawn.get(_LATEST)
+    known = evidence.curves.get(_LATEST)
     if not isinstance(known, _Curves) or known.of != device.id:
         integral, why_no_integral = _integral(evidence, device)
         counter, why_no_counter = None, ""
@@ -105,7 +122,7 @@ def _curves(evidence: Evidence, device: Device) -> _Curves:
         except NotMeasurable as error:
             why_no_counter = str(error)
         known = _Curves(device.id, integral, why_no_integral, counter, why_no_counter)
-        evidence.drawn[_LATEST] = known
+        evidence.curves[_LATEST] = known
     return known
 
 

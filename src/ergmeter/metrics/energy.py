@@ -10,10 +10,11 @@ rest of the node drew is not in it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.drawn import (
     BASIS,
     COUNTER,
@@ -24,6 +25,7 @@ from ergmeter.metrics.drawn import (
     device_drawn,
 )
 from ergmeter.metrics.gauges import ACCELERATORS
+from ergmeter.metrics.gpu_use import named
 from ergmeter.metrics.kept import kept
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
 from ergmeter.metrics.unseen import need_all, need_devices
@@ -56,11 +58,15 @@ def total(evidence: Evidence, devices: list[Device]) -> Reading:
     note = (
         f"{_names(devices)}, {_scope(devices)}; {' and '.join(ways)}"
         + (f" ({'; '.join(remarks)})" if remarks else "")
-        + f"; interval from the readings at both ends; {evidence.window_note}"
+        + f"; interval from the readings at {_edges(evidence)}; {evidence.window_note}"
     )
     basis = weakest(*(BASIS.get(one.way, "derived") for one in drawn))
     low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
     return Reading(joules, "J", basis, low_j, high_j, note)
+
+
+def _edges(evidence: Evidence) -> str:
+    return "both ends" if len(evidence.span.starts_ns) == 1 else "both ends and at each cut"
 
 
 def _scope(devices: list[Device]) -> str:
@@ -77,14 +83,26 @@ def _names(devices: list[Device]) -> str:
 
 def run_j(evidence: Evidence) -> Reading:
     """Energy of the window."""
-    return total(evidence, boundary(evidence))
+    return _of_the_run(evidence, total(evidence, boundary(evidence)))
+
+
+def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
+    """With the GPUs that are left out, and those that count although their use is unknown."""
+    unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
+    note = reading.note
+    note += f"; left out, not used by this run: {named(unused)}" if unused else ""
+    if not unknown:
+        return replace(reading, note=note)
+    note += f"; counted, but its use by this run is unknown: {named(unknown)}"
+    return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
 
 
 def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
     devices = evidence.devices(kind)
     if not devices:
         raise NotMeasurable(evidence.why_no_device(what, *probes))
-    return total(evidence, devices)
+    found = total(evidence, devices)
+    return _of_the_run(evidence, found) if kind == "gpu" else found
 
 
 def accelerator_j(evidence: Evidence) -> Reading:
@@ -120,12 +138,22 @@ def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Readi
 
 def mean_w(evidence: Evidence) -> Reading:
     """Energy of the window over its length."""
-    return _scaled(run_j(evidence), 1 / evidence.span.duration_s, "W")
+    return _over_time(evidence, run_j(evidence))
+
+
+def _over_time(evidence: Evidence, energy: Reading) -> Reading:
+    """Mean power. The device may have trained in cuts of uncertain beginning, so time is open."""
+    window = evidence.span
+    found = _scaled(energy, 1 / window.duration_s, "W")
+    if found.low is None or not window.uncertain_s:
+        return found
+    low = found.low * window.duration_s / (window.duration_s + window.uncertain_s)
+    return replace(found, low=low)
 
 
 def device_mean_w(evidence: Evidence, device: Device) -> Reading:
     """Energy of one device over the length of the window."""
-    return _scaled(device_j(evidence, device), 1 / evidence.span.duration_s, "W")
+    return _over_time(evidence, device_j(evidence, device))
 
 
 @kept
@@ -137,7 +165,7 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     power = evidence.series("power_w").get(device.id)
     if power is None:
         raise NotMeasurable(f"{device.name} [{device.id}] gives no power reading")
-    inside = (power.t_ns >= evidence.span.start_ns) & (power.t_ns <= evidence.span.end_ns)
+    inside = evidence.span.contains(power.t_ns)
     if not inside.any():
         raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
     highest_w, count = float(power.values[inside].max()), int(inside.sum())
@@ -215,7 +243,8 @@ METRICS = [
         "energy",
         "J",
         "lower",
-        "counter at the window's end - at its start, else integral of instant power; summed over"
+        "over the window's intervals, counter at the end - at the start, else integral of instant"
+        " power; summed over"
         " accelerators, or over CPU packages and DRAM where there is no accelerator",
         _SENSOR,
         run_j,
@@ -331,4 +360,18 @@ METRICS = [
         ("a meter of a module",),
         module_j,
     ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("energy.run_j", "energy.whole_run_j", "energy, whole run"),
+        ("energy.mean_w", "energy.whole_run_mean_w", "mean power, whole run"),
+        (
+            "energy.joules_per_token",
+            "energy.whole_run_joules_per_token",
+            "energy per token, whole run",
+        ),
+    )
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ergmeter.metrics.catalog import refusal
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ class Entry:
     cautions: tuple[str, ...] = ()  # what disturbed it, or is missing of it
 
     def value(self, key: str) -> float | None:
-        """A figure's value, if there is one."""
+        """A figure's value, if there is one that can be computed with."""
         found = self.figures.get(key)
-        return found.value if isinstance(found, Reading) else None
+        return found.value if isinstance(found, Reading) and not found.impossible else None
 
     def why_not(self, key: str) -> str:
-        """Why there is none."""
+        """Why there is none, or none to compute with."""
         found = self.figures.get(key)
+        if isinstance(found, Reading) and found.impossible:
+            return refusal(found)
         return found.reason if isinstance(found, Missing) else "the source does not hold it"
 
     def number(self, name: str) -> float | None:

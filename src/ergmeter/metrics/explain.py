@@ -26,6 +26,7 @@ from ergmeter.metrics.explain_kernels import kernel_blocks
 from ergmeter.metrics.explain_remarks import remarks
 from ergmeter.metrics.explain_time import WAITS, TimeSplit, time_split
 from ergmeter.metrics.explain_waits import wait_blocks
+from ergmeter.metrics.flop_check import flop_count_contradictions
 from ergmeter.metrics.profile import profiles
 from ergmeter.metrics.stragglers import pace_of_ranks
 from ergmeter.records import Missing, Reading
@@ -91,7 +92,14 @@ def explain(evidence: Evidence) -> Explanation:
     energy, whole, reached = _with_joules(evidence, split, whole, reached)
     is_known = bool(whole) or got is not None or seen.busy_frac is not None
     still = frozen(evidence) if got and not got.is_printed else None
-    said = remarks(seen, got, still, whole, straggler=_straggler(evidence))
+    said = remarks(
+        seen,
+        got,
+        still,
+        whole,
+        straggler=_straggler(evidence),
+        contradictions=flop_count_contradictions(evidence),
+    )
     return Explanation(
         _of(got),
         reached if is_known else None,
@@ -154,7 +162,7 @@ def _achieved(evidence: Evidence, missing: dict[str, str]) -> Achieved | None:
 
 def _of(got: Achieved | None) -> str:
     if got is None:
-        return "the devices' time at their peak; FLOPs or peak are not known, so there is no MFU"
+        return "the devices' time at their peak; there is no MFU to place in it (see `mfu` below)"
     if got.is_printed:
         return "the peak that the program itself took, which it does not say"
     return peak_said(got.mfu.note) or "the peak"

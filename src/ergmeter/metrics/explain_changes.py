@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ergmeter.metrics.catalog import IMPOSSIBLE
 from ergmeter.metrics.explain_blocks import IDLE, KERNELS, WAITS
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def record_next(
         said.append(
             "when steps begin: an integration or a Meter; a printed line says when they end"
         )
-    if got is None:
+    if got is None and IMPOSSIBLE not in missing.get("mfu", ""):
         said.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
     if seen.tensor_frac is None and any(
         device.probe == "nvml" for device in evidence.devices("gpu")

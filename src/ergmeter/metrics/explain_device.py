@@ -19,10 +19,12 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.hardware import candidates
+from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain_blocks import Fact, percent
 from ergmeter.metrics.explain_time import held_until_s
 from ergmeter.metrics.gauges import begins_ns_of, inside, mean, mean_activity, readings, sampled
 from ergmeter.metrics.utilization import process_cores
+from ergmeter.records import Reading
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -111,7 +113,8 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
 
     def over(column: str) -> float | None:
         try:
-            return sum(_share(evidence, column, one, aside) for one in devices) / len(devices)
+            share = sum(_share(evidence, column, one, aside) for one in devices) / len(devices)
+            return _possible(f"activity.{column}", share)
         except NotMeasurable as error:
             absent[column] = str(error)
             return None
@@ -119,7 +122,7 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
     busy, key = over("graphics_frac"), "activity.graphics_frac"
     if busy is None:
         busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
-    clock, highest = _clock(evidence, devices, split, absent)
+    clock, highest = clock_hz(evidence, devices, split, absent)
     capped, heat, brake = (
         _held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
     )
@@ -131,7 +134,7 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
         over("dram_frac"),
         clock,
         highest,
-        _peak_clock_hz(evidence, devices, absent),
+        peak_clock_hz(evidence, devices, absent),
         capped,
         heat,
         brake,
@@ -152,22 +155,25 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
     if not aside:
         return whole
     window, series = evidence.span, readings(evidence, column, device)
-    begins_ns, ends_ns = (
-        np.clip(one, window.start_ns, window.end_ns)
-        for one in (begins_ns_of(evidence, device, series.t_ns), series.t_ns)
-    )
+    begins_ns, ends_ns = begins_ns_of(evidence, device, series.t_ns), series.t_ns
 
     def without(spans: list[Spans]) -> FloatArray:
         held_s = held_until_s(spans, ends_ns) - held_until_s(spans, begins_ns)
         return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
 
-    lengths_s = (ends_ns - begins_ns) / NS_PER_S
+    lengths_s = (window.elapsed_ns(ends_ns) - window.elapsed_ns(begins_ns)) / NS_PER_S
     if not lengths_s.any():
         raise NotMeasurable("no reading in the window")
     own_s, kernels_s = without([*aside.values()]), without([aside["checkpoint"]])
     own_frac = own_s / np.where(kernels_s > 0, kernels_s, 1.0)
     done_s = np.minimum(series.values * lengths_s * own_frac, own_s)
     return float(done_s.sum() / lengths_s.sum())
+
+
+def _possible(key: str, share: float) -> float:
+    """The share. Raises NotMeasurable if it is above what there can be."""
+    metric = catalogue()[key]
+    return metric.usable(metric.checked(Reading(share, "frac", "measured"))).value
 
 
 def _by_the_driver(
@@ -182,13 +188,14 @@ def _by_the_driver(
             )
         if not is_whole:
             raise NotMeasurable("the driver's utilisation does not tell evaluation from training")
-        return sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices), key
+        share = sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices)
+        return _possible(key, share), key
     except NotMeasurable as error:
         absent["busy_frac"] = str(error)
         return None, key
 
 
-def _clock(
+def clock_hz(
     evidence: Evidence, devices: list[Device], split: TimeSplit | None, absent: dict[str, str]
 ) -> tuple[float | None, float | None]:
     """Mean clock of the readings that lie in a step, and the highest of all."""
@@ -246,7 +253,7 @@ def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
     return found
 
 
-def _peak_clock_hz(
+def peak_clock_hz(
     evidence: Evidence, devices: list[Device], absent: dict[str, str]
 ) -> float | None:
     """The clock at which the datasheet's peak is reached."""

@@ -81,9 +81,8 @@ def _of_gaps(evidence: Evidence, split: TimeSplit) -> dict[str, float]:
         return {}
     lane = evidence.counted.longest
     spans = [(lane.columns["start_ns"], lane.columns["end_ns"]), *split.spans.values()]
-    first_ns, last_ns = int(split.edges_ns[0]), int(split.edges_ns[-1])
     starts, ends = merged(*(np.concatenate([one[edge] for one in spans]) for edge in (0, 1)))
-    begins, until = (np.clip(one, first_ns, last_ns) for one in (ends[:-1], starts[1:]))
+    begins, until = evidence.window.clipped(ends[:-1], starts[1:])
     return {"gaps": float(energy_of(evidence, begins, until).joules.sum())}
 
 

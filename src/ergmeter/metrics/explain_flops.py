@@ -11,8 +11,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.compute import FLOPS_PER_S, MFU, flops_per_token, run_results
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.compute import (
+    FLOPS_PER_S,
+    HFU,
+    MFU,
+    flops_per_token,
+    need_possible,
+    run_results,
+)
 from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.records import Missing, Reading
 
@@ -65,6 +75,8 @@ def achieved(evidence: Evidence) -> Achieved:
         found = run_results(evidence)[MFU]
     except NotMeasurable as error:
         found = Missing(str(error))
+    else:
+        need_possible(evidence, MFU, HFU)
     if isinstance(found, Missing):
         return Achieved(_printed(evidence, found.reason), None, None, False, is_printed=True)
     if not found.value:
@@ -96,12 +108,14 @@ def _printed(evidence: Evidence, why: str) -> Reading:
     told = [
         one.value
         for one in evidence.run.reported()
-        if (one.name, one.unit) == ("mfu", "frac") and span.start_ns <= one.t_ns <= span.end_ns
+        if (one.name, one.unit) == ("mfu", "frac") and span.contains(np.array([one.t_ns]))[0]
     ]
     if not told or not sum(told) > 0:
         raise NotMeasurable(why)
     note = f"as printed, mean of {len(told)} lines; of the peak that the program took"
-    return Reading(sum(told) / len(told), "frac", "reported", min(told), max(told), note)
+    mean = Reading(sum(told) / len(told), "frac", "reported", min(told), max(told), note)
+    metric = catalogue()[MFU]
+    return metric.usable(metric.checked(mean))
 
 
 def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float | None, str]:

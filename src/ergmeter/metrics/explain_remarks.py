@@ -24,6 +24,7 @@ def remarks(
     blocks: Sequence[Block],
     *,
     straggler: Straggler | None = None,
+    contradictions: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """In the order in which they matter."""
     said = []
@@ -46,7 +47,12 @@ def remarks(
             f"{straggler.said}: up to {percent(straggler.by_frac)} of each step; it is part of the"
             " blocks above, which do not tell it apart"
         )
-    said += _contradictions(seen, got, blocks)
+    said += contradictions
+    if any(one.share_frac < 0 and one.key != "clock" for one in blocks):
+        said.append(
+            "a block below 0: more was achieved than its time allows; tokens, FLOPs, the peak or"
+            " the times are wrong"
+        )
     return tuple(said)
 
 
@@ -67,22 +73,3 @@ def _frozen(seen: Rungs, got: Achieved, still: Frozen) -> str:
         f" pipes {percent(seen.tensor_frac)}, so kernels that do not multiply set the pace; a"
         " profile of a few steps names them"
     )
-
-
-def _contradictions(seen: Rungs, got: Achieved | None, blocks: Sequence[Block]) -> list[str]:
-    said = []
-    scale = seen.clock_ratio or 1.0
-    if got is not None and not got.is_printed and seen.tensor_frac is not None:
-        pipes = seen.tensor_frac * scale
-        if pipes < got.hardware_frac:
-            said.append(
-                f"a contradiction: the FLOPs are {percent(got.hardware_frac)} of the peak, and the"
-                f" tensor pipes worked for {percent(pipes)} of it: an input of the MFU is wrong, or"
-                " products are not computed on them"
-            )
-    if any(one.share_frac < 0 and one.key != "clock" for one in blocks):
-        said.append(
-            "a block below 0: more was achieved than its time allows; tokens, FLOPs, the peak or"
-            " the times are wrong"
-        )
-    return said

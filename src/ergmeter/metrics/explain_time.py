@@ -1,8 +1,9 @@
 """Of the window's time, how much was no ordinary step: checkpoints, waits, stalls, gaps?
 
 The trap: counting a second twice. A wait for data may be what made a step slow, and a stall may lie
-inside a step or after it. So each step's period, from its start to the next one's, is first freed
-of the spans that somebody named (checkpoint, evaluation, data); what is left is a stall as far as
+inside a step or before it. So each step's period, from the end of the step before to its own, is
+first freed of the spans that somebody named (of checkpoints and evaluation, what the window still
+holds; waits for data); what is left is a stall as far as
 it goes beyond the median of the rest; and what is then outside of all steps is a gap. The parts and
 the ordinary steps add up to the window.
 
@@ -46,7 +47,7 @@ class TimeSplit:
     parts_s: dict[str, float]
     counts: dict[str, int]  # spans, or steps, that a part is made of
     longest_s: dict[str, float]
-    spans: dict[str, Spans]  # of the named ones
+    spans: dict[str, Spans]  # of the named ones, as far as they are in the window
     edges_ns: TimeArray  # of the periods
     left_s: FloatArray  # of each period, without what was named
     extra_s: dict[str, FloatArray]  # of each period: a stall's part, a slow beginning's
@@ -74,17 +75,20 @@ def time_split(evidence: Evidence) -> TimeSplit:
     if not evidence.trains:
         raise NotMeasurable("no training steps, whose time could be told apart")
     lane = evidence.counted.longest
-    edges_ns = _edges(lane, from_output=evidence.from_output)
-    period_s = np.diff(edges_ns) / NS_PER_S
+    window = evidence.window
+    edges_ns = np.append(evidence.first_ns(lane), np.maximum.accumulate(lane.columns["end_ns"]))
+    period_s = evidence.periods_s(lane)
     is_by_device = not evidence.from_output and not np.isnan(lane["host_end_ns"]).all()
     spans = {phase: _spans(evidence, phase) for phase in NAMED}
-    steps = (lane.columns["start_ns"], lane.columns["end_ns"])
-    named_s = _named(spans, edges_ns, steps if is_by_device else None)
+    steps = window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
+    inside = {phase: window.clipped(*one) for phase, one in spans.items()}
+    named_s = _named(inside, edges_ns, steps if is_by_device else None)
     left_s = period_s - sum(named_s.values())
-    extra_s, absent = _extra(lane, left_s)
+    extra_s, absent = _extra(lane, left_s, from_output=evidence.from_output)
     parts_s = {name: float(each.sum()) for name, each in (named_s | extra_s).items()}
     if not evidence.from_output:
-        parts_s["gaps"] = _gaps_s(edges_ns, steps, spans, extra_s)
+        outside_s = period_s - covered_s([steps, *inside.values()], edges_ns)
+        parts_s["gaps"] = _gaps_s(outside_s, extra_s)
     counts = {name: int((each > 0).sum()) for name, each in (named_s | extra_s).items()}
     longest = {n: float(each.max(initial=0.0)) for n, each in (named_s | extra_s).items()}
     whole_s = float(period_s.sum())
@@ -96,7 +100,7 @@ def time_split(evidence: Evidence) -> TimeSplit:
         {name: value for name, value in parts_s.items() if value > 0},
         counts,
         longest,
-        spans,
+        inside,
         edges_ns,
         left_s,
         extra_s,
@@ -104,13 +108,6 @@ def time_split(evidence: Evidence) -> TimeSplit:
         evidence.steps_basis,
         float(np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0).sum()),
     )
-
-
-def _edges(lane: Steps, *, from_output: bool) -> TimeArray:
-    """Where one step's period ends and the next one's begins. A printed line ends its steps."""
-    starts, ends = lane.columns["start_ns"], lane.columns["end_ns"]
-    edges = np.append(starts[:1], ends) if from_output else np.append(starts, ends.max())
-    return np.asarray(edges, dtype=np.int64)
 
 
 def _spans(evidence: Evidence, phase: str) -> Spans:
@@ -152,11 +149,13 @@ def _named(
     return found
 
 
-def _extra(lane: Steps, left_s: FloatArray) -> tuple[dict[str, FloatArray], dict[str, str]]:
+def _extra(
+    lane: Steps, left_s: FloatArray, *, from_output: bool
+) -> tuple[dict[str, FloatArray], dict[str, str]]:
     """What steps took beyond the usual: at the beginning, and by stalls."""
     steps = lane["steps"]
     if np.isnan(steps).any() or (steps > 1).any():
-        why = "printed lines stand for several steps each"
+        why = f"{'printed lines' if from_output else 'rows'} stand for several steps each"
         return {}, {"stalls": why, "slow_start": why}
     if len(left_s) < _FEW_STEPS:
         why = f"{number_of(len(left_s), 'step')}: too few to tell a stall from the rest"
@@ -180,11 +179,8 @@ def slow_rows(left_s: FloatArray) -> int:
     return slow if beyond_s > _SLOW_START_FRAC * float(left_s.sum()) else 0
 
 
-def _gaps_s(
-    edges_ns: TimeArray, steps: Spans, spans: dict[str, Spans], extra_s: dict[str, FloatArray]
-) -> float:
-    """Time outside of steps and of all that is named; of a stall's, what is usual."""
-    outside_s = np.diff(edges_ns) / NS_PER_S - covered_s([steps, *spans.values()], edges_ns)
+def _gaps_s(outside_s: FloatArray, extra_s: dict[str, FloatArray]) -> float:
+    """The time outside of steps and of all that is named; of a stall's, what is usual."""
     is_extra = np.zeros(len(outside_s), dtype=bool)
     for each in extra_s.values():
         is_extra |= each > 0

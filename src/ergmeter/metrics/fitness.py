@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import fitness_devices, fitness_window
+from ergmeter.metrics.flop_check import check_flop_count
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -97,12 +98,26 @@ def _window_note(evidence: Evidence) -> str:
         return str(error)
 
 
-_FOUND = {**fitness_window.CHECKS, **fitness_devices.CHECKS}
+_FOUND = {
+    **fitness_window.CHECKS,
+    **fitness_devices.CHECKS,
+    "flop_count": check_flop_count,
+}
 # In the order in which they are told.
 CHECKS: dict[str, Check] = {
     name: _FOUND[name]
     for name in (
         *("ranks", "record", "window", "warm_up", "noise", "company", "gaps", "throttling"),
-        *("counter", "clock", "temperature", "stalls", "pauses", "stragglers", "load", "memory"),
+        *(
+            "flop_count",
+            "counter",
+            "clock",
+            "temperature",
+            "stalls",
+            "pauses",
+            "stragglers",
+            "load",
+            "memory",
+        ),
     )
 }

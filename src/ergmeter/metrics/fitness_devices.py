@@ -44,7 +44,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
     t_ns = readings(evidence, "power_w", device).t_ns
     within = t_ns[inside(evidence, t_ns)]
     edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
-    between_s = np.diff(edges) / NS_PER_S
+    between_s = np.diff(evidence.span.elapsed_ns(edges)) / NS_PER_S  # a cut is no gap
     longest_s, usual_s = float(between_s.max()), float(np.median(between_s))
     if longest_s <= max(_GAP_S, _GAP_INTERVALS * usual_s):
         return []
@@ -151,6 +151,9 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
 
 
 def _memory(evidence: Evidence) -> list[Finding]:
+    """Growth between training steps. Importing, compiling and start-up always add memory."""
+    if not evidence.has_work or not evidence.trains:
+        raise NotMeasurable("no training steps were seen: memory of start-up always grows")
     return _each(evidence, [*evidence.devices("gpu"), *evidence.devices("process")], _growth)
 
 

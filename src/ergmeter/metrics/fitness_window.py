@@ -20,6 +20,7 @@ from ergmeter.metrics.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.throughput import pace
 from ergmeter.metrics.unseen import why_not_all
 from ergmeter.records import PHASES
+from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import duration, number_of
 
@@ -32,8 +33,8 @@ _FEW_STEPS = 10
 _NOISY_FRAC = 0.05  # half the interval, over the rate
 _WAITS_FRAC = 0.02  # of the window
 _LEFT = "figures that need it are absent, or of what was left"
+_MERGED = "totals and rates are exact; the time of a step is the mean of its row"
 _LOST = (
-    "steps_dropped",
     "rows_dropped",
     "samples_dropped",
     "handover_failed",
@@ -51,10 +52,14 @@ def _record(evidence: Evidence) -> list[Finding]:
         several = len(evidence.run.writers) > 1
         effect = "the window ends at its last hand-over" + (", or its others' last steps" * several)
         found.append(Finding("record", "serious", "the run was cut off", effect))
-    lost = [mark for mark in evidence.run.marks if mark.name in _LOST]
-    if lost:
-        seen = f"part of the record is missing: {lost[0].name.replace('_', ' ')}: {lost[0].detail}"
+    lost = [f"{dropped}" for dropped in dropped_steps(evidence.run)]
+    others = [mark for mark in evidence.run.marks if mark.name in _LOST]
+    lost += [f"{mark.name.replace('_', ' ')}: {mark.detail}" for mark in others[:1]]
+    for said in lost:
+        seen = f"part of the record is missing: {said}"
         found.append(Finding("record", "serious", seen, _LEFT))
+    merged = [mark for mark in evidence.run.marks if mark.name == "steps_merged"]
+    found += [Finding("record", "minor", mark.detail, _MERGED) for mark in merged]
     found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
     if not found and not evidence.has_work:
         effect = "what there is to compare is the whole command: its time, energy and memory"
@@ -99,10 +104,17 @@ def _window(evidence: Evidence) -> list[Finding]:
         steps, what = int(np.max(sum(phases))), "request"
     if lasted_s >= _SHORT_S and steps >= _FEW_STEPS:
         return []
-    seen = f"the window is {duration(lasted_s)} long, with {number_of(steps, what)}"
-    enough = f"{_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
-    effect = f"too short to tell chance from speed: measure {enough}"
-    return [Finding("window", "serious", seen, effect)]
+    made = number_of(steps, what)
+    if steps >= _FEW_STEPS:
+        seen = f"the window is {duration(lasted_s)} long, with {made}"
+        enough = f"measure {_SHORT_S:g} s or more"
+    elif lasted_s >= _SHORT_S:
+        seen = f"{made} in {duration(lasted_s)}"
+        enough = f"measure {number_of(_FEW_STEPS, what)} or more"
+    else:
+        seen = f"the window is {duration(lasted_s)} long, with {made}"
+        enough = f"measure {_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
+    return [Finding("window", "serious", seen, f"too little to tell chance from speed: {enough}")]
 
 
 def _warm_up(evidence: Evidence) -> list[Finding]:
@@ -195,6 +207,8 @@ def _only_steps(evidence: Evidence) -> None:
         raise NotMeasurable("requests differ in length, so that none is slow by itself")
     if evidence.from_output:
         raise NotMeasurable("printed lines stand for several steps each")
+    if any(lane["steps"].min() < lane["steps"].max() for lane in evidence.counted.lanes):
+        raise NotMeasurable("rows stand for different numbers of steps")
 
 
 CHECKS: dict[str, Check] = {

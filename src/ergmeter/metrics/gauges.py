@@ -71,7 +71,7 @@ def why_absent(device: Device, column: str) -> str:
 
 def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     """Which readings lie in the window. Raises NotMeasurable if none does."""
-    mask = (t_ns >= evidence.span.start_ns) & (t_ns <= evidence.span.end_ns)
+    mask = evidence.span.contains(t_ns)
     if not mask.any():
         raise NotMeasurable("no reading in the window")
     return mask
@@ -83,10 +83,11 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     series = readings(evidence, column, device)
     _check_reach(evidence, series.t_ns)
     window = evidence.span
-    between = (series.t_ns > window.start_ns) & (series.t_ns < window.end_ns)
-    edges = np.concatenate(([window.start_ns], series.t_ns[between], [window.end_ns]))
+    between = series.t_ns[(series.t_ns > window.start_ns) & (series.t_ns < window.end_ns)]
+    edges = np.unique(np.concatenate((window.starts_ns, between, window.ends_ns)))
     levels = np.interp(edges, series.t_ns, series.values)
-    return float(np.trapezoid(levels, edges)) / (window.end_ns - window.start_ns)
+    inside_ns = np.diff(window.elapsed_ns(edges))  # 0 in a cut
+    return float(inside_ns @ (levels[1:] + levels[:-1])) / 2 / float(inside_ns.sum())
 
 
 @kept
@@ -103,7 +104,7 @@ def mean_activity(
     begins_ns = begins_ns_of(evidence, device, series.t_ns)
     _check_reach(evidence, np.append(begins_ns[:1], series.t_ns))
     window = evidence.span
-    inside_ns = np.minimum(series.t_ns, window.end_ns) - np.maximum(begins_ns, window.start_ns)
+    inside_ns = window.elapsed_ns(series.t_ns) - window.elapsed_ns(begins_ns)
     own = inside_ns > 0
     if not own.any():
         raise NotMeasurable("no reading in the window")
@@ -135,15 +136,17 @@ def rate(evidence: Evidence, column: str, device: Device) -> float:
     """How fast a counter grew: its growth over the time between the readings nearest the edges."""
     series = readings(evidence, column, device)
     _check_reach(evidence, series.t_ns)
-    start_ns = max(evidence.span.start_ns, int(series.t_ns[0]))
-    end_ns = min(evidence.span.end_ns, int(series.t_ns[-1]))
-    if end_ns <= start_ns:
+    starts, ends = (
+        np.clip(edge, series.t_ns[0], series.t_ns[-1])
+        for edge in (evidence.span.starts_ns, evidence.span.ends_ns)
+    )
+    if not (ends > starts).any():
         raise NotMeasurable(
             f"too few readings of {device.name} [{device.id}] in a window of"
             f" {duration(evidence.span.duration_s)}: let the run last some seconds"
         )
-    start, end = np.interp((start_ns, end_ns), series.t_ns, series.values)
-    return float(end - start) / ((end_ns - start_ns) / NS_PER_S)
+    before, after = (np.interp(edge, series.t_ns, series.values) for edge in (starts, ends))
+    return float((after - before).sum()) / (float((ends - starts).sum()) / NS_PER_S)
 
 
 def _check_reach(evidence: Evidence, t_ns: TimeArray) -> None:

@@ -33,6 +33,7 @@ _WORK = {
     "lora_targets": "LoRA's targets",
     "device": "device",
     "packing": "packing",
+    "window": "kind of window",
 }
 _WAYS = {
     "precision": "precision",
@@ -68,6 +69,7 @@ _AROUND = {
     "unsloth": "unsloth",
     "git_commit": "commit",
 }
+WHOLE_RUN_FROM = "whole_run_from"  # what a whole run begins with: the command, or the Meter
 # What sets the work of any training: where neither side tells it, that is named too. The rest need
 # not be: training every weight has no LoRA rank.
 _ALWAYS = ("model", "dataset", "seq_len", "batch", "tuning", "device")

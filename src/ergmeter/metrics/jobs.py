@@ -12,7 +12,7 @@ the checkpoint, and what lies between them is in none of them.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ from ergmeter.metrics.evidence import Evidence
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.metrics.tokens import told
 from ergmeter.metrics.unseen import in_words
-from ergmeter.records import Missing, Reading, weakest
+from ergmeter.metrics.window import WATCHED, TrainingWindow
+from ergmeter.records import Missing, Reading, is_above, weakest
 from ergmeter.runlog.identity import job_of
 from ergmeter.runlog.settings import Settings
 from ergmeter.units import NS_PER_S, duration
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from ergmeter.metrics.steps import Steps
-    from ergmeter.records import FloatArray, Result, Window
+    from ergmeter.records import FloatArray, Result
     from ergmeter.runlog.reader import Run
 
 _ALL = Settings(warmup_steps=0)
@@ -46,9 +47,9 @@ class Whole(Evidence):
         super().__init__(run, settings_of(run, _ALL), heed_marks=False)
 
     @cached_property
-    def span(self) -> Window:
+    def span(self) -> TrainingWindow:
         """All of it."""
-        return self.watched
+        return TrainingWindow.single(WATCHED, self.watched.start_ns, self.watched.end_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,9 @@ def goodput_frac(parts: Sequence[Part]) -> Reading:
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
         f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
     )
-    return Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
+    found = Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
+    why = "above 100 %: steps of the runs overlap in time" if is_above(found, 1.0) else ""
+    return replace(found, impossible=why)
 
 
 def steps(parts: Sequence[Part]) -> Reading:

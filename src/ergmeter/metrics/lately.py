@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.ledgers import LEDGER_SYSTEM
 from ergmeter.metrics.summarize import readings_of, settings_of, summary_of
+from ergmeter.metrics.window import UNBROKEN
 from ergmeter.ports import Update
 from ergmeter.records import Summary, Window
 from ergmeter.runlog.settings import Settings
@@ -59,9 +62,21 @@ def evidence_since(run: Run, since_ns: int) -> Evidence:
 
 
 def _update(run: Run, evidence: Evidence, summary: Summary, *, final: bool) -> Update:
-    window = evidence.window
+    window = evidence.span
     done, wall_s = _steps_done(evidence), _wall_s(run, window.end_ns)
-    return Update(done, wall_s, window, summary, final)
+    unbroken = readings_of(evidence.over(UNBROKEN), _ledger_keys()) if final else {}
+    return Update(
+        done, wall_s, window.outer, summary, final, window.duration_s, window.kind, unbroken
+    )
+
+
+def _ledger_keys() -> list[str]:
+    """The metrics that have a name in SFT-Play's ledger, whose window has no cuts."""
+    return [
+        key
+        for key, metric in catalogue().items()
+        if any(alias.system == LEDGER_SYSTEM for alias in metric.aliases)
+    ]
 
 
 def _reached_ns(run: Run, rows: Steps) -> int:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.metrics import sft_play
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, checked
 from ergmeter.metrics.entries import EVAL_LOSS, Entry, Found, fact, facts_of, why_left_out
+from ergmeter.metrics.window import UNBROKEN
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ergmeter.records import Result
 
-_SYSTEM = "SFT-Play"
+LEDGER_SYSTEM = "SFT-Play"
 # Columns that only our ledgers have: with them, a row's figures are of one window.
 _OURS = ("window_s", "status")
 _FURTHER = {
@@ -54,7 +55,7 @@ def _columns() -> dict[str, tuple[str, str, float]]:
         alias.name: (metric.key, metric.unit, alias.scale)
         for metric in catalogue().values()
         for alias in metric.aliases
-        if alias.system == _SYSTEM
+        if alias.system == LEDGER_SYSTEM
     }
     return {**found, **_FURTHER}
 
@@ -158,6 +159,7 @@ def _entry(cells: Mapping[str, str], *, source: str, given: str, at: Path) -> En
     adapter = _ADAPTER.match(facts.get("notes", ""))
     if adapter:  # which is where the original put it
         facts = {"lora_r": adapter[1], "lora_alpha": adapter[2]} | facts
+    facts = {"window": UNBROKEN} | facts  # what a row without the field is over
     why = why_left_out(facts.get("status"))
     if why:
         raise FormatError(why)
@@ -197,7 +199,8 @@ def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str
     why = _reasons(facts.get("notes", ""))
     for name, (key, unit, scale) in _columns().items():
         if name in numbers:
-            found[key] = Reading(numbers[name] / scale, unit, "reported")
+            value = Reading(numbers[name] / scale, unit, "reported")
+            found[key] = checked(key, value) if key in catalogue() else value
         else:
             found[key] = Missing(why or "the ledger's cell is empty")
     wall_s, steps = numbers.get("wall_s"), numbers.get("steps")

@@ -264,6 +264,8 @@ METRICS = [
         device_peak_frac,
         per_device=one_device_peak_frac,
         kinds=("gpu",),
+        upper_bound=1.0,
+        above_bound="a reading of the device or its total memory is wrong",
     ),
     Metric(
         "memory.device_program_peak_bytes",

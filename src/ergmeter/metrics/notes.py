@@ -9,27 +9,28 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.alert_marks import told
+from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
 from ergmeter.metrics.clocks import in_words
 from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.flop_check import flop_count_contradictions
+from ergmeter.metrics.gpu_use import named
 from ergmeter.metrics.layout import disagreement
 from ergmeter.metrics.throughput import samples
 from ergmeter.metrics.tokens import tokens
 from ergmeter.metrics.training import divergence
 from ergmeter.records import Reading
+from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
-    from ergmeter.records import Result
+    from ergmeter.records import Device, Result
 
 # A first step this many times the median is a compilation or a cold cache, not a training step.
 SLOW_FIRST_STEP = 3.0
 OVERLAPPING_FRAC = 0.4  # of the steps, which begin before the one before has ended
 FULL_DISK_FRAC = 0.02
-# Below the first, products may be made elsewhere; up to the second, edges of spans may explain it.
-ON_TENSOR_PIPES_FRAC = 0.05
-ABOVE_PIPES = 1.1
 SHORT_RUN_S = 3.0  # the program is read every 2 s, the node every 3 s
 # Beyond one of these a figure hides a spread that its reader would want to know of.
 NOISY_P95 = 2.0  # the 95th percentile of the step time, over its median
@@ -43,9 +44,11 @@ _TOLD = {
     "activity_failed": "hardware counters could no longer be read: {}",
     "rows_dropped": "part of the record is missing: {}",
     "samples_dropped": "part of the record is missing: {}",
+    "steps_merged": "{}; totals and rates are exact, the time of a step is the mean of its row",
     "value_refused": "{}",
     "assumed": "assumed: {}",
     "output_unrecognised": "{}",
+    "output_buffered": "{}",
     "importer_failed": "{}",
     "restarted": "the step numbers began again: {}",
     "several_programs": "{}",
@@ -61,10 +64,10 @@ _TOLD = {
 
 
 _LOSS_LOST = "loss is not a number"  # how an importer says it
-_SAID_ALREADY = ("record", "warm_up", "noise")
+_SAID_ALREADY = ("record", "warm_up", "noise", "flop_count")
 # Of these, what the recorder says of printed lines.
 _READING_LINES = (
-    *("value_refused", "assumed", "output_unrecognised", "restarted"),
+    *("value_refused", "assumed", "output_unrecognised", "output_buffered", "restarted"),
     "several_programs",
 )
 
@@ -74,8 +77,12 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     run = evidence.run
     said = []
     if run.status == CUT_OFF:
-        said.append("the run was cut off: its writer died; what it had handed over is here")
+        said.append(
+            "the run was cut off: its process was killed, or could no longer write;"
+            " what it had written is here"
+        )
     said += [f"damaged file left out: {line}" for line in run.damage]
+    said += [f"part of the record is missing: {lost}" for lost in dropped_steps(run)]
     diverged = divergence(readings)
     of_lines = _of_lines(evidence)
     for mark in run.marks:
@@ -86,10 +93,11 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += [f"the training {diverged}"] if diverged else []
     said += [f"alert: {one.said}" for one in told(run, _ranks_of_writers(evidence))]
     said += _unused(evidence)
-    said += _above_one(readings)
+    said += _impossible(readings)
     said += _mfu(evidence, readings)
-    said += _contradicted(readings)
+    said += flop_count_contradictions(evidence)
     said += _told_twice(evidence)
+    said += _of_the_window(evidence)
     said += _slow_first_step(evidence, readings)
     said += _profiled(evidence)
     said += _noisy(readings)
@@ -159,13 +167,15 @@ def _told_twice(evidence: Evidence) -> list[str]:
     return []
 
 
-def _above_one(readings: dict[str, Result]) -> list[str]:
-    # Our own cost is a share of one core: of a run of half a second it may be more.
+def _impossible(readings: dict[str, Result]) -> list[str]:
+    """Each impossible reading, with the reason; a reason that several share is given once."""
+    titles: dict[str, list[str]] = {}
+    for key, result in readings.items():
+        if isinstance(result, Reading) and result.impossible:
+            titles.setdefault(result.impossible, []).append(catalogue()[key].title)
     return [
-        f"{key} is {result.value:.3g}, more than all there is: an input is wrong"
-        for key, result in readings.items()
-        if key.endswith("_frac") and not key.startswith("overhead.")
-        if isinstance(result, Reading) and result.value > 1.001
+        f"{', '.join(names)} {IMPOSSIBLE if len(names) == 1 else 'are impossible'}: {why}"
+        for why, names in titles.items()
     ]
 
 
@@ -177,23 +187,8 @@ def _mfu(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     if isinstance(found, Reading):
         count, peak = found.note.split("; of ", 1)
         peak = peak.partition(" device")[0].rpartition("; ")[0]
-        return [f"MFU: {count.rpartition('. ')[2]}; of {peak}"]
+        return [f"MFU: {count}; of {peak}"]
     return [f"no MFU: {found.reason}"] if found is not None else []
-
-
-def _contradicted(readings: dict[str, Result]) -> list[str]:
-    """An MFU above what the tensor pipes did, where the products were made on them."""
-    mfu = readings.get("utilization.mfu_frac")
-    pipes = readings.get("activity.tensor_frac")
-    if not isinstance(mfu, Reading) or not isinstance(pipes, Reading):
-        return []
-    if pipes.value < ON_TENSOR_PIPES_FRAC or mfu.value < ABOVE_PIPES * pipes.value:
-        return []
-    return [
-        f"an MFU of {mfu.value * 100:.1f} % is more than the tensor pipes worked"
-        f" ({pipes.value * 100:.1f} % of the time, by hardware counters): an input of it is wrong"
-        " (the model, its tokens, the peak or the number of devices)"
-    ]
 
 
 def _unused(evidence: Evidence) -> list[str]:
@@ -215,6 +210,13 @@ def _unused(evidence: Evidence) -> list[str]:
     return said
 
 
+def _of_the_window(evidence: Evidence) -> list[str]:
+    try:
+        return list(evidence.window_remarks) if evidence.trains else []
+    except NotMeasurable:
+        return []
+
+
 def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     if not evidence.trains:  # requests differ in length
         return []
@@ -227,7 +229,7 @@ def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[st
     median = readings.get("time.step_median_s")
     if not isinstance(median, Reading):
         return []
-    first_s, median_s = float(rows.duration_s[0]), median.value
+    first_s, median_s = float(rows.duration_s[0] / (rows["steps"][0] or 1)), median.value
     if first_s <= SLOW_FIRST_STEP * median_s or evidence.from_output:
         return []
     return [
@@ -288,13 +290,29 @@ def _ranks(evidence: Evidence) -> list[str]:
 
 
 def _whose_gpus(evidence: Evidence) -> list[str]:
-    visible = [device for device in evidence.run.devices.values() if device.kind == "gpu"]
-    if len(visible) < 2 or any(mark.name == "device_used" for mark in evidence.run.marks):
-        return []
-    return [
-        f"which of the {len(visible)} visible GPUs the program used could not be seen: all count"
-        " (CUDA_VISIBLE_DEVICES narrows them down)"
+    """GPUs that are left out, and those that count although their use is unknown."""
+    said = []
+    unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
+    if unused and evidence.settings.devices is None:
+        said.append(
+            f"not used by this run, so not in its energy, peak and device count: {named(unused)}"
+            " (--devices counts them)"
+        )
+    by_why: dict[str, list[Device]] = {}
+    for device in unknown:
+        by_why.setdefault(evidence.gpu_use[device.id].why, []).append(device)
+    said += [
+        f"whether this run used {named(devices)} is unknown: {why}; counted, and its energy is"
+        " derived (--devices or CUDA_VISIBLE_DEVICES says which count)"
+        for why, devices in by_why.items()
     ]
+    unseen = [id_ for id_, one in evidence.gpu_use.items() if not one.state]
+    if len(unseen) > 1:
+        said.append(
+            f"which of the {len(unseen)} visible GPUs the program used could not be seen: all count"
+            " (--devices or CUDA_VISIBLE_DEVICES says which)"
+        )
+    return said
 
 
 def _worst(evidence: Evidence) -> list[str]:

@@ -16,6 +16,7 @@ from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.window import TrainingWindow
     from ergmeter.records import Window
 
 _S_PER_H = 3600.0
@@ -29,7 +30,7 @@ class Held:
     said: str
 
 
-def device_hours(evidence: Evidence, window: Window) -> Held:
+def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> Held:
     """The devices of a run times the length of a window."""
     devices, how = _devices(evidence)
     said = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"

@@ -42,7 +42,9 @@ class Peak:
     def said(self) -> str:
         """In words."""
         kind = f" dense {self.dtype}" if self.dtype else ""
-        return f"{scaled(self.flops_per_s, 'FLOP/s')}{kind} ({self.source})"
+        _, is_part, part = self.device.partition(", one ")  # of its two GCDs, NeuronCore, chip
+        of = f" for one {part}" if is_part else ""
+        return f"{scaled(self.flops_per_s, 'FLOP/s')}{kind}{of} ({self.source})"
 
 
 @dataclass(frozen=True, slots=True)

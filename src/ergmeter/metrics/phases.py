@@ -23,6 +23,7 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.drawn import boundary, curve_of
 from ergmeter.metrics.kept import BOUNDARY, asked_of, kept
 from ergmeter.metrics.power import merged
+from ergmeter.metrics.tokens import need_all_rows
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
 
@@ -51,6 +52,7 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
     """The energy of the instants that belong to a phase."""
     if not len(_spans(evidence, phase)[0]):
         raise NotMeasurable(f"no {phase} span was recorded")
+    need_all_rows(evidence)
     each = [_device_part(evidence, device, phase) for device in _devices(evidence)]
     values, lows, highs, bases = zip(*each, strict=True)
     value, low, high = sum(values), sum(lows), sum(highs)
@@ -88,6 +90,7 @@ def _rest_j(evidence: Evidence) -> Reading:
     """What was drawn in no span of any phase: start-up, pauses, the end."""
     if not len(_union(evidence, *_ORDER)[0]):
         raise NotMeasurable("no span was recorded")
+    need_all_rows(evidence)
     each = [_device_rest(evidence, device) for device in _devices(evidence)]
     values, bases = zip(*each, strict=True)
     note = f"outside of all spans, whole run; {_how(evidence)}"

@@ -99,9 +99,38 @@ class EnergyCurve:
             rise = (when_ns - self.t_ns[left]) / NS_PER_S * mean_w
         return np.asarray(self.joules[left] + rise, dtype=np.float64)
 
-    def over(self, window: Window) -> Energy:
+    def over_all(self, starts: TimeArray, ends: TimeArray) -> Energy:
+        """Joules in intervals with cuts between them. Raises NotMeasurable outside the readings.
+
+        The outer edges are as sure as those of one window. When a cut began is known to a refresh:
+        all cuts may be off in the same direction, and each by itself; both are in the bounds.
+        """
+        reached = self.spanned(starts, ends)
+        if not reached.all():
+            first = int(np.argmin(reached))
+            self._check_span(Window(int(starts[first]), int(ends[first])))
+        outer = self.over(Window(int(starts[0]), int(ends[-1])), is_checked=True)
+        if len(starts) == 1:
+            return outer
+        cuts = ends[:-1], starts[1:]
+        cut_j, low_j, high_j = self._over_each(*cuts)
+        slack_ns = round(min(self.refresh_s, 1.0) * NS_PER_S)
+        moved = (
+            float((self.at(cuts[1] + by) - self.at(cuts[0] + by)).sum() - cut_j.sum())
+            for by in (-slack_ns, -slack_ns // 2, slack_ns // 2, slack_ns)
+        )
+        off_j = max(map(abs, moved)) + float(np.sqrt((((high_j - low_j) / 2) ** 2).sum()))
+        joules = outer.joules - float(cut_j.sum())
+        return Energy(
+            joules,
+            max(0.0, joules - (outer.joules - outer.low_j) - off_j),
+            joules + (outer.high_j - outer.joules) + off_j,
+        )
+
+    def over(self, window: Window, *, is_checked: bool = False) -> Energy:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
-        self._check_span(window)
+        if not is_checked:
+            self._check_span(window)
         edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
         joules = self.at(edges)
         early, late = self._bounds(edges, joules)
@@ -112,13 +141,18 @@ class EnergyCurve:
         self, start_ns: TimeArray, end_ns: TimeArray
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Joules of each window, the least and the most they may be; NaN outside the readings."""
+        known = self.spanned(start_ns, end_ns)
+        found = self._over_each(start_ns, end_ns)
+        joules, low_j, high_j = (np.where(known, one, np.nan) for one in found)
+        return joules, low_j, high_j
+
+    def _over_each(
+        self, start_ns: TimeArray, end_ns: TimeArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
         starts, ends = self.at(start_ns), self.at(end_ns)
         start_early, start_late = self._bounds(start_ns, starts)
         end_early, end_late = self._bounds(end_ns, ends)
-        known = self.spanned(start_ns, end_ns)
-        found = (ends - starts, np.maximum(0.0, end_early - start_late), end_late - start_early)
-        joules, low_j, high_j = (np.where(known, one, np.nan) for one in found)
-        return joules, low_j, high_j
+        return ends - starts, np.maximum(0.0, end_early - start_late), end_late - start_early
 
     def spanned(self, start_ns: TimeArray, end_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
         """Which windows the readings span, without a gap that is too long."""

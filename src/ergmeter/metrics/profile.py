@@ -17,7 +17,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.selection import percentile
 from ergmeter.metrics.timing import in_step_s
-from ergmeter.records import Reading, weakest
+from ergmeter.records import Reading, is_above, weakest
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -66,6 +66,8 @@ def _of_step(column: str) -> Callable[[Evidence], Reading]:
 
     def compute(evidence: Evidence) -> Reading:
         share, whole = _share(column)(evidence), in_step_s(evidence)
+        if is_above(share, 1.0):
+            raise NotMeasurable(f"the profile has {share.value:.2f} s of it in 1 s: impossible")
         value = share.value * whole.value
         basis = weakest("derived", whole.basis)
         return Reading(value, "s", basis, note=f"that share of a step's time; {share.note}")
@@ -127,7 +129,12 @@ def _of_host(rows: Steps, name: str) -> FloatArray:
 
 
 def _metric(key: str, label: str, direction: Any, formula: str, column: str) -> Metric:  # noqa: ANN401
-    return Metric(key, label, "frac", direction, formula, ("profiled steps",), _share(column))
+    needs, above = ("profiled steps",), "spans of the profile are counted twice"
+    return Metric(
+        *(key, label, "frac", direction, formula, needs, _share(column)),
+        upper_bound=1.0,
+        above_bound=above,
+    )
 
 
 METRICS = [

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.tokens import need_rows, steps_in, tokens
+from ergmeter.metrics.tokens import need_all_rows, steps_in, tokens
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ class Progress:
         evidence = self._evidence
         if not evidence.trains:
             raise NotMeasurable("an inference run has requests and no steps")
+        need_all_rows(evidence)
         if axis == "step":
-            need_rows(evidence)
             lane = evidence.work.longest
             return self._made(lane, steps_in(lane), t_s)
         amounts, _, _ = tokens(evidence, evidence.work)

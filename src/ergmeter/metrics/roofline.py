@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.activity import METRICS as ACTIVITY
-from ergmeter.metrics.compute import FLOPS_PER_S, run_results
+from ergmeter.metrics.compute import FLOPS_PER_S, MFU, need_possible, run_results
 from ergmeter.metrics.peaks import table_peak
 from ergmeter.records import Missing
 
@@ -69,6 +69,7 @@ def roofline(evidence: Evidence) -> Roofline:
     work = run_results(evidence)[FLOPS_PER_S]
     if isinstance(work, Missing):
         raise NotMeasurable(work.reason)
+    need_possible(evidence, MFU)
     peak = _peak(evidence)
     if peak.bandwidth_bytes_per_s is None:
         raise NotMeasurable(f"the memory bandwidth of {peak.device} is not known (`erg peaks`)")
@@ -84,7 +85,7 @@ def _moved(evidence: Evidence) -> Reading:
         raise NotMeasurable(f"{_NO_BYTES}: no accelerator was sampled in this run")
     metric = next(one for one in ACTIVITY if one.key == "activity.dram_frac")
     try:
-        return metric.compute(evidence)
+        return metric.usable(metric.reading(evidence))
     except NotMeasurable as error:
         raise NotMeasurable(f"{_NO_BYTES} ({error})") from None
 

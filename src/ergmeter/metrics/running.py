@@ -25,6 +25,7 @@ from ergmeter.metrics.gauges import mean, sampled
 from ergmeter.metrics.steps import Steps
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.metrics.tokens import known
+from ergmeter.metrics.window import TRAINING, TrainingWindow
 from ergmeter.records import Missing, Window
 from ergmeter.runlog.joining import Series
 from ergmeter.runlog.settings import Settings
@@ -153,10 +154,10 @@ class _Stretch(Evidence):
         return rows.where(reached) if reached.any() else rows
 
     @cached_property
-    def window(self) -> Window:
-        """From where the last stretch ended, so that stretches add up."""
+    def window(self) -> TrainingWindow:
+        """From where the last stretch ended, so that stretches add up. Nothing is cut."""
         start_ns = self._since_ns or int(self.counted["start_ns"].min())
-        return Window(start_ns, int(self.counted["end_ns"].max()))
+        return TrainingWindow.single(TRAINING, start_ns, int(self.counted["end_ns"].max()))
 
     def series(self, column: str) -> Mapping[str, Series]:
         """All columns that totals need in one pass: opening a file that is being written costs as

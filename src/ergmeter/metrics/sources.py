@@ -10,7 +10,7 @@ of them is a source of its own, RUN:1 and RUN:2, and may be named so.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from ergmeter.metrics.ledgers import is_ledger, read_ledger
 from ergmeter.metrics.summarize import ask_devices, evidence_of, readings_of
 from ergmeter.metrics.tokens import steps_made
 from ergmeter.metrics.training import divergence
+from ergmeter.metrics.window import TRAINING
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.reader import FINISHED, Run
@@ -77,7 +78,29 @@ def found_in(
             left_out.append(f"{kept[known].source}: {entry.source} is the same run, named twice")
         kept[known] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
-    return Found(tuple(sorted(kept.values(), key=lambda e: order[id(e)])), tuple(left_out))
+    ordered = sorted(kept.values(), key=lambda e: order[id(e)])
+    return Found(tuple(_of_one_window(ordered, wanted)), tuple(left_out))
+
+
+def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
+    """Rows over another kind of window than the runs, computed anew from their own runs.
+
+    Where one of them can't be, all stay as they are: a comparison across kinds is then refused.
+    """
+    kinds = {entry.facts["window"] for entry in entries if "window" in entry.facts}
+    asked = (wanted.settings.window if wanted.settings else None) or TRAINING
+    if len(kinds) < 2:
+        return entries
+    anew: list[Entry] = []
+    for entry in entries:
+        if _is_directory(entry) or entry.facts.get("window", asked) == asked:
+            anew.append(entry)
+            continue
+        found = _run(entry.run, given=entry.given, wanted=wanted) if entry.run else Found()
+        if len(found.entries) != 1:
+            return entries
+        anew += [replace(one, facts={**entry.facts, **one.facts}) for one in found.entries]
+    return anew
 
 
 def _is_directory(entry: Entry) -> bool:
@@ -206,6 +229,8 @@ def _facts(evidence: Evidence) -> dict[str, str]:
         "started": run.header.get("created"),
         "steps": _steps(evidence),
         "flops_per_token": _flops(evidence),
+        "window": evidence.window_kind if evidence.trains else None,
+        "whole_run_from": evidence.started_by if evidence.trains else None,
     }
     return {**facts_of(own), **facts_of(run.workload), "run": str(run.path)}
 

@@ -171,7 +171,7 @@ def _layers(evidence: Evidence, lane: Steps) -> list[tuple[str, _Pieces]]:
 def _beyond_plain(evidence: Evidence, train: Steps) -> list[tuple[str, _Pieces]]:
     """The warm-up, and the ends of steps that took more than twice the median."""
     starts, ends = train["start_ns"].astype(np.int64), train["end_ns"].astype(np.int64)
-    early = starts < _counted_ns(evidence, train)
+    early = (starts + ends) / 2 < _counted_ns(evidence, train)
     found = [("warmup", (starts[early], ends[early]))]
     usual_ns = _usual_ns(evidence, train)
     spans = _named(evidence)
@@ -190,7 +190,7 @@ def _usual_ns(evidence: Evidence, lane: Steps) -> float:
     train = lane.where(lane["phase"] == PHASES.index("train"))
     if not len(train) or not evidence.trains:
         return float("inf")
-    counted = train["start_ns"] >= _counted_ns(evidence, train)
+    counted = (train["start_ns"] + train["end_ns"]) / 2 >= _counted_ns(evidence, train)
     times = _own_ns(train, _named(evidence))[counted]
     return float(np.median(times)) if len(times) and np.median(times) > 0 else float("inf")
 
@@ -199,7 +199,9 @@ def _usual_gap_ns(evidence: Evidence, lane: Steps) -> int:
     """The median time between counted training steps that no span accounts for."""
     is_train = lane["phase"] == PHASES.index("train")
     train = lane.where(is_train)
-    train = train.where(train["start_ns"] >= _counted_ns(evidence, train)) if len(train) else train
+    if len(train):
+        middle_ns = (train["start_ns"] + train["end_ns"]) / 2
+        train = train.where(middle_ns >= _counted_ns(evidence, train))
     if len(train) < 2:
         return 0
     others = lane.where(~is_train)

@@ -92,6 +92,8 @@ def step_rows(evidence: Evidence) -> Steps:
     rows = evidence.counted.longest  # or the reason why there are none
     if not evidence.trains:
         raise NotMeasurable("no training steps: requests overlap, and differ in length")
+    if (rows["steps"] > 1).any():
+        raise NotMeasurable("rows hold several steps each, so a single step's energy is not known")
     return rows
 
 

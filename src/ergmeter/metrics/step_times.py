@@ -57,7 +57,7 @@ def distribution(evidence: Evidence) -> Distribution:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
     if len(lane) < 3:
         raise NotMeasurable(f"{number_of(len(lane), 'counted step')}: too few for a distribution")
-    times_s = lane.line_period_s if evidence.from_output else lane.period_s
+    times_s = evidence.periods_s(lane)
     times_s = times_s / np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
     median_s = float(np.median(times_s))
     reach_s = _REACH * median_s

@@ -99,22 +99,6 @@ class Steps:
         """How long each row lasted."""
         return (self["end_ns"] - self["start_ns"]) / NS_PER_S
 
-    @cached_property
-    def period_s(self) -> FloatArray:
-        """From each row's start to the next one's; for the last, its own length. Adds up to all."""
-        starts = self["start_ns"]
-        following = np.append(starts[1:], self["end_ns"].max(initial=0))
-        return (following - starts) / NS_PER_S
-
-    @cached_property
-    def line_period_s(self) -> FloatArray:
-        """From each row's end to the next one's; for the first, its own length. Adds up to all.
-
-        Of printed lines: a line ends its steps, and what lies before it is all in the interval.
-        """
-        ends = self["end_ns"]
-        return np.diff(np.append(self["start_ns"][:1], ends)) / NS_PER_S
-
     @property
     def busy_s(self) -> float:
         """Time in which a row was open. Rows that overlap, of several threads, count once."""

@@ -19,7 +19,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.kept import kept
 from ergmeter.records import Reading
-from ergmeter.units import duration
+from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -101,8 +101,9 @@ def pace_of_ranks(evidence: Evidence) -> Pace:
 def _medians(lane: Steps) -> tuple[int, int, float, float, float]:
     """A rank, its writer, and its medians: of the time in a step, between two steps, and from one's
     start to the next one's."""
-    inside = lane.duration_s
-    whole = lane.period_s[:-1]
+    steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)  # a row may be of several
+    inside = lane.duration_s / steps
+    whole = np.diff(lane["start_ns"]) / NS_PER_S / steps[:-1]
     medians = (float(np.median(one)) for one in (inside, whole - inside[:-1], whole))
     return int(lane["rank"][0]), int(lane["writer"][0]), *medians  # type: ignore[return-value]
 

@@ -32,12 +32,13 @@ def summary_of(evidence: Evidence) -> Summary:
     """The same of an evidence, for who goes on to ask more of it: nothing is read twice."""
     devices = _by_device(evidence)
     run, readings = evidence.run, readings_of(evidence, catalogue())
-    return Summary(run.name, run.status, readings, devices, notes(evidence, readings))
+    said = notes(evidence, readings)
+    return Summary(run.name, run.status, readings, devices, said, evidence.window_facts())
 
 
 def readings_of(evidence: Evidence, keys: Iterable[str]) -> dict[str, Result]:
     """Some metrics, by key. What only the others need is not read."""
-    return {key: _result(catalogue()[key].compute, evidence) for key in keys}
+    return {key: _result(catalogue()[key].reading, evidence) for key in keys}
 
 
 def ask_devices(evidence: Evidence) -> None:
@@ -62,7 +63,7 @@ def _by_device(evidence: Evidence) -> dict[str, dict[str, Result]]:
     for device in evidence.devices(*kinds, *asked):
         for key, one in metrics.items():
             if device.kind in one.kinds:
-                found[device.id][key] = _result(one.per_device, evidence, device)
+                found[device.id][key] = _result(one.device_reading, evidence, device)
         visit(evidence, device, is_in_boundary=device.id in drawing)
     return found
 
@@ -92,8 +93,7 @@ def settings_of(run: Run, overrides: Settings | None = None) -> Settings:
     return replace(Settings(), **{**stored, **now})
 
 
-def _result(compute: Callable[..., Reading] | None, *arguments: object) -> Result:
-    assert compute is not None
+def _result(compute: Callable[..., Reading], *arguments: object) -> Result:
     try:
         return compute(*arguments)
     except NotMeasurable as error:

@@ -18,6 +18,7 @@ from ergmeter.metrics.energy import run_j
 from ergmeter.metrics.evidence import OUTPUT, Evidence
 from ergmeter.metrics.steps import Steps
 from ergmeter.metrics.summarize import settings_of
+from ergmeter.metrics.window import WATCHED, TrainingWindow
 from ergmeter.records import PHASES, Missing, Reading, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -43,9 +44,9 @@ class _Until(Evidence):
         self._until = until
 
     @cached_property
-    def span(self) -> Window:
+    def span(self) -> TrainingWindow:
         """From the first step to the target."""
-        return self._until
+        return TrainingWindow.single(WATCHED, self._until.start_ns, self._until.end_ns)
 
 
 def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:

@@ -2,7 +2,7 @@
 
 The trap: averaging rates. A loop of nine 60 ms steps and one of 1.2 s does 5 641 tokens/s; the
 mean of its steps' rates is 2.7 times that. Here a rate is a sum over a time, both of the same
-window, and the window is wall clock: what lies between steps, evaluation and checkpoints included.
+window, and the window is wall clock: what lies between steps is in it (see `window` for cuts).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import unseen
 from ergmeter.metrics.amounts import Amounts, interval_in_order
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
@@ -68,9 +68,12 @@ def rate(
     evidence: Evidence, amounts: Amounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
 ) -> Reading:
     """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
-    value = amounts.sum() / evidence.window.duration_s / per
-    interval = evidence.timed.interval(amounts)
+    window = evidence.window
+    value = amounts.sum() / window.duration_s / per
+    interval = evidence.timed.interval(amounts) if not evidence.is_whole_run else None
     low, high = (bound / per for bound in interval) if interval else (None, None)
+    if low is not None and window.uncertain_s:  # the device may have trained in these cuts
+        low *= window.duration_s / (window.duration_s + window.uncertain_s)
     return Reading(value, unit, basis, low, high, f"{note}; {evidence.window_note}")
 
 
@@ -225,7 +228,10 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = evidence.all_steps if evidence.trains else evidence.counted
     rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     if not len(rows):
-        raise NotMeasurable("no decode spans: this run generated nothing (meter.phase('decode'))")
+        raise NotMeasurable(
+            "no decode spans were recorded: generation is timed by `erg load`,"
+            " ergmeter.integrations.generate or meter.phase('decode')"
+        )
     rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
@@ -365,4 +371,13 @@ METRICS = [
             Alias("IT", _EFFICIENTLLM, "inference throughput: tokens generated / time", "tokens/s"),
         ),
     ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s", "tokens/s, whole run"),
+        ("throughput.samples_per_s", "throughput.whole_run_samples_per_s", "samples/s, whole run"),
+    )
 ]

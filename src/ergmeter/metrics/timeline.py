@@ -235,15 +235,7 @@ def step_series(evidence: Evidence) -> Series:
     if not evidence.trains:
         raise NotMeasurable("an inference run has requests and no steps: see its latencies")
     steps = np.maximum(np.nan_to_num(lane["steps"], nan=1.0), 1.0)
-    ends_ns = lane["end_ns"]
-    if not evidence.from_output:
-        ends_ns = np.append(lane["start_ns"][1:], lane.highest("end_ns"))
-    return Series(ends_ns.astype(np.int64), periods_s(evidence, lane) / steps)
-
-
-def periods_s(evidence: Evidence, lane: Steps) -> FloatArray:
-    """From each row of a rank to the next: by starts, of printed lines by ends."""
-    return lane.line_period_s if evidence.from_output else lane.period_s
+    return Series(lane["end_ns"].astype(np.int64), evidence.all_periods_s(lane) / steps)
 
 
 def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
@@ -261,6 +253,12 @@ def loss_series(evidence: Evidence) -> tuple[Series, bool]:
     if not np.isfinite(lane["loss"]).any() and not evidence.from_output:
         lane, is_printed = evidence.printed, True
     told = np.isfinite(lane["loss"])
-    if not told.any():
+    t_ns, losses = lane["end_ns"][told].astype(np.int64), lane["loss"][told]
+    if is_printed or evidence.from_output:
+        beside = evidence.losses_beside_steps
+        t_ns = np.append(t_ns, beside.t_ns)
+        order = np.argsort(t_ns, kind="stable")
+        t_ns, losses = t_ns[order], np.append(losses, beside.values)[order]
+    if not len(t_ns):
         raise NotMeasurable("no step told its loss (step.loss = ..., or print loss=..)")
-    return Series(lane["end_ns"][told].astype(np.int64), lane["loss"][told]), is_printed
+    return Series(t_ns, losses), is_printed

@@ -1,8 +1,9 @@
 """How long: steps, the window, the warm-up, and where the rest of the time went.
 
-A step's time is counted from its start to the next one's, so that step time x steps = window and
-tokens/s x step time = tokens per step, exactly. The other defensible way, from a step's start to
-its end, is `time.in_step_s`; what lies between the two is `time.outside_steps_frac`.
+A step's time is from the end of the step before it to its own end, so that each step carries the
+gap before it, step time x steps = window and tokens/s x step time = tokens per step, exactly. The
+other defensible way, from a step's start to its end, is `time.in_step_s`; what lies between the two
+is `time.outside_steps_frac`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.amounts import Amounts, interval_in_order
-from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.selection import percentile
 from ergmeter.metrics.throughput import pace
-from ergmeter.metrics.tokens import all_steps_in, steps_of
+from ergmeter.metrics.tokens import all_steps_in, need_all_rows, need_rows, steps_of
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import NS_PER_S, duration, number_of
 
@@ -33,7 +34,7 @@ _FIRST_LINE = "the first printed line only starts the clock, unless it gives its
 
 def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
     """Of each step of a rank; the mean of those that one row stands for, `most` of them."""
-    periods_s = lane.line_period_s if evidence.from_output else lane.period_s
+    periods_s = evidence.periods_s(lane)
     steps = lane["steps"]
     return np.repeat(periods_s / steps, steps.astype(int)) if most > 1 else periods_s
 
@@ -41,10 +42,11 @@ def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
 def _note(evidence: Evidence, most: float) -> str:
     """`most`: the steps that one row stands for."""
     if most > 1:
-        several = f"printed lines stand for up to {most:.0f} steps, whose mean stands for each; "
+        rows = "printed lines" if evidence.from_output else "rows"
+        several = f"{rows} stand for up to {most:.0f} steps, whose mean stands for each; "
     else:
         several = ""
-    way = "from one printed line" if evidence.from_output else "from one step's start"
+    way = "from one printed line" if evidence.from_output else "from one step's end"
     return f"{several}{way} to the next; {evidence.window_note}"
 
 
@@ -104,9 +106,16 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
     lanes = evidence.counted.lanes  # or the reason why there are none
     if evidence.from_output:
         raise NotMeasurable("printed steps have no gaps between them: use Meter to see any")
-    inside_s = sum(lane.busy_s for lane in lanes)
-    whole_s = sum(float(lane.period_s.sum()) for lane in lanes)
+    need_rows(evidence)
+    inside_s = sum(_in_window_s(evidence, lane) for lane in lanes)
+    whole_s = sum(float(evidence.periods_s(lane).sum()) for lane in lanes)
     return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
+
+
+def _in_window_s(evidence: Evidence, lane: Steps) -> float:
+    """The time of the window in which a step of a rank was open."""
+    starts, ends = evidence.window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
+    return float((ends - starts).sum()) / NS_PER_S
 
 
 def window_s(evidence: Evidence) -> Reading:
@@ -139,10 +148,10 @@ def run_s(evidence: Evidence) -> Reading:
 
 
 def warmup_s(evidence: Evidence) -> Reading:
-    """From the first step's start to the first counted step's."""
+    """From the first step's start to the window's."""
     first_ns = evidence.work.lowest("start_ns")
     steps, rule = evidence.warmup()
-    value = (evidence.window.start_ns - first_ns) / NS_PER_S
+    value = max(0.0, (evidence.window.start_ns - first_ns) / NS_PER_S)
     note = f"{number_of(round(steps), 'step')} left out; rule: {rule}" if steps else f"rule: {rule}"
     return Reading(value, "s", evidence.steps_basis, note=note)
 
@@ -166,6 +175,7 @@ def _phase_s(evidence: Evidence, phase: str) -> Reading:
     rows = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index(phase))
     if not len(rows):
         raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
+    need_all_rows(evidence)
     lanes = rows.lanes
     value = max(lane.busy_s for lane in lanes)
     longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
@@ -207,7 +217,7 @@ METRICS = [
         "step time, median",
         "s",
         "lower",
-        "median over steps of start to next start",
+        "median over steps of the time from the end of the step before to its own, cuts left out",
         ("steps",),
         step_median_s,
     ),
@@ -216,7 +226,8 @@ METRICS = [
         "step time, 95th percentile",
         "s",
         "lower",
-        "95th percentile over steps of start to next start",
+        "95th percentile over steps of the time from the end of the step before to its own, cuts"
+        " left out",
         ("steps",),
         step_p95_s,
     ),
@@ -246,13 +257,15 @@ METRICS = [
         "1 - time inside steps / window",
         ("steps of a Meter",),
         outside_steps_frac,
+        upper_bound=1.0,
     ),
     Metric(
         "time.window_s",
         "window",
         "s",
         "neither",
-        "start of the first counted step to the end of the last",
+        "end of the last warm-up step (or start of the first step) to the end of the last counted"
+        " step, without evaluation, checkpoints and named pauses",
         (),
         window_s,
     ),
@@ -271,7 +284,7 @@ METRICS = [
         "warm-up",
         "s",
         "neither",
-        "start of the first step to the start of the first counted one",
+        "start of the first step to the end of the last warm-up step",
         ("steps",),
         warmup_s,
         aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
@@ -321,4 +334,12 @@ METRICS = [
         ("data spans",),
         data_s,
     ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("time.step_s", "time.whole_run_step_s", "time per step, whole run"),
+    )
 ]

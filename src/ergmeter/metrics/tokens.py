@@ -17,7 +17,10 @@ from ergmeter.metrics import layout, unseen
 from ergmeter.metrics.amounts import Amounts
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.printed import guessed
-from ergmeter.records import Reading
+from ergmeter.metrics.requests import need_failures
+from ergmeter.records import PHASES, Reading
+from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +52,7 @@ def _all_or_none(absent: int, total: int, column: str) -> bool:
 
 def told(evidence: Evidence, rows: Steps, column: str) -> Amounts | None:
     """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
+    need_rows(evidence)
     counts = layout.counting(evidence, rows, column)
     if not _is_known(rows, column, counts):
         return None
@@ -69,6 +73,8 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str,
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     need_rows(evidence)
     rows = evidence.counted if rows is None else rows
+    if not evidence.trains:
+        need_usage(evidence, rows)
     reasons = []
     declared = evidence.settings.tokens_per_step
     columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
@@ -88,6 +94,18 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str,
         share, each = declared / len(rows.lanes), all_steps_in(rows)
         return Amounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
+
+
+def need_usage(evidence: Evidence, rows: Steps) -> None:
+    """Refuse tokens of requests of which some have no count: never a part for the whole."""
+    for phase, what in (("decode", "answer"), ("prefill", "prompt")):
+        own = rows.where_each(lambda lane: lane["phase"] == PHASES.index(phase))  # noqa: B023
+        without = int((np.isnan(own["tokens_real"]) & np.isnan(own["tokens_computed"])).sum())
+        if 0 < without < len(own) or (without and evidence.offered):
+            of = f"{without} of {number_of(len(own), what)}"
+            if evidence.offered is None:
+                raise NotMeasurable(f"{of} have no token count")
+            raise NotMeasurable(f"the server sent no token count (usage) above 0 for {of}")
 
 
 def _no_tokens(evidence: Evidence) -> str:
@@ -123,10 +141,18 @@ def all_steps_in(rows: Steps) -> Amounts:
 
 
 def need_rows(evidence: Evidence) -> None:
-    """Refuse to count where rows of steps were lost: what was done in their time is not known."""
-    lost = [mark.detail for mark in evidence.run.marks if mark.name == "steps_dropped"]
-    if lost:
-        raise NotMeasurable(f"part of the record is missing: {lost[-1]}")
+    """Refuse to count where steps of the window were dropped."""
+    need_failures(evidence)
+    for dropped in dropped_steps(evidence.run):
+        window = evidence.window
+        if dropped.start_ns < window.end_ns and dropped.end_ns > window.start_ns:
+            raise NotMeasurable(f"part of the record is missing: {dropped}")
+
+
+def need_all_rows(evidence: Evidence) -> None:
+    """Refuse to count what is of the whole run, where steps or spans were dropped."""
+    for dropped in dropped_steps(evidence.run):
+        raise NotMeasurable(f"part of the record is missing: {dropped}")
 
 
 def steps_of(evidence: Evidence) -> float:
@@ -141,8 +167,17 @@ def steps_made(evidence: Evidence) -> float:
     """Optimizer steps in all, warm-up included, of the rank that made the most."""
     if not evidence.trains:
         raise NotMeasurable("no training steps: this run evaluates or generates")
-    need_rows(evidence)
+    need_all_rows(evidence)
     return max(float(steps_in(lane).sum()) for lane in evidence.work.lanes)
+
+
+def steps_dropped(evidence: Evidence) -> Reading:
+    """Training steps that were made and are not in the record, all ranks, whole run."""
+    every = dropped_steps(evidence.run)
+    if not every and (evidence.from_output or evidence.is_imported):
+        raise NotMeasurable("printed lines do not say whether steps are missing: use Meter to know")
+    note = "; ".join(map(str, every)) or "every step that was made is in the record"
+    return Reading(sum(one.steps for one in every), "steps", "measured", note=note)
 
 
 WHICH_TOKENS = {
@@ -205,6 +240,20 @@ def steps(evidence: Evidence) -> Reading:
     return Reading(value, "steps", evidence.steps_basis, note=evidence.window_note)
 
 
+def generated(evidence: Evidence) -> Reading:
+    """Tokens that the trained model generated between its steps, as in reinforcement learning."""
+    window = evidence.window
+    counts = [
+        one.value
+        for one in evidence.run.reported()
+        if one.name == "generated_tokens" and window.start_ns <= one.t_ns <= window.end_ns
+    ]
+    if not counts:
+        raise NotMeasurable("no call of `generate` was seen in the window")
+    calls = f"{len(counts)} calls of generate, up to each end of text"
+    return Reading(sum(counts), "tokens", "measured", note=f"{calls}; {evidence.window_note}")
+
+
 METRICS = [
     Metric(
         "tokens.total",
@@ -241,6 +290,7 @@ METRICS = [
         "1 - real tokens / computed tokens",
         ("both token counts",),
         padding_frac,
+        upper_bound=1.0,
     ),
     Metric(
         "steps.count",
@@ -250,5 +300,23 @@ METRICS = [
         "optimizer steps counted, of one rank",
         ("steps",),
         steps,
+    ),
+    Metric(
+        "tokens.generated",
+        "tokens generated",
+        "tokens",
+        "neither",
+        "tokens that `generate` of the trained model returned in the window, beside those trained",
+        ("calls of generate in a training",),
+        generated,
+    ),
+    Metric(
+        "steps.dropped",
+        "steps not recorded",
+        "steps",
+        "lower",
+        "optimizer steps that were made and could not be written, all ranks, whole run",
+        ("steps of a Meter or an integration",),
+        steps_dropped,
     ),
 ]

@@ -19,7 +19,7 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.evidence import OUTPUT
 from ergmeter.metrics.steps import Steps
 from ergmeter.records import PHASES, Missing, Reading
-from ergmeter.units import significant
+from ergmeter.units import NS_PER_S, significant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
 _TRAIN = PHASES.index("train")
+_SOON_NS = NS_PER_S  # the loss of the last step is printed after it
 _HOW = {
     "loss": "set step.loss, print loss=.., or use an integration (a Trainer tells it every"
     " logging_steps)",
@@ -46,21 +47,44 @@ def divergence(readings: Mapping[str, Result]) -> str:
 
 def _last(column: str, evidence: Evidence) -> Reading:
     """The last that was told in the window, of the first rank that tells it; else as printed."""
+    found, rows = None, evidence.counted.lanes[0]
     for number, lane in enumerate(evidence.counted.lanes):
         # Whether a rank tells none or told no number is asked of the first alone: of a thousand
         # ranks that tell none it would be a thousand files.
         if number == 0 or np.isfinite(lane[column]).any():
             stream = OUTPUT if evidence.from_output else ""
-            found = _of(lane, column, evidence, stream=stream)
+            found, rows = _of(lane, column, evidence, stream=stream), lane
             if found is not None:
-                return found
-    if not evidence.from_output:
-        printed, window = evidence.printed, evidence.window
+                break
+    is_printed = evidence.from_output
+    if found is None and not is_printed:
+        printed, window, is_printed = evidence.printed, evidence.window, True
         inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < window.end_ns)
-        found = _of(printed.where(inside), column, evidence, stream=OUTPUT, how=", as printed")
-        if found is not None:
-            return found
-    raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
+        rows = printed.where(inside)
+        found = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
+    if is_printed and column == "loss":
+        found = _on_a_later_line(evidence, rows) or found
+    if found is None:
+        raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
+    return found
+
+
+def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
+    """A loss that was printed after that of these rows, and right after the last step at most."""
+    told = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
+    after_ns = int(rows["end_ns"][told].max()) + 1 if told.any() else 0
+    since_ns = max(evidence.window.start_ns, after_ns)
+    a_step_ns = evidence.window.duration_s / max(len(evidence.counted), 1) * NS_PER_S
+    until_ns = evidence.window.end_ns + max(_SOON_NS, a_step_ns)
+    beside = evidence.losses_beside_steps
+    later = (beside.t_ns >= since_ns) & (beside.t_ns <= until_ns)
+    if not later.any():
+        return None
+    note = (
+        f"the program's own, as printed, the last of {int(told.sum() + later.sum())} told;"
+        f" {evidence.window_note}"
+    )
+    return Reading(float(beside.values[later][-1]), "1", "reported", note=note)
 
 
 def _of(

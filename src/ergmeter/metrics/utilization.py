@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _NOT_A_LIMIT = 0x1 | 0x2
 # What the node probe counts.
 _DISKS = "of disks, not of their partitions and volumes"
+_ABOVE = "a reading of the driver or the kernel is wrong"
 _CARDS = "of network cards; where there is none to be seen, of every interface but the loopback"
 
 
@@ -180,6 +181,8 @@ METRICS = [
         busy_frac,
         per_device=device_busy_frac,
         kinds=("gpu",),
+        upper_bound=1.0,
+        above_bound=_ABOVE,
         aliases=(
             Alias(
                 "PCU",
@@ -216,6 +219,7 @@ METRICS = [
         "readings with a clock limit other than idle / readings",
         ("an accelerator",),
         throttled_frac,
+        upper_bound=1.0,
     ),
     Metric(
         "utilization.process_cores",
@@ -234,6 +238,8 @@ METRICS = [
         "mean over time of the load of all cores",
         ("the node probe",),
         node_cpu_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
     ),
     Metric(
         "utilization.iowait_frac",
@@ -243,6 +249,8 @@ METRICS = [
         "mean over time of the share of CPU time in iowait",
         ("the node probe",),
         iowait_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
     ),
     *(
         Metric(

@@ -31,6 +31,12 @@ RATE, JOULES, MFU = (
     "energy.joules_per_token",
     "utilization.mfu_frac",
 )
+WHOLE_RATE, WHOLE_JOULES, WHOLE_MFU = (
+    "throughput.whole_run_tokens_per_s",
+    "energy.whole_run_joules_per_token",
+    "utilization.whole_run_mfu_frac",
+)
+OF_WHOLE_RUN = ".whole_run_"  # in the keys of metrics over the whole run
 DEVICE_MEMORY, HOST_MEMORY = "memory.device_peak_bytes", "memory.process_peak_bytes"
 LOSS = "training.loss"
 _EXTRA: dict[str, tuple[str, str, Direction]] = {
@@ -41,7 +47,10 @@ _EXTRA: dict[str, tuple[str, str, Direction]] = {
 _NAMES = {"eval_loss": EVAL_LOSS, "train_loss": LOSS}
 _NOUNS = {
     RATE: "speed",
+    WHOLE_RATE: "speed over the whole run",
     JOULES: "energy per token",
+    WHOLE_JOULES: "energy per token over the whole run",
+    WHOLE_MFU: "MFU over the whole run",
     DEVICE_MEMORY: "peak memory",
     HOST_MEMORY: "host memory",
     LOSS: "training loss",

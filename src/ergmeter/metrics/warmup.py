@@ -1,25 +1,41 @@
-"""Where the warm-up ends: one instant for all ranks, by the rule the user declared.
+"""Which steps are warm-up: a slow beginning, by a rule that a live view can follow.
 
-The trap: a warm-up of its own for each rank. Tokens of one rank would then be counted over a window
-in which another's are not yet. The instant is the latest that any rank asks for.
+Compiling, autotuning and cold caches make the first steps slow. The rule leaves out leading steps
+that each take more than 1.5 times the median of the later ones, and nothing else (docs/concepts.md
+has it with its constants). Two traps. Dropping a prefix because it makes the rest look steadier
+(MSER) dropped 14 of 61 steps where one was slow. And in a run whose steps are slow now and then,
+dropping a first step just because it is slow makes the run look faster than it is: a step stays in
+where more than 5 % of the later ones are at least half as far above the median.
+
+All ranks share one instant, the latest that any of them needs. An option, a mark or profiled steps
+take the rule's place.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.stats import MIN_BLOCKS, settled_after
 from ergmeter.units import NS_PER_S, duration, number_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ergmeter.metrics.steps import Mask, Steps
-    from ergmeter.records import Mark
+    from ergmeter.records import FloatArray, Mark
     from ergmeter.runlog.settings import Settings
+
+# The rule. docs/concepts.md gives the bias that these leave on stationary step times.
+SLOW_FACTOR = 1.5  # times the median of the later steps
+MOST_FRAC = 0.2  # of the steps that are looked at
+MOST_STEPS = 50
+LATER_SLOW_FRAC = 0.05  # of the later steps, above which slow steps are this run's nature:
+AS_SLOW = 0.5  # those that are above the median by this share of what the leading one is
+FEW_STEPS = 5  # with fewer, only the first step can be warm-up
+LOOKED_AT_STEPS = 250  # 50 are 20 % of them; later steps change nothing
 
 _RULES = {
     "warmup_end": "until the mark warmup_end",
@@ -27,6 +43,54 @@ _RULES = {
 }
 _FEW = 5  # steps that must be left once the profile is over,
 _EARLY = 30  # if it came so early; else as many as there were before
+
+
+class SingleStep(NotMeasurable):
+    """A training of one step: which may be all warm-up."""
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The rows that are counted, where their time begins, and by which rule."""
+
+    rows: Steps
+    start_ns: int
+    rule: str
+    remarks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlowStart:
+    """What the rule finds at the beginning of a series of step times."""
+
+    dropped: int  # steps
+    slow: int  # leading steps above the factor: more than are dropped where there are too many
+    fast: int  # leading steps as far below the median: they are counted
+
+
+def slow_start(step_s: FloatArray) -> SlowStart:
+    """How many leading steps are warm-up, by their times and those of the steps after them."""
+    step_s = step_s[:LOOKED_AT_STEPS]
+    total = len(step_s)
+    if total < 2:
+        return SlowStart(0, 0, 0)
+    most = min(int(MOST_FRAC * total), MOST_STEPS) if total >= FEW_STEPS else 1
+    usual_s = float(np.median(step_s[most:]))
+    beyond_s = step_s - usual_s
+    slow = _leading(step_s > SLOW_FACTOR * usual_s, beyond_s)
+    fast = _leading(step_s < usual_s / SLOW_FACTOR, -beyond_s)
+    return SlowStart(min(slow, most), slow, fast)
+
+
+def _leading(is_far: Mask, beyond_s: FloatArray) -> int:
+    """How many steps at the beginning are far from the usual, as few of the later ones are."""
+    first = len(is_far) if is_far.all() else int(np.argmin(is_far))
+    later_s = beyond_s[first:]
+    if not first or not len(later_s):
+        return 0
+    often = [float((later_s >= AS_SLOW * own).mean()) for own in beyond_s[:first].tolist()]
+    seldom = np.array(often) <= LATER_SLOW_FRAC
+    return first if seldom.all() else int(np.argmin(seldom))
 
 
 def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | None:
@@ -52,53 +116,149 @@ def ending(marks: Iterable[Mark], work: Steps, settings: Settings) -> Mark | Non
     return last
 
 
-def rule(settings: Settings, mark: Mark | None) -> str:
-    """The rule in words."""
+def after_warmup(
+    work: Steps,
+    settings: Settings,
+    mark: Mark | None,
+    periods_s: Callable[[Steps], FloatArray] | None,
+) -> Counted:
+    """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left.
+
+    `periods_s` gives the time of each row of a rank; None for requests, which differ in length and
+    have no warm-up of their own.
+    """
+    if settings.steps_range is not None:
+        return _in_range(work, *settings.steps_range)
     if mark is not None:
-        return _RULES[mark.name]
+        return _counted(
+            work, lambda lane: lane["start_ns"] >= mark.t_ns, _RULES[mark.name], mark.t_ns
+        )
     if settings.warmup_steps is not None:
-        return number_of(settings.warmup_steps, "step")
+        return _counted(work, _by_count(settings.warmup_steps), _declared(settings))
     if settings.warmup_s is not None:
-        return f"{settings.warmup_s:g} s"
-    return "until the step time settled (MSER)" if settings.warmup == "auto" else "none declared"
+        return _counted(work, _by_time(settings.warmup_s), _declared(settings))
+    if periods_s is None:
+        return Counted(work, work.lowest("start_ns"), "none declared")
+    return _by_rule(work, periods_s)
 
 
-def after_warmup(work: Steps, settings: Settings, mark: Mark | None) -> Steps:
-    """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left."""
-    if mark is None and all(way is None for way in settings.warmups):
-        return work
+def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> Counted:
+    ends: list[int] = []
+    remarks: dict[str, None] = {}
+    total = 0.0
+    for lane in work.lanes:
+        total = max(total, float(_steps(lane).sum()))
+        first = lane.where(np.arange(min(len(lane), LOOKED_AT_STEPS)))
+        steps = np.maximum(_steps(first), 1)
+        each = steps.astype(int)
+        step_s = np.repeat(periods_s(first) / each, each)
+        found = slow_start(step_s)
+        rows = int((np.cumsum(steps) <= found.dropped).sum())
+        if rows:
+            ends.append(int(first["end_ns"][:rows].max()))
+        remarks |= dict.fromkeys(_remarks(found, step_s, int(steps[:rows].sum())))
+    if total < 2:
+        raise SingleStep("1 step: it may be all warm-up, so there is no pace of training")
+    rule = f"leading steps above {SLOW_FACTOR:g} times the later median"
+    counted = _after(work, max(ends)) if ends else work
+    if not ends or not len(counted):  # rows that overlap: the first ends after all others
+        return Counted(work, work.lowest("start_ns"), rule, tuple(remarks))
+    return Counted(counted, max(ends), rule, tuple(remarks))
+
+
+def _remarks(found: SlowStart, step_s: FloatArray, dropped: int) -> list[str]:
+    if found.slow > dropped:
+        left = found.slow - dropped
+        which = "1 more slow step" if left == 1 else f"{left} more slow steps"
+        return [
+            f"after {number_of(dropped, 'step')} of warm-up {which} at the beginning"
+            f" {'is' if left == 1 else 'are'} counted: at most {MOST_FRAC:.0%} of the steps and"
+            f" {MOST_STEPS} are left out (--warmup-steps {found.slow} leaves them all out)"
+        ]
+    if found.fast:
+        times = float(np.median(step_s) / np.median(step_s[: found.fast]))
+        which = "the first step was" if found.fast == 1 else f"the first {found.fast} steps were"
+        return [f"{which} {times:.1f} times as fast as the median, and counted"]
+    return []
+
+
+def _in_range(work: Steps, first: int, last: int | None) -> Counted:
+    """Steps by their own numbers, the last not included."""
+
+    def inside(lane: Steps) -> Mask:
+        number = _numbers(lane)
+        return np.asarray((number >= first) & (number < (np.inf if last is None else last)))
+
+    rows = work.where_each(inside)
+    name = f"{first}:{'' if last is None else last}"
+    if not len(rows):
+        numbers = [_numbers(lane) for lane in work.lanes]
+        low, high = min(one.min() for one in numbers), max(one.max() for one in numbers)
+        raise NotMeasurable(
+            f"--window {name} holds no step: this run's steps are numbered {low:.0f} to {high:.0f}"
+        )
+    start_ns = _start_of(work, rows, lambda lane: _numbers(lane) < first)
+    return Counted(rows, start_ns, f"steps {name}, as asked for")
+
+
+def _numbers(lane: Steps) -> FloatArray:
+    """Each row's number; where there is none, how many steps came before it."""
+    steps = _steps(lane)
+    index = lane["index"]
+    return np.cumsum(steps) - steps if np.isnan(index).any() else index
+
+
+def _counted(
+    work: Steps, asked: Callable[[Steps], Mask], rule: str, at_least_ns: int = 0
+) -> Counted:
     firsts = []
     for lane in work.lanes:
-        asked = _asked(lane, settings) if mark is None else lane["start_ns"] >= mark.t_ns
-        if not asked.any():
-            raise NotMeasurable(_why_none(lane, settings, mark))
-        firsts.append(int(lane["start_ns"][int(np.argmax(asked))]))
-    # Ranks start a step within a moment of each other: it is one step if most of it lies after.
-    first_ns = max(firsts)
-    return work.where_each(lambda lane: (lane["start_ns"] + lane["end_ns"]) / 2 >= first_ns)
+        mask = asked(lane)
+        if not mask.any():
+            raise NotMeasurable(_why_none(lane, rule))
+        firsts.append(int(lane["start_ns"][int(np.argmax(mask))]))
+    rows = _after(work, max(firsts))
+    start_ns = _start_of(work, rows, lambda lane: _middle(lane) < max(firsts))
+    return Counted(rows, max(start_ns, at_least_ns), rule)
 
 
-def _asked(lane: Steps, settings: Settings) -> Mask:
-    """The rows of one rank that its own rule would count."""
-    steps = np.nan_to_num(lane["steps"], nan=1.0)
+def _after(work: Steps, instant_ns: int) -> Steps:
+    """Ranks start a step within a moment of each other: it counts if most of it lies after."""
+    return work.where_each(lambda lane: _middle(lane) >= instant_ns)
+
+
+def _start_of(work: Steps, rows: Steps, is_before: Callable[[Steps], Mask]) -> int:
+    """The end of the last step that is not counted; else the start of the first."""
+    before = work.where_each(is_before)
+    return before.highest("end_ns") if len(before) else rows.lowest("start_ns")
+
+
+def _middle(lane: Steps) -> FloatArray:
+    return (lane["start_ns"] + lane["end_ns"]) / 2
+
+
+def _steps(lane: Steps) -> FloatArray:
+    return np.nan_to_num(lane["steps"], nan=1.0)
+
+
+def _by_count(number: int) -> Callable[[Steps], Mask]:
+    return lambda lane: np.asarray(np.cumsum(_steps(lane)) - _steps(lane) >= number)
+
+
+def _by_time(seconds: float) -> Callable[[Steps], Mask]:
+    return lambda lane: np.asarray(lane["start_ns"] - lane["start_ns"][0] >= seconds * NS_PER_S)
+
+
+def _declared(settings: Settings) -> str:
     if settings.warmup_steps is not None:
-        return np.asarray(np.cumsum(steps) - steps >= settings.warmup_steps)
-    if settings.warmup_s is not None:
-        since_s = (lane["start_ns"] - lane["start_ns"][0]) / NS_PER_S
-        return np.asarray(since_s >= settings.warmup_s)
-    settled = settled_after(lane.duration_s / np.maximum(steps, 1))
-    return np.arange(len(lane)) >= (len(lane) if settled is None else settled)
+        return number_of(settings.warmup_steps, "step")
+    return f"{settings.warmup_s:g} s"
 
 
-def _why_none(lane: Steps, settings: Settings, mark: Mark | None) -> str:
+def _why_none(lane: Steps, rule: str) -> str:
     lasted = duration((int(lane["end_ns"].max()) - int(lane["start_ns"][0])) / NS_PER_S)
-    if settings.warmup == "auto" and len(lane) < 2 * MIN_BLOCKS:
-        steps_told = number_of(len(lane), "step")
-        return f"{steps_told}: too few to find the steady state (at least {2 * MIN_BLOCKS})"
-    if settings.warmup == "auto":
-        return f"the step time never settled in {len(lane)} steps ({lasted}): no steady state"
-    steps = int(np.nan_to_num(lane["steps"], nan=1.0).sum())
+    steps = int(_steps(lane).sum())
     return (
         f"the run is shorter than its warm-up: {number_of(steps, 'step')} in {lasted},"
-        f" warm-up {rule(settings, mark)}"
+        f" warm-up {rule}"
     )

@@ -52,7 +52,7 @@ _FLOPS = "FLOPs"
 NOW = ("throughput.tokens_per_s", "time.step_s", "energy.mean_w")
 SO_FAR = (
     *("throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
-    *("energy.joules_per_token", "energy.run_j"),
+    *("energy.joules_per_token", "energy.run_j", "throughput.whole_run_tokens_per_s"),
 )
 
 
@@ -94,6 +94,7 @@ class Frame:
     training: int = 1  # which of so many in this run, counted from 1
     trainings: int = 0
     replaced: int = 0  # how often another run has taken the place of the one that was watched
+    is_provisional: bool = False  # steps to come may change what is warm-up
 
     @property
     def is_going(self) -> bool:
@@ -149,6 +150,7 @@ class Watching:
         self._seen: deque[Noted] = deque(maxlen=_ALERTS)
         self._so_far: dict[str, Result] = {}
         self._so_far_ns = 0
+        self._is_provisional = False
 
     def look(self, *, totals: bool) -> Frame:
         """What is new, taken in. `totals`: also the figures of the run so far, from its start."""
@@ -169,7 +171,9 @@ class Watching:
                     ranks = ranks_of(alert.rule.text, alert.about, self._ranks)
                     self._seen.append(Noted(alert.t_ns, alert.text, was_told=False, ranks=ranks))
         if totals:
-            self._so_far = _figures(SO_FAR, evidence_of(run))
+            evidence = evidence_of(run)
+            self._so_far = _figures(SO_FAR, evidence)
+            self._is_provisional = evidence.is_provisional
             self._so_far_ns = self._following.newest_ns
         return self._frame(run, status)
 
@@ -290,6 +294,7 @@ class Watching:
             tuple(with_seen(told(run, self._ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
             quiet_s, self._training or self._trainings, self._trainings, self._replaced,
+            self._is_provisional,
         )  # fmt: skip
 
     def _goal(self, step: int | None) -> tuple[float | None, str, float | None]:
@@ -372,7 +377,7 @@ def _figures(keys: Iterable[str], evidence: Evidence) -> dict[str, Result]:
     found: dict[str, Result] = {}
     for key in keys:
         try:
-            found[key] = catalogue()[key].compute(evidence)
+            found[key] = catalogue()[key].reading(evidence)
         except NotMeasurable as error:
             found[key] = Missing(str(error))
     return found

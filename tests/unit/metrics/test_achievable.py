@@ -143,6 +143,17 @@ def test_what_was_otherwise_when_it_was_calibrated_is_said_first(
 
 
 def test_faster_than_calibrated_is_not_clamped_and_says_what_to_do(tmp_path: Path) -> None:
-    found = reading(run_on(tmp_path / "run", calibrated("GPU-0")), OF_ACHIEVABLE)
+    # 2e15 FLOP/s on 4 devices are 0.505 of the datasheet's peak, and 2.5 of 200e12 held.
+    run = run_on(tmp_path / "run", *(calibrated(f"GPU-{n}", 200e12) for n in range(4)))
+    found = reading(run, OF_ACHIEVABLE)
     assert found.value == pytest.approx(2.5)
-    assert "calibrate again" in found.note
+    assert found.impossible.startswith("above 100 %: faster than in the calibration")
+
+
+def test_nothing_is_computed_from_an_impossible_mfu(tmp_path: Path) -> None:
+    # 2e15 FLOP/s on one device whose peak is 989.5e12.
+    run = run_on(tmp_path / "run", calibrated("GPU-0"))
+    assert reading(run, MFU).value == pytest.approx(2000 / 989.5, rel=1e-3)
+    for key in (OF_ACHIEVABLE, OF_PEAK):
+        assert reason(run, key).startswith("MFU 202 % is impossible: above 100 %: an input is")
+    assert reading(run, ACHIEVABLE).value == pytest.approx(800e12)

@@ -10,8 +10,10 @@ import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.metrics.compute import (
+    ALL_WORK,
     BANDWIDTH,
     FLOPS_PER_S,
+    FLOPS_PER_TOKEN,
     HFU,
     MFU,
     MFU_BF16,
@@ -22,7 +24,7 @@ from ergmeter.metrics.compute import (
 )
 from ergmeter.metrics.peaks import Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Flops, Missing, Reading, Sample
+from ergmeter.records import Device, Flops, Missing, Reading, Sample, WorkPart
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from tests.runs import add_writer, even_steps, make_run
@@ -76,7 +78,42 @@ def test_hfu_has_what_is_computed_again_and_mfu_never() -> None:
     assert reading(found, HFU).value == pytest.approx(0.125)
     once = compute_results([replace(EXACT, hardware_per_step=2e12)], RATE, PEAK)
     assert reading(once, HFU).value == reading(once, MFU).value
-    assert "nothing is computed twice" in reading(once, HFU).note
+    assert "nothing is computed twice" not in reading(once, HFU).note  # nobody looked for others
+    looked = compute_results([replace(EXACT, hardware_per_step=2e12, other_work=())], RATE, PEAK)
+    assert "nothing is computed twice" in reading(looked, HFU).note
+
+
+def test_all_work_sums_every_part_and_is_a_bound_where_one_is_not_counted() -> None:
+    """EXACT is 2e12 of the model and 2.5e12 with recomputation; a teacher adds 1e12."""
+    teacher = WorkPart("other models", 1e12, "Teacher")
+    whole = compute_results([replace(EXACT, other_work=(teacher,))], RATE, PEAK)
+    assert reading(whole, ALL_WORK).value == pytest.approx(0.1 * 3.5 / 2)
+    assert "lower bound" not in reading(whole, ALL_WORK).note
+    assert reading(whole, HFU).value == pytest.approx(0.125)  # the trained model's, as before
+    unknown = replace(EXACT, other_work=(WorkPart("generation", None, "a cache"),))
+    bound = reading(compute_results([unknown], RATE, PEAK), ALL_WORK)
+    assert bound.value == pytest.approx(0.125)
+    assert "lower bound" in bound.note
+    assert "generation (a cache)" in bound.note
+
+
+def test_products_that_were_not_counted_make_mfu_a_lower_bound_by_name() -> None:
+    found = compute_results([replace(EXACT, not_counted=("FusedHead x 1",))], RATE, PEAK)
+    for key in (MFU, HFU, ALL_WORK):
+        note = reading(found, key).note
+        assert note.startswith("a lower bound")
+        assert "FusedHead x 1" in note
+
+
+def test_flops_of_images_go_by_samples() -> None:
+    """6e12 FLOPs a step of 4 images; 10 images/s on 2 devices of 100 TFLOP/s."""
+    images = Flops(6e12, "counted", "counted", 6e12, samples_per_step=4, other_work=())
+    rate = Rate(10.0, 2, "measured", "over 10 steps", unit="sample")
+    found = compute_results([images], rate, PEAK)
+    assert reading(found, MFU).value == pytest.approx(6e12 / 4 * 10 / 2 / 1e14)
+    missing = found[FLOPS_PER_TOKEN]
+    assert isinstance(missing, Missing)
+    assert "reads no tokens" in missing.reason
     unknown = compute_results([replace(EXACT, hardware_per_step=None)], RATE, PEAK)
     assert isinstance(unknown[HFU], Missing)
 
@@ -157,8 +194,8 @@ def test_above_one_is_shown_and_explained() -> None:
         compute_results([EXACT], replace(RATE, devices=1), replace(PEAK, flops_per_s=1e12)), MFU
     )
     assert found.value == pytest.approx(20)
-    assert found.note.startswith("above 100 %, so an input is wrong")
-    assert "peak of one" in found.note
+    assert found.impossible.startswith("above 100 %: an input is wrong, likely the number of dev")
+    assert found.note.startswith("exact")
 
 
 def test_products_in_fp8_are_held_against_both_peaks() -> None:

@@ -89,15 +89,15 @@ def test_tokens_are_of_all_ranks_and_steps_of_one(tmp_path: Path) -> None:
     assert course(run, "tokens_per_s").values.tolist() == pytest.approx([150.0] * 10)
 
 
-def test_a_rate_is_the_tokens_of_a_step_over_the_time_until_the_next(tmp_path: Path) -> None:
-    # Steps of 1 s with 3 s after the second, in which something else was done.
+def test_a_rate_is_the_tokens_of_a_step_over_the_time_since_the_last(tmp_path: Path) -> None:
+    # Steps of 1 s with 3 s before the third, in which something else was done.
     steps = [step(0, 1, tokens_real=80), step(1, 2, tokens_real=80), step(5, 6, tokens_real=40)]
     found = course(run_of(tmp_path / "run", steps=steps), "tokens_per_s")
-    assert found.values.tolist() == pytest.approx([80.0, 20.0, 40.0])
+    assert found.values.tolist() == pytest.approx([80.0, 80.0, 10.0])
     assert found.x["step"].tolist() == pytest.approx([1, 2, 3])
     assert found.x["tokens"].tolist() == pytest.approx([80, 160, 200])
     assert found.x["time"].tolist() == pytest.approx([1, 2, 6])
-    assert (found.lowest, found.highest, found.last) == pytest.approx((20, 80, 40))
+    assert (found.lowest, found.highest, found.last) == pytest.approx((10, 80, 10))
     assert (found.basis, found.note) == ("measured", "real tokens")
 
 

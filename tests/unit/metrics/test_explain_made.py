@@ -355,8 +355,10 @@ def test_a_slow_beginning_is_neither_a_stall_nor_usual(tmp_path: Path) -> None:
         replace(one, start_ns=one.start_ns + 2 * S, end_ns=one.end_ns + 2 * S)
         for one in even_steps(32, seconds=0.25, tokens_computed=100)
     ]
-    split = time_split(evidence_of(made(tmp_path / "run", steps)))
+    run = made(tmp_path / "run", steps)
+    split = time_split(evidence_of(run, Settings(warmup_steps=0)))
     assert split.parts_s == pytest.approx({"slow_start": 1.75})
+    assert time_split(evidence_of(run)).parts_s == {}  # by the rule it is warm-up
 
 
 def test_long_gaps_between_steps_have_the_joules_that_were_drawn_in_them(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_every_rung_of_the_ladder_is_as_printed_and_mfu_below_the_tensor_pipes(b
     for key, value in said.items():
         one = found[key]
         assert isinstance(one, Reading), (key, one)
-        assert one.value == pytest.approx(value, rel=1e-9), key
+        # The window now begins at the end of the warm-up, a gap of microseconds before.
+        assert one.value == pytest.approx(value, rel=1e-5), key
     step = found["time.in_step_s"]
     assert isinstance(step, Reading)
     assert step.note.endswith("; by the device's clock")

@@ -19,6 +19,7 @@ from ergmeter.metrics.spool import Spool
 from ergmeter.metrics.stats import ratio_interval
 from ergmeter.metrics.steps import Spooled, Steps, told, with_lanes
 from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.metrics.window import TrainingWindow
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -167,7 +168,8 @@ def test_blocks_in_order_of_time_are_those_of_all_rows_sorted(
     order = np.argsort(rows["end_ns"], kind="stable")
     apart_s = np.diff(np.append(5.0 * S, rows["end_ns"][order])) / 1e9
     truth = ratio_interval(amounts[order], apart_s)
-    found = Timed(rows, 5 * S).interval(Amounts(rows, lambda lane: lane["tokens_computed"]))
+    window = TrainingWindow.single("training", 5 * S, rows.highest("end_ns"))
+    found = Timed(rows, window).interval(Amounts(rows, lambda lane: lane["tokens_computed"]))
     assert truth is not None
     assert found == pytest.approx(truth, rel=1e-12)
 
