@@ -75,7 +75,7 @@ def test_report_json_has_the_documented_shape(erg: Erg, run: Path) -> None:
     assert code == 0
     whole = json.loads(out)
     rate = whole["readings"]["throughput.tokens_per_s"]
-    assert set(rate) == {"value", "unit", "basis", "low", "high", "note"}
+    assert set(rate) == {"value", "unit", "basis", "low", "high", "note", "impossible"}
     assert (rate["value"], rate["unit"], rate["basis"]) == (
         pytest.approx(100),
         "tokens/s",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from ergmeter.bench.pairing import Pair, Paired, paired
 from ergmeter.bench.paradox import paradox
 from ergmeter.bench.rules import METRICS, metric_named
+from ergmeter.bench.window_kinds import of_one_window
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.ratios import contrast, mean
 from ergmeter.metrics.student import cdf, factor
@@ -130,7 +131,8 @@ def compare(
 
 
 def matched(new: pa.Table, ref: pa.Table, options: Options) -> Paired:
-    """The cells of both, by configuration."""
+    """The cells of both, by configuration. Raises UsageError for windows of different kinds."""
+    new, ref = of_one_window(new, ref)
     return paired(new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.bench.comparing import TOGETHER, Figure, Options, figure, matched, together
 from ergmeter.bench.gate_words import change_in_words, noise_in_words, span_in_words
+from ergmeter.bench.pairing import impossible_in
 from ergmeter.bench.paradox import counts_differ, paradox
 from ergmeter.bench.rules import DEFAULTS, METRICS
 from ergmeter.bench.rules import rule as parsed
@@ -306,6 +307,7 @@ def _why_absent(pair: Pair, rule: Rule) -> str:
 def _reason(side: Side, rule: Rule) -> str:
     """Why, as the first of its rows has it."""
     reasons = json.loads(side.ok[0]["missing"] or "{}")
+    reasons |= {name: f"impossible: {why}" for name, why in impossible_in(side.ok).items()}
     return next((f": {reasons[one]}" for one in rule.columns if one in reasons), "")
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.overview import MEMORY, of_repeats
+from ergmeter.bench.pairing import impossible_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,6 +27,9 @@ FIGURES = {
     "samples_per_s": "samples/s",
     "joules_per_token": "J/token",
     "mfu_frac": "MFU",
+    "whole_run_tokens_per_s": "tokens/s, whole run",
+    "whole_run_mfu_frac": "MFU, whole run",
+    "whole_run_joules_per_token": "J/token, whole run",
     "memory_hf_peak_bytes": "memory in tensors, peak (hf)",
     "memory_allocator_peak_bytes": "memory in tensors, peak (torch)",
     "memory_nvidia_peak_bytes": "device memory, peak",
@@ -34,7 +38,7 @@ FIGURES = {
     "runtime_s": "time",
     "loss": "loss",
 }
-LOWER = ("joules_per_token", *MEMORY, "runtime_s", "loss")
+LOWER = ("joules_per_token", "whole_run_joules_per_token", *MEMORY, "runtime_s", "loss")
 # What is read best from left to right: the sizes that a bench is made to scale.
 _ACROSS = (
     *("num_gpus", "nodes", "per_device_train_batch_size", "effective_batch_size"),
@@ -59,6 +63,7 @@ class Configuration:
     runs: Mapping[str, int]  # how many values each figure is of
     is_padded: bool  # whether its tokens count padding
     paths: tuple[str, ...]  # of its cells
+    impossible: Mapping[str, str] = field(default_factory=dict)  # by figure, why it can't be right
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,7 @@ def configuration(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> Co
         runs={name: sum(row[name] is not None for row in ok) for name in FIGURES},
         is_padded=any(row["tokens_counted"] == "computed" for row in ok),
         paths=tuple(str(row["path"]) for row in rows if row["path"]),
+        impossible=impossible_in(ok),
     )
 
 

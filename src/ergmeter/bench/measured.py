@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.memory_columns import NVML, of_devices
 from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.gauges import ACCELERATORS
+from ergmeter.metrics.gpu_use import gpu_use
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.unseen import need_all
 from ergmeter.runlog.reader import Run
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Reading
 
 FROM_RUN, TRAINER = "run", "trainer"
 _RATES = {
@@ -38,6 +41,9 @@ _FIGURES = {
     "loss": "training.loss",
     "runtime_s": "time.run_s",
     "mfu_frac": "utilization.mfu_frac",
+    "whole_run_tokens_per_s": "throughput.whole_run_tokens_per_s",
+    "whole_run_mfu_frac": "utilization.whole_run_mfu_frac",
+    "whole_run_joules_per_token": "energy.whole_run_joules_per_token",
     "joules_per_token": "energy.joules_per_token",
     "energy_j": "energy.run_j",
     "mean_w": "energy.mean_w",
@@ -57,10 +63,15 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
         why = str(error) if path.exists() else "the cell left no run"
         missing |= dict.fromkeys((*columns, *_EACH), why)
         return {}
-    row = {name: _value(evidence, key, name, missing) for name, key in columns.items()}
-    found: dict[str, Any] = {name: value for name, value in row.items() if value is not None}
+    row = {name: _reading(evidence, key, name, missing) for name, key in columns.items()}
+    read = {name: one for name, one in row.items() if one is not None}
+    found: dict[str, Any] = {name: one.value for name, one in read.items()}
+    impossible = {name: one.impossible for name, one in read.items() if one.impossible}
+    if impossible:
+        found["impossible"] = json.dumps(impossible, sort_keys=True)
     if any(name in found for name in _RATES):
         found["rates_from"] = FROM_RUN
+        found["window"] = evidence.window_kind
     for kind in ("real", "computed"):
         whole = found.get(f"{kind}_tokens_per_s")
         if whole is not None and num_gpus and evidence.devices("gpu"):
@@ -76,11 +87,11 @@ def _why_not_each(evidence: Evidence) -> str:
     return why if not evidence.devices("gpu") else "how many devices it ran on is not told"
 
 
-def _value(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> float | None:
+def _reading(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -> Reading | None:
     try:
         if name in _OF_ALL:
             need_all(evidence, _OF_ALL[name])
-        return catalogue()[key].compute(evidence).value
+        return catalogue()[key].reading(evidence)
     except NotMeasurable as error:
         missing[name] = str(error)
     return None
@@ -90,7 +101,7 @@ def _said(run: Run) -> dict[str, Any]:
     """What the program said of itself: its losses are those of all the training."""
     named = {"loss": "train_loss", "eval_loss": "eval_loss"}
     found = {name: run.workload.get(key) for name, key in named.items()}
-    gpus = [device.name for device in run.devices.values() if device.kind == "gpu"]
+    gpus = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
     said: dict[str, Any] = {n: float(v) for n, v in found.items() if isinstance(v, int | float)}
     return said | ({"device": ", ".join(sorted(set(gpus)))} if gpus else {})
 

@@ -31,7 +31,8 @@ MEMORY = {
 _COLUMNS = (
     *("index", "group", "status", "reason", "claims_broken", "tokens_counted", "rates_from"),
     *("tokens_per_s", "tokens_per_s_per_device", "samples_per_s", "loss", "runtime_s", "settings"),
-    *("joules_per_token", "mfu_frac", "path", "missing"),
+    *("joules_per_token", "mfu_frac", "whole_run_tokens_per_s", "whole_run_mfu_frac"),
+    *("whole_run_joules_per_token", "path", "missing", "impossible"),
     *COMMON,
     *MEMORY,
 )

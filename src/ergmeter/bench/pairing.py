@@ -38,6 +38,14 @@ _NUMBER = re.compile(r"-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,2})?")
 _NOT_TOLD = ("output_dir", "results_csv", "process_port", "max_seq_len")
 
 
+def impossible_in(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """By column, why a value of one of these rows cannot be right."""
+    found: dict[str, str] = {}
+    for row in rows:
+        found |= json.loads(row.get("impossible") or "{}")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Side:
     """All repeats of one configuration in one table."""
@@ -63,7 +71,9 @@ class Side:
         return tuple(dict.fromkeys(row["claims_broken"] for row in self.ok if row["claims_broken"]))
 
     def values(self, column: str) -> list[float]:
-        """A figure of each repeat that has it."""
+        """A figure of each repeat that has it; none of them if one is impossible."""
+        if column in impossible_in(self.ok):
+            return []
         return [row[column] for row in self.ok if row[column] is not None]
 
     def mean(self, column: str) -> float | None:

@@ -109,7 +109,7 @@ def _cells(directory: Path) -> list[Path]:
 
 
 # Goes up when a row comes to be made otherwise of the same files: what is kept is then made anew.
-_MAKING = 5
+_MAKING = 6
 
 
 def _stamp(cell: Path) -> list[int]:

@@ -41,6 +41,9 @@ METRICS: dict[str, tuple[str, ...]] = {
     "nvidia_memory": ("memory_nvidia_mean_bytes",),
     "hf_memory": ("memory_hf_peak_bytes",),
     "mfu": ("mfu_frac",),
+    "whole_run_tokens_per_s": ("whole_run_tokens_per_s",),
+    "whole_run_mfu": ("whole_run_mfu_frac",),
+    "whole_run_joules_per_token": ("whole_run_joules_per_token",),
     "joules_per_token": ("joules_per_token",),
     "energy": ("energy_j",),
 }

@@ -60,9 +60,13 @@ FIGURES = {
     "loss": pa.float64(),
     "eval_loss": pa.float64(),
     "epoch": pa.float64(),
+    "window": pa.string(),  # the kind that measured rates, MFU and energy are over; empty: unbroken
     "timed_steps": pa.float64(),  # that the rates are of, after the warm-up
     "timed_s": pa.float64(),  # and how long they took together
     "mfu_frac": pa.float64(),
+    "whole_run_tokens_per_s": pa.float64(),  # from the start of the command or the Meter to the end
+    "whole_run_mfu_frac": pa.float64(),
+    "whole_run_joules_per_token": pa.float64(),
     "joules_per_token": pa.float64(),
     "energy_j": pa.float64(),
     "mean_w": pa.float64(),
@@ -96,6 +100,7 @@ MEMORY = {
 REST = {
     "device": pa.string(),
     "missing": pa.string(),  # JSON: column to the reason why it is empty
+    "impossible": pa.string(),  # JSON: column to the reason why its value cannot be right
     "settings": pa.string(),  # JSON: every argument and axis
     "raw": pa.string(),  # JSON: what results.json was told, or the reference's row, as it was
     "training": pa.string(),  # JSON: the whole training, warm-up included, by the Trainer's names

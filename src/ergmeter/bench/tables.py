@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROWS = 250  # in a batch
 _ENDINGS = (".parquet", ".csv")
 _NEEDED = {"id", "status"}
-_JSON = ("missing", "settings", "raw", "training")
+_JSON = ("missing", "impossible", "settings", "raw", "training")
 _LONGEST = 1 << 27  # characters of a cell: `raw` has all that a training told
 
 

@@ -15,6 +15,7 @@ from ergmeter.errors import ErgmeterError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.metrics.unseen import need_all
+from ergmeter.metrics.window import UNBROKEN
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 
@@ -56,7 +57,7 @@ def trained(
 def _counted(path: Path) -> tuple[dict[str, float], float | None]:
     """Of all steps of the run: what they did, and the time from the first to the last."""
     try:
-        evidence = evidence_of(Run.open(path), Settings(warmup_steps=0))
+        evidence = evidence_of(Run.open(path), Settings(warmup_steps=0, window=UNBROKEN))
         took_s = evidence.window.duration_s
     except ErgmeterError:
         return {}, None
@@ -65,7 +66,7 @@ def _counted(path: Path) -> tuple[dict[str, float], float | None]:
         try:
             if of_all:
                 need_all(evidence, of_all)
-            rate = catalogue()[key].compute(evidence)
+            rate = catalogue()[key].reading(evidence)
         except NotMeasurable:
             continue
         if rate.basis != "reported":  # a rate that was printed is no count

@@ -91,14 +91,15 @@ def command(
 
 
 def _whole(run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary) -> Summary:
-    """The same with the warm-up counted: it was emitted too."""
+    """The same with warm-up, evaluation and checkpoints: they emitted too."""
     from ergmeter.metrics.summarize import summarize
-    from ergmeter.records import Reading
+    from ergmeter.metrics.window import UNBROKEN
 
-    left_out = summary.readings["time.warmup_steps"]
-    if not isinstance(left_out, Reading) or not left_out.value:
+    if not summary.window.get("warmup_steps") and not summary.window.get("cuts"):
         return summary
-    all_of_it = dataclasses.replace(settings, warmup=None, warmup_s=None, warmup_steps=0)
+    all_of_it = dataclasses.replace(
+        settings, warmup=None, warmup_s=None, warmup_steps=0, window=UNBROKEN
+    )
     return summarize(run, all_of_it, flops=flops)
 
 

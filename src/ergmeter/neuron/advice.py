@@ -136,7 +136,7 @@ def about_mfu(
     if not isinstance(figures.mfu, Reading) or throughput.seq_per_s is None:
         return []
     mfu = figures.mfu.value
-    if mfu > 1:
+    if figures.mfu.impossible:
         rate = throughput.seq_per_s if is_printed else None
         return [Finding("mfu_above_peak", text) for text in _above(mfu, job, machine, rate)]
     if mfu >= _LOW_FRAC:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
+from ergmeter.metrics.catalog import refusal
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
 from ergmeter.neuron.document import document
@@ -209,11 +210,15 @@ def _score(
     """The factors of the score, if one was asked for, and why two of them are not known."""
     if not (request.calculate_score or request.per_file_scores):
         return None, None
-    mfu = found.mfu
+    mfu, why = found.mfu, None
+    if not isinstance(mfu, Reading):
+        why = mfu.reason
+    elif mfu.impossible:
+        why = f"MFU {refusal(mfu)}"
     factors = score(
         request.baseline,
-        mfu_percent=100 * mfu.value if isinstance(mfu, Reading) else None,
+        mfu_percent=100 * mfu.value if isinstance(mfu, Reading) and why is None else None,
         seq_per_s=pace.seq_per_s,
         nki_ratio=summary.overall_ratio,
     )
-    return factors, None if isinstance(mfu, Reading) else mfu.reason
+    return factors, why

@@ -79,6 +79,9 @@ class Comparison:
                                 name: output.value(name, convention=self.convention)
                                 for name in METRICS
                             },
+                            "impossible": {
+                                name: why for name in METRICS if (why := output.impossible(name))
+                            },
                         }
                         for output in group.outputs
                     ],

@@ -17,6 +17,7 @@ from ergmeter.neuron.original import (
     PATTERNS,
     QUIRKS,
     VERSION,
+    impossible_mfu,
     original_figures,
     original_files,
     original_summary,
@@ -114,6 +115,7 @@ def analyze_compat(request: Request, watch: Watch) -> Analysis:
             "model": model_version(request.model_config),
             "neuronxcc": sorted(compilers),
         },
+        "impossible": impossible_mfu(found.mfu_percent),
         "obtained": _obtained(rate_from),
         "inputs": compat_inputs(
             request, batch_size=batch, seq_len=length, seq_per_s=rate, rate_from=rate_from

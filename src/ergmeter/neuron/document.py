@@ -16,7 +16,12 @@ from ergmeter.neuron.graphs import nki_document
 from ergmeter.neuron.inputs import inputs
 from ergmeter.neuron.logged import log_document
 from ergmeter.neuron.machine import BACKENDS
-from ergmeter.neuron.original import PEAK_TFLOP_PER_S_PER_NODE, VERSION, original_figures
+from ergmeter.neuron.original import (
+    PEAK_TFLOP_PER_S_PER_NODE,
+    VERSION,
+    impossible_mfu,
+    original_figures,
+)
 from ergmeter.neuron.origins import origins
 from ergmeter.neuron.score import REMARK
 from ergmeter.records import Missing, Reading
@@ -57,7 +62,11 @@ def document(parts: Parts) -> dict[str, Any]:
     if parts.log is not None:
         whole["log_metrics"] = log_document(parts.log, pace)
     whole |= _score(parts, missing)
-    return whole | _beyond(parts, missing)
+    whole |= _beyond(parts, missing)
+    theirs = (whole["original_count"] or {}).get("mfu_percent")
+    if theirs is not None and impossible_mfu(theirs):
+        whole["impossible"]["original_count.mfu_percent"] = impossible_mfu(theirs)["mfu_percent"]
+    return whole
 
 
 def _percent(key: str, found: Reading | Missing, missing: dict[str, str]) -> float | None:
@@ -88,6 +97,7 @@ def _score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
             "base_mfu": base.mfu_percent,
             "base_throughput": base.throughput_seq_per_s,
             "achieved_mfu": 100 * mfu.value if isinstance(mfu, Reading) else None,
+            "is_mfu_impossible": isinstance(mfu, Reading) and bool(mfu.impossible),
             "achieved_throughput": pace.seq_per_s,
             "mfu_improvement": found.mfu_improvement,
             "throughput_improvement": found.throughput_improvement,
@@ -143,9 +153,20 @@ def _beyond(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
             "model": model_version(parts.request.model_config),
             "neuronxcc": list(parts.found.compilers) if parts.found else [],
         },
+        "impossible": _impossible(parts),
         "findings": [{"about": one.about, "text": one.text} for one in parts.findings],
         "notes": [*job.notes, *machine.notes, *found.notes],
         "missing": missing,
+    }
+
+
+def _impossible(parts: Parts) -> dict[str, str]:
+    """By key, why a value of this document cannot be right."""
+    shares = {"mfu_percent": parts.figures.mfu, "hfu_percent": parts.figures.hfu}
+    return {
+        key: one.impossible
+        for key, one in shares.items()
+        if isinstance(one, Reading) and one.impossible
     }
 
 

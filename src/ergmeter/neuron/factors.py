@@ -29,6 +29,7 @@ class Factor:
     is_given: bool = False  # on the command line, by whoever asked
     is_bound: bool = False  # at least that: it is made of a lower bound
     is_uncertain: bool = False
+    is_impossible: bool = False  # what was reached cannot be right
 
     @property
     def doublings(self) -> float | None:
@@ -69,6 +70,7 @@ def factors(parts: Breakdown) -> list[Factor]:
                 is_given=name in ("loss", "convergence"),
                 is_bound=is_nki and bool(parts.get("is_lower_bound")),
                 is_uncertain=is_nki and bool(parts.get("is_uncertain")),
+                is_impossible=name == "MFU" and bool(parts.get("is_mfu_impossible")),
             )
         )
     return found

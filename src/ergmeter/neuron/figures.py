@@ -139,7 +139,7 @@ def _utilization(
 def _scaled_mfu(
     mfu: Reading | Missing, by_convention: dict[str, float], chosen: float
 ) -> dict[str, float]:
-    if isinstance(mfu, Missing):
+    if isinstance(mfu, Missing) or mfu.impossible:
         return {}
     return {name: mfu.value * flops / chosen for name, flops in by_convention.items()}
 

@@ -78,8 +78,10 @@ def graph_result(counted: FileCount, file: GraphFile, *, runs: int = 1) -> Graph
 def _doubts(count: ModuleCount) -> dict[str, int]:
     found = {
         "loops whose number of rounds is not known, counted once": len(count.unknown_loops),
-        "branches of unequal work, the larger counted": len(count.uneven_branches),
+        "branches of unequal work, the larger counted (at most)": len(count.uneven_branches),
     }
+    for op, calls in count.uncounted_calls.items():
+        found[f"calls of {op}, which is no matrix product and not counted"] = calls
     for target, calls in count.unknown_calls.items():
         found[f"calls of {target}, whose work is not known"] = calls
     return {text: number for text, number in found.items() if number}

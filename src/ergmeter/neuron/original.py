@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.source import read_model
 from ergmeter.neuron.score import score_statistics
+from ergmeter.records import BOUND_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,6 +87,14 @@ def original_figures(
     return OriginalFigures(
         per_node * 100 / peak, tflop, per_node, seq_per_s / nodes, batch_size / seq_per_s
     )
+
+
+def impossible_mfu(mfu_percent: float, *, why: str = "") -> dict[str, str]:
+    """By key, why the MFU and the score made from it cannot be right; nothing where they can."""
+    if not why and mfu_percent <= 100 * BOUND_TOLERANCE:
+        return {}
+    why = why or "above 100 %: an input is wrong"
+    return {"mfu_percent": why, "training_score": f"computed from an MFU {why}"}
 
 
 def sequence_flops(model: str, seq_len: int) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.original import PEAK_TFLOP_PER_S_PER_NODE
+from ergmeter.neuron.original import PEAK_TFLOP_PER_S_PER_NODE, impossible_mfu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,8 +118,17 @@ class Output:
             return None
         return round(float(score) / math.prod(known) - float(ratio), 6)
 
+    def impossible(self, metric: str) -> str:
+        """Why a metric cannot be right; "" where it can. Older outputs do not record it."""
+        mfu = self.document.get("mfu_percent")
+        own = str(_part(self.document, "impossible").get("mfu_percent") or "")
+        found = impossible_mfu(float(mfu), why=own) if _is_number(mfu) else {}
+        return found.get(metric, "")
+
     def value(self, metric: str, *, convention: str | None) -> float | None:
-        """One of the metrics; MFU under a convention, or None."""
+        """One of the metrics, to compute with; MFU under a convention. None if it is impossible."""
+        if self.impossible(metric):
+            return None
         if metric == "mfu_percent":
             return self.mfu_by_convention.get(convention) if convention else None
         if metric == "overall_nki_ratio":

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 HEADLINES = (
     *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
     *("energy.mean_w", "energy.joules_per_token", "memory.device_peak_bytes"),
-    "memory.process_peak_bytes",
+    *("memory.process_peak_bytes", "throughput.whole_run_tokens_per_s"),
+    *("utilization.whole_run_mfu_frac", "energy.whole_run_joules_per_token"),
 )
 _ERASE_TO_END = "\x1b[K"
 
@@ -106,7 +107,8 @@ def line(head: str, figures: list[Figure], *, columns: int | None) -> str:
 
 def block(run: str, update: Update, figures: list[Figure]) -> list[str]:
     """The figures below each other, with units and basis."""
-    over = "the whole run" if update.is_final else f"the last {duration(update.window.duration_s)}"
+    took = duration(update.length_s)
+    over = f"{took} of training" if update.is_final else f"the last {took}"
     rows = [(catalogue()[f.key].title, in_words(f.reading), f.reading.basis) for f in figures]
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
     return [

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
 
 FILE = "figures.csv"
-_SCOPE = ("run", "scope", "step", "wall_s")  # scope: the figures are of a window, or of the run
+# scope: the figures are of a window, or of the run; window: its kind
+_SCOPE = ("run", "scope", "step", "wall_s", "window")
 
 
 class CsvSink:
@@ -45,11 +46,16 @@ class CsvSink:
         if self._only_final and not update.is_final:
             return
         if self._is_ledger:
-            self._file.append(ledger.row(update.summary, steps=update.step, described=self._own))
+            own = {**update.summary.readings, **update.unbroken}
+            self._file.append(ledger.row(own, steps=update.step, described=self._own))
             return
         scope = "run" if update.is_final else "window"
-        cells = (self._run, scope, update.step, update.wall_s)
-        values = {one.key: one.value for one in self._selection.figures(update)}
+        cells = (self._run, scope, update.step, update.wall_s, update.window_kind)
+        figures = self._selection.figures(update)
+        values = {
+            one.key: f"{one.value!r}{one.reading.mark}" if one.reading.impossible else one.value
+            for one in figures
+        }
         self._file.append({**dict(zip(_SCOPE, cells, strict=True)), **values, **self._own})
 
     def close(self) -> None:

@@ -71,8 +71,11 @@ class Selection:
 
 
 def in_words(reading: Reading) -> str:
-    """A value in the unit a person would say it in."""
-    number, unit = reading.value, reading.unit
+    """A value in the unit a person would say it in, marked if it is impossible."""
+    return _number(reading.value, reading.unit) + reading.mark
+
+
+def _number(number: float, unit: str) -> str:
     if unit == "s":
         return duration(number)
     if unit == "frac":

@@ -54,7 +54,8 @@ class JsonLinesSink:
             "scope": "run" if update.is_final else "window",
             "step": update.step,
             "wall_s": update.wall_s,
-            "window_s": update.window.duration_s,
+            "window_s": update.length_s,
+            "window_kind": update.window_kind,
             "status": update.summary.status,
             "figures": figures,
             "devices": devices,
@@ -74,4 +75,6 @@ def _told(reading: Reading) -> dict[str, object]:
             told[name] = float(bound)
     if reading.note:
         told["note"] = reading.note
+    if reading.impossible:
+        told["impossible"] = reading.impossible
     return told

@@ -2,8 +2,9 @@
 
 The trap of the original: what the run was asked to do stands beside what it did, all tokens over
 some of the time. Here what was measured comes from the catalogue, which knows SFT-Play's names and
-units as aliases, and is over one window; what nobody measured (model, dataset, ...) is said by the
-user. A figure that is missing is an empty cell.
+units as aliases, and is over one window: from the end of the declared warm-up to the last step,
+evaluation and checkpoints included (the window's kind `unbroken`), as those columns always were.
+What nobody measured (model, dataset, ...) is said by the user. A missing figure is an empty cell.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ergmeter.records import Reading
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.records import Summary
+    from ergmeter.records import Result
 
 SYSTEM = "SFT-Play"
 DESCRIBED = (
@@ -35,12 +36,14 @@ def columns(described: Mapping[str, object]) -> tuple[str, ...]:
     return (*COLUMNS, *(name for name in described if name not in COLUMNS))
 
 
-def row(summary: Summary, *, steps: int, described: Mapping[str, object]) -> dict[str, object]:
+def row(
+    readings: Mapping[str, Result], *, steps: int, described: Mapping[str, object]
+) -> dict[str, object]:
     """A run's row: its steps, what was measured, and what the user says of it."""
     cells: dict[str, object] = {"steps": steps}
     for metric in catalogue().values():
         for alias in metric.aliases:
-            found = summary.readings.get(metric.key)
+            found = readings.get(metric.key)
             if alias.system == SYSTEM and isinstance(found, Reading):
                 cells[alias.name] = found.value * alias.scale
     return {**cells, **described}

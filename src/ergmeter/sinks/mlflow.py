@@ -57,7 +57,7 @@ class MlflowSink:
         """Log one update."""
         if self._run_id is None:  # not earlier: scripts begin their run after their Meter
             self._run_id = self._active() or self._begun()
-        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         t_ms = round(update.wall_s * 1000)
         metrics = [Metric(tag, value, t_ms, update.step) for tag, value in tagged.items()]
         for start in range(0, len(metrics), _BATCH):

@@ -1,11 +1,11 @@
 """What is a metric called elsewhere? Every spelling is made from its key, here.
 
-| key                       | throughput.tokens_per_s          | of the whole run          |
+| key                       | throughput.tokens_per_s          | at the end of the run     |
 | trackers (TensorBoard...) | ergmeter/throughput.tokens_per_s | ergmeter-run/throughput.. |
 | Prometheus                | ergmeter_throughput_tokens_per_s | ergmeter_run_throughput.. |
 | OpenTelemetry             | ergmeter.throughput.tokens_per_s | ergmeter.run.throughput.. |
 
-The trap: the last window and the whole run under one name. At the end of a run its figures would
+The trap: the last window and the run under one name. At the end of a run its figures would
 be one more point of the curve, and a table of runs would compare last windows. So they have names
 of their own.
 """
@@ -52,27 +52,35 @@ class Names:
             )
         self._prefix = prefix
 
-    def tag(self, name: str, *, device: str | None = None, whole_run: bool = False) -> str:
+    def tag(self, name: str, *, device: str | None = None, is_final: bool = False) -> str:
         """A tracker's name for a metric: a folder, the key, and the device where it is of one."""
-        folder = f"{self._prefix}-run" if whole_run else self._prefix
+        folder = f"{self._prefix}-run" if is_final else self._prefix
         # MLflow takes letters, digits and a few signs, and no other in a name.
         of = "" if device is None else "/" + re.sub(r"[^A-Za-z0-9_.-]", "-", device)
         return f"{folder}/{name}{of}"
 
-    def tagged(self, figures: Iterable[Figure], *, whole_run: bool) -> dict[str, float]:
-        """The values of figures under a tracker's names."""
+    def tagged(self, figures: Iterable[Figure], *, is_final: bool) -> dict[str, float]:
+        """The values of figures under a tracker's names.
+
+        An impossible value goes under a name of its own: a tracker's scalars carry no mark.
+        """
         return {
-            self.tag(one.key, device=one.device, whole_run=whole_run): one.value for one in figures
+            self.tag(
+                f"{one.key}_impossible" if one.reading.impossible else one.key,
+                device=one.device,
+                is_final=is_final,
+            ): one.value
+            for one in figures
         }
 
-    def series(self, name: str, *, whole_run: bool = False) -> str:
+    def series(self, name: str, *, is_final: bool = False) -> str:
         """Prometheus's name."""
-        whole = f"{self._prefix}.run.{name}" if whole_run else f"{self._prefix}.{name}"
+        whole = f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
         return re.sub(r"[^A-Za-z0-9_]", "_", whole)
 
-    def instrument(self, name: str, *, whole_run: bool = False) -> str:
+    def instrument(self, name: str, *, is_final: bool = False) -> str:
         """OpenTelemetry's name."""
-        return f"{self._prefix}.run.{name}" if whole_run else f"{self._prefix}.{name}"
+        return f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"
 
 
 def ucum(unit: str) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData
 
     from ergmeter.ports import SinkRequest, Update
+    from ergmeter.records import Reading
 
 _PATH = "/v1/metrics"
 
@@ -72,11 +73,12 @@ class OtelSink:
         """Export one update. A reader of the user's own collects it when it will."""
         points = self._single(update)
         for one in self._selection.figures(update):
-            name = self._names.instrument(one.key, whole_run=update.is_final)
+            name = self._names.instrument(one.key, is_final=update.is_final)
             self._observe(name, ucum(catalogue()[one.key].unit), explanation(one.key))
             attributes: dict[str, str] = {"basis": one.reading.basis}
             if one.device is not None:
                 attributes["device"] = one.device
+            attributes |= _mark(one.reading)
             points.setdefault(name, []).append(Observation(one.value, attributes))
         if self._hardware_names and not update.is_final:
             self._add_hardware(update, points)
@@ -101,6 +103,7 @@ class OtelSink:
                 name, unit, more = HARDWARE[one.key]
                 self._observe(name, unit, explanation(one.key))
                 attributes = {"hw.id": str(one.device), "hw.type": "gpu", **more}
+                attributes |= _mark(one.reading)
                 points.setdefault(name, []).append(Observation(one.value, attributes))
 
     def _observe(self, name: str, unit: str, description: str) -> None:
@@ -114,6 +117,10 @@ class OtelSink:
         )
         make(name, [lambda _: self._points.get(name, [])], unit=unit, description=description)
         self._instruments.add(name)
+
+
+def _mark(reading: Reading) -> dict[str, str]:
+    return {"impossible": reading.impossible} if reading.impossible else {}
 
 
 class _ExportingReader(MetricReader):

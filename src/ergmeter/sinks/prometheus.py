@@ -2,10 +2,10 @@
 
 The trap: a gauge keeps its last value for ever. A figure that is missing today would show as
 yesterday's, and a run that ended as one that still trains. So there are no gauges that are set:
-what is served is the latest update, as it is. After the final one that is the whole run's figures
+what is served is the latest update, as it is. After the final one those are the figures of the run
 alone, and the pushed group is replaced by them.
 
-An endpoint ends with the program, often before the next scrape. For the figures of the whole run
+An endpoint ends with the program, often before the next scrape. For the final figures of the run
 of a job that ends, push.
 """
 
@@ -77,13 +77,15 @@ class PrometheusSink:
         yield self._single("updated_seconds", "when the window ended, unix time", update.wall_s)
         families: dict[str, GaugeMetricFamily] = {}
         for one in self._selection.figures(update):
-            series = self._names.series(one.key, whole_run=update.is_final)
+            series = self._names.series(one.key, is_final=update.is_final)
             if series not in families:
-                over = "of the whole run: " if update.is_final else ""
+                over = "at the end of the run: " if update.is_final else ""
                 families[series] = GaugeMetricFamily(series, over + explanation(one.key))
             labels = {"run": self._run, "basis": one.reading.basis}
             if one.device is not None:
                 labels["device"] = one.device
+            if one.reading.impossible:
+                labels["impossible"] = "true"
             families[series].add_sample(series, labels, one.value)
         yield from families.values()
 

@@ -47,7 +47,7 @@ class TensorBoardSink:
 
     def write(self, update: Update) -> None:
         """Append one event."""
-        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tagged.items()]
         summary = Summary(value=values)
         self._append(Event(wall_time=update.wall_s, step=update.step, summary=summary))

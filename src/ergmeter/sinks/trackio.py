@@ -48,7 +48,7 @@ class TrackioSink:
 
     def write(self, update: Update) -> None:
         """Add one row; the id keeps one that is offered again from being two."""
-        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         scope = "run" if update.is_final else "window"
         SQLiteStorage.bulk_log(
             self._project,

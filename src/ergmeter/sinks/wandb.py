@@ -28,7 +28,7 @@ PROJECT = "ergmeter"
 
 
 class WandbSink:
-    """Logs each update; the figures of the whole run go to the run's summary."""
+    """Logs each update; the final figures of the run go to the run's summary."""
 
     name = "wandb"
 
@@ -51,7 +51,7 @@ class WandbSink:
         """Log one update."""
         if self._run is None:
             self._open()
-        tagged = self._names.tagged(self._selection.figures(update), whole_run=update.is_final)
+        tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         try:
             if update.is_final:
                 self._run.summary.update(tagged)

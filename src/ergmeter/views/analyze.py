@@ -22,7 +22,7 @@ from ergmeter.neuron.watch import (
 )
 from ergmeter.units import significant
 from ergmeter.views.analyze_log import log_section
-from ergmeter.views.analyze_text import bound, counted, fixed, heading, ratio, wrapped
+from ergmeter.views.analyze_text import bound, counted, fixed, heading, mark, ratio, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -98,7 +98,9 @@ def score_section(document: Document) -> Iterator[str]:
     yield "\nTraining Score Breakdown:"
     yield "=" * _NARROW
     if parts["mfu_improvement"] is None:
-        yield "MFU improvement: -"
+        wrong = parts.get("is_mfu_impossible")
+        why = f" (MFU {_percent(parts['achieved_mfu'])} is impossible)" if wrong else ""
+        yield f"MFU improvement: -{why}"
     else:
         yield (
             f"MFU improvement: {parts['mfu_improvement']:.4f}"
@@ -125,7 +127,7 @@ def score_section(document: Document) -> Iterator[str]:
         if parts["score_without_nki"] is not None:
             yield f"Without the NKI factor: {parts['score_without_nki']:.4f}"
     else:
-        yield f"Final Training Score: {value:.4f}{marked}"
+        yield f"Final Training Score: {value:.4f}{marked}{mark(document, 'training_score')}"
     if "remark" in parts:
         yield from wrapped(f"({parts['remark']})")
 
@@ -137,7 +139,9 @@ def summary_section(document: Document) -> Iterator[str]:
     missing = document.get("missing", {})
     under = f" ({document['convention']})" if document["compat"] is None else ""
     value = document["mfu_percent"]
-    mfu = f"- ({missing.get('mfu_percent')})" if value is None else f"{_percent(value)}{under}"
+    mfu = f"- ({missing.get('mfu_percent')})"
+    if value is not None:
+        mfu = f"{_percent(value)}{mark(document, 'mfu_percent')}{under}"
     yield from wrapped(f"MFU: {mfu}")
     yield f"TFLOPs/second: {_or_dash(document['tflops_per_second'], '')}"
     if document["compat"] is None:
@@ -154,7 +158,7 @@ def _by_convention(document: Document) -> Iterator[str]:
     yield f"TFLOP per sequence: {document['tflop_per_sequence']:.2f} ({document['convention']})"
     hfu, mfu = document["hfu_percent"], document["mfu_percent"]
     if hfu is not None and mfu is not None and hfu > mfu * (1 + 1e-9):
-        yield f"HFU: {_percent(hfu)} (with what is computed twice)"
+        yield f"HFU: {_percent(hfu)}{mark(document, 'hfu_percent')} (with what is computed twice)"
     theirs = document["original_count"]
     if theirs is None or _is_same(theirs, document):
         return
@@ -163,7 +167,8 @@ def _by_convention(document: Document) -> Iterator[str]:
         figures = f"{theirs['tflops_per_second']:.1f} TFLOP/s, {figures}"
     if theirs["mfu_percent"] is not None:
         nodes = "1 node" if theirs["num_nodes"] == 1 else f"{theirs['num_nodes']} nodes"
-        figures = f"MFU {theirs['mfu_percent']:.3f}%, {figures}"
+        wrong = mark(document, "original_count.mfu_percent")
+        figures = f"MFU {theirs['mfu_percent']:.3f}%{wrong}, {figures}"
         figures += f"; its peak is {theirs['peak_tflops_per_second']:g} TFLOP/s ({nodes})"
     yield ""
     yield from wrapped(f"By the original's count: {figures}")

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from ergmeter.neuron.compare import Comparison, Group, Spread
+    from ergmeter.neuron.outputs import Output
 
 _HARD_SPACE = "\u00a0"
 _MEAN = "mean of"
@@ -61,14 +62,21 @@ def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
     called = names_of(found)
     for group in found.groups:
         for output in group.outputs:
-            values = (output.value(name, convention=found.convention) for name in METRICS)
-            said = ("-" if value is None else significant(value, 5) for value in values)
-            yield called[output.path], *said
+            yield called[output.path], *(_shown(output, name, found.convention) for name in METRICS)
         many = len(group.outputs)
         if many > 1:
             spreads = [group.spreads.get(name) for name in METRICS]
             yield f"{_MEAN} {many}", *(_mean(spread, of=many) for spread in spreads)
             yield "± standard deviation", *map(_deviation, spreads)
+
+
+def _shown(output: Output, name: str, convention: str | None) -> str:
+    """An output's own value, marked if it is impossible."""
+    if output.impossible(name):
+        own = output.document.get(name)
+        return "-" if own is None else f"{significant(own, 5)} (impossible)"
+    value = output.value(name, convention=convention)
+    return "-" if value is None else significant(value, 5)
 
 
 def changes(found: Comparison) -> Iterator[str]:

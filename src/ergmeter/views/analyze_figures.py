@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.neuron.shares import decimals, percent
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze_text import bound
+from ergmeter.views.analyze_text import bound, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +33,7 @@ class Headline:
     note: str
     formula: str
     reason: str = ""
+    impossible: str = ""
 
 
 def title(document: Document) -> str:
@@ -103,8 +104,9 @@ def _headline(
     ends = [origin.get("low"), origin.get("high")]
     interval = "" if None in ends else f"{' to '.join(_shown(end, unit) for end in ends)} {unit}"
     return Headline(
-        key, name, _number(key, value, unit) + bound(marked or {}), interval.rstrip(),
-        origin.get("basis", ""), origin.get("note", ""), formula,
+        key, name, _number(key, value, unit) + bound(marked or {}) + mark(document, key),
+        interval.rstrip(), origin.get("basis", ""), origin.get("note", ""), formula,
+        impossible=document.get("impossible", {}).get(key, ""),
     )  # fmt: skip
 
 

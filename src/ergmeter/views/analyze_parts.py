@@ -11,13 +11,14 @@ from ergmeter.version import __version__
 from ergmeter.views.analyze_blocks import Grid, Items, Part, Words
 from ergmeter.views.analyze_figures import citation, headlines
 from ergmeter.views.analyze_graph_parts import graphs_part
-from ergmeter.views.analyze_text import bound
+from ergmeter.views.analyze_text import bound, mark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ergmeter.neuron.factors import Factor
     from ergmeter.views.analyze_blocks import Block
+    from ergmeter.views.analyze_figures import Headline
 
     Document = Mapping[str, Any]
 
@@ -46,12 +47,16 @@ def analysis_parts(
 def _figures_part(document: Document) -> Part:
     head = ("figure", "value", "95 % interval", "how", "of this job")
     rows = tuple(
-        (one.title, one.value, one.interval or "-", one.basis, one.note)
+        (one.title, one.value, one.interval or "-", one.basis, _note(one))
         if one.value
         else (one.title, "-", "-", "absent", one.reason)
         for one in headlines(document)
     )
     return Part("figures", "Figures", (Grid("figures", head, rows), *_remarks(document)))
+
+
+def _note(one: Headline) -> str:
+    return "; ".join(part for part in (one.impossible, one.note) if part)
 
 
 def _remarks(document: Document) -> Iterator[Words]:
@@ -66,7 +71,8 @@ def score_part(document: Document) -> Part:
     parts = document["training_score_breakdown"]
     rows = [_factor(one) for one in factors(parts)]
     value, reason = document["training_score"], document.get("missing", {}).get("training_score")
-    shown = "-" if value is None else f"{significant(value, 5)}{bound(parts)}"
+    wrong = mark(document, "training_score")
+    shown = "-" if value is None else f"{significant(value, 5)}{bound(parts)}{wrong}"
     rows.append(("score", "", "", shown, shown, ""))
     head = ("factor", "reached", "base", "ratio", "product so far", "log2 of the ratio")
     blocks: list[Block] = [Grid("factors of the score", head, tuple(rows))]
@@ -85,6 +91,7 @@ def _factor(one: Factor) -> tuple[str, ...]:
     if one.is_given:
         return one.name, "as given", "", ratio, product, added
     reached = "-" if one.reached is None else f"{significant(one.reached, 4)} {one.unit}".rstrip()
+    reached += " (impossible)" if one.is_impossible else ""
     base = "-" if one.base is None else f"{one.base:g} {one.unit}".rstrip()
     if not one.unit:  # the share is added to the offset
         base = f"{base} + share"
@@ -109,7 +116,8 @@ def _conventions_part(document: Document) -> Part:
     if theirs is not None:
         count = f"By the original's count: {significant(theirs['tflop_per_sequence'], 5)} TFLOP"
         share = theirs["mfu_percent"]
-        mfu = "" if share is None else f", MFU {_percent(share)}"
+        wrong = mark(document, "original_count.mfu_percent")
+        mfu = "" if share is None else f", MFU {_percent(share)}{wrong}"
         blocks.append(Words(f"{count} a sequence{mfu}."))
         extra = theirs["over_exact_tflop_per_sequence"]
         if extra:

@@ -51,6 +51,11 @@ def bound(figures: Mapping[str, Any]) -> str:
     return " (a lower bound)" if figures.get("is_lower_bound") else ""
 
 
+def mark(document: Mapping[str, Any], key: str) -> str:
+    """What stands right behind a value of a document that cannot be right."""
+    return " (impossible)" if document.get("impossible", {}).get(key) else ""
+
+
 def counted(count: int, what: str) -> str:
     """`2 loops whose ...`, `1 loop whose ...`."""
     noun, _, rest = what.partition(" ")

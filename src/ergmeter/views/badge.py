@@ -22,7 +22,7 @@ _HEIGHT, _MARGIN, _BASE = 20, 7, 14
 _LABEL_COLOUR = "#444"
 # Contrast with white of 4.5 and more; told apart by their words, not by colour alone.
 _COLOURS = {"measured": "#2a6f3c", "derived": "#1f6187", "reported": "#7a5a00"}
-_COLOURS |= {"assumed": "#7b3f8c", "": "#666"}
+_COLOURS |= {"assumed": "#7b3f8c", "impossible": "#b3261e", "": "#666"}
 _LABELS = {
     "energy.joules_per_token": "energy per token",
     "utilization.mfu_frac": "MFU",
@@ -36,8 +36,9 @@ def badge(key: str, found: Result) -> str:
     """The badge of a metric: its name, its value, and how that was obtained."""
     label = _short(_LABELS.get(key) or catalogue()[key].title)
     if isinstance(found, Reading):
-        said, colour = f"{value(found)}, {found.basis}", _COLOURS[found.basis]
-        title = f"{label}: {said}"
+        said = f"{value(found)}, {found.basis}"
+        colour = _COLOURS["impossible" if found.impossible else found.basis]
+        title = f"{label}: {said}{found.impossible and f' ({found.impossible})'}"
     else:
         said, colour = "not measured", _COLOURS[""]
         title = f"{label}: not measured ({found.reason})"

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from ergmeter.bench.matrix import Configuration
     from ergmeter.bench.overview import Overview
 
-HEADS = ("cell", "status", "tokens/s", "/device", "samples/s", "loss", "memory", "time")
+HEADS = (
+    *("cell", "status", "tokens/s", "whole run", "/device", "samples/s", "loss", "memory", "time"),
+)
 _UNWELL = "!"
 _MARKED = ("tokens_per_s", "samples_per_s", "loss", "runtime_s", *MEMORY)
 _COLORS = {"ok": "green", "pending": "dim", "running": "cyan", "skipped": "dim"}
@@ -76,7 +78,8 @@ def figure_in_words(one: Configuration, name: str) -> str:
     if name.endswith("_bytes"):
         return scaled(value, "B")
     if name.endswith("_frac"):
-        return f"{significant(value * 100, 3)} %"
+        mark = " (impossible)" if name in one.impossible else ""
+        return f"{significant(value * 100, 3)} %{mark}"
     if name == "runtime_s":
         return duration(value)
     return significant(value) + "*" * (one.is_padded and name.startswith("tokens_"))
@@ -99,8 +102,10 @@ def notes(found: Overview) -> list[str]:
         said.append(f"figures marked {_UNWELL} are of runs that did not end well")
     if "run" in found.rates_from:
         said.append(
-            "tokens/s and samples/s are of the steps after the warm-up (timed_steps in timed_s of"
-            " --export); time is of the whole training or, where nobody told that, of the run"
+            "tokens/s and samples/s are the pace of training: steps after the warm-up, without"
+            " evaluation and checkpoints (timed_steps in timed_s of --export); tokens/s of the"
+            " whole run stand beside them; time is of the whole training or, where nobody told"
+            " that, of the run"
         )
     if "computed" in found.tokens_counted:
         said.append("tokens/s marked * counts padding, as the program did: real ones are not known")
@@ -141,6 +146,7 @@ def _line(rows: Sequence[Mapping[str, Any]], shown: Sequence[str]) -> tuple[str,
         name(rows[0], shown) or f"cell {rows[0]['index']}",
         status,
         _mean(ok, "tokens_per_s", star) + _spread(ok),
+        _mean(ok, "whole_run_tokens_per_s", star),
         _mean(ok, "tokens_per_s_per_device", star),
         _mean(ok, "samples_per_s", mark),
         _mean(ok, "loss", mark),

@@ -51,11 +51,19 @@ def page(found: Calibration) -> RenderableType:
     return Group(*parts)
 
 
+def _of_peak(rate: Rate, peak: float | None) -> str:
+    """The share of the datasheet's peak, marked if the whole interval is above it."""
+    if not peak:
+        return _NONE
+    mark = " (impossible)" if rate.low > peak else ""
+    return f"{100 * rate.value / peak:.1f} %{mark}"
+
+
 def _rates(rows: list[tuple[str, Rate, float | None]]) -> Table:
     columns: dict[str, Callable[[Rate, float | None], str]] = {
         "held": lambda rate, _: scaled(rate.value, rate.unit),
         "90 %": lambda rate, _: f"{_beside(rate, rate.low)}-{_beside(rate, rate.high)}",
-        "of peak": lambda rate, peak: f"{100 * rate.value / peak:.1f} %" if peak else _NONE,
+        "of peak": _of_peak,
         "burst": lambda rate, _: _beside(rate, rate.burst),
         "MHz": lambda rate, _: _NONE if rate.clock_hz is None else f"{rate.clock_hz / 1e6:.0f}",
         "W": lambda rate, _: _NONE if rate.power_w is None else f"{rate.power_w:.0f}",

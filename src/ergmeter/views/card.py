@@ -35,15 +35,18 @@ if TYPE_CHECKING:
 CARBON = "carbon.co2e_g"
 _FIGURES = (
     "throughput.tokens_per_s",
+    "throughput.whole_run_tokens_per_s",
     "throughput.tokens_per_s_per_device",
     "throughput.output_tokens_per_s",
     "latency.ttft_median_s",
     "tokens.total",
     "time.step_s",
     "utilization.mfu_frac",
+    "utilization.whole_run_mfu_frac",
     "utilization.hfu_frac",
     "utilization.mfu_of_achievable_frac",
     "energy.joules_per_token",
+    "energy.whole_run_joules_per_token",
     "energy.joules_per_generated_token",
     "energy.mean_w",
     "memory.device_peak_bytes",

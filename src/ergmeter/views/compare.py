@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.comparison import mean_of
+from ergmeter.metrics.comparison import impossible_entry, mean_of
 from ergmeter.metrics.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.records import Reading
 from ergmeter.units import ratio_text, significant
@@ -89,7 +89,9 @@ def cell(found: Comparison, group: Group, measured: Measure) -> tuple[str, str]:
     try:
         mean = mean_of(group, measured, confidence=found.options.confidence)
     except NotMeasurable:
-        return "-", ""
+        wrong = impossible_entry(group, measured.key)
+        found_wrong = wrong.figures[measured.key] if wrong is not None else None
+        return bare(found_wrong) if found_wrong is not None else "-", ""
     said = bare(Reading(mean.value, measured.unit, "measured"))
     if is_assumed(group, measured):
         return said, "assumed"

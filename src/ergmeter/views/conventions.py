@@ -43,7 +43,7 @@ def entry(one: Convention, *, width: int) -> str:
 
 def _limits(one: Convention) -> list[str]:
     """What it is not for, in words."""
-    if one.per_token is None:
+    if one.weights is None:
         return []
     said = ["training with LoRA"] if one.is_for_lora else ["whole sequences, every weight trained"]
     said += ["a causal mask"] if one.halves else []

@@ -15,7 +15,7 @@ from ergmeter.errors import FormatError
 from ergmeter.flops.agreement import agreement
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.models import model_graph
+from ergmeter.flops.models import UnknownArchitectureError, model_graph
 from ergmeter.flops.work import trained_graph, writes
 from ergmeter.units import scaled
 
@@ -52,6 +52,8 @@ def agreed(
     """
     try:
         plain = model_graph(config)
+    except UnknownArchitectureError as error:
+        return Agreed(f"{config.where}: {error.said}")
     except FormatError as error:
         return Agreed(str(error))
     graph, trained = trained_graph(plain, training)

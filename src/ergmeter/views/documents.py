@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.metrics.catalog import find
+from ergmeter.metrics.gpu_use import gpu_use
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
 from ergmeter.runlog.headers import training_of
@@ -33,6 +34,7 @@ def result(found: Result) -> dict[str, Any]:
         "low": finite(found.low),
         "high": finite(found.high),
         "note": found.note,
+        "impossible": found.impossible or None,
     }
 
 
@@ -65,6 +67,8 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
 
     `readings` is keyed by the catalogue.
     """
+    settings = settings_of(run, overrides)
+    use = gpu_use(run, settings.devices)
     return {
         "run": run.name,
         "path": str(run.path),
@@ -72,14 +76,16 @@ def report(run: Run, summary: Summary, overrides: Settings | None = None) -> dic
         "created": run.header.get("created"),
         "command": run.header.get("command"),
         "labels": label_document(run),
-        "settings": settings_of(run, overrides).as_json(),
+        "settings": settings.as_json(),
         "trainings": [_training(run, number + 1) for number in range(len(run.trainings))],
+        "window": finite(summary.window),
         "readings": {key: result(found) for key, found in summary.readings.items()},
         "devices": {
             device.id: {
                 "kind": device.kind,
                 "name": device.name,
                 "probe": device.probe,
+                **({"use": use[device.id].state or None} if device.id in use else {}),
                 "facts": finite(device.facts),
                 "readings": {k: result(f) for k, f in summary.devices.get(device.id, {}).items()},
             }
@@ -125,4 +131,5 @@ def _metric_line(summary: Summary, name: str) -> str:
         interval = f" [{significant(found.low * scale)}, {significant(found.high * scale)}]"
     number = significant(found.value * scale, 6)
     named = "" if unit == NO_UNIT else f" {unit}"
-    return f"{label} {number}{named}{interval} ({found.basis}; {found.note})"
+    why = f"{found.impossible}; " if found.impossible else ""
+    return f"{label} {number}{named}{interval}{found.mark} ({found.basis}; {why}{found.note})"

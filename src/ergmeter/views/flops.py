@@ -284,10 +284,9 @@ def reading_lines(found: dict[str, Result]) -> list[Text | Padding]:
         value = percent(one.value, decimals=2) if is_share else scaled(one.value, one.unit)
         line = Text(f"{key}  ")
         line.append(value, style="bold")
-        if is_share and one.value > 1:
-            line.append("  above 100 %", style="bold red")
+        line.append(one.mark, style="bold red")
         line.append(f"  {one.basis}", style="dim")
-        said += [line, _below(one.note)]
+        said += [line, _below("; ".join(part for part in (one.impossible, one.note) if part))]
     for reason, keys in _by_reason(absent).items():
         said += [Text(f"{', '.join(keys)}  -"), _below(reason)]
     return said

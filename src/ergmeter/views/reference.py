@@ -16,7 +16,7 @@ This page is made from the catalogue by `erg metrics --markdown`; a test keeps i
 
 A figure is over the run's *window*, unless its formula says otherwise. Its *basis* is the weakest
 of its inputs': measured, derived, reported, assumed. [concepts.md](concepts.md) explains the words.
-A figure that can't be had is absent, with its reason.
+A figure that can't be had is absent, with its reason. Above its *bound* it is impossible.
 """
 
 
@@ -28,6 +28,8 @@ def entry(metric: Metric) -> list[str]:
         f"  formula: {metric.formula}",
         f"  needs:   {', '.join(metric.needs) or 'nothing'}",
     ]
+    if metric.upper_bound is not None:
+        lines.append(f"  at most: {metric.upper_bound:g}; above it, {metric.above_bound}")
     if metric.kinds:
         lines.append(f"  also for each device of kind {', '.join(metric.kinds)}")
     lines += [
@@ -37,12 +39,21 @@ def entry(metric: Metric) -> list[str]:
     return lines
 
 
+def _bound(metric: Metric) -> str:
+    return "" if metric.upper_bound is None else f"{metric.upper_bound:g}"
+
+
 def page() -> str:
     """The reference page."""
     metrics = catalogue().values()
-    lines = [_HEAD, "| key | unit | better | formula | needs |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        _HEAD,
+        "| key | unit | better | bound | formula | needs |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     lines += [
-        f"| `{m.key}` | {m.unit} | {m.direction} | {m.formula} | {', '.join(m.needs) or '-'} |"
+        f"| `{m.key}` | {m.unit} | {m.direction} | {_bound(m)} | {m.formula} |"
+        f" {', '.join(m.needs) or '-'} |"
         for m in metrics
     ]
     lines += [

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _GROUPS: dict[str, list[tuple[str, bool]]] = {
     "throughput": [
         ("throughput.tokens_per_s", True),
+        ("throughput.whole_run_tokens_per_s", False),
         ("throughput.tokens_per_s_per_device", False),
         ("throughput.samples_per_s", False),
         ("throughput.output_tokens_per_s", False),
@@ -71,6 +72,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
     ],
     "compute": [
         ("utilization.mfu_frac", False),
+        ("utilization.whole_run_mfu_frac", False),
         ("utilization.mfu_of_achievable_frac", False),
         ("utilization.mfu_bf16_peak_frac", False),
         ("utilization.hfu_frac", False),
@@ -80,6 +82,7 @@ _GROUPS: dict[str, list[tuple[str, bool]]] = {
     "energy": [
         ("energy.run_j", True),
         ("energy.joules_per_token", False),
+        ("energy.whole_run_joules_per_token", False),
         ("energy.joules_per_generated_token", False),
         ("energy.mean_w", False),
         ("energy.peak_w", False),
@@ -154,9 +157,10 @@ def every_metric(summary: Summary) -> RenderableType:
     told: dict[str, str] = {}
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
-            head = Text.assemble((key, "bold"), f"  {value(found)}  ")
+            head = Text.assemble((key, "bold"), "  ", _styled_value(found), "  ")
             lines.append(head.append_text(_basis(found)))
-            said = "; ".join(part for part in (interval(found), found.note) if part)
+            parts = (found.impossible, interval(found), found.note)
+            said = "; ".join(part for part in parts if part)
         else:
             lines.append(Text.assemble((key, "bold"), "  -"))
             first = told.setdefault(found.reason, key)
@@ -184,8 +188,12 @@ class _Indented:
 
 
 def value(reading: Reading) -> str:
-    """A value in the unit a person would say it in."""
-    return _in_words(reading.value, reading.unit, beside=reading.value)
+    """A value in the unit a person would say it in, marked if it is impossible."""
+    return _in_words(reading.value, reading.unit, beside=reading.value) + reading.mark
+
+
+def _styled_value(reading: Reading) -> Text:
+    return Text(value(reading), "red" if reading.impossible else "")
 
 
 def _in_words(number: float, unit: str, *, beside: float) -> str:
@@ -289,7 +297,7 @@ def _figures(run: Run, summary: Summary) -> RenderableType:
                 figures.add_row("", "", "", "", "")
             found = summary.readings[key]
             cells = (
-                (value(found), _spread(found), _basis(found))
+                (_styled_value(found), _spread(found), _basis(found))
                 if isinstance(found, Reading)
                 else ("-", "", "")
             )

@@ -53,9 +53,10 @@ _ROWS = (
     ("energy", "", "", "energy.run_j"),
     ("J/token", "", "", "energy.joules_per_token"),
     ("MFU", "", "", "utilization.mfu_frac"),
+    ("whole run", "", "", "throughput.whole_run_tokens_per_s"),
 )
 REPLACED = "replaced: another run was recorded here, and is shown"
-_CALLED = {RUNNING: "going", CUT_OFF: "cut off: its writer is gone"}
+_CALLED = {RUNNING: "going", CUT_OFF: "cut off: nobody writes it any more"}
 
 
 def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableType:
@@ -86,7 +87,8 @@ def line(frame: Frame) -> str:
     for key, title in (("energy.joules_per_token", "J/token"), ("utilization.mfu_frac", "MFU")):
         found = frame.so_far.get(key)
         if isinstance(found, Reading):
-            parts.append(f"{title} so far {value(found)} ({found.basis})")
+            word = ", provisional" if frame.is_provisional else ""
+            parts.append(f"{title} so far {value(found)} ({found.basis}{word})")
     parts.append(_eta(frame))
     return f"{_clock(frame, frame.newest_ns)} " + " | ".join(parts)
 
@@ -144,7 +146,8 @@ def _figures(frame: Frame, columns: int) -> Table:
         basis = found.basis if isinstance(found, Reading) else printed
         figures = [_now(frame, title, now), _value(found) if so_far else ""]
         rows.append([title, *figures, *([basis] if with_bases else [])])
-    heads = ["", "lately", "so far", ""][: len(rows[0])]
+    so_far_head = "so far (provisional)" if frame.is_provisional else "so far"
+    heads = ["", "lately", so_far_head, ""][: len(rows[0])]
     # The curves have what the figures leave.
     taken = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     cells = min(_CURVE[1], columns - sum(taken) - _GAP * (len(taken) + 1))

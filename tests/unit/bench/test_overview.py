@@ -63,7 +63,7 @@ def test_figures_of_runs_that_did_not_end_well_are_marked() -> None:
         row(index=0, group="a", scenario="a", status="cancelled", tokens_per_s=5.0, loss=2.0),
         row(index=1, group="b", scenario="b", tokens_per_s=7.0),
     )
-    assert (cut[2], cut[5], ok[2]) == ("5!", "2!", "7")
+    assert (cut[2], cut[6], ok[2]) == ("5!", "2!", "7")
     notes = bench_report.notes(
         overview(as_table([row(status="cancelled", tokens_per_s=5.0, group="a")]))
     )

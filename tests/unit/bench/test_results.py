@@ -332,7 +332,7 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
     found = results.table(tmp_path)
     text = bench_report.markdown(overview(found))
-    assert "| ok | 4096\\* | 2048\\* | 4 | 1.5 | - | 100 s |" in text
+    assert "| ok | 4096\\* | - | 2048\\* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
     assert "cell 2 is not what it says: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())

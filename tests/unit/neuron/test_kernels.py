@@ -101,3 +101,13 @@ def test_a_ratio_beside_loops_of_unknown_length_is_no_lower_bound(tmp_path: Path
     assert summarize(graphs[:1], weighted=False).is_lower_bound
     both = summarize(graphs, weighted=False)
     assert (both.is_lower_bound, both.is_uncertain) == (False, True)
+
+
+def test_operations_that_are_no_products_are_listed_with_their_calls(tmp_path: Path) -> None:
+    data = Path(__file__).parents[2] / "data" / "hlo" / "cholesky_native.unopt.hlo_module.pb"
+    found = summarize(results(tmp_path, data.read_bytes()), weighted=False)
+    assert found.macs == 1800
+    assert found.doubts == {
+        "calls of cholesky, which is no matrix product and not counted": 1,
+        "calls of triangular-solve, which is no matrix product and not counted": 1,
+    }

@@ -53,6 +53,7 @@ def csv_points(run: Path, updates: Sequence[Update]) -> Points:
     for row in rows:
         at = (row.pop("scope"), int(row.pop("step")))
         wall_s = float(row.pop("wall_s"))
+        assert row.pop("window") == "training"
         points[at] = Point(wall_s, {(k, None): float(v) for k, v in row.items() if v != ""})
     return points
 

@@ -73,7 +73,7 @@ def test_a_block_has_units_and_basis(tmp_path: Path) -> None:
         "ergmeter: llama sft, step 10, over the last 10 s\n"
         "  MFU                41.2 %  assumed\n"
         "  tokens/s  12,346 tokens/s  measured\n"
-        "ergmeter: llama sft, step 30, over the whole run\n"
+        "ergmeter: llama sft, step 30, over 40 s of training\n"
         "  MFU                37.1 %  assumed\n"
         "  tokens/s  11,111 tokens/s  measured\n"
     )

@@ -77,8 +77,8 @@ def test_rows_may_be_of_chosen_metrics_by_any_name_and_of_runs_alone(tmp_path: P
     options = {"path": path, "metrics": "tok_per_s, mfu", "rows": "final", "columns": {"lr": 3e-4}}
     written(CsvSink(request(tmp_path, **options)), *UPDATES)
     assert path.read_text() == (
-        "run,scope,step,wall_s,throughput.tokens_per_s,utilization.mfu_frac,lr\n"
-        f"{RUN},run,30,1800000030.25,{12345.6789 * 0.9!r},{0.4123456789 * 0.9!r},0.0003\n"
+        "run,scope,step,wall_s,window,throughput.tokens_per_s,utilization.mfu_frac,lr\n"
+        f"{RUN},run,30,1800000030.25,training,{12345.6789 * 0.9!r},{0.4123456789 * 0.9!r},0.0003\n"
     )
 
 

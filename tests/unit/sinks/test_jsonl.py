@@ -20,6 +20,7 @@ def test_a_line_says_unit_basis_bounds_note_and_why_a_figure_is_missing(tmp_path
         "step": 10,
         "wall_s": 1_800_000_010.25,
         "window_s": 10.0,
+        "window_kind": "training",
         "status": "running",
         "figures": {
             "time.step_s": {

@@ -14,21 +14,21 @@ from ergmeter.sinks.names import Names, explanation, ucum
 def test_a_key_in_each_tools_spelling() -> None:
     names, key = Names(), "throughput.tokens_per_s"
     assert names.tag(key) == "ergmeter/throughput.tokens_per_s"
-    assert names.tag(key, whole_run=True) == "ergmeter-run/throughput.tokens_per_s"
+    assert names.tag(key, is_final=True) == "ergmeter-run/throughput.tokens_per_s"
     assert names.tag(key, device="node:a/b c") == "ergmeter/throughput.tokens_per_s/node-a-b-c"
     assert names.series(key) == "ergmeter_throughput_tokens_per_s"
-    assert names.series(key, whole_run=True) == "ergmeter_run_throughput_tokens_per_s"
+    assert names.series(key, is_final=True) == "ergmeter_run_throughput_tokens_per_s"
     assert names.instrument(key) == "ergmeter.throughput.tokens_per_s"
-    assert names.instrument(key, whole_run=True) == "ergmeter.run.throughput.tokens_per_s"
+    assert names.instrument(key, is_final=True) == "ergmeter.run.throughput.tokens_per_s"
 
 
 @pytest.mark.parametrize("prefix", ["ergmeter", "team-a_2"])
 def test_every_name_is_one_that_its_tool_takes_and_no_two_are_alike(prefix: str) -> None:
     names = Names(prefix)
     both = [(key, whole) for key in catalogue() for whole in (False, True)]
-    tags = [names.tag(key, whole_run=whole) for key, whole in both]
-    series = [names.series(key, whole_run=whole) for key, whole in both]
-    instruments = [names.instrument(key, whole_run=whole) for key, whole in both]
+    tags = [names.tag(key, is_final=whole) for key, whole in both]
+    series = [names.series(key, is_final=whole) for key, whole in both]
+    instruments = [names.instrument(key, is_final=whole) for key, whole in both]
     for found in (tags, series, instruments):
         assert len(set(found)) == 2 * len(catalogue())
     # prometheus.io/docs/concepts/data_model

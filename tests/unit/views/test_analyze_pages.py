@@ -86,9 +86,72 @@ def test_a_share_of_work_times_runs_is_called_so(erg: Erg, job: Path) -> None:
 
 def test_outputs_are_rounded_once_and_named_with_their_convention(erg: Erg, job: Path) -> None:
     for name, rate in (("a", 22.1094999), ("b", 22.3)):
-        erg(*JOB, "--throughput", rate, "--output", f"{name}.json")
+        erg(*JOB, "--throughput", rate, "--num-nodes", 4, "--output", f"{name}.json")
     found = said(erg, "analyze", "--compare", "a.json", "b.json")
     assert "MFU % (exact)" in found.partition("Side by side")[2]
     assert "22.11 " not in found  # 22.1095 would be, rounded again
     assert found.count("22.109 ") >= 2
     assert json.loads((job / "a.json").read_text())["throughput_seq_per_sec"] == 22.1094999
+
+
+# 197.63 TFLOP a sequence x 151.5 / 3040 TFLOP/s.
+ABOVE = ("--hw-backend", "trn1", "--throughput", "151.5", "--calculate-score", "--per-file-scores")
+
+
+def test_an_mfu_of_985_percent_is_marked_and_no_score_is_made_from_it(erg: Erg, job: Path) -> None:
+    code, out, _ = erg(*JOB, *ABOVE, "--output", "o.json")
+    assert code == 0
+    assert "MFU: 984.91% (impossible) (exact)" in out
+    assert "MFU improvement: - (MFU 984.91% is impossible)" in out
+    assert "Final Training Score: - (MFU 985 % is impossible: above 100 %: an input is" in out
+    assert "By the original's count: MFU 1116.5" in out
+    assert re.search(r"MFU 1116\.\d+% \(impossible\)", out)
+    found = json.loads(Path("o.json").read_text())
+    assert found["mfu_percent"] == pytest.approx(100 * 197.63 * 151.5 / 3040, rel=1e-4)
+    assert found["training_score"] is None
+    assert found["missing"]["training_score"].startswith("MFU 985 % is impossible: above 100 %")
+    assert set(found["impossible"]) == {
+        *("mfu_percent", "hfu_percent", "original_count.mfu_percent"),
+    }
+    assert {one["mfu_percent"] for one in found["conventions"].values()} == {None}
+    breakdown = found["training_score_breakdown"]
+    assert breakdown["is_mfu_impossible"] is True
+    assert breakdown["mfu_improvement"] is None
+    assert "average_score" not in found["nki_analysis"]["summary"]
+
+
+def test_the_page_of_an_impossible_mfu_marks_its_tile(erg: Erg, job: Path) -> None:
+    assert erg(*JOB, *ABOVE, "--html", "a.html")[0] == 0
+    page = Path("a.html").read_text()
+    (tile,) = [one for one in page.split("<article ") if "<h3>MFU</h3>" in one]
+    assert tile.startswith('class="card impossible"')
+    assert '<div class="value">984.91 % (impossible)</div><div class="why">above 100 %' in tile
+    written = erg(*JOB, *ABOVE, "--format", "md")[1]
+    assert "| MFU | 984.91 % (impossible) |" in written
+
+
+def test_an_impossible_output_is_marked_in_a_comparison_and_in_no_mean(erg: Erg, job: Path) -> None:
+    erg(*JOB, *ABOVE, "--output", "new.json")
+    erg(*JOB, *ABOVE[:2], "--throughput", "2", "--calculate-score", "--output", "good.json")
+    # As an older version wrote it: the value, the score made from it, and no mark.
+    old = json.loads(Path("new.json").read_text())
+    del old["impossible"]
+    Path("old.json").write_text(json.dumps(old | {"training_score": 12.5}))
+    out = erg("analyze", "--compare", "good.json", "new.json", "old.json")[1]
+    assert out.count("984.91 (impossible)") == 2
+    assert "12.5 (impossible)" in out
+    compared = erg("analyze", "--compare", "good.json", "new.json", "old.json", "--json")[1]
+    groups = json.loads(compared)["groups"]
+    rows = [row for group in groups for row in group["outputs"]]
+    assert [row["mfu_percent"] is None for row in rows] == [False, True, True]
+    assert rows[1]["impossible"]["mfu_percent"].startswith("above 100 %")
+    assert rows[2]["impossible"]["training_score"].startswith("computed from an MFU above 100 %")
+
+
+def test_compat_keeps_the_original_s_score_and_marks_both(erg: Erg, job: Path) -> None:
+    out = erg(*JOB, *ABOVE, "--compat", "--output", "o.json")[1]
+    assert re.search(r"MFU: 1116\.\d+% \(impossible\)", out)
+    assert re.search(r"Final Training Score: [\d.]+ \(impossible\)", out)
+    found = json.loads(Path("o.json").read_text())
+    assert set(found["impossible"]) == {"mfu_percent", "training_score"}
+    assert found["training_score"] is not None

@@ -201,6 +201,7 @@ def test_the_cells_of_a_bench_are_told_apart_by_how_they_ended(tmp_path: Path) -
         "value": None,
         "text": "inf",
         "runs": 1,
+        "impossible": None,
     }
     assert found["groups"][2]["reason"].startswith("out of memory")
     assert sorted(path.name for path in (tmp_path / "bench").rglob("*")) == before, "it wrote"

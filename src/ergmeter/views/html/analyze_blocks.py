@@ -73,9 +73,12 @@ def cards(found: Iterable[Headline]) -> str:
 
 def _card(one: Headline) -> str:
     edges = f'<div class="dim">{text(one.interval)}</div>' if one.interval else ""
+    kind, why = "card", ""
+    if one.impossible:
+        kind, why = "card impossible", f'<div class="why">{text(one.impossible)}</div>'
     return (
-        f'<article class="card"><h3>{text(one.title)}</h3>'
-        f'<div class="value">{text(one.value)}</div>{edges}'
+        f'<article class="{kind}"><h3>{text(one.title)}</h3>'
+        f'<div class="value">{text(one.value)}</div>{why}{edges}'
         f'<span class="badge {text(one.basis)}">{text(one.basis)}</span>'
         f"<details><summary>how: {text(one.title)}</summary><dl>"
         f"<dt>formula</dt><dd>{text(one.formula)}</dd>"

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.comparison import mean_of
+from ergmeter.metrics.comparison import impossible_entry, mean_of
 from ergmeter.metrics.ratios import UNBOUNDED
 from ergmeter.records import Reading
 from ergmeter.views.compare import contrast_in_words, head, is_assumed
@@ -177,7 +177,9 @@ def _mean_dot(found: Comparison, group: Group, measured: Measure, scale: Scale) 
     try:
         mean = mean_of(group, measured, confidence=found.options.confidence)
     except NotMeasurable as error:
-        return Dot(group.name, None, None, None, "absent", "absent"), str(error)
+        wrong = impossible_entry(group, measured.key)
+        said = "absent" if wrong is None else bare(wrong.figures[measured.key])
+        return Dot(group.name, None, None, None, said, "absent"), str(error)
     low, high = (None, None) if is_assumed(group, measured) else (mean.low, mean.high)
     reading = Reading(mean.value, measured.unit, "measured", low, high)
     said = bare(reading)  # the axis has the unit, and a narrow page no room for it

@@ -15,6 +15,7 @@ from ergmeter.views.html.page import table, text
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
+    from ergmeter.records import Device
 
 _LONG = 300  # characters of a value
 _DEVICES = 16
@@ -57,7 +58,10 @@ def environment(evidence: Evidence) -> str:
 def _devices(evidence: Evidence) -> str:
     found = [one for one in evidence.run.devices.values() if one.kind != "self"]
     rows = tuple(
-        (one.name, one.kind, one.probe, one.id, "; ".join(_facts(one.facts)))
+        (
+            *(one.name, one.kind, one.probe, one.id),
+            "; ".join(_facts({**_use(evidence, one), **one.facts})),
+        )
         for one in found[:_DEVICES]
     )
     if not rows:
@@ -66,6 +70,12 @@ def _devices(evidence: Evidence) -> str:
     shown = table(Table(("device", "kind", "probe", "id", "facts"), rows), caption="devices")
     many = number_of(len(found), "device")
     return f"<details><summary>{many}</summary>{shown}{more}</details>"
+
+
+def _use(evidence: Evidence, device: Device) -> dict[str, str]:
+    """Whether the run used a GPU, where that was looked at."""
+    use = evidence.gpu_use.get(device.id)
+    return {"use": use.state} if use is not None and use.state else {}
 
 
 def _facts(facts: dict[str, Any]) -> list[str]:

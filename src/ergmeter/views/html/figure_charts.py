@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.catalog import catalogue, refusal
 from ergmeter.metrics.spent import spent
 from ergmeter.records import Missing, Reading
 from ergmeter.units import duration, scaled, significant
@@ -115,7 +115,7 @@ def _ladder(run: Run, summary: Summary) -> Chart:
     rows = [
         {
             "name": catalogue()[key].title,
-            "v": one.value if isinstance(one, Reading) else None,
+            "v": one.value if isinstance(one, Reading) and not one.impossible else None,
             "said": value(one) if isinstance(one, Reading) else "absent",
         }
         for key, one in found.items()
@@ -138,6 +138,11 @@ def _ladder(run: Run, summary: Summary) -> Chart:
             by_reason.setdefault(one.reason, []).append(catalogue()[key].title)
     note += "".join(
         f"; no {', '.join(names)}: {in_short(why, run)}" for why, names in by_reason.items()
+    )
+    note += "".join(
+        f"; {catalogue()[key].title} has no bar: {refusal(one)}"
+        for key, one in found.items()
+        if isinstance(one, Reading) and one.impossible
     )
     return Chart("ladder", "from GPU util to MFU", "%", spec, table, note)
 

@@ -26,7 +26,11 @@ _REASON_CHARACTERS = 160
 
 def matrix_chart(found: Matrix, figure: str, *, links: Mapping[str, str]) -> str:
     """One figure of all configurations. `links`: by a cell's directory, the page of its run."""
-    values = [one.figures[figure] for one in found.configurations if figure in one.figures]
+    values = [
+        one.figures[figure]
+        for one in found.configurations
+        if figure in one.figures and figure not in one.impossible
+    ]
     known = [one for one in values if math.isfinite(one)] or [0.0]
     ends = min(known), max(known)
     corner = ", ".join(setting(name) for name in found.down)
@@ -72,6 +76,9 @@ def _cell(
         many = f" ({one.runs[figure]} runs)" if one.runs[figure] > 1 else ""
         part = "" if one.status == "ok" else f"<small>✕ {text(one.status)}</small>"
         said = f"<span>{text(figure_in_words(one, figure) + many)}</span>{part}"
+        if figure in one.impossible:
+            why = f"<small>{text(shortened(one.impossible[figure]))}</small>"
+            return f'<div class="cell none impossible">{said}{why}{runs}</div>'
         return f'<div class="cell {_level(one.figures[figure], ends)}">{said}{runs}</div>'
     kind, word = _without(one)
     why = f"<small>{text(shortened(one.reason))}</small>" if one.reason else ""

@@ -36,13 +36,16 @@ if TYPE_CHECKING:
 # What stands at the top. Those with True stay also where they are missing.
 _HEADLINES = (
     ("throughput.tokens_per_s", True),
+    ("throughput.whole_run_tokens_per_s", False),
     ("throughput.output_tokens_per_s", False),
     ("time.step_s", True),
     ("latency.ttft_median_s", False),
     ("latency.tpot_median_s", False),
     ("utilization.mfu_frac", True),
+    ("utilization.whole_run_mfu_frac", False),
     ("energy.run_j", True),
     ("energy.joules_per_token", False),
+    ("energy.whole_run_joules_per_token", False),
     ("energy.mean_w", False),
     ("memory.device_peak_bytes", False),
     ("memory.process_peak_bytes", False),
@@ -170,9 +173,12 @@ def _card(key: str, found: Reading) -> str:
     metric = catalogue()[key]
     between = interval(found)
     edges = f'<div class="dim">{text(between)}</div>' if between else ""
+    kind, why = "card", ""
+    if found.impossible:
+        kind, why = "card impossible", f'<div class="why">{text(found.impossible)}</div>'
     return (
-        f'<article class="card"><h3>{text(metric.title)}</h3>'
-        f'<div class="value">{text(value(found))}</div>{edges}'
+        f'<article class="{kind}"><h3>{text(metric.title)}</h3>'
+        f'<div class="value">{text(value(found))}</div>{why}{edges}'
         f'<span class="badge {found.basis}">{found.basis}</span>'
         f"<details><summary>how: {text(metric.title)}</summary><dl>"
         f"<dt>formula</dt><dd>{text(metric.formula)}</dd>"
@@ -246,7 +252,8 @@ def _every_metric(summary: Summary) -> str:
     by_reason: dict[str, list[str]] = {}
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
-            rows.append((key, *_said(found), found.note, catalogue()[key].formula))
+            note = "; ".join(part for part in (found.impossible, found.note) if part)
+            rows.append((key, *_said(found), note, catalogue()[key].formula))
         else:
             by_reason.setdefault(found.reason, []).append(key)
     known = Table(("metric", "value", "interval", "how", "of this run", "formula"), tuple(rows))

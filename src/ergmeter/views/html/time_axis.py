@@ -32,7 +32,16 @@ _FIRST = (
 # For files: the page has legends that wrap.
 _LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
 # What says nothing about the course of a run.
-_PLAIN = ("opened", "closed", "device_used", "ended", "ticks_missed", "alert_unjudged")
+_PLAIN = (
+    "opened",
+    "closed",
+    "device_used",
+    "device_unused",
+    "device_unknown",
+    "ended",
+    "ticks_missed",
+    "alert_unjudged",
+)
 
 
 def time_axis(evidence: Evidence) -> dict[str, Any]:

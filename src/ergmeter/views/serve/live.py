@@ -35,7 +35,15 @@ KEYS = (
     "memory.process_peak_bytes",
 )
 # What every run has, and says nothing about its course.
-_PLAIN = ("opened", "closed", "device_used", "ended", "ticks_missed")
+_PLAIN = (
+    "opened",
+    "closed",
+    "device_used",
+    "device_unused",
+    "device_unknown",
+    "ended",
+    "ticks_missed",
+)
 
 
 def status(path: str) -> str:
@@ -112,8 +120,8 @@ class Look:
         self._last = {
             "step": found.step,
             "lasted_s": (found.window.end_ns - run.start_ns) / NS_PER_S,
-            "window_s": found.window.duration_s,
-            "window": duration(found.window.duration_s),
+            "window_s": found.length_s,
+            "window": duration(found.length_s),
             "readings": shown,
         }
 

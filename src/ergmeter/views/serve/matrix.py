@@ -57,4 +57,5 @@ def _figure(one: Configuration, name: str) -> dict[str, Any] | None:
         "value": value if math.isfinite(value) else None,
         "text": figure_in_words(one, name),
         "runs": runs,
+        "impossible": one.impossible.get(name),
     }

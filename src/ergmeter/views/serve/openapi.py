@@ -85,8 +85,9 @@ def document() -> dict[str, Any]:
         "info": {
             "title": "erg serve",
             "version": __version__,
-            "description": "Runs of ergmeter, read only. A figure has value, unit, basis, low, high"
-            " and note, or `missing` with the reason.",
+            "description": "Runs of ergmeter, read only. A figure has value, unit, basis, low,"
+            " high, note and `impossible` (null, or why the value cannot be right), or"
+            " `missing` with the reason.",
         },
         "paths": {
             "/api/runs": _get("every run, with what has been read of it", key="runs"),

@@ -21,6 +21,7 @@ from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.courses import courses
 from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.gpu_use import gpu_use
 from ergmeter.metrics.ledgers import read_ledger
 from ergmeter.metrics.sources import found_in
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
@@ -86,7 +87,7 @@ def row(path: str, root: str) -> bytes:
 
 def about(run: Run) -> dict[str, Any]:
     """What a run says of itself."""
-    accelerators = [one.name for one in run.devices.values() if one.kind == "gpu"]
+    accelerators = [run.devices[id_].name for id_, use in gpu_use(run).items() if use.counts]
     names = accelerators or [one.name for one in run.devices.values() if one.kind == "cpu"]
     counts = [f"{names.count(n)} x {n}" for n in dict.fromkeys(names)]
     labels = _labels(run)

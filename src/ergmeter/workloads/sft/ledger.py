@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.errors import UsageError
 from ergmeter.metrics.boards import board_facts
 from ergmeter.metrics.summarize import summarize
+from ergmeter.metrics.window import UNBROKEN
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
 from ergmeter.sinks import ledger
 from ergmeter.sinks.csvfile import CsvFile
 
@@ -77,8 +79,8 @@ class Written:
 
 def row(run: Run, facts: Mapping[str, Any]) -> dict[str, object]:
     """The row of a training that has ended, by what its run says and what it was."""
-    summary = summarize(run)
-    cells = ledger.row(summary, steps=0, described={})
+    summary = summarize(run, Settings(window=UNBROKEN))
+    cells = ledger.row(summary.readings, steps=0, described={})
     for name, key in _FIGURES.items():
         found = summary.readings[key]
         cells[name] = found.value if isinstance(found, Reading) else None
@@ -148,6 +150,8 @@ def _notes(facts: Mapping[str, Any], summary: Summary) -> str:
     said += [str(facts["notes"])] if facts.get("notes") else []
     for name, key in _REASONS.items():
         found = summary.readings[key]
+        if isinstance(found, Reading) and found.impossible:
+            said.append(f"{name} is impossible: {found.impossible.replace(';', ',')}")
         if isinstance(found, Missing):
             reason = found.reason.partition(" (")[0].replace(";", ",")  # all of it is in the run
             said.append(f"no {name}: {' '.join(reason.split())}")

@@ -25,6 +25,7 @@ async function ask(address, options = {}) {
   return body;
 }
 
+const marked = (kind, found) => found.impossible ? `${kind} impossible` : kind;
 const many = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 function sayState(words, kind = "") {
@@ -124,9 +125,9 @@ function runsPage() {
 
   function figure(found, title) {
     if (found.text === undefined) return el("td", { class: "number dim" }, "");
-    const why = found.missing || [found.basis, found.note].filter(Boolean).join("; ");
+    const why = found.missing || [found.impossible, found.basis, found.note].filter(Boolean).join("; ");
     const basis = found.basis && found.basis !== "measured" ? ` ${found.basis}` : "";
-    return el("td", { class: "number", title: why, "data-title": title }, found.bare ?? found.text,
+    return el("td", { class: marked("number", found), title: why, "data-title": title }, found.bare ?? found.text,
       basis ? el("small", { class: "dim" }, basis) : null);
   }
 
@@ -343,7 +344,7 @@ function runPage() {
   const badge = (basis) => el("span", { class: `badge ${basis}` }, basis);
 
   function tile(title, found) {
-    return el("div", { class: "tile", title: found.note || "" }, el("dt", {}, title),
+    return el("div", { class: marked("tile", found), title: [found.impossible, found.note].filter(Boolean).join("; ") }, el("dt", {}, title),
       el("dd", {}, title === found.unit ? found.bare : found.text), el("dd", { class: "basis" }, badge(found.basis)));
   }
 
@@ -397,7 +398,8 @@ function runPage() {
       const one = found.shown[key];
       if (!one) continue;
       if (one.missing !== undefined) absent.push([found.titles[key], one.missing]);
-      else cards.push(el("article", { class: "card" }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
+      else cards.push(el("article", { class: marked("card", one) }, el("h3", {}, found.titles[key]), el("div", { class: "value" }, one.text),
+        one.impossible ? el("div", { class: "why" }, one.impossible) : null,
         one.interval ? el("div", { class: "dim" }, one.interval) : null,
         badge(one.basis),
         el("details", {}, el("summary", {}, "of this run"), el("p", {}, one.note))));
@@ -424,7 +426,8 @@ function runPage() {
       const known = Object.entries(row.readings).filter(([key]) => LISTED[key]);
       const [there, absent] = [true, false].map((is) => known.filter(([, one]) => (one.missing === undefined) === is));
       byId("report").prepend(el("section", { id: "figures", "aria-label": "figures" }, el("div", { class: "cards" },
-        ...there.map(([key, one]) => el("article", { class: "card" }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text), badge(one.basis)))),
+        ...there.map(([key, one]) => el("article", { class: marked("card", one) }, el("h3", {}, LISTED[key]), el("div", { class: "value" }, one.text),
+          one.impossible ? el("div", { class: "why" }, one.impossible) : null, badge(one.basis)))),
       ...absentLines(absent.map(([key, one]) => [LISTED[key], one.missing]))));
     });
     await Promise.allSettled([charts, figures]); // what can't be had is told with the report
@@ -612,7 +615,8 @@ async function benchPage() {
     const runs = runsOf(group);
     if (group.is_ok && one) {
       const level = scale.most > scale.least ? Math.min(LEVELS - 1, Math.floor(LEVELS * (one.value - scale.least) / (scale.most - scale.least))) : 0;
-      const shade = one.value === null ? "none" : `level${level}`; // nan and inf have no place in the scale
+      // nan, inf and impossible values have no place in the scale
+      const shade = one.value === null ? "none" : one.impossible ? "none impossible" : `level${level}`;
       return el("div", { class: `cell ${shade}` }, el("span", {}, one.text + many), said ? el("small", {}, said) : null,
         group.status === "ok" ? null : el("small", { class: "part" }, `✕ ${group.status}`), runs);
     }
@@ -625,7 +629,7 @@ async function benchPage() {
 
   function show() {
     const [down, across, name] = [byId("down").value, byId("across").value, byId("figure").value];
-    const values = found.groups.map((one) => one.is_ok && one.figures[name] ? one.figures[name].value : null).filter((one) => one !== null);
+    const values = found.groups.map((one) => one.is_ok && one.figures[name] && !one.figures[name].impossible ? one.figures[name].value : null).filter((one) => one !== null);
     const scale = { least: Math.min(...values), most: Math.max(...values) };
     const order = (axis) => [...new Set(found.groups.map((one) => one.axes[axis]))].sort((a, b) => {
       const [x, y] = [Number(a), Number(b)];
