@@ -200,11 +200,10 @@ REPORTS = {
     " (%(throughput.tokens_per_s)s), and an MFU of %(utilization.mfu_frac)s, as frozen weights"
     " need no gradients.",
     WHOLE: "`erg train`, all weights of a model of that size in 150 steps of 16 short texts, as"
-    " ergmeter measured it, the host beside the GPU. Two evaluations and a checkpoint fall between"
-    " the counted steps: the checkpoint cost %(lost:checkpoint)s of the peak and padding"
-    " %(lost:padding)s, which leaves %(throughput.tokens_per_s)s and an MFU of"
-    " %(utilization.mfu_frac)s. One long pause among few steps makes the rate uncertain, and the"
-    " findings say so.",
+    " ergmeter measured it, the host beside the GPU. Two evaluations and a checkpoint are cut out"
+    " of the training window: padding costs %(lost:padding)s of the peak, which leaves"
+    " %(throughput.tokens_per_s)s and an MFU of %(utilization.mfu_frac)s. The whole run, with them"
+    " and the start, makes %(throughput.whole_run_tokens_per_s)s.",
     "tiny-20m": "A model of 20 M with steps of %(time.step_s)s: the host can't launch kernels fast"
     " enough, the device has none in %(lost:idle_in_steps)s of the time, and the MFU is"
     " %(utilization.mfu_frac)s.",
