@@ -78,9 +78,8 @@ def _not_messages(tree: ast.Module) -> set[int]:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, *_Function)) and ast.get_docstring(node):
             skipped.add(id(node.body[0]))
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id == "Metric":
-                skipped.add(id(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Metric":
+            skipped.add(id(node))
     return skipped
 
 
