@@ -59,7 +59,8 @@ def _last(column: str, evidence: Evidence) -> Reading:
     is_printed = evidence.from_output
     if found is None and not is_printed:
         printed, window, is_printed = evidence.printed, evidence.window, True
-        inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < window.end_ns)
+        begins_before_ns = _printed_until_ns(evidence)
+        inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < begins_before_ns)
         rows = printed.where(inside)
         found = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
     if is_printed and column == "loss":
@@ -74,10 +75,8 @@ def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
     told = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
     after_ns = int(rows["end_ns"][told].max()) + 1 if told.any() else 0
     since_ns = max(evidence.window.start_ns, after_ns)
-    a_step_ns = evidence.window.duration_s / max(len(evidence.counted), 1) * NS_PER_S
-    until_ns = evidence.window.end_ns + max(_SOON_NS, a_step_ns)
     beside = evidence.losses_beside_steps
-    later = (beside.t_ns >= since_ns) & (beside.t_ns <= until_ns)
+    later = (beside.t_ns >= since_ns) & (beside.t_ns <= _printed_until_ns(evidence))
     if not later.any():
         return None
     note = (
@@ -85,6 +84,18 @@ def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
         f" {evidence.window_note}"
     )
     return Reading(float(beside.values[later][-1]), "1", "reported", note=note)
+
+
+def _printed_until_ns(evidence: Evidence) -> float:
+    """Until when a printed line can be of a counted step: it is read after the step has ended.
+
+    Where steps follow the window, a later line is theirs.
+    """
+    end_ns = evidence.window.end_ns
+    if evidence.work.highest("end_ns") > end_ns:
+        return end_ns
+    a_step_ns = evidence.window.duration_s / max(len(evidence.counted), 1) * NS_PER_S
+    return end_ns + max(_SOON_NS, a_step_ns)
 
 
 def _of(

@@ -235,8 +235,9 @@ def test_a_slow_beginning_is_in_steps_also_where_rows_hold_ten(tmp_path: Path) -
     run = made(tmp_path / "run", steps)
     assert "--warmup-steps 30 leaves them out" in said(checked(run, warmup_steps=0), "warm_up")
     # 30 of 430 steps; of the first 250 that the rule looks at, 50 may go.
-    assert checked(run).window == "over 400 steps (40 printed lines) in 10 s, after 30 steps" + (
-        " (3 printed lines) of warm-up"
+    assert (
+        checked(run).window
+        == "over 400 steps (40 rows) in 10 s, after 30 steps (3 rows) of warm-up"
     )
     assert "warm_up" not in names(checked(run, warmup_steps=30), "serious")
 
