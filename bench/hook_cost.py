@@ -6,7 +6,9 @@ machine whose speed drifts by more than that. So every round gives one differenc
 the median of those is the cost: of the clock, of the training thread's own CPU time, which others
 on the machine change little, and of all threads', with what is written behind the loop's back.
 
-    python bench/hook_cost.py [--rounds 15]
+    python bench/hook_cost.py [--rounds 15] [--beside ../older/src]
+
+`--beside` adds the hook of another source tree to the same rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ from typing import Any
 
 import tables
 
-HEADER = ("loop", "of", "bare us", "with hook us", "cost us (median of pairs)", "25 % to 75 %", "n")
+HEADER = (
+    *("loop", "hook of", "of", "bare us", "with hook us", "cost us (median of pairs)"),
+    *("25 % to 75 %", "n"),
+)
 CLOCKS = ("the clock", "its thread's CPU", "all threads' CPU")
 LOOPS = {
     "model(ids)": "one tensor of ids",
@@ -92,35 +97,55 @@ def child() -> None:
         print(json.dumps(lasted_s), flush=True)
 
 
+def hooked(run: Path, source: Path) -> dict[str, str]:
+    """The environment that `erg record` of a source tree gives the program."""
+    code = "import json, os; from ergmeter.recorder import hook; print(json.dumps("
+    code += "hook.environment(os.environ)))"
+    environment = {**os.environ, "PYTHONPATH": str(source)}
+    found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+    return {**json.loads(found), "ERGMETER_RUN": str(run)}
+
+
 def main() -> None:
     """Print the table."""
     from ergmeter.recorder import hook
-    from ergmeter.runlog import format as fmt
     from ergmeter.runlog.identity import run_header
     from ergmeter.runlog.writer import create_run
 
-    options = tables.parser(__doc__).parse_args()
+    parser = tables.parser(__doc__)
+    parser.add_argument("--beside", type=Path, metavar="SRC", help="another version's src folder")
+    options = parser.parse_args()
     rounds = options.rounds or 15
+    sources = {"this version": Path(__file__).parents[1] / "src"}
+    if options.beside:
+        sources[str(options.beside)] = options.beside.resolve()
     rows, numbers = [], {}
     with tempfile.TemporaryDirectory() as folder:
-        run = create_run(Path(folder) / "run", run_header("bench", []))
-        (run / hook.FOLDER).mkdir()  # as the recorder leaves it for as long as it is there
-        hooked = hook.environment(os.environ) | {fmt.RUN_VARIABLE: str(run)}
-        bare, watched = Child({}), Child(hooked)
+        bare, watched = Child({}), {}
+        for number, (name, source) in enumerate(sources.items()):
+            run = create_run(Path(folder) / f"run{number}", run_header("bench", []))
+            (run / hook.FOLDER).mkdir()  # as the recorder leaves it for as long as it is there
+            watched[name] = Child(hooked(run, source))
         for loop, what in LOOPS.items():
             steps = max(100, round(TURN_S / bare.turn(loop, 200)[1]))
-            watched.turn(loop, steps)
-            pairs = [(bare.turn(loop, steps), watched.turn(loop, steps)) for _ in range(rounds)]
-            for number, clock in enumerate(CLOCKS):
-                sides = [(1e6 * one[number], 1e6 * other[number]) for one, other in pairs]
-                costs = [with_it - without for without, with_it in sides]
-                ends = " to ".join(f"{tables.quantile(costs, q):.1f}" for q in (0.25, 0.75))
-                least = [f"{min(side):.1f}" for side in zip(*sides, strict=True)]
-                cost = f"{statistics.median(costs):.1f}"
-                rows.append((f"{loop}: {what}", clock, *least, cost, ends, rounds))
-                numbers[f"{loop}, {clock}"] = {"cost_us": costs}
-        bare.close()
-        watched.close()
+            for one in watched.values():
+                one.turn(loop, steps)
+            turns: dict[str, list[tuple[list[float], list[float]]]] = {name: [] for name in watched}
+            for _ in range(rounds):
+                without = bare.turn(loop, steps)
+                for name, one in watched.items():
+                    turns[name].append((without, one.turn(loop, steps)))
+            for name, pairs in turns.items():
+                for number, clock in enumerate(CLOCKS):
+                    sides = [(1e6 * one[number], 1e6 * other[number]) for one, other in pairs]
+                    costs = [with_it - without for without, with_it in sides]
+                    ends = " to ".join(f"{tables.quantile(costs, q):.1f}" for q in (0.25, 0.75))
+                    least = [f"{min(side):.1f}" for side in zip(*sides, strict=True)]
+                    cost = f"{statistics.median(costs):.1f}"
+                    rows.append((f"{loop}: {what}", name, clock, *least, cost, ends, rounds))
+                    numbers[f"{loop}, {name}, {clock}"] = {"cost_us": costs}
+        for one in (bare, *watched.values()):
+            one.close()
     tables.show("The hook's cost per optimizer step", HEADER, rows, note=tables.machine())
     tables.save(options.json, numbers)
 
