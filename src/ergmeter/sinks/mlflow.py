@@ -62,6 +62,8 @@ class MlflowSink:
         metrics = [Metric(tag, value, t_ms, update.step) for tag, value in tagged.items()]
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._run_id, metrics=metrics[start : start + _BATCH])
+        if update.is_final:
+            self._client.set_tag(self._run_id, self._names.window, update.window_kind)
         self._is_complete = update.is_final
 
     def close(self) -> None:

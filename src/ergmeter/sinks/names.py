@@ -73,6 +73,11 @@ class Names:
             for one in figures
         }
 
+    @property
+    def window(self) -> str:
+        """A tracker's name for the kind of window that the final figures are over."""
+        return self.tag("window", is_final=True)
+
     def series(self, name: str, *, is_final: bool = False) -> str:
         """Prometheus's name."""
         whole = f"{self._prefix}.run.{name}" if is_final else f"{self._prefix}.{name}"

@@ -78,6 +78,8 @@ class OtelSink:
             attributes: dict[str, str] = {"basis": one.reading.basis}
             if one.device is not None:
                 attributes["device"] = one.device
+            if update.is_final:
+                attributes["window"] = update.window_kind
             attributes |= _mark(one.reading)
             points.setdefault(name, []).append(Observation(one.value, attributes))
         if self._hardware_names and not update.is_final:

@@ -84,6 +84,8 @@ class PrometheusSink:
             labels = {"run": self._run, "basis": one.reading.basis}
             if one.device is not None:
                 labels["device"] = one.device
+            if update.is_final:
+                labels["window"] = update.window_kind
             if one.reading.impossible:
                 labels["impossible"] = "true"
             families[series].add_sample(series, labels, one.value)

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from ergmeter.sinks.appended import AppendedFile
@@ -49,6 +51,8 @@ class TensorBoardSink:
         """Append one event."""
         tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in tagged.items()]
+        if update.is_final:
+            values.append(_text(self._names.window, update.window_kind))
         summary = Summary(value=values)
         self._append(Event(wall_time=update.wall_s, step=update.step, summary=summary))
 
@@ -61,3 +65,10 @@ class TensorBoardSink:
         RecordWriter(record).write(event.SerializeToString())
         with self._file.locked():
             self._file.append(record.getvalue())
+
+
+def _text(tag: str, text: str) -> Summary.Value:
+    """A value of TensorBoard's text plugin, which is known by its name in the metadata."""
+    kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+    return Summary.Value(tag=tag, metadata=kind, tensor=tensor)

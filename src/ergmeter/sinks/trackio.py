@@ -49,11 +49,12 @@ class TrackioSink:
     def write(self, update: Update) -> None:
         """Add one row; the id keeps one that is offered again from being two."""
         tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
+        row = {self._names.window: update.window_kind, **tagged} if update.is_final else tagged
         scope = "run" if update.is_final else "window"
         SQLiteStorage.bulk_log(
             self._project,
             self._run_name,
-            [tagged],
+            [row],
             steps=[update.step],
             timestamps=[datetime.fromtimestamp(update.wall_s, timezone.utc).isoformat()],
             log_ids=[f"{self._id}-{scope}-{update.window.end_ns}"],

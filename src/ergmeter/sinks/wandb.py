@@ -54,7 +54,7 @@ class WandbSink:
         tagged = self._names.tagged(self._selection.figures(update), is_final=update.is_final)
         try:
             if update.is_final:
-                self._run.summary.update(tagged)
+                self._run.summary.update({self._names.window: update.window_kind, **tagged})
                 self._is_complete = True
             else:
                 self._log(update, tagged)

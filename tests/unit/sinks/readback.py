@@ -78,6 +78,9 @@ def tensorboard_points(run: Path, updates: Sequence[Update]) -> Points:
     written(sink_of("tensorboard", run), *updates)
     accumulator = EventAccumulator(str(run / "tensorboard"))
     accumulator.Reload()
+    if updates[-1].is_final:
+        (text,) = accumulator.Tensors("ergmeter-run/window")
+        assert list(text.tensor_proto.string_val) == [b"training"]
     points: Points = {}
     for tag in accumulator.Tags()["scalars"]:
         scope, place = place_of(tag)
@@ -100,6 +103,7 @@ def wandb_points(run: Path, updates: Sequence[Update]) -> Points:
         assert row.pop("ergmeter/wall_s") == wall_s
         tags = {tag: value for tag, value in row.items() if not tag.startswith("_")}
         points[at] = Point(wall_s, {place_of(tag)[1]: value for tag, value in tags.items()})
+    assert summary.pop("ergmeter-run/window") == "training"
     for tag, value in summary.items():
         if tag.startswith("ergmeter-run/"):
             points["run", final.step].values[place_of(tag)[1]] = value
@@ -160,6 +164,7 @@ def mlflow_points(run: Path, updates: Sequence[Update]) -> Points:
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.info.run_name == RUN
     assert found.info.status == "FINISHED"
+    assert found.data.tags["ergmeter-run/window"] == "training"
     return mlflow_run_points(found.info.run_id)
 
 
@@ -191,6 +196,7 @@ def trackio_points(run: Path, updates: Sequence[Update]) -> Points:
     for row in rows:
         wall_s = datetime.fromisoformat(row.pop("timestamp")).timestamp()
         step = row.pop("step")
+        assert row.pop("ergmeter-run/window", "training") == "training"
         ((scope, values),) = _by_scope(row).items()
         assert (scope, step) not in points
         points[scope, step] = Point(wall_s, values)
@@ -235,6 +241,7 @@ def prometheus_text_points(text: str) -> Points:
         else:
             scope, key = series[sample.name]
             assert sample.labels["basis"] in ("measured", "derived", "assumed")
+            assert sample.labels.get("window") == ("training" if scope == "run" else None)
             found.setdefault(scope, {})[key, sample.labels.get("device")] = sample.value
     return {(scope, step): Point(wall_s, values) for scope, values in found.items()}
 
@@ -272,6 +279,7 @@ def otel_metric_points(metrics: dict[str, list[tuple[dict[str, Any], Any]]]) -> 
         key = name.removeprefix("ergmeter.run.").removeprefix("ergmeter.")
         scope = "run" if name.startswith("ergmeter.run.") else "window"
         for attributes, value in pairs:
+            assert attributes.get("window") == ("training" if scope == "run" else None)
             found.setdefault(scope, {})[key, attributes.get("device")] = value
     return {(scope, int(step)): Point(wall_s, values) for scope, values in found.items()}
 
