@@ -65,8 +65,13 @@ class AmdProbe:
         return self._reading(slow=time.monotonic() >= self._slow_due_s)
 
     def read_last(self) -> Sequence[Sample | Mark]:
-        """The same, everything in any case."""
-        return self._reading(slow=True)
+        """The same, everything in any case; and that the use of the GPUs is unknown, if it is."""
+        records = list(self._reading(slow=True))
+        if not self._usage.has_recognised:
+            why = "amdsmi listed no process of the run on any GPU"
+            t_ns = time.monotonic_ns()
+            records += [Mark(t_ns, "device_unknown", f"{g.device.id} {why}") for g in self._gpus]
+        return records
 
     def close(self) -> None:
         """Let go of the library."""

@@ -75,6 +75,11 @@ class UsageWatch:
         self._shared.update(shared)
         return used, shared
 
+    @property
+    def has_recognised(self) -> bool:
+        """True if the program was seen on a GPU."""
+        return bool(self._seen)
+
     def are_ours(self, pids: set[int]) -> bool:
         """Whether any of these is a process of the program."""
         self._know(pids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
 from ergmeter.probes import amd
 from ergmeter.probes.amd import AmdProbe
+from ergmeter.probes.usage import PERIOD_S
 from ergmeter.records import Mark, Sample
 from tests.amd.library import (
     MI300X,
@@ -272,6 +274,19 @@ def test_who_computes_on_a_gpu_is_seen(machine: Machine) -> None:
     probe.close()
 
 
+def test_gpus_on_which_nobody_is_recognised_are_unknown_at_the_end(
+    machine: Machine, opened: Open
+) -> None:
+    """A container's process numbers, for example, are not the driver's."""
+    probe = opened({**MI300X, "pids": 1})
+    assert not [r for r in probe.read() if isinstance(r, Mark)]
+    (mark,) = [r for r in probe.read_last() if isinstance(r, Mark)]
+    assert (mark.name, mark.detail.split()[0]) == ("device_unknown", default_uuid(0))
+    machine.change(0, pids=os.getpid())
+    time.sleep(PERIOD_S)
+    assert [r.name for r in probe.read_last() if isinstance(r, Mark)] == ["device_used"]
+
+
 def test_the_energy_of_a_run_is_the_difference_of_the_counter(
     machine: Machine, opened: Open, tmp_path: Path
 ) -> None:
@@ -316,9 +331,11 @@ def test_a_frozen_counter_gives_way_to_power(opened: Open, tmp_path: Path) -> No
 def test_a_machine_without_the_driver_is_refused_before_anything_is_loaded() -> None:
     code = """
 import sys
+import time
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes.amd import AmdProbe
+from ergmeter.probes.usage import PERIOD_S
 try:
     AmdProbe(ProbeRequest(1, "/", options={"kfd": "/nowhere/kfd"}))
 except NotMeasurable as error:
@@ -333,6 +350,7 @@ def test_a_binding_without_its_library_is_refused_and_prints_nothing(tmp_path: P
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes.amd import AmdProbe
+from ergmeter.probes.usage import PERIOD_S
 try:
     AmdProbe(ProbeRequest(1, "/", options={{"kfd": {os.devnull!r}}}))
 except NotMeasurable as error:
