@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 import time
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_what_can_not_be_sent_is_named_only_where_it_is_used() -> None:
     assert flops_of(HoldsALock(uses_it=False), 2, 4).forward == 2 * 2 * 16
     assert "uses a lock" in flops_of(HoldsALock(uses_it=True), 2, 4).error
     assert len(dumps(HoldsALock(uses_it=False))) < 10_000  # of a table only its shape
+
+
+def test_a_cached_function_inside_another_is_sent() -> None:
+    """As in torchtune, whose decorator for deprecated methods warns once."""
+
+    @lru_cache(maxsize=1)
+    def width() -> int:
+        return 4
+
+    class Cached(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.view(-1, width()))
+
+    assert flops_of(Cached(4, 4), 2, 4).forward == 2 * 2 * 16
 
 
 def test_a_device_named_in_a_forward_is_the_cpu() -> None:
