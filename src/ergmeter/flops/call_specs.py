@@ -69,6 +69,7 @@ class ModuleCall:
     times: int = 1
     is_walked_back: bool = True  # a backward pass went through it
     is_recomputed: bool = False  # inside torch.utils.checkpoint
+    graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
 
 
 def ids_shape(call: ModuleCall) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ import pickle
 import sys
 import sysconfig
 import time
-from functools import cache, partial
+from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -225,6 +225,8 @@ def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
         return (_reference, (target,)) if target is not None else (NotSent, ("dead reference",))
     if isinstance(obj, MethodType):
         return MethodType, (obj.__func__, obj.__self__)
+    if isinstance(obj, _lru_cache_wrapper):
+        return (cache, (obj.__wrapped__,)) if _is_users(obj.__module__) else NotImplemented
     package = kind.__module__.partition(".")[0]
     if isinstance(obj, _NOT_SENT_TYPES) or (package in _NOT_SENT and not isinstance(obj, dict)):
         return NotSent, (kind.__name__,)

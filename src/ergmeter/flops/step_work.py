@@ -10,12 +10,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.flops.tally import CallFlops
 from ergmeter.records import Flops, WorkPart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from ergmeter.flops.tally import CallFlops
 
 MODEL, OTHER, GENERATION = "model", "other models", "generation"
 _COUNTED = "the calls of one training step, run again without weights or data"
@@ -33,6 +32,7 @@ class RecordedCall:
     module: str  # its class
     part: str  # model, other models
     times: int = 1
+    graph_flops: tuple[float, float] | None = None  # forward, backward: by the autograd graph
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,18 @@ def _by_part(
     record: StepRecord, counts: Sequence[Sequence[CallFlops]]
 ) -> tuple[_Counted, _Counted]:
     pairs = [
-        (call, flops)
+        (call, _by_graph(call) if flops.error and call.graph_flops else flops)
         for calls, found in zip(record.groups, counts, strict=True)
         for call, flops in zip(calls, found, strict=True)
     ]
     return [p for p in pairs if p[0].part == MODEL], [p for p in pairs if p[0].part != MODEL]
+
+
+def _by_graph(call: RecordedCall) -> CallFlops:
+    """A call that can't be run without its data, as it was in the recorded step."""
+    forward, backward = call.graph_flops or (0.0, 0.0)
+    said = f"given: {call.module} as it was in one step, as its sizes depend on the data"
+    return CallFlops(forward, backward, assumptions=(said,))
 
 
 def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: Lengths) -> Flops:

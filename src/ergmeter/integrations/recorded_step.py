@@ -81,7 +81,10 @@ def recorded_step(
     found = sizes(held) if held else None
     record = StepRecord(
         groups=tuple(
-            tuple(RecordedCall(_name(one.module), part, one.times) for one, part in group)
+            tuple(
+                RecordedCall(_name(one.module), part, one.times, one.graph_flops)
+                for one, part in group
+            )
             for group in groups.values()
         ),
         tokens=amounts.tokens,

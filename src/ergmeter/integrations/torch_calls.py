@@ -243,6 +243,8 @@ class StepRecorder:
                 rest = replace(call, times=call.times - walked, is_walked_back=False)
                 self._now.calls[key, "forward alone"] = rest
                 call.times = walked
+            if _is_whole_in_graph(call):
+                call.graph_flops = self._now.outside.inside_flops(key)
         self.steps.append(self._now)
         self._now = StepCalls(self._nodes)
         return len(self.steps)
@@ -343,6 +345,14 @@ def stop_recording() -> None:
         recorder.stop()
 
 
+def _is_whole_in_graph(call: ModuleCall) -> bool:
+    """Whether all that a call multiplies has gradients. A frozen first layer would have none."""
+    values = (*call.args, *call.kwargs.values())
+    return all(call.trained) or any(
+        isinstance(one, TensorSpec) and one.requires_grad for one in values
+    )
+
+
 def _is_checkpointed() -> bool:
     """Whether torch.utils.checkpoint (without re-entry) is around this call."""
     hooks: Any = _saved_hooks(True)
@@ -429,6 +439,7 @@ def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C
 # -- matrix products outside of modules ------------------------------------------------------------
 
 _MOST_NODES = 20_000
+_MOST_INSIDE = 5_000  # of all calls of a step together
 _LEAF_NR = 2**64 - 1
 _VIEWS = ("View", "UnsafeView", "T", "Transpose", "Permute", "ToCopy", "Alias", "Expand", "Clone")
 _FUSED_HEAD = ("crossentropy", "linear_cross", "lmhead")
@@ -454,13 +465,13 @@ class CallNodes:
         self._starts.append(start_nr)
         self._calls.append((end_nr, key, call))
 
-    def call_of(self, number: int) -> tuple[Any, int] | None:
-        """The call that a node is of, by its key and first number; None for one outside of all."""
+    def call_of(self, number: int) -> tuple[Any, int, int] | None:
+        """The call that a node is of: its key, first number and the number after its last."""
         place = bisect_right(self._starts, number) - 1
         if place < 0:
             return None
         end_nr, key, _ = self._calls[place]
-        return (key, self._starts[place]) if number < end_nr else None
+        return (key, self._starts[place], end_nr) if number < end_nr else None
 
     def without_nodes_at(self, number: int) -> list[tuple[Any, ModuleCall]]:
         """Calls that made no node when this was the next number."""
@@ -468,45 +479,17 @@ class CallNodes:
         return [(key, call) for start, (end, key, call) in calls if start == end == number]
 
 
-class OutsideProducts:
-    """Matrix products in the autograd graph that no recorded call made."""
+class Products:
+    """Matrix products of some nodes of the autograd graph."""
 
-    def __init__(self, nodes: CallNodes) -> None:
-        self._nodes = nodes
-        # Calls that a backward pass goes through: by key, the first number of each.
-        self.reached: dict[Any, set[int]] = {}
+    def __init__(self) -> None:
         self.forward = 0
         self.backward = 0
         self.unknown: Counter[str] = Counter()  # functions that may multiply, by name
         self.assumptions: list[str] = []
-        self._left = _MOST_NODES
-        self.is_complete = True
 
-    def walk(self, node: Any) -> None:  # noqa: ANN401  a node of the autograd graph
-        """From here back to the recorded calls, or to the leaves."""
-        waiting = [node]
-        while waiting:
-            node = waiting.pop()
-            number = node._sequence_nr()
-            if number == _LEAF_NR:
-                continue
-            call = self._nodes.call_of(number)
-            if call is not None:
-                self._reach(*call)
-                continue
-            if number in self._nodes.visited:
-                continue
-            self._nodes.visited.add(number)
-            self._left -= 1
-            if self._left < 0:
-                self.is_complete = False
-                self.unknown[f"more than {_MOST_NODES} operations outside of modules"] = 1
-                return
-            self._look_at(node)
-            waiting += [one for one, _ in node.next_functions if one is not None]
-
-    def _look_at(self, node: Any) -> None:  # noqa: ANN401
-        name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+    def add(self, node: Any, name: str) -> None:  # noqa: ANN401  a node of the autograd graph
+        """What this node multiplies."""
         if name in _RULES:
             forward, backward = _RULES[name](node)
             if forward is None:
@@ -514,23 +497,12 @@ class OutsideProducts:
                 return
             self.forward += forward
             self.backward += backward
-        elif name == "CheckpointFunction":
-            self._checkpointed(node._sequence_nr())
         elif isinstance(node, torch._C._FunctionBase):
-            self._look_at_function(node, name)
+            self._add_function(node, name)
         elif PRODUCT_NAME.search(_snake(name)):
             self.unknown[name] += 1
 
-    def _checkpointed(self, number: int) -> None:
-        """Calls in a re-entrant checkpoint: first without gradients, with them on the way back."""
-        for key, call in self._nodes.without_nodes_at(number + 1):
-            call.has_grad = call.is_recomputed = True
-            self._reach(key, number)
-
-    def _reach(self, key: Any, start_nr: int) -> None:  # noqa: ANN401
-        self.reached.setdefault(key, set()).add(start_nr)
-
-    def _look_at_function(self, node: Any, name: str) -> None:  # noqa: ANN401
+    def _add_function(self, node: Any, name: str) -> None:  # noqa: ANN401
         """Somebody's own function may multiply, if it is given a matrix of weights."""
         weights = [
             edge
@@ -554,6 +526,77 @@ class OutsideProducts:
                     self.assumptions.append(said)
                 return
         self.unknown[name] += 1
+
+
+class OutsideProducts(Products):
+    """Those that no recorded call made; and inside of small calls, for when one can't be run."""
+
+    def __init__(self, nodes: CallNodes) -> None:
+        super().__init__()
+        self._nodes = nodes
+        # Calls that a backward pass goes through: by key, the first number of each.
+        self.reached: dict[Any, set[int]] = {}
+        self._inside: dict[Any, dict[int, Products]] = {}  # by key and first number
+        self._left, self._left_inside = _MOST_NODES, _MOST_INSIDE
+        self.is_complete = True
+
+    def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
+        """FLOPs of a call forward and backward, on the average of those that were walked."""
+        found = list(self._inside.get(key, {}).values())
+        if not found or any(one.unknown for one in found):
+            return None
+        forward, backward = sum(p.forward for p in found), sum(p.backward for p in found)
+        return forward / len(found), backward / len(found)
+
+    def walk(self, node: Any) -> None:  # noqa: ANN401  a node of the autograd graph
+        """From here back to the recorded calls, or to the leaves."""
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            number = node._sequence_nr()
+            if number == _LEAF_NR:
+                continue
+            call = self._nodes.call_of(number)
+            products: Products | None = self
+            if call is not None:
+                self._reach(*call[:2])
+                products = self._inside_of(*call)
+            if products is None or number in self._nodes.visited:
+                continue
+            self._nodes.visited.add(number)
+            self._left -= call is None
+            if self._left < 0:
+                self.is_complete = False
+                self.unknown[f"more than {_MOST_NODES} operations outside of modules"] = 1
+                return
+            self._look_at(node, products)
+            waiting += [one for one, _ in node.next_functions if one is not None]
+
+    def _inside_of(self, key: Any, start_nr: int, end_nr: int) -> Products | None:  # noqa: ANN401
+        """Products of a call, as far as calls of its size can still be walked in this step."""
+        calls = self._inside.setdefault(key, {})
+        if start_nr not in calls and end_nr - start_nr <= self._left_inside:
+            self._left_inside -= end_nr - start_nr
+            calls[start_nr] = Products()
+        return calls.get(start_nr)
+
+    def _look_at(self, node: Any, products: Products) -> None:  # noqa: ANN401
+        name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+        if name != "CheckpointFunction":
+            products.add(node, name)
+        elif products is self:
+            self._checkpointed(node._sequence_nr())
+        else:
+            products.unknown[name] += 1
+
+    def _checkpointed(self, number: int) -> None:
+        """Calls in a re-entrant checkpoint: first without gradients, with them on the way back."""
+        for key, call in self._nodes.without_nodes_at(number + 1):
+            call.has_grad = call.is_recomputed = True
+            self._reach(key, number)
+
+    def _reach(self, key: Any, start_nr: int) -> None:  # noqa: ANN401
+        self.reached.setdefault(key, set()).add(start_nr)
 
 
 def _leaf(node: Any) -> Any:  # noqa: ANN401

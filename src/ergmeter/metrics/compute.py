@@ -152,7 +152,7 @@ _NO_RECOMPUTATION = "no recomputation"
 
 
 def _given(chosen: Flops) -> str:
-    """What of a formula is somebody's own figure."""
+    """What of a count is somebody's own figure, or of one step alone."""
     said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
     return "".join(f" with {one}" for one in said)
 

@@ -212,6 +212,30 @@ def test_attention_that_is_written_out_counts_whole(counted: Callable[..., Count
     assert found.parts == {"model": by_hand}
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_does_not_change_the_pairs_of_a_causal_mask(
+    counted: Callable[..., Counted], dropout: float
+) -> None:
+    """A CPU writes attention with dropout out as products; a GPU has a kernel for it."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(VOCABULARY, WIDTH)
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, LAYERS)
+            self.head = nn.Linear(WIDTH, VOCABULARY)
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            logits = self.head(self.layers(self.wte(tokens), mask=mask, is_causal=True))
+            return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    model = Encoder()
+    found = counted(trained(model, loss=nano_loss(model)))
+    assert found.parts == {"model": GPT_STEP}
+
+
 def test_a_head_inside_the_loss(counted: Callable[..., Counted]) -> None:
     """As torchtune's LinearCrossEntropyLoss: it is handed the model's output projection."""
 
@@ -238,6 +262,36 @@ def test_a_head_inside_the_loss(counted: Callable[..., Counted]) -> None:
     found = counted(trained(model, loss=lambda: loss(model(ids()), ids())))
     assert found.parts == {"model": GPT_STEP}
     assert found.tokens == [TOKENS] * STEPS
+
+
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_a_head_for_the_positions_that_have_a_label(
+    counted: Callable[..., Counted], is_trained: bool
+) -> None:
+    """How many these are is known from the data alone, as in torchtune's loss."""
+
+    class MaskedCrossEntropy(nn.Module):
+        def __init__(self, projection: nn.Module) -> None:
+            super().__init__()
+            self.projection = projection
+
+        def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            chosen = torch.where(targets.flatten() != -100)[0]
+            logits = self.projection(hidden.flatten(0, 1).index_select(0, chosen))
+            return F.cross_entropy(logits, targets.flatten()[chosen])
+
+    model = Body()
+    head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    if not is_trained:
+        head.requires_grad_(False)  # its input's gradient is computed all the same
+    labels = ids()
+    labels[:, : LENGTH // 4] = -100
+    loss = MaskedCrossEntropy(head)
+    found = counted(trained(model, head, loss=lambda: loss(model(ids()), labels)))
+    head_step = TOKENS * 0.75 * HEAD * (1 if is_trained else 2 / 3)
+    assert found.parts == {"model": BODY_STEP + head_step}
+    assert found.flops is not None
+    assert found.flops.assumptions[-1].startswith("given: MaskedCrossEntropy as it was in one step")
 
 
 def test_a_head_that_the_loop_multiplies_itself(counted: Callable[..., Counted]) -> None:
