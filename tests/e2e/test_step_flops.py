@@ -45,6 +45,16 @@ def test_a_program_that_was_killed_has_its_flops(lab: Lab) -> None:
     assert run.flops[0].engine == "counted"
 
 
+def test_each_of_several_trainings_has_its_own_flops(lab: Lab) -> None:
+    """The first is not waited for when the second begins: the recorder finishes it."""
+    done = lab.record(*script("several_trainings"), options=QUICK)
+    assert done.returncode == 0, done.stderr.decode()
+    run = Run.open(lab.path / "run")
+    assert len(run.trainings) == 2
+    found = [run.training(number).flops[0].model_per_step for number in (1, 2)]
+    assert found == truth(done.stdout)["by_hand"]
+
+
 def test_steps_are_not_longer_while_they_are_counted(lab: Lab) -> None:
     """By their 90th percentile, with room for a busy machine: the old count stopped the loop."""
     plain = truth(lab.run(*script("recorded_step", 4)).stdout)

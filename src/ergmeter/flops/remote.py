@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.flops.step_work import StepRecord
+from ergmeter.flops.step_work import Lengths, StepRecord
 from ergmeter.flops.tally import CallFlops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REQUEST, RESULT, STARTED, FAILED = "request.json", "result.json", "started", "failed"
+LENGTHS = "lengths.json"
 GROUP = "group"  # of processes that count it
 _LEFT_OUT = ("ERGMETER_", "PYTHON", "LD_PRELOAD", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 _NOT_ITS_OWN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
@@ -82,6 +83,29 @@ def write(request: Request, record: StepRecord, folder: Path) -> None:
     staging.rename(folder)
 
 
+def folder_for(run: Path, writer: str, number: int) -> Path:
+    """Where a writer of a run puts a request."""
+    return run / FOLDER / f"{writer}-{number:x}"
+
+
+def writer_of(folder: Path) -> str:
+    """The writer that put a request here."""
+    return folder.name.rpartition("-")[0]
+
+
+def write_lengths(folder: Path, lengths: Lengths) -> None:
+    """The lengths of all steps, which are known at the end of a training."""
+    (folder / LENGTHS).write_text(json.dumps(asdict(lengths)))
+
+
+def lengths_of(folder: Path) -> Lengths:
+    """What `write_lengths` wrote."""
+    try:
+        return Lengths(**json.loads((folder / LENGTHS).read_text()))
+    except FileNotFoundError:
+        return Lengths()
+
+
 def is_pending(folder: Path) -> bool:
     """Whether a request lies here that nobody has begun to count."""
     return (folder / REQUEST).is_file() and not (folder / STARTED).exists()
@@ -123,6 +147,13 @@ def stop(folder: Path) -> None:
     """End the process that counts here, if there is one."""
     with suppress(OSError, ValueError):
         os.killpg(int((folder / GROUP).read_text()), signal.SIGKILL)
+
+
+def fail(folder: Path, error: Exception) -> None:
+    """Counting could not begin: each call gives this as the reason."""
+    with suppress(OSError):
+        (folder / "log").write_text(f"{type(error).__name__}: {error}")
+        (folder / FAILED).touch()
 
 
 def result(folder: Path) -> list[list[CallFlops]] | None:

@@ -105,16 +105,21 @@ def dumps(value: object, *, modules: Iterable[nn.Module] = ()) -> bytes:
 
     `modules` are those in it, to look for parameters that FSDP has put into one vector.
     """
-    file = _LimitedFile()
-    pickler = _Pickler(file, protocol=5)
-    pickler.flat = _flat_parameters(modules)
-    try:
-        pickler.dump(value)
-    except NotMeasurable:
-        raise
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
-        raise NotMeasurable(f"the model can't be serialised without its weights: {what}") from error
+    for is_last in (False, False, True):
+        file = _LimitedFile()
+        try:
+            pickler = _Pickler(file, protocol=5)
+            pickler.flat = _flat_parameters(modules)
+            pickler.dump(value)
+            break
+        except NotMeasurable:
+            raise
+        except Exception as error:
+            if isinstance(error, RuntimeError) and not is_last:
+                continue  # the training beside us has put something into a dictionary
+            what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
+            why = f"the model can't be serialised without its weights: {what}"
+            raise NotMeasurable(why) from error
     return file.getvalue()
 
 
@@ -149,7 +154,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduced_module(obj)
         if isinstance(obj, type):
             is_users = _is_users(obj.__module__)
-            return by_value._dynamic_class_reduce(obj) if is_users else self._by_default(obj)
+            reduced = by_value._dynamic_class_reduce(obj) if is_users else self._by_default(obj)
+            return _untracked(reduced, obj)
         if isinstance(obj, FunctionType):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
             if inner is not None:
@@ -193,6 +199,18 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 raise NotMeasurable(f"serialising the model took longer than {_MOST_S:g} s")
             time.sleep(_REST_S)
             self._until_s = time.perf_counter() + _WORK_S
+
+
+def _untracked(reduced: Any, kind: type) -> Any:  # noqa: ANN401
+    """A class without the id by which cloudpickle finds the original and overwrites its methods.
+
+    What is loaded in the program's own process must be a class of its own.
+    """
+    if not isinstance(reduced, tuple):
+        return reduced
+    tracked = by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(kind)
+    make, given, *rest = reduced
+    return make, tuple(None if one is tracked else one for one in given), *rest
 
 
 def _reduced_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -105,17 +105,18 @@ def _by_part(
     record: StepRecord, counts: Sequence[Sequence[CallFlops]]
 ) -> tuple[_Counted, _Counted]:
     pairs = [
-        (call, _by_graph(call) if flops.error and call.graph_flops else flops)
+        (call, _by_graph(call, flops.error) if flops.error and call.graph_flops else flops)
         for calls, found in zip(record.groups, counts, strict=True)
         for call, flops in zip(calls, found, strict=True)
     ]
     return [p for p in pairs if p[0].part == MODEL], [p for p in pairs if p[0].part != MODEL]
 
 
-def _by_graph(call: RecordedCall) -> CallFlops:
+def _by_graph(call: RecordedCall, error: str) -> CallFlops:
     """A call that can't be run without its data, as it was in the recorded step."""
     forward, backward = call.graph_flops or (0.0, 0.0)
-    said = f"given: {call.module} as it was in one step, as its sizes depend on the data"
+    why = error.partition(";")[0]  # without what to do about it
+    said = f"given: the products of {call.module} in one step's autograd graph ({why})"
     return CallFlops(forward, backward, assumptions=(said,))
 
 

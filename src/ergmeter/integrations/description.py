@@ -43,10 +43,12 @@ _STEPS = 2  # that are recorded
 _SHORT_S = 1.0  # a training that is over sooner is counted at its end, in this process if it may be
 _AT_THE_END_S = 10.0  # that a training which was shorter waits for it, at most
 _LOOK_S = 0.25
+_IDENTITY_S = 1.0  # that the end of a training waits for its name, at most
 _WAITING = "the count of a step's FLOPs was not finished"
 # FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
 _LENGTHS_ALIKE_FRAC = 0.01
 
+_left: list[threading.Thread] = []  # of trainings that another one followed
 _written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
 
 
@@ -79,8 +81,12 @@ class Description:
         self._request: Request | None = None
         self._folder: Path | None = None
         self._counts: list[list[CallFlops]] | None = None
+        self._seen: Seen | None = None  # of all steps, at the end
         self._lengths = Lengths()
+        self._writer_id = ""
+        self._identified = threading.Event()
         self._is_begun = False  # somebody counts it elsewhere
+        self._is_left = False  # to the recorder, whatever is not counted yet
         self._reread: Callable[[float], tuple[Flops, ...]] | None = None
         self._length = 0.0
 
@@ -143,19 +149,30 @@ class Description:
         self._closing.set()
         self._settle()
 
-    def finish(self, seen: Seen) -> None:
-        """The training is over, or somebody asks for its metrics: wait for the count, bounded."""
+    def finish(self, seen: Seen, *, waits: bool = True) -> None:
+        """The training is over, or somebody asks for its metrics: wait for the count, bounded.
+
+        Where another training begins in this process, `erg record` finishes it without a wait.
+        """
         if self._thread is None:
             return
         give_up_s = time.monotonic() + _AT_THE_END_S
         self._settle()
+        self._seen = seen
+        self._is_left = not waits and _has_recorder(self._meter.path)
         self._closing.set()
-        self._thread.join(_AT_THE_END_S)
+        if self._is_left:
+            self._identified.wait(_IDENTITY_S)
+            _left.append(self._thread)
+            return
+        for thread in (self._thread, *_left):
+            thread.join(max(0.0, give_up_s - time.monotonic()))
         if self._thread.is_alive():
             return
         try:
+            self._lengths = self._all_lengths()
             self._count_at_the_end(give_up_s)
-            self._count_lengths(seen)
+            self._count_lengths()
         except Exception as error:  # noqa: BLE001  steps are told all the same
             self._give_up(error)
 
@@ -166,8 +183,10 @@ class Description:
         if handover is None:
             return
         try:
+            self._writer_id = handover.writer_id
             identity = training_identity(self.model())
             handover.describe(training=identity)
+            self._identified.set()
             self._recorded.wait()
             if self._recorder is None:
                 self._read_configuration(self._amounts[0])
@@ -208,9 +227,11 @@ class Description:
         self._length, self._outer = amounts.length, step.outer
         self._recorder.steps = []
         if self._recorder.failure:
+            failure = self._recorder.failure
             self._record = replace(
                 self._record,
-                not_counted=(*self._record.not_counted, f"after {self._recorder.failure}"),
+                not_counted=(*self._record.not_counted, f"after {failure}"),
+                reason=f"ergmeter failed to record the calls of a step ({failure})",
             )
         self._write()
 
@@ -220,22 +241,26 @@ class Description:
         assert self._record is not None
         self._request = serialised(self._groups, self._outer)
         self._groups, self._outer = [], {}
-        if self._closing.wait(_SHORT_S):
+        if self._closing.wait(_SHORT_S) and not self._is_left:
             return
         self._begin_elsewhere()
         while not self._closing.wait(_LOOK_S):
             if self._is_counted():
                 return
+        if self._is_left and self._folder is not None:
+            remote.write_lengths(self._folder, self._all_lengths())
 
     def _begin_elsewhere(self) -> None:
         """Have it counted: by the recorder around us, else by a process of our own."""
         run = self._meter.path
-        handover = self._meter._handover
-        if self._request is None or self._record is None or handover is None:
+        if self._request is None or self._record is None:
             return
-        self._folder = run / remote.FOLDER / f"{handover.writer_id}-{id(self):x}"
+        self._folder = remote.folder_for(run, self._writer_id, id(self))
+        if self._is_left:
+            self._lengths = self._all_lengths()
         try:
             remote.write(self._request, self._record, self._folder)
+            remote.write_lengths(self._folder, self._lengths)
             if not _has_recorder(run):
                 remote.start(self._folder)
             self._is_begun = True
@@ -285,21 +310,28 @@ class Description:
                 return
             time.sleep(_LOOK_S / 5)
 
-    def _count_lengths(self, seen: Seen) -> None:
-        """With the lengths that sequences had on average, as attention counts them."""
-        if not seen.real or not self._length:
-            return
+    def _all_lengths(self) -> Lengths:
+        """The lengths that sequences had on average, where they were not as in the first step."""
+        seen = self._seen
+        if seen is None or not seen.real or not self._length:
+            return Lengths()
         is_padded = seen.computed > seen.real
         is_alike = abs(seen.length - self._length) <= _LENGTHS_ALIKE_FRAC * self._length
-        if is_alike and not is_padded:
+        return Lengths() if is_alike and not is_padded else Lengths(seen.length, is_padded)
+
+    def _count_lengths(self) -> None:
+        """With the lengths that sequences had on average, as attention counts them."""
+        length = self._lengths.length
+        if not length:
             return
-        self._lengths = Lengths(seen.length, is_padded)
         if self._record is None:
-            self._read_configuration((None, None, seen.length))
+            self._read_configuration((None, None, length))
             return
         if self._reread is not None:
-            analytic = self._reread(seen.length) or self._record.analytic
+            analytic = self._reread(length) or self._record.analytic
             self._record = replace(self._record, analytic=analytic)
+        if self._folder is not None:
+            remote.write_lengths(self._folder, self._lengths)
         self._write()
 
     def _give_up(self, error: Exception) -> None:

@@ -10,15 +10,15 @@ loss are read from the graph's own sizes when backward is called.
 
 from __future__ import annotations
 
-import copyreg
 import sys
 from bisect import bisect_right
 from collections import Counter
 from dataclasses import replace
+from enum import Enum
 from math import prod
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ergmeter.flops.call_specs import ModuleCall, TensorSpec, ids_shape
 from ergmeter.flops.rules import PRODUCT_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _Module: Any = nn.Module
 _is_grad_enabled = torch.is_grad_enabled
@@ -156,6 +156,9 @@ def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
 
 _FSDP = "FullyShardedDataParallel"
 _WRAPPER = object()  # stands for a wrapper's call
+_NO_BACKWARD = (
+    "no call of backward was seen: it is taken to go through every call of a trained module"
+)
 _MOST_CALLS = 4096  # different ones in a step
 _MOST_NOTED = 50_000  # calls before the first step: then it is none of theirs
 _CACHES = ("past_key_values", "past_key_value", "cache_params")
@@ -199,15 +202,11 @@ class StepRecorder:
         self.steps: list[StepCalls] = []
         self._nodes = CallNodes()
         self._now = StepCalls(self._nodes)
-        self._parameters: dict[int, list[nn.Parameter]] = {}
+        # By the id of a module, for as long as it is there.
+        self._parameters: dict[int, tuple[ref[nn.Module], list[nn.Parameter]]] = {}
         self._wrappers: list[nn.Module] = []  # that the present call is inside of
         self._backward: Any = None
         self._ours: Any = None
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether calls are recorded."""
-        return self._backward is not None
 
     @property
     def ids_shapes(self) -> set[tuple[int, ...]]:
@@ -236,8 +235,15 @@ class StepRecorder:
 
     def step_over(self) -> int:
         """A step has ended; returns how many were recorded."""
+        is_unseen = not self._now.backwards and any(
+            one.has_grad for one in self._now.calls.values()
+        )
+        if is_unseen:  # torch.autograd.grad, or an engine of the program's own
+            self._now.outside.assumptions.append(_NO_BACKWARD)
         for key, call in tuple(self._now.calls.items()):
             walked = min(call.times, len(self._now.outside.reached.get(key, ())))
+            if is_unseen and call.has_grad and any(call.trained):
+                walked = call.times
             call.is_walked_back = walked > 0
             if 0 < walked < call.times:  # as a GAN's generator, called for the critic alone too
                 rest = replace(call, times=call.times - walked, is_walked_back=False)
@@ -265,12 +271,12 @@ class StepRecorder:
             return _WRAPPER
         if self.is_paused or _backward_task() != -1:
             return None
-        parameters = self._parameters.get(id(module))
-        if parameters is None:
-            parameters = self._parameters[id(module)] = list(module.parameters())
+        has_grad = _is_grad_enabled()
+        if not has_grad and not self.steps and not _is_in_reentrant_checkpoint():
+            return None  # before the first step: it may be evaluation, and gone by then
+        parameters = self._parameters_of(module)
         if not parameters and not _gives_parameters(args, kwargs):
             return None  # what it multiplies is found in the graph, as if it were no module
-        has_grad = _is_grad_enabled()
         if not has_grad and any(kwargs.get(name) is not None for name in _CACHES):
             self._generates(module, args, kwargs)
             return None
@@ -313,6 +319,16 @@ class StepRecorder:
         now.outer.update({id(call.module): one for one in sharded})
         self._nodes.add(start_nr, _sequence_nr(), key, call)
 
+    def _parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
+        number, books = id(module), self._parameters
+        if number not in books:
+
+            def gone(_dead: object) -> None:  # another one may get its id
+                books.pop(number, None)
+
+            books[number] = ref(module, gone), list(module.parameters())
+        return books[number][1]
+
     def _generates(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = next((t for t in _tensors((args, kwargs)) if t.dim() >= 2), None)
         if given is not None:
@@ -326,9 +342,8 @@ class StepRecorder:
                 is_inner = _backward_task() != -1  # of a re-entrant checkpoint
                 if not (self.is_paused or is_inner or self.is_evaluating()):
                     self._now.backwards += 1
-                    for tensor in _tensors(tensors):
-                        if tensor.grad_fn is not None:
-                            self._now.outside.walk(tensor.grad_fn)
+                    nodes = [one.grad_fn for one in _tensors(tensors) if one.grad_fn is not None]
+                    self._now.outside.walk_back(nodes)
             except Exception as error:  # noqa: BLE001  never break training
                 self.fail(error)
             return backward(tensors, *args, **kwargs)
@@ -351,6 +366,18 @@ def _is_whole_in_graph(call: ModuleCall) -> bool:
     return all(call.trained) or any(
         isinstance(one, TensorSpec) and one.requires_grad for one in values
     )
+
+
+def _is_in_reentrant_checkpoint() -> bool:
+    """Whether this call is made by a checkpoint that runs it without gradients first."""
+    checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
+    frame: Any = sys._getframe(1)
+    wanted = getattr(getattr(checkpoint, "CheckpointFunction", None), "forward", None)
+    while frame is not None and wanted is not None:
+        if frame.f_code is wanted.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_checkpointed() -> bool:
@@ -393,11 +420,26 @@ class _ObjectSpec:
 
     def __reduce__(self) -> tuple[Any, ...]:
         items = None if self.items is None else iter(self.items.items())
-        return copyreg.__newobj__, (self.kind,), self.state, None, items, _set_state  # type: ignore[attr-defined]
+        return _new, (self.kind,), self.state, None, items, _set_state
+
+
+def _new(kind: type) -> Any:  # noqa: ANN401
+    return kind.__new__(kind)
 
 
 def _set_state(made: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
-    made.__dict__.update(state)
+    for name, value in state.items():
+        object.__setattr__(made, name, value)
+
+
+def _state_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The attributes of an object, in its dictionary or in slots."""
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [n for own in slots for n in ((own,) if isinstance(own, str) else own)]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {name: one for name, one in held.items() if not name.startswith("__")} | getattr(
+        value, "__dict__", {}
+    )
 
 
 def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C901  one case a line
@@ -408,7 +450,7 @@ def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C
     if isinstance(value, torch.Tensor):
         key.append((value.shape, value.dtype, value.requires_grad))
         return TensorSpec.of(value)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, (*_PLAIN, Enum)):
         key.append(value if not isinstance(value, slice) else repr(value))
         return value
     if isinstance(value, np.ndarray):
@@ -423,17 +465,22 @@ def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C
         key.extend(map(str, items))
         if type(value) is dict:
             return items
-        own = {name: _spec(one, key, depth + 1) for name, one in vars(value).items()}
+        own = {name: _spec(one, key, depth + 1) for name, one in _state_of(value).items()}
         return _ObjectSpec(type(value), own, items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_spec(one, key, depth + 1) for one in value))
+        # Not by its own constructor, which may want tensors.
+        return tuple.__new__(type(value), [_spec(one, key, depth + 1) for one in value])
     if isinstance(value, list | tuple | set | frozenset):
         kind = torch.Size if isinstance(value, torch.Size) else type(value)
         return kind(_spec(one, key, depth + 1) for one in value)
-    if callable(value) or not hasattr(value, "__dict__"):
+    if callable(value):
         return value
-    state = {name: _spec(one, key, depth + 1) for name, one in vars(value).items()}
-    return _ObjectSpec(type(value), state, None)
+    state = _state_of(value)
+    if not state:
+        key.append(id(value))  # nothing tells it from another of its kind
+        return value
+    specs = {name: _spec(one, key, depth + 1) for name, one in state.items()}
+    return _ObjectSpec(type(value), specs, None)
 
 
 # -- matrix products outside of modules ------------------------------------------------------------
@@ -538,6 +585,7 @@ class OutsideProducts(Products):
         self.reached: dict[Any, set[int]] = {}
         self._inside: dict[Any, dict[int, Products]] = {}  # by key and first number
         self._left, self._left_inside = _MOST_NODES, _MOST_INSIDE
+        self._walked_back: set[int] = set()
         self.is_complete = True
 
     def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
@@ -548,8 +596,20 @@ class OutsideProducts(Products):
         forward, backward = sum(p.forward for p in found), sum(p.backward for p in found)
         return forward / len(found), backward / len(found)
 
-    def walk(self, node: Any) -> None:  # noqa: ANN401  a node of the autograd graph
-        """From here back to the recorded calls, or to the leaves."""
+    def walk_back(self, nodes: Sequence[Any]) -> None:
+        """What a backward pass from these goes through. A second one is named as not counted."""
+        met: set[int] = set()
+        for node in nodes:
+            self.walk(node, met)
+        if met & self._walked_back:
+            self.unknown["a second backward pass over one graph"] += 1
+        self._walked_back |= met
+
+    def walk(self, node: Any, met: set[int] | None = None) -> None:  # noqa: ANN401
+        """From this node of the autograd graph back to the recorded calls, or to the leaves.
+
+        `met` takes the number of each node that it comes to, or the first of its call.
+        """
         waiting = [node]
         while waiting:
             node = waiting.pop()
@@ -557,6 +617,8 @@ class OutsideProducts(Products):
             if number == _LEAF_NR:
                 continue
             call = self._nodes.call_of(number)
+            if met is not None:
+                met.add(number if call is None else call[1])
             products: Products | None = self
             if call is not None:
                 self._reach(*call[:2])

@@ -247,7 +247,7 @@ class Loop:
         """A training begins, whose first step has just been seen."""
         root = self._root_of(optimizer)
         told = self._told if self.training is None else {}
-        self.end()
+        self.end(is_followed=True)
         training = self._make()
         if training is None:
             self._stop_recording()
@@ -292,13 +292,13 @@ class Loop:
 
         members[number] = ref(optimizer, gone)
 
-    def end(self) -> None:
-        """The training that was seen is over."""
+    def end(self, *, is_followed: bool = False) -> None:
+        """The training that was seen is over, and another begins if it is followed."""
         training = self.training
         self._end_evaluation()
         self._let_go()
         if training is not None:
-            training.end()
+            training.end(is_followed=is_followed)
 
     def stop(self) -> None:
         """Look no further."""

@@ -147,8 +147,11 @@ class Training:
                 self._model.drop()
             self._model = Description(self.meter, model)
 
-    def end(self, ended: str | None = None) -> None:
-        """The training is over. A Meter of our own is closed with it, whatever went wrong."""
+    def end(self, ended: str | None = None, *, is_followed: bool = False) -> None:
+        """The training is over. A Meter of our own is closed with it, whatever went wrong.
+
+        Where another training follows in this process, it does not wait for the FLOP count.
+        """
         meter = self.meter
         if meter is None or os.getpid() != self._pid:  # in a forked child it is the parent's
             return
@@ -158,7 +161,7 @@ class Training:
         measuring.keeps_way(self._give_way)
         if self._profile is not None:  # whatever failed
             self._profile.stop()
-        self.catch_up()
+        self.catch_up(waits=not is_followed)
         handover = meter._handover
         if handover is not None and self._settle in handover.sources:
             handover.sources.remove(self._settle)
@@ -332,14 +335,14 @@ class Training:
     # -- inside -----------------------------------------------------------------------------------
 
     @_guarded
-    def catch_up(self) -> None:
+    def catch_up(self, *, waits: bool = True) -> None:
         """Bring what was told so far into the run, FLOPs included; it may go on afterwards."""
         self._let_go()
         self._settle(wait=True)
         if self._profile is not None:
             self._profile.read()
         if self._model is not None:
-            self._model.finish(self._held.seen)
+            self._model.finish(self._held.seen, waits=waits)
 
     def _give_way(self) -> None:
         """Somebody begins to measure by their own will."""

@@ -12,12 +12,16 @@ import shutil
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from subprocess import SubprocessError
+from typing import TYPE_CHECKING, Any
 
-from ergmeter.errors import NotMeasurable
+from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.flops import remote
 from ergmeter.flops.step_work import step_flops
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.headers import writer_header
+from ergmeter.runlog.writer import amend_header
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +48,10 @@ class FlopCounts:
         self._thread.start()
 
     def finish(self, meter: Meter) -> None:
-        """The command has ended: write what it did not live to see, and take the requests away."""
+        """The command has ended: write what it did not live to see, and take the requests away.
+
+        The FLOPs of each training go into the header of the process that asked for them.
+        """
         self._stopping.set()
         self._thread.join()
         give_up_s = time.monotonic() + _AT_THE_END_S
@@ -56,16 +63,14 @@ class FlopCounts:
             time.sleep(_LOOK_S / 5)
         if self._running is not None:
             remote.stop(self._running)
-        for request in self._requests():
-            with suppress(OSError, ValueError):
-                if _write(request, meter):
-                    break
+        for request in () if meter.plan.flops else self._requests():
+            with suppress(OSError, ValueError, FormatError):
+                _write(request)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _loop(self) -> None:
         while not self._stopping.wait(_LOOK_S):
-            with suppress(OSError, ValueError):  # a request that is being taken away
-                self._look()
+            self._look()
 
     def _requests(self) -> list[Path]:
         try:
@@ -76,35 +81,42 @@ class FlopCounts:
     def _look(self) -> bool:
         """Begin what can begin. Returns whether there is anything left to wait for."""
         running = self._running
-        if running is not None and running.exists() and remote.result(running) is None:
-            return True
+        with suppress(OSError, ValueError):
+            if running is not None and running.exists() and remote.result(running) is None:
+                return True
         self._running = None  # done, or taken away by a program that has ended
-        for request in self._requests():
-            if not remote.is_pending(request):
-                continue
-            key = remote.digest(request)
-            if key in self._counted and (self._counted[key] / remote.RESULT).exists():
-                (request / remote.STARTED).touch()
-                shutil.copy(self._counted[key] / remote.RESULT, request / remote.RESULT)
+        for request in filter(remote.is_pending, self._requests()):
+            try:
+                key = remote.digest(request)
+                if key in self._counted and (self._counted[key] / remote.RESULT).exists():
+                    (request / remote.STARTED).touch()
+                    shutil.copy(self._counted[key] / remote.RESULT, request / remote.RESULT)
+                    continue
+            except OSError:  # it is being taken away
                 continue
             self._counted[key] = self._running = request
-            remote.start(request, is_urgent=self._is_urgent)
+            try:
+                remote.start(request, is_urgent=self._is_urgent)
+            except (OSError, ValueError, SubprocessError) as error:
+                remote.fail(request, error)
             return True
         return False
 
 
-def _write(request: Path, meter: Meter) -> bool:
-    """Whether this request's FLOPs are the run's now."""
+def _write(request: Path) -> None:
+    """Put the FLOPs of a request into the header of the writer that asked, if it has none."""
+    writer = request.parents[1] / remote.writer_of(request)
+    header = writer_header(writer / fmt.WRITER_FILE)
     counts = remote.result(request)
-    if counts is None or meter.plan.flops or meter._handover is None:
-        return False
+    if counts is None or header.get("flops"):
+        return
     record = remote.record_of(request)
+    found: dict[str, Any] = {"flops": [], "no_flops": ""}
     try:
-        flops = step_flops(record, counts)
+        flops = step_flops(record, counts, remote.lengths_of(request))
+        found["flops"] = [asdict(one) for one in flops]
     except NotMeasurable as error:
-        meter.plan = replace(meter.plan, no_flops=str(error))
-        meter._handover.describe(**meter.plan.facts())
-        return False
-    meter.plan = replace(meter.plan, flops=flops, no_flops="")
-    meter._handover.describe(**meter.plan.facts())
-    return True
+        found["no_flops"] = str(error)
+    seen = {"parameters": record.parameters, "dtype": record.dtype}
+    declared = {name: one for name, one in header["settings"].items() if one is not None}
+    amend_header(writer, **found, settings={**seen, **declared})

@@ -148,6 +148,15 @@ class _Segment:
         self._size += written
 
 
+def amend_header(directory: Path, **facts: Any) -> None:  # noqa: ANN401  anything that JSON holds
+    """Add to the header of a writer whose process has ended. The header is replaced whole."""
+    path = directory / fmt.WRITER_FILE
+    header = {**json.loads(path.read_text()), **facts}
+    staging = directory / f".{fmt.WRITER_FILE}"
+    staging.write_text(json.dumps(header, indent=1) + "\n")
+    staging.replace(path)
+
+
 class _Messages:
     """The file object pyarrow writes to: it collects, so that one write holds a whole message."""
 

@@ -145,7 +145,7 @@ def test_the_counter_is_this_ergmeter_where_another_one_is_installed(tmp_path: P
     python = tmp_path / "python"  # its first folder of packages is `site`
     python.write_text(
         "#!/bin/sh\n"
-        f'code="import sys; sys.path.insert(0, \'{other.parent}\'); $5"; shift 5\n'
+        f"code=\"import sys; sys.path.insert(0, '{other.parent}'); $5\"; shift 5\n"
         f'exec "{sys.executable}" -I -W ignore -c "$code" "$@"\n'
     )
     python.chmod(0o755)

@@ -6,13 +6,17 @@ both inputs of a product want a gradient. Attention told to be causal counts the
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -291,7 +295,9 @@ def test_a_head_for_the_positions_that_have_a_label(
     head_step = TOKENS * 0.75 * HEAD * (1 if is_trained else 2 / 3)
     assert found.parts == {"model": BODY_STEP + head_step}
     assert found.flops is not None
-    assert found.flops.assumptions[-1].startswith("given: MaskedCrossEntropy as it was in one step")
+    assert found.flops.assumptions[-1].startswith(
+        "given: the products of MaskedCrossEntropy in one step"
+    )
 
 
 def test_a_head_that_the_loop_multiplies_itself(counted: Callable[..., Counted]) -> None:
@@ -717,3 +723,147 @@ def test_no_thread_is_joined_between_the_first_step_and_the_last(
     assert joined == []
     watched.close()
     assert Run.open(watched.path).flops[0].model_per_step == GPT_STEP
+
+
+# -- what programs do besides ---------------------------------------------------------------------
+
+
+class Mode(Enum):
+    TRAIN = 1
+
+
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+SCALE = torch.ones(1)
+
+
+class Linear(nn.Module):
+    """One product, of a batch of any kind; reads a tensor that is a global of its module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, batch: Any, mode: Mode = Mode.TRAIN) -> torch.Tensor:
+        x = (
+            batch.x
+            if isinstance(batch, Slots)
+            else batch["x"]
+            if isinstance(batch, dict)
+            else batch
+        )
+        found: torch.Tensor = self.inner(x * SCALE)
+        return found
+
+
+def linear_step(rows: int) -> int:
+    """Its forward pass, and the gradient of its weights."""
+    return 2 * 2 * rows * WIDTH**2
+
+
+def test_the_programs_classes_stay_its_own(counted: Callable[..., Counted]) -> None:
+    """Classes are sent by value, and what is loaded in the same process must be another one."""
+    model, forward = Linear(), Linear.forward
+    counted(trained(model, loss=lambda: model(torch.randn(ROWS, WIDTH)).sum()))
+    assert Linear.forward is forward
+    assert forward.__globals__ is globals()
+    assert type(model(torch.randn(ROWS, WIDTH))) is torch.Tensor
+
+
+def test_batches_of_any_kind_are_told_apart_by_their_shapes(
+    counted: Callable[..., Counted],
+) -> None:
+    def in_defaultdict(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        found: dict[str, torch.Tensor] = defaultdict(lambda: x)
+        found["x"] = x
+        return found
+
+    model = Linear()
+
+    def loss() -> torch.Tensor:
+        calls = [model(Slots(torch.randn(rows, WIDTH))) for rows in (1, 2)]
+        calls += [model(in_defaultdict(torch.randn(rows, WIDTH))) for rows in (4, 8)]
+        calls += [model(torch.randn(16, WIDTH), mode=Mode.TRAIN)]
+        return torch.stack([one.sum() for one in calls]).sum()
+
+    assert counted(trained(model, loss=loss)).parts == {"model": linear_step(31)}
+
+
+def test_a_frozen_model_that_is_gone_before_the_first_step_is_not_kept(
+    counted: Callable[..., Counted],
+) -> None:
+    """As a text encoder, whose embeddings are computed once."""
+    model, encoder = Linear(), Linear()
+    gone = ref(encoder.inner.weight)
+    alive = []
+
+    def loop() -> None:
+        nonlocal encoder
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with torch.no_grad():
+            encoder(torch.randn(ROWS, WIDTH))
+        del encoder
+        gc.collect()
+        alive.append(gone())
+        for _ in range(STEPS):
+            model(torch.randn(ROWS, WIDTH)).sum().backward()
+            optimizer.step()
+
+    assert counted(loop).parts == {"model": linear_step(ROWS)}
+    assert alive == [None]
+
+
+def test_a_backward_pass_by_autograd_grad_is_counted(counted: Callable[..., Counted]) -> None:
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop() -> None:
+        for _ in range(STEPS):
+            loss = model(torch.randn(ROWS, WIDTH)).sum()
+            (model.inner.weight.grad,) = torch.autograd.grad(loss, [model.inner.weight])
+            optimizer.step()
+
+    found = counted(loop)
+    assert found.parts == {"model": linear_step(ROWS)}
+    assert found.flops is not None
+    assert any("no call of backward was seen" in one for one in found.flops.assumptions)
+
+
+@pytest.mark.parametrize("losses", ["the same", "two"])
+def test_a_second_backward_pass_over_one_graph_is_named(
+    counted: Callable[..., Counted], losses: str
+) -> None:
+    model = Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loop() -> None:
+        for _ in range(STEPS):
+            out = model(torch.randn(ROWS, WIDTH))
+            first = out.sum()
+            first.backward(retain_graph=True)
+            (first if losses == "the same" else out.pow(2).sum()).backward()
+            optimizer.step()
+
+    found = counted(loop)
+    assert found.flops is not None
+    assert found.flops.not_counted == ("a second backward pass over one graph x 1",)
+
+
+def test_a_failure_of_our_own_is_the_reason(
+    counted: Callable[..., Counted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("ergmeter.integrations.torch_calls._spec", fails)
+    model = Linear()
+    found = counted(trained(model, loss=lambda: model(torch.randn(ROWS, WIDTH)).sum()))
+    assert found.flops is None
+    assert found.why_not == (
+        "ergmeter failed to record the calls of a step (ZeroDivisionError: ours)"
+    )
