@@ -47,6 +47,9 @@ def divergence(readings: Mapping[str, Result]) -> str:
 
 def _last(column: str, evidence: Evidence) -> Reading:
     """The last that was told in the window, of the first rank that tells it; else as printed."""
+    if not evidence.trains:
+        evidence.work  # noqa: B018  or the reason why there are no steps
+        raise NotMeasurable("no training steps: requests have no " + column.replace("_", " "))
     found, rows = None, evidence.counted.lanes[0]
     for number, lane in enumerate(evidence.counted.lanes):
         # Whether a rank tells none or told no number is asked of the first alone: of a thousand

@@ -76,7 +76,7 @@ def test_mfu_takes_the_same_tokens(tmp_path: Path) -> None:
 
 def test_stages_of_a_pipeline_that_get_no_batch_are_not_missed(tmp_path: Path) -> None:
     run = run_of_ranks(tmp_path / "run", 100, 100, None, None)
-    assert "20 of 40 steps have no tokens computed" in reason(run, "tokens.total")
+    assert "20 of 40 steps have no count of computed tokens" in reason(run, "tokens.total")
     assert reading(run, "tokens.total", layout="pp=2").value == 2000
     assert reading(run, "tokens.total", layout="pp=2,tp=2").value == 1000
 

@@ -137,7 +137,7 @@ def test_a_silent_program_has_no_figures_of_steps_for_that_reason(tmp_path: Path
 
 def test_a_run_of_evaluation_says_that_it_is_one(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(5, phase="eval"))
-    assert "evaluates or generates" in reason(run, "throughput.steps_per_s")
+    assert "the run has only eval spans" in reason(run, "throughput.steps_per_s")
 
 
 def test_an_evaluation_as_long_as_the_program_said_is_the_programs_own_word(
