@@ -282,7 +282,8 @@ def offered_per_s(evidence: Evidence) -> Reading:
     load = _load(evidence)
     lasted_s = float(np.ptp(load.offered_ns)) / NS_PER_S if len(load) else 0.0
     if not lasted_s:
-        raise NotMeasurable(f"{number_of(len(load), 'request')} offered: a rate needs two or more")
+        offers = number_of(len(load), "request")
+        raise NotMeasurable(f"{offers} offered in 0 s: a rate needs two at different times")
     note = f"{len(load)} offered in {duration(lasted_s)}, first to last{_clock(evidence)}"
     return Reading((len(load) - 1) / lasted_s, "requests/s", "measured", note=note)
 

@@ -220,6 +220,8 @@ def counter_curve(
     `shape`, if there is one, which comes `lag_s` late; a straight line if not. Raises NotMeasurable
     for a counter that never moved or that was reset.
     """
+    if len(t_ns) < 2:
+        raise NotMeasurable("the energy counter was read once: two readings are needed")
     fresh = np.flatnonzero(np.diff(counter_j) != 0) + 1
     if not len(fresh):
         span_s = (int(t_ns[-1]) - int(t_ns[0])) / NS_PER_S
