@@ -73,7 +73,10 @@ def roofline(evidence: Evidence) -> Roofline:
     need_possible(evidence, MFU)
     peak = _peak(evidence)
     if peak.bandwidth_bytes_per_s is None:
-        raise NotMeasurable(f"the memory bandwidth of {peak.device} is not known (`erg peaks`)")
+        raise NotMeasurable(
+            f"the memory bandwidth of {peak.device} is not known: pass --device with an exact name"
+            " of `erg peaks`"
+        )
     bytes_per_s = moved.value * peak.bandwidth_bytes_per_s
     if bytes_per_s <= 0:
         raise NotMeasurable("the hardware counters read 0 bytes moved in device memory")
