@@ -64,18 +64,6 @@ def test_other_conditions_are_said_first_and_a_quick_one_says_so(tmp_path: Path)
     assert quick.note.endswith(", quick")
 
 
-def test_a_calibration_in_company_is_none_of_idle(tmp_path: Path) -> None:
-    company = calibrated(remarks=["not alone: process 77 was on the device"])
-    said = reason(run_on(tmp_path / "run", company), "energy.net_j")
-    assert "121.5 W, not at rest: when calibrated, not alone: process 77" in said
-
-
-def test_a_calibration_without_idle_power_says_why(tmp_path: Path) -> None:
-    bare = calibrated(idle=None, absent={"idle power": "no power sensor that answers"})
-    said = reason(run_on(tmp_path / "run", bare), "energy.idle_w")
-    assert "has no idle power: no power sensor that answers" in said
-
-
 def test_where_a_calibration_measures_no_idle_power_it_is_no_cure(tmp_path: Path) -> None:
     amd = Device("ff-1", "gpu", "AMD Instinct MI300X", "amd", FACTS)
     said = reason(run_on(tmp_path / "run", amd), "energy.idle_w")

@@ -159,10 +159,6 @@ def test_goodput_counts_the_requests_within_every_limit(
     assert f"{good} of 3 requests" in found.note
 
 
-def test_goodput_without_limits_is_absent(tmp_path: Path) -> None:
-    assert "--slo" in reason(run_of(tmp_path / "run", steps=THREE), "throughput.goodput_per_s")
-
-
 def watched(path: Path, **more: Any) -> Any:
     """100 W all along, by the driver's counter."""
     samples = [Sample(t * S, GPU.id, power_w=100.0, energy_j=100.0 * t) for t in range(-2, 13)]
@@ -362,9 +358,3 @@ def test_usage_that_some_answers_lack_is_the_reason_and_no_training_step(tmp_pat
         )
     assert reading(run, "throughput.requests_per_s").value == pytest.approx(4 / 10)
     assert reading(run, "latency.e2e_median_s").value == pytest.approx(5)
-
-
-def test_a_training_run_has_no_requests(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", steps=[Step(0, S, 0, tokens_computed=9)])
-    for key in ("latency.ttft_median_s", "throughput.requests_per_s", "latency.e2e_p95_s"):
-        assert reason(run, key)

@@ -147,11 +147,6 @@ def test_a_place_among_some_of_the_ranks_is_no_place(tmp_path: Path) -> None:
     assert reading(run, "tokens.per_step", layout="tp=2").value == 200
 
 
-def test_a_layout_that_does_not_fit_is_a_reason_and_not_a_number(tmp_path: Path) -> None:
-    run = run_of_ranks(tmp_path / "run", 100, 100, 100, 100)
-    assert "tp=3: 3 does not divide the 4 ranks" in reason(run, "tokens.total", layout="tp=3")
-
-
 def test_ranks_that_should_tell_the_same_and_do_not_are_named(tmp_path: Path) -> None:
     run = run_of_ranks(tmp_path / "run", 100, 70, settings={"layout": "tp=2"})
     assert any("ranks 1 and 0 are laid out to work on the same" in n for n in summarize(run).notes)
