@@ -205,9 +205,14 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
     kept = evidence.drawn.get("latency.itl")
     if not isinstance(kept, np.ndarray):
         window = evidence.span
-        timed = (one for one in evidence.run.reported() if one.name == "itl")
+        timed = [one for one in evidence.run.reported() if one.name == "itl"]
         inside = (one.value for one in timed if window.start_ns <= one.t_ns <= window.end_ns)
-        kept = evidence.drawn["latency.itl"] = np.fromiter(inside, dtype=np.float64)
+        kept = np.fromiter(inside, dtype=np.float64)
+        if timed and not len(kept):
+            raise NotMeasurable(
+                f"{number_of(len(timed), 'gap')} between chunks, none in the window"
+            )
+        evidence.drawn["latency.itl"] = kept
     if not len(kept):
         raise NotMeasurable(
             "no gaps between chunks were timed: `erg load` and integrations.generate time them"

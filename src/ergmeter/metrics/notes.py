@@ -101,7 +101,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _slow_first_step(evidence, readings)
     said += _profiled(evidence)
     said += _noisy(evidence, readings)
-    said += _short(evidence)
+    said += [] if evidence.is_imported else _short(evidence)
     said += _ranks(evidence)
     said += in_words(evidence.clocks)
     said += _worst(evidence)

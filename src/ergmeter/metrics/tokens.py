@@ -136,7 +136,7 @@ def why_not_counted(evidence: Evidence, what: str, argument: str) -> str:
     if evidence.from_output:
         return f"the output names no {what}: a Meter counts them"
     if any("training" in writer.header for writer in evidence.run.writers):
-        return f"the integration found no {what} in what the model was given"
+        return f"the integration could not count {what} from what the model was given"
     return f"the steps have no count of {what}: pass {argument}= to meter.step"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ergmeter.records import Mark, Step
+from ergmeter.records import Mark, Reported, Step
 from tests.runs import even_steps
 from tests.unit.metrics.reasons.case import absent
 from tests.unit.metrics.reasons.making import S
@@ -101,6 +101,13 @@ CASES = [
         "latency.itl_median_s",
         "no gaps between chunks were timed",
         steps=THREE,
+    ),
+    absent(
+        "a training that generated after its last step",
+        "latency.itl_median_s",
+        "2 gaps between chunks, none in the window",
+        steps=[*even_steps(5), *request(0, 20, 21, 23, prompt=5, out=3)],
+        reported=[Reported(t * S, "itl", 1.0, "s") for t in (22, 23)],
     ),
     absent(
         "a training that answered requests between its steps",

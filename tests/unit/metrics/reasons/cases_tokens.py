@@ -66,7 +66,7 @@ CASES = [
     absent(
         "an integration in a training on images",
         "throughput.real_tokens_per_s",
-        "the integration found no real tokens in what the model was given",
+        "the integration could not count real tokens from what the model was given",
         steps=even_steps(10, samples=4),
         header=INTEGRATION,
     ),
