@@ -194,7 +194,7 @@ def test_folders_of_runs_and_the_way_to_a_target(erg: Erg, tmp_path: Path) -> No
     assert slow == pytest.approx(13 * 1.95, rel=1e-3)
     joules = whole["groups"][0]["means"]["target.energy_j"]["value"]
     assert joules == pytest.approx(13 * 250, rel=0.01)
-    assert any("mean of the last 5 told losses" in note for note in whole["notes"])
+    assert any("mean of the last 5 recorded losses" in note for note in whole["notes"])
 
 
 def counted(path: Path, *, steps: int, flops: float, stalls_s: float = 0.0) -> Path:

@@ -302,7 +302,7 @@ def test_a_comparison_draws_its_runs_over_what_one_chooses(
     assert [row["time"] for row in rows[20:]] == pytest.approx([n / 2 for n in range(1, 21)])
     end = "ergmeterViews['course-tokens_per_s'].scale('x').domain()[1]"
     assert page.evaluate(end) == 40
-    assert "no step told its loss" in page.inner_text("#courses")
+    assert "no step has a loss" in page.inner_text("#courses")
     page.focus("#x-axis input:checked")
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("html[data-axis=step]")

@@ -49,12 +49,17 @@ def readings(evidence: Evidence, column: str, device: Device) -> Series:
     """What a device said. Raises NotMeasurable if it never did."""
     series = evidence.series(column).get(device.id)
     if series is None:
-        if device.kind == "process":  # of which every reading says all
+        if device.kind == "process" and not _is_read(evidence, device):
             lasted = duration(evidence.watched.duration_s)
             raise NotMeasurable(f"{device.name} was not read once in a run of {lasted}")
-        said = why_absent(device, column) or "no reading says it"
+        said = why_absent(device, column) or f"no reading has {column}"
         raise NotMeasurable(f"{device.name} [{device.id}]: {said}")
     return series
+
+
+def _is_read(evidence: Evidence, device: Device) -> bool:
+    """Whether a process was read while it ran. A reading has its CPU time at least."""
+    return evidence.series("cpu_s").get(device.id) is not None
 
 
 @kept

@@ -70,7 +70,7 @@ def _as_calibrated(device: Device) -> tuple[float, str, Basis]:
     if found.remarks:
         raise NotMeasurable(
             f"the calibration of {device.id} has {watts:.4g} W, not at rest: when calibrated,"
-            f" {'; '.join(found.remarks)}; run `erg calibrate` when nobody else is there"
+            f" {'; '.join(found.remarks)}; run `erg calibrate` while no other program runs"
         )
     note = "; ".join([*differences([(device, found)]), f"as {found.said}"])
     return float(watts), note, "measured"
@@ -92,7 +92,7 @@ def _in_the_run(evidence: Evidence, device: Device) -> tuple[float, str, Basis]:
     joules, _, _ = curve.over_each(start_ns, end_ns)
     known = ~np.isnan(joules)
     if not known.any():
-        raise NotMeasurable("no reading lies in its idle spans")
+        raise NotMeasurable("the device's readings cover no idle span")
     lasted_s = float((end_ns - start_ns)[known].sum()) / NS_PER_S
     return float(joules[known].sum()) / lasted_s, f"{duration(lasted_s)} idle in this run", basis
 
@@ -103,9 +103,9 @@ def net_j(evidence: Evidence) -> Reading:
     base_j = idle.value * evidence.span.duration_s
     if gross.value < base_j:
         raise NotMeasurable(
-            f"a contradiction: the run drew {scaled(gross.value, 'J')}, and idle would have"
-            f" drawn {scaled(base_j, 'J')} ({idle.value:.4g} W, {idle.note}): one of the two is"
-            " not what these devices draw now; measure idle again"
+            f"the run drew {scaled(gross.value, 'J')}, less than the {scaled(base_j, 'J')} that"
+            f" idle devices would have drawn ({idle.value:.4g} W, {idle.note}): measure idle power"
+            " again"
         )
     low, high = (None if edge is None else edge - base_j for edge in (gross.low, gross.high))
     note = f"gross {scaled(gross.value, 'J')}, idle {idle.value:.4g} W ({idle.note}); {gross.note}"

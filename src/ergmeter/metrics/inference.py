@@ -29,7 +29,14 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.energy import run_j
-from ergmeter.metrics.requests import END_MARK, failed_by_mark, need_failures
+from ergmeter.metrics.requests import (
+    END_MARK,
+    failed_by_mark,
+    has_rows,
+    is_load,
+    need_failures,
+    why_not_timed,
+)
 from ergmeter.metrics.stats import percentile
 from ergmeter.metrics.tokens import known, need_rows, need_usage
 from ergmeter.records import PHASES, Reading, weakest
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
 _PREFILL, _DECODE = PHASES.index("prefill"), PHASES.index("decode")
 _CHUNKS = "a chunk with text stands for a token: the server sends no usage"
+_NO_LOAD = "this is not a run of `erg load`"
 _MANY_INDICES = 2.0**40  # more requests than one writer numbers
 
 
@@ -67,9 +75,7 @@ def prefills(evidence: Evidence) -> Steps:
     rows = evidence.all_steps if evidence.trains else evidence.counted
     found = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
     if not len(found):
-        raise NotMeasurable(
-            "no requests were timed (erg load, integrations.generate, meter.phase('prefill'))"
-        )
+        raise NotMeasurable(f"no requests were timed: {why_not_timed(evidence)}")
     need_rows(evidence)
     return found
 
@@ -85,7 +91,8 @@ def requests(evidence: Evidence) -> Requests:
     is_after = pairs.decode["start_ns"] >= pairs.prefill["end_ns"]
     if not len(pairs) or len(pairs) < len(decode) or not is_after.all():
         raise NotMeasurable(
-            f"{len(prefill)} prefill and {len(decode)} decode spans do not pair off as requests"
+            f"{len(prefill)} prefill and {len(decode)} decode spans are not pairs: a request is a"
+            " prefill span and a later decode span with the same number"
         )
     return pairs
 
@@ -102,7 +109,9 @@ def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str
         return values, evidence.steps_basis, ""
     chunks = known(decode, "micro_steps")
     if chunks is None or not chunks_count:
-        raise NotMeasurable("the decode spans have no token count")
+        raise NotMeasurable(
+            "the decode spans have no token count: pass tokens= to meter.phase('decode')"
+        )
     return chunks, "assumed", f"; assumed: {_CHUNKS}"
 
 
@@ -196,11 +205,18 @@ def _gaps_s(evidence: Evidence) -> FloatArray:
     kept = evidence.drawn.get("latency.itl")
     if not isinstance(kept, np.ndarray):
         window = evidence.span
-        timed = (one for one in evidence.run.reported() if one.name == "itl")
+        timed = [one for one in evidence.run.reported() if one.name == "itl"]
         inside = (one.value for one in timed if window.start_ns <= one.t_ns <= window.end_ns)
-        kept = evidence.drawn["latency.itl"] = np.fromiter(inside, dtype=np.float64)
+        kept = np.fromiter(inside, dtype=np.float64)
+        if timed and not len(kept):
+            raise NotMeasurable(
+                f"{number_of(len(timed), 'gap')} between chunks, none in the window"
+            )
+        evidence.drawn["latency.itl"] = kept
     if not len(kept):
-        raise NotMeasurable("no gaps between chunks were timed (erg load, integrations.generate)")
+        raise NotMeasurable(
+            "no gaps between chunks were timed: `erg load` and integrations.generate time them"
+        )
     return kept
 
 
@@ -215,7 +231,7 @@ def e2e_s(evidence: Evidence, q: float) -> Reading:
 def _served(evidence: Evidence) -> Requests:
     """The answered requests, for rates over the window."""
     if evidence.trains:
-        raise NotMeasurable("this run trains: its window is not that of its requests")
+        raise NotMeasurable("this run trains: its window is of training steps, not of requests")
     need_failures(evidence)
     return requests(evidence)
 
@@ -223,8 +239,18 @@ def _served(evidence: Evidence) -> Requests:
 def _load(evidence: Evidence) -> Offered:
     """What `erg load` offered."""
     if evidence.offered is None:
-        raise NotMeasurable("not known: this is no run of erg load, or an older one")
+        raise NotMeasurable(_why_no_offers(evidence))
     return evidence.offered
+
+
+def _why_no_offers(evidence: Evidence) -> str:
+    """Why a run has no rows of offered requests."""
+    if not is_load(evidence.run):
+        return _NO_LOAD
+    is_ended = evidence.has_work or failed_by_mark(evidence.run) is not None
+    if is_ended and not has_rows(evidence.run):
+        return "an older `erg load` made this run, which did not record offered requests"
+    return f"the run is {evidence.run.status}: no request was answered or failed yet"
 
 
 def _over_window(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
@@ -261,7 +287,8 @@ def offered_per_s(evidence: Evidence) -> Reading:
     load = _load(evidence)
     lasted_s = float(np.ptp(load.offered_ns)) / NS_PER_S if len(load) else 0.0
     if not lasted_s:
-        raise NotMeasurable(f"{number_of(len(load), 'request')} offered: a rate needs two or more")
+        offers = number_of(len(load), "request")
+        raise NotMeasurable(f"{offers} offered in 0 s: a rate needs two at different times")
     note = f"{len(load)} offered in {duration(lasted_s)}, first to last{_clock(evidence)}"
     return Reading((len(load) - 1) / lasted_s, "requests/s", "measured", note=note)
 
@@ -322,7 +349,7 @@ def _need_end(evidence: Evidence) -> None:
     """Refuse what needs the requests in flight at the end, where the end was not written."""
     if evidence.offered and not any(mark.name == END_MARK for mark in evidence.run.marks):
         raise NotMeasurable(
-            f"the run is {evidence.run.status}: how many requests are in flight is not known"
+            f"the run is {evidence.run.status}: requests in flight are recorded when a load ends"
         )
 
 
@@ -359,7 +386,7 @@ def failed(evidence: Evidence) -> Reading:
         return Reading(load.failed, "requests", "measured", note=kinds or "none")
     by_mark = failed_by_mark(evidence.run)
     if by_mark is None:
-        raise NotMeasurable("not known: this is no run of erg load")
+        raise NotMeasurable(_why_no_offers(evidence))
     return Reading(float(by_mark[0]), "requests", "measured", note=by_mark[1] or "none")
 
 
@@ -376,7 +403,10 @@ def drain_s(evidence: Evidence) -> Reading:
     load = _load(evidence)
     _need_end(evidence)
     if load.unsettled:
-        raise NotMeasurable(f"{load.unsettled} were in flight at the end: nothing was waited for")
+        raise NotMeasurable(
+            f"{number_of(load.unsettled, 'request')} in flight when the load was interrupted: it"
+            " did not drain"
+        )
     drained_s = (evidence.window.end_ns - int(load.offered_ns.max())) / NS_PER_S
     note = f"last offered to last settled, part of the window; {evidence.window_note}"
     return Reading(drained_s, "s", "measured", note=note)
@@ -388,7 +418,9 @@ def prompt_tokens(evidence: Evidence) -> Reading:
     need_usage(evidence, rows)
     values = known(rows, "tokens_real")
     if values is None:
-        raise NotMeasurable("the prefill spans have no token count")
+        raise NotMeasurable(
+            "the prefill spans have no token count: pass tokens= to meter.phase('prefill')"
+        )
     low, high = values.min(), values.max()
     note = f"{low:.0f} to {high:.0f}, of {number_of(len(values), 'request')}"
     return Reading(float(values.mean()), "tokens/request", evidence.steps_basis, note=note)
@@ -433,7 +465,11 @@ def client_cpu_frac(evidence: Evidence) -> Reading:
     """Share of one core that sending and receiving took: near 1 the client is what was measured."""
     costs = [mark.detail for mark in evidence.run.marks if mark.name == END_MARK]
     if not costs:
-        raise NotMeasurable("not known: this is no whole run of erg load")
+        if not is_load(evidence.run):
+            raise NotMeasurable(_NO_LOAD)
+        raise NotMeasurable(
+            f"the run is {evidence.run.status}: the client's CPU is recorded when a load ends"
+        )
     cpu_frac, lag_s = (float(part.partition("=")[2]) for part in costs[-1].split(","))
     note = f"the event loop woke up to {lag_s * 1e3:.3g} ms late (p99)"
     return Reading(cpu_frac, "frac", "measured", note=note)

@@ -247,8 +247,8 @@ def _resumed(parts: Sequence[Part]) -> list[int | None]:
     known = [first for first in firsts if first is not None]
     if len(known) > 1 and not any(known):
         raise NotMeasurable(
-            f"all {len(known)} runs count their steps from 0: where a run was resumed, say"
-            " meter.continue_from(step), or use an integration"
+            f"all {len(known)} runs count their steps from 0, so where each resumed is not known:"
+            " call meter.continue_from(step), or use an integration"
         )
     later = (firsts[number + 1 :] for number in range(len(firsts)))
     return [min((one for one in ones if one is not None), default=None) for ones in later]

@@ -196,13 +196,14 @@ def _numbers(cells: Mapping[str, str]) -> dict[str, float]:
 
 def _figures(numbers: Mapping[str, float], facts: Mapping[str, str]) -> dict[str, Result]:
     found: dict[str, Result] = {}
-    why = _reasons(facts.get("notes", ""))
+    notes = _notes(facts.get("notes", ""))
+    why = "the ledger's cell is empty" + (f" (notes of its row: {notes})" if notes else "")
     for name, (key, unit, scale) in _columns().items():
         if name in numbers:
             value = Reading(numbers[name] / scale, unit, "reported")
             found[key] = checked(key, value) if key in catalogue() else value
         else:
-            found[key] = Missing(why or "the ledger's cell is empty")
+            found[key] = Missing(why)
     wall_s, steps = numbers.get("wall_s"), numbers.get("steps")
     window_s = numbers.get("window_s")
     if steps and wall_s and window_s and "window_steps" not in numbers:
@@ -222,7 +223,7 @@ def _bounded(numbers: Mapping[str, float]) -> dict[str, Result]:
     return {"energy.joules_per_token": Reading(value, "J/token", "reported", *ends)}
 
 
-def _reasons(notes: str) -> str:
+def _notes(notes: str) -> str:
     """What the notes say besides the LoRA details."""
     parts = (part.strip() for part in notes.split(";"))
     return "; ".join(part for part in parts if part and not part.startswith("lora_"))

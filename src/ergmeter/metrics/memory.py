@@ -16,9 +16,9 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import highest_of, inside, mean, readings, sampled
 from ergmeter.metrics.kept import ask_each, asked_of
-from ergmeter.metrics.stats import slope_interval
+from ergmeter.metrics.stats import MIN_BLOCKS, slope_interval
 from ergmeter.records import Reading
-from ergmeter.units import NS_PER_S, scaled
+from ergmeter.units import NS_PER_S, number_of, scaled
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -115,15 +115,19 @@ def one_device_peak_frac(evidence: Evidence, device: Device) -> Reading:
 
 
 _NOBODYS = (
-    "NVML did not tell what the program's own processes hold, as in many containers and in WSL;"
-    " allocator metrics have what torch holds"
+    "NVML did not report what the program's own processes hold, as in many containers and in WSL;"
+    " memory.allocator_peak_bytes has what torch holds"
 )
+_NVIDIA = ("nvml", "dcgm")
 
 
 def device_program_peak_bytes(evidence: Evidence) -> Reading:
     """The most that the program's own processes held on a device."""
     known = evidence.series("process_bytes")
-    devices = [device for device in _gpus(evidence) if device.id in known]
+    gpus = _gpus(evidence)
+    devices = [device for device in gpus if device.id in known]
+    if not devices and not any(device.probe in _NVIDIA for device in gpus):
+        raise NotMeasurable("only NVML reports memory by process: no GPU of this run is NVIDIA's")
     if not devices:
         raise NotMeasurable(_NOBODYS)
     note = "of the program and its children, contexts included; the highest reading"
@@ -191,7 +195,8 @@ def _device_growth(evidence: Evidence, device: Device) -> tuple[float, float, fl
     t_s = (series.t_ns[here] - evidence.span.start_ns) / NS_PER_S
     slope = slope_interval(t_s, series.values[here])
     if slope is None:
-        raise NotMeasurable(f"too few readings in the window for a trend ({here.sum()})")
+        least = 2 * MIN_BLOCKS
+        raise NotMeasurable(f"{number_of(int(here.sum()), 'reading')}: a trend needs {least}")
     return slope
 
 

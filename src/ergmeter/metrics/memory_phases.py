@@ -64,15 +64,15 @@ def _spans(evidence: Evidence, *phases: str) -> _Spans:
 
 def _during(evidence: Evidence, phase: str, t_ns: TimeArray) -> Mask:
     """Which of these instants belong to a phase. Raises NotMeasurable if it never was on."""
-    if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when a phase began")
     own = _spans(evidence, phase)
     if not len(own.starts_ns):
         raise NotMeasurable(f"no {phase} span was recorded")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
     before = _spans(evidence, *_ORDER[: _ORDER.index(phase)])
     mask = own.touch(t_ns, t_ns) & ~before.touch(t_ns, t_ns)
     if not mask.any():
-        raise NotMeasurable(f"no reading fell into {_WORDS[phase]}: the spans are too short")
+        raise NotMeasurable(f"no reading fell into {_WORDS[phase]}")
     return mask
 
 

@@ -50,16 +50,16 @@ _TOLD = {
     "output_unrecognised": "{}",
     "output_buffered": "{}",
     "importer_failed": "{}",
-    "restarted": "the step numbers began again: {}",
+    "restarted": "the output starts over: {}",
     "several_programs": "{}",
     "handover_failed": "part of the record is missing: {}",
-    "alert_failed": "an alert was not told: {}",
+    "alert_failed": "an alert was not delivered: {}",
     "alert_unjudged": "an alert was not judged: {}",
     "alarm_failed": "alerts may be missing: {}",
     "stop_asked": "the run was asked to stop: {}",
     "sink_failed": "a sink failed: {}",
-    "sink_recovered": "a sink went on: {}",
-    "integration_failed": "ergmeter's part in the program stopped: {}",
+    "sink_recovered": "a sink recovered: {}",
+    "integration_failed": "ergmeter stopped measuring inside the program: {}",
 }
 
 
@@ -100,8 +100,8 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
     said += _of_the_window(evidence)
     said += _slow_first_step(evidence, readings)
     said += _profiled(evidence)
-    said += _noisy(readings)
-    said += _short(evidence)
+    said += _noisy(evidence, readings)
+    said += [] if evidence.is_imported else _short(evidence)
     said += _ranks(evidence)
     said += in_words(evidence.clocks)
     said += _worst(evidence)
@@ -143,14 +143,14 @@ def _profiled(evidence: Evidence) -> list[str]:
     if not any(start_ns < mark.t_ns < end_ns for mark in marks):
         return []
     return [
-        "steps that were profiled are in these figures, and take longer than the others;"
+        "profiled steps are in these figures, and take longer than the others: --window or"
         " --warmup-steps leaves them out"
     ]
 
 
 def _told_twice(evidence: Evidence) -> list[str]:
-    """One process makes one step after the other."""
-    if not evidence.trains:
+    """One process makes one step after the other. Printed lines may overlap."""
+    if not evidence.trains or evidence.from_output:
         return []
     try:
         lanes = evidence.work.lanes
@@ -161,8 +161,8 @@ def _told_twice(evidence: Evidence) -> list[str]:
         starts_ns, ends_ns = rows["start_ns"][order], rows["end_ns"][order]
         if len(order) > 1 and float(np.mean(starts_ns[1:] < ends_ns[:-1])) > OVERLAPPING_FRAC:
             return [
-                "steps of one process overlap, as if each was told twice (by meter.step and by an"
-                " integration?): steps and tokens may be double"
+                "steps of one process overlap, as if each was recorded twice (by meter.step and by"
+                " an integration?): steps and tokens may be double"
             ]
     return []
 
@@ -238,7 +238,7 @@ def _slow_first_step(evidence: Evidence, readings: dict[str, Result]) -> list[st
     ]
 
 
-def _noisy(readings: dict[str, Result]) -> list[str]:
+def _noisy(evidence: Evidence, readings: dict[str, Result]) -> list[str]:
     said = []
     p95, median = (readings[f"time.step_{which}_s"] for which in ("p95", "median"))
     if isinstance(p95, Reading) and isinstance(median, Reading):
@@ -253,6 +253,7 @@ def _noisy(readings: dict[str, Result]) -> list[str]:
     elif (
         isinstance(rate, Reading)
         and rate.low is None
+        and not evidence.is_whole_run  # which has no interval
         and (rate.basis != "reported" or isinstance(readings["time.step_s"], Reading))
     ):
         return ["fewer than ten steps or printed lines were timed: too few for an interval"]
@@ -278,11 +279,11 @@ def _ranks(evidence: Evidence) -> list[str]:
     firsts = sum(int(lane["rank"][0] == 0) for lane in rows.lanes)
     if firsts > 1:
         said.append(
-            f"{firsts} processes at the same time call themselves rank 0: unrelated trainings in"
-            " one run, or ranks that do not know theirs; their tokens are added up"
+            f"{firsts} processes at the same time are rank 0: unrelated trainings in one run, or"
+            " ranks without a number; their tokens are added up"
         )
-    made = [len(lane) for lane in rows.lanes]
-    if max(made) > min(made) + 1:
+    made = [int(np.nan_to_num(lane["steps"], nan=1.0).sum()) for lane in rows.lanes]
+    if max(made) > min(made) + 1 and not dropped_steps(evidence.run):
         said.append(f"ranks made {min(made)} to {max(made)} steps: one began late or ended early")
     with suppress(NotMeasurable):
         said += filter(None, [disagreement(evidence, rows)])

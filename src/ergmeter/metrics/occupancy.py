@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.unseen import need_devices
 from ergmeter.units import duration
 
@@ -40,14 +41,15 @@ def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> Held:
 def _devices(evidence: Evidence) -> tuple[int, str]:
     if evidence.has_company:
         raise NotMeasurable(
-            "another training of the same command was at work at the same time: whose hours they"
-            " were can't be told; measure them in commands of their own"
+            "another training of the same command ran at the same time: device hours are of both;"
+            " measure each in a command of its own"
         )
     declared = evidence.settings.num_devices
     if declared is not None:
         return declared, "as given"
     gpus = evidence.devices("gpu")
     if not gpus:
-        raise NotMeasurable("no accelerator was seen: --num-devices says how many there were")
+        why = evidence.why_no_device("accelerator", *ACCELERATORS)
+        raise NotMeasurable(f"{why}: --num-devices gives their number")
     need_devices(evidence)
     return len(gpus), "seen in use"

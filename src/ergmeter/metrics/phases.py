@@ -70,11 +70,12 @@ def _device_part(
     before, upto = _union(evidence, *order[:place]), _union(evidence, *order[: place + 1])
     curve, basis = curve_of(evidence, device)
     reached = curve.spanned(*upto)
+    known = [name for name in order[: place + 1] if len(_spans(evidence, name)[0])]
     if not reached.all():
         missed = int((~reached).sum())
         raise NotMeasurable(
-            f"{device.name} [{device.id}]: its readings do not reach {missed} of {len(reached)}"
-            f" spans of {', '.join(order[: place + 1])}"
+            f"{device.name} [{device.id}]: its readings do not cover {missed} of {len(reached)}"
+            f" spans ({', '.join(known)})"
         )
     half_ns = _half_refresh_ns(curve)
     value, *moved = (
@@ -134,7 +135,7 @@ def _order(evidence: Evidence) -> tuple[str, ...]:
 
 def _devices(evidence: Evidence) -> list[Device]:
     if evidence.from_output:
-        raise NotMeasurable("printed lines do not say when a phase began")
+        raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
     return boundary(evidence)
 
 

@@ -108,7 +108,8 @@ class EnergyCurve:
         reached = self.spanned(starts, ends)
         if not reached.all():
             first = int(np.argmin(reached))
-            self._check_span(Window(int(starts[first]), int(ends[first])))
+            self._check_ends(Window(int(starts[0]), int(ends[-1])))
+            self._check_gaps(Window(int(starts[first]), int(ends[first])))
         outer = self.over(Window(int(starts[0]), int(ends[-1])), is_checked=True)
         if len(starts) == 1:
             return outer
@@ -130,7 +131,8 @@ class EnergyCurve:
     def over(self, window: Window, *, is_checked: bool = False) -> Energy:
         """Joules in a window. Raises NotMeasurable if the readings do not span it."""
         if not is_checked:
-            self._check_span(window)
+            self._check_ends(window)
+            self._check_gaps(window)
         edges = np.array([window.start_ns, window.end_ns], dtype=np.int64)
         joules = self.at(edges)
         early, late = self._bounds(edges, joules)
@@ -186,13 +188,15 @@ class EnergyCurve:
             early, late = np.maximum(early, drawn), np.minimum(late, shown)
         return np.minimum(early, joules), np.maximum(late, joules)
 
-    def _check_span(self, window: Window) -> None:
+    def _check_ends(self, window: Window) -> None:
         if self.t_ns[0] > window.start_ns + LATE_S * NS_PER_S:
             late_s = (self.t_ns[0] - window.start_ns) / NS_PER_S
             raise NotMeasurable(f"readings begin {late_s:.2f} s after the window does")
         if self.seen_until_ns < window.end_ns - LATE_S * NS_PER_S:
             early_s = (window.end_ns - self.seen_until_ns) / NS_PER_S
             raise NotMeasurable(f"readings end {early_s:.2f} s before the window does")
+
+    def _check_gaps(self, window: Window) -> None:
         first = max(0, int(np.searchsorted(self.t_ns, window.start_ns, side="right")) - 1)
         last = int(np.searchsorted(self.t_ns, window.end_ns, side="left"))
         gap_s = float(np.diff(self.t_ns[first : last + 1]).max(initial=0)) / NS_PER_S
@@ -216,6 +220,8 @@ def counter_curve(
     `shape`, if there is one, which comes `lag_s` late; a straight line if not. Raises NotMeasurable
     for a counter that never moved or that was reset.
     """
+    if len(t_ns) < 2:
+        raise NotMeasurable("the energy counter was read once: two readings are needed")
     fresh = np.flatnonzero(np.diff(counter_j) != 0) + 1
     if not len(fresh):
         span_s = (int(t_ns[-1]) - int(t_ns[0])) / NS_PER_S

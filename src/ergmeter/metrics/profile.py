@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MARK = "profiled"
 _WHY_NOT = ("not_profiled", "profile_unread")
-_NONE = "no steps were profiled: profile_steps=3 of a callback, or `erg import` of a torch trace"
+_NONE = "no steps were profiled: pass profile_steps=3 to an integration, or import a torch trace"
 
 
 def profiles(evidence: Evidence) -> list[dict[str, Any]]:
@@ -67,7 +67,7 @@ def _of_step(column: str) -> Callable[[Evidence], Reading]:
     def compute(evidence: Evidence) -> Reading:
         share, whole = _share(column)(evidence), in_step_s(evidence)
         if is_above(share, 1.0):
-            raise NotMeasurable(f"the profile has {share.value:.2f} s of it in 1 s: impossible")
+            raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
         value = share.value * whole.value
         basis = weakest("derived", whole.basis)
         return Reading(value, "s", basis, note=f"that share of a step's time; {share.note}")

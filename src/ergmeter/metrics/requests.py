@@ -30,6 +30,7 @@ ANSWERED, UNSETTLED = "request_answered", "request_unsettled"
 _FAILED = "request_failed: "
 LOAD_MARK = "server"  # every run of `erg load` has it,
 END_MARK = "load_client"  # and this one too where it came to its end
+_NOT_MEASURED = "generate_not_measured"
 
 
 def failed_as(kind: str) -> str:
@@ -79,11 +80,13 @@ class Offered:
     def window(self) -> Window:
         """From the first offered to the last settled. Raises NotMeasurable if none was settled."""
         if not len(self):
-            raise NotMeasurable(f"no request was offered after the warm-up ({self.warmup} in it)")
+            raise NotMeasurable(
+                f"no request after the warm-up, which has {number_of(self.warmup, 'request')}"
+            )
         if not self.settled:
             raise NotMeasurable(
-                f"{number_of(len(self), 'request')} offered, none answered and none failed:"
-                " the run was interrupted before"
+                f"{number_of(len(self), 'request')} offered, none answered or failed before the"
+                " load was interrupted"
             )
         is_settled = np.array([name != UNSETTLED for name in self.names])
         return Window(int(self.offered_ns.min()), int(self.end_ns[is_settled].max()))
@@ -116,13 +119,13 @@ def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | N
 
     Where the run is a part of a longer one, those that were settled in that part.
     """
-    if not any(mark.name == LOAD_MARK for mark in run.marks):
+    if not is_load(run):
         return None
     part = run.between
     rows = [
         (one.t_ns - round(one.value * NS_PER_S), one.t_ns, one.name)
         for one in run.reported()
-        if one.name in (ANSWERED, UNSETTLED) or one.name.startswith(_FAILED)
+        if _is_row(one.name)
         if part is None or part.start_ns < one.t_ns <= part.end_ns
         if until_ns is None or one.t_ns <= until_ns
     ]
@@ -131,6 +134,28 @@ def offered(run: Run, since_ns: int | None, until_ns: int | None) -> Offered | N
     counted = [row for row in rows if since_ns is None or row[0] >= since_ns]
     starts, ends = (np.array([row[at] for row in counted], dtype=np.int64) for at in (0, 1))
     return Offered(starts, ends, [name for _, _, name in counted], len(rows) - len(counted))
+
+
+def is_load(run: Run) -> bool:
+    """Whether `erg load` made a run."""
+    return any(mark.name == LOAD_MARK for mark in run.marks)
+
+
+def has_rows(run: Run) -> bool:
+    """Whether a run has rows of offered requests, counted or not."""
+    return any(_is_row(one.name) for one in run.reported())
+
+
+def _is_row(name: str) -> bool:
+    return name in (ANSWERED, UNSETTLED) or name.startswith(_FAILED)
+
+
+def why_not_timed(evidence: Evidence) -> str:
+    """Why a run has no timed generation, and what times it."""
+    said = [mark.detail for mark in evidence.run.marks if mark.name == _NOT_MEASURED]
+    if said:
+        return f"a call of `generate` was not timed ({said[-1]})"
+    return "`erg load`, integrations.generate and meter.phase('prefill' or 'decode') time requests"
 
 
 def failed_by_mark(run: Run) -> tuple[int, str] | None:
@@ -147,6 +172,6 @@ def need_failures(evidence: Evidence) -> None:
     failed = None if evidence.offered else failed_by_mark(evidence.run)
     if failed and failed[0]:
         raise NotMeasurable(
-            f"{number_of(failed[0], 'request')} failed, and this run does not say when: an older"
-            " erg load made it; measure again"
+            f"{number_of(failed[0], 'request')} failed, and an older `erg load` did not record"
+            " when: measure again"
         )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.activity import METRICS as ACTIVITY
 from ergmeter.metrics.compute import FLOPS_PER_S, MFU, need_possible, run_results
+from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.peaks import table_peak
 from ergmeter.records import Missing
 
@@ -72,17 +73,21 @@ def roofline(evidence: Evidence) -> Roofline:
     need_possible(evidence, MFU)
     peak = _peak(evidence)
     if peak.bandwidth_bytes_per_s is None:
-        raise NotMeasurable(f"the memory bandwidth of {peak.device} is not known (`erg peaks`)")
+        raise NotMeasurable(
+            f"the memory bandwidth of {peak.device} is not known: pass --device with an exact name"
+            " of `erg peaks`"
+        )
     bytes_per_s = moved.value * peak.bandwidth_bytes_per_s
     if bytes_per_s <= 0:
-        raise NotMeasurable("the counters say that no byte was moved in device memory")
+        raise NotMeasurable("the hardware counters read 0 bytes moved in device memory")
     note = f"bytes by hardware counters; work: {work.note}; roof: {peak.said}"
     return Roofline(peak, peak.bandwidth_bytes_per_s, work.value, bytes_per_s, note)
 
 
 def _moved(evidence: Evidence) -> Reading:
     if not evidence.devices("gpu"):
-        raise NotMeasurable(f"{_NO_BYTES}: no accelerator was sampled in this run")
+        why = evidence.why_no_device("accelerator", *ACCELERATORS)
+        raise NotMeasurable(f"{_NO_BYTES}: {why}")
     metric = next(one for one in ACTIVITY if one.key == "activity.dram_frac")
     try:
         return metric.usable(metric.reading(evidence))
@@ -94,7 +99,9 @@ def _peak(evidence: Evidence) -> Peak:
     names = sorted({device.name for device in evidence.devices("gpu")})
     named = evidence.settings.device or (names[0] if len(names) == 1 else None)
     if named is None:
-        raise NotMeasurable(f"the devices differ ({', '.join(names)}): there is no one roof")
+        raise NotMeasurable(
+            f"the devices differ ({', '.join(names)}), and each has its own roof: pass --device"
+        )
     if evidence.settings.dtype is None:
-        raise NotMeasurable("what the products are computed in is not known: pass --dtype")
+        raise NotMeasurable("the data type of the matrix products is not known: pass --dtype")
     return table_peak(named, evidence.settings.dtype, otherwise="pass --device")

@@ -218,7 +218,7 @@ def _counts(rows: Steps, *columns: str) -> float:
         values = known(rows, column)
         if values is not None:
             return float(values.sum())
-    raise NotMeasurable(f"the steps have no {columns[-1].partition('_')[0]} count")
+    raise NotMeasurable(f"the steps have no count of {columns[-1].partition('_')[0]}")
 
 
 def _over_time(stretch: _Stretch, column: str) -> float:

@@ -55,8 +55,10 @@ def figures(row: Mapping[str, float]) -> dict[str, Result]:
         found["throughput.tokens_per_s"] = Reading(
             tokens / wall_s, "tokens/s", "derived", note=note
         )
+    elif tokens > 0:
+        found["throughput.tokens_per_s"] = Missing("the row has no wall time above 0 s")
     else:
-        why = "its row counts no tokens (as the original did for cpt, seq2seq and loader workers)"
+        why = "the row counts 0 tokens, as the original did for cpt, seq2seq and loader workers"
         found["throughput.tokens_per_s"] = Missing(why)
     found["energy.joules_per_token"] = _joules_per_token(row)
     for column, key in (
@@ -77,9 +79,9 @@ def _joules_per_token(row: Mapping[str, float]) -> Result:
     if wall_s <= warmup_s:
         return Missing("the run is shorter than its warm-up: no energy was measured")
     if energy_j <= 0:
-        return Missing("its row says 0 J, which the original wrote where its sensor did not work")
+        return Missing("the row has 0 J, which the original wrote where its sensor did not work")
     if tokens <= 0:
-        return Missing("its row counts no tokens")
+        return Missing("the row counts 0 tokens")
     peak_w = row.get("peak_power_W") or 0.0
     mean_w = energy_j / (wall_s - warmup_s)
     return Reading(

@@ -272,4 +272,4 @@ def _eval_loss(run: Run, known: Result | None) -> Result:
     try:
         return Reading(float(run.workload["eval_loss"]), "1", "reported")
     except (KeyError, TypeError, ValueError):
-        return Missing("no evaluation told its loss")
+        return Missing("no evaluation loss was recorded")

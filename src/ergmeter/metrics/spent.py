@@ -268,7 +268,7 @@ def _joules(
     """By part; how it is known; or why it is not; and the time in which nothing was read."""
     try:
         if evidence.from_output:
-            raise NotMeasurable("printed lines do not say when a phase began")
+            raise NotMeasurable("printed lines do not say when a phase began: a Meter does")
         each = [_of_device(evidence, device, owned) for device in boundary(evidence)]
     except NotMeasurable as error:
         return None, None, str(error), 0.0

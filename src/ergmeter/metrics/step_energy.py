@@ -87,13 +87,13 @@ def _steps_sums(evidence: Evidence) -> _Sums:
 
 def step_rows(evidence: Evidence) -> Steps:
     """The steps whose energy is told, or the reason why there are none."""
-    if evidence.from_output:
-        raise NotMeasurable("a printed line does not say when its step began")
     rows = evidence.counted.longest  # or the reason why there are none
+    if evidence.from_output:
+        raise NotMeasurable("a printed line does not say when its step began: a Meter does")
     if not evidence.trains:
         raise NotMeasurable("no training steps: requests overlap, and differ in length")
     if (rows["steps"] > 1).any():
-        raise NotMeasurable("rows hold several steps each, so a single step's energy is not known")
+        raise NotMeasurable("a row holds several steps: a single step's energy is not known")
     return rows
 
 
@@ -102,7 +102,7 @@ def _quantile(share: float) -> Callable[[Evidence], Reading]:
         each = steps_energy(evidence)
         known = ~np.isnan(each.joules)
         if not known.any():
-            raise NotMeasurable("no step lies within the readings")
+            raise NotMeasurable("the devices' readings cover no step")
         value, low, high = (
             percentile(one[known], share) for one in (each.joules, each.low_j, each.high_j)
         )

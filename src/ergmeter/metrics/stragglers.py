@@ -81,9 +81,9 @@ def pace_of_ranks(evidence: Evidence) -> Pace:
     if not evidence.trains:
         raise NotMeasurable("no training steps: requests differ in length")
     if evidence.from_output:
-        raise NotMeasurable("printed lines are of one rank")
+        raise NotMeasurable("printed lines are of one rank: use a Meter in each rank")
     if len(lanes) < 2:
-        raise NotMeasurable("one rank: there is no other to keep pace with")
+        raise NotMeasurable("one rank: there is no other to compare it with")
     found = [_medians(lane) for lane in lanes if len(lane) >= _FEW_STEPS]
     if len(found) < 2:
         raise NotMeasurable(f"fewer than two ranks have made {_FEW_STEPS} steps")

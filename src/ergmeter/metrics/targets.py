@@ -1,7 +1,7 @@
 """How long, and how many joules, until the loss came down to a target?
 
 The trap: a single lucky batch. The loss of one step jumps; the target counts as reached where the
-mean of the last five told losses is at or below it, and that is when it was told, not when the
+mean of the last five recorded losses is at or below it, and that is when it was told, not when the
 first of them was. Time runs from the start of the first training step, so compiling and warm-up
 are in it, and so are evaluations on the way: they are what it takes to get there.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TIME = "target.time_s"
 ENERGY = "target.energy_j"
 SMOOTHED = 5
-SMOOTHING = f"mean of the last {SMOOTHED} told losses"
+SMOOTHING = f"mean of the last {SMOOTHED} recorded losses"
 _ALL = Settings(warmup_steps=0)
 _TRAIN = PHASES.index("train")
 
@@ -73,17 +73,21 @@ def to_target(path: Path | None, loss: float, *, training: int | None = None) ->
 
 def _reached(run: Run, loss: float) -> tuple[Window, int]:
     if len(run.trainings) > 1:
-        raise NotMeasurable(f"{len(run.trainings)} trainings in {run.path}: each has its own loss")
+        raise NotMeasurable(
+            f"{len(run.trainings)} trainings in {run.path}, each with its own loss: name one,"
+            f" {run.path}:1"
+        )
     rows = _training(run)
     told = ~np.isnan(rows["loss"])
     if int(told.sum()) < SMOOTHED:
-        raise NotMeasurable(f"{int(told.sum())} losses were told; the {SMOOTHING} takes {SMOOTHED}")
+        count = int(told.sum())
+        raise NotMeasurable(f"{count} of the steps have a loss: a target needs {SMOOTHED} of them")
     ends, losses = rows["end_ns"][told], rows["loss"][told]
     smooth = _trailing(losses)
     below = np.flatnonzero(smooth <= loss)
     if not len(below):
         raise NotMeasurable(
-            f"the loss never came to {loss:g}: the lowest {SMOOTHING} is {smooth.min():.4g}"
+            f"the loss never reached {loss:g}: the lowest {SMOOTHING} is {smooth.min():.4g}"
         )
     at = int(below[0]) + SMOOTHED - 1
     return Window(int(rows["start_ns"].min()), int(ends[at])), at + 1
@@ -99,7 +103,7 @@ def _training(run: Run) -> Steps:
         )
         if lanes:
             return max(lanes, key=lambda lane: int((~np.isnan(lane["loss"])).sum()))
-    raise NotMeasurable("no step tells its loss")
+    raise NotMeasurable("no step has a loss")
 
 
 def _trailing(values: FloatArray) -> FloatArray:

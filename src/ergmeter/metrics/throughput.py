@@ -19,6 +19,7 @@ from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.gauges import ACCELERATORS
 from ergmeter.metrics.layout import counting
 from ergmeter.metrics.printed import guessed
+from ergmeter.metrics.requests import why_not_timed
 from ergmeter.metrics.stats import mean_rate
 from ergmeter.metrics.tokens import (
     all_steps_in,
@@ -28,6 +29,7 @@ from ergmeter.metrics.tokens import (
     steps_of,
     tokens,
     told,
+    why_not_counted,
 )
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import number_of
@@ -60,7 +62,7 @@ def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
     if evidence.from_output:
         way = "the output names no samples: print samples=.."
     else:
-        way = "the steps have no sample count: pass samples= to meter.step"
+        way = why_not_counted(evidence, "samples", "samples")
     raise NotMeasurable(f"{way}, or give --samples-per-step")
 
 
@@ -127,7 +129,7 @@ def tokens_per_s(evidence: Evidence) -> Reading:
 def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
     values = told(evidence, evidence.counted, column)
     if values is None:
-        raise NotMeasurable(f"the steps do not tell {label} apart: pass {column}= to meter.step")
+        raise NotMeasurable(why_not_counted(evidence, label, column))
     return _as_counted(evidence, values, label)
 
 
@@ -144,9 +146,7 @@ def computed_tokens_per_s(evidence: Evidence) -> Reading:
     """Computed tokens, padding included, over the window."""
     values = told(evidence, evidence.counted, "tokens_computed")
     if values is None:
-        raise NotMeasurable(
-            "the steps have no count of computed tokens: pass tokens= to meter.step"
-        )
+        raise NotMeasurable(why_not_counted(evidence, "computed tokens", "tokens"))
     said = "tokens as printed, which may or may not count padding"
     return _as_counted(evidence, values, said if evidence.from_output else "padding included")
 
@@ -203,7 +203,9 @@ def pace(evidence: Evidence) -> Reading:
 
 def _parameters(evidence: Evidence) -> int:
     if evidence.settings.parameters is None:
-        raise NotMeasurable("the number of parameters was not declared: Meter(parameters=...)")
+        raise NotMeasurable(
+            "the number of parameters was not declared: --parameters, or Meter(parameters=...)"
+        )
     return evidence.settings.parameters
 
 
@@ -228,16 +230,11 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
     rows = evidence.all_steps if evidence.trains else evidence.counted
     rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
     if not len(rows):
-        raise NotMeasurable(
-            "no decode spans were recorded: generation is timed by `erg load`,"
-            " ergmeter.integrations.generate or meter.phase('decode')"
-        )
+        raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
     rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
     amounts, label, basis = tokens(evidence, rows)
     if not all(lane.busy_s for lane in rows.lanes):
-        raise NotMeasurable(
-            "answers of one token each, or in one piece: no time passed between their tokens"
-        )
+        raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")
     value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
     lasted = Amounts(rows, lambda lane: lane.duration_s)

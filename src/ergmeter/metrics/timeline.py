@@ -260,5 +260,5 @@ def loss_series(evidence: Evidence) -> tuple[Series, bool]:
         order = np.argsort(t_ns, kind="stable")
         t_ns, losses = t_ns[order], np.append(losses, beside.values)[order]
     if not len(t_ns):
-        raise NotMeasurable("no step told its loss (step.loss = ..., or print loss=..)")
+        raise NotMeasurable("no step has a loss: set step.loss, or print loss=..")
     return Series(t_ns, losses), is_printed

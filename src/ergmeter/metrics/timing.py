@@ -105,7 +105,7 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
     """Share of the window in which no step was open, mean over ranks."""
     lanes = evidence.counted.lanes  # or the reason why there are none
     if evidence.from_output:
-        raise NotMeasurable("printed steps have no gaps between them: use Meter to see any")
+        raise NotMeasurable("printed lines do not show gaps between steps: a Meter does")
     need_rows(evidence)
     inside_s = sum(_in_window_s(evidence, lane) for lane in lanes)
     whole_s = sum(float(evidence.periods_s(lane).sum()) for lane in lanes)
@@ -166,7 +166,7 @@ def before_first_step_s(evidence: Evidence) -> Reading:
     """Start-up: from the run's start to the first step's."""
     first_ns = evidence.work.lowest("start_ns")
     if evidence.from_output:
-        raise NotMeasurable("a log does not say when its first step began: use Meter to see it")
+        raise NotMeasurable("printed lines do not say when the first step began: a Meter does")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
     return Reading(value, "s", "measured", note="loading and setting up")
 

@@ -30,6 +30,15 @@ if TYPE_CHECKING:
     from ergmeter.records import Basis, FloatArray
 
 
+WORDS = {
+    "tokens_real": "real tokens",
+    "tokens_computed": "computed tokens",
+    "tokens_loss": "loss-bearing tokens",
+    "samples": "samples",
+    "micro_steps": "chunks",
+}
+
+
 def known(rows: Steps, column: str) -> FloatArray | None:
     """A column if every row has it; None if no row has. Some but not all is refused."""
     values = rows[column]
@@ -46,7 +55,7 @@ def _all_or_none(absent: int, total: int, column: str) -> bool:
             f"{absent} of {total} printed lines do not say how many steps they stand for"
         )
     if absent:
-        raise NotMeasurable(f"{absent} of {total} steps have no {column.replace('_', ' ')}")
+        raise NotMeasurable(f"{absent} of {total} steps have no count of {WORDS[column]}")
     return True
 
 
@@ -109,12 +118,26 @@ def need_usage(evidence: Evidence, rows: Steps) -> None:
 
 
 def _no_tokens(evidence: Evidence) -> str:
+    if not evidence.trains:
+        return "the requests have no token count: pass tokens= to meter.phase"
     if not evidence.from_output:
-        return "the steps have no token count: pass tokens= to meter.step"
+        return f"{why_not_counted(evidence, 'tokens', 'tokens')}, or give --tokens-per-step"
     return (
         'the output names no tokens: print tokens=.., set include_num_input_tokens_seen="all" in'
         " TrainingArguments, or give --tokens-per-step"
     )
+
+
+def why_not_counted(evidence: Evidence, what: str, argument: str) -> str:
+    """Why no step has a count of something, and the argument of meter.step that gives it."""
+    why = [mark.detail for mark in evidence.run.marks if mark.name == "tokens_not_counted"]
+    if why and "token" in what:
+        return f"the integration did not count {what}: {why[-1]}"
+    if evidence.from_output:
+        return f"the output names no {what}: a Meter counts them"
+    if any("training" in writer.header for writer in evidence.run.writers):
+        return f"the integration could not count {what} from what the model was given"
+    return f"the steps have no count of {what}: pass {argument}= to meter.step"
 
 
 def counted_basis(evidence: Evidence, rows: Steps, what: str) -> Basis:
@@ -158,24 +181,32 @@ def need_all_rows(evidence: Evidence) -> None:
 def steps_of(evidence: Evidence) -> float:
     """Optimizer steps in the window, of the rank that made the most."""
     if not evidence.trains and len(evidence.all_steps):
-        raise NotMeasurable("no training steps: this run evaluates or generates")
+        raise NotMeasurable(_no_training_steps(evidence))
     need_rows(evidence)
     return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
 
 
 def steps_made(evidence: Evidence) -> float:
     """Optimizer steps in all, warm-up included, of the rank that made the most."""
+    lanes = evidence.work.lanes  # or the reason why there are none
     if not evidence.trains:
-        raise NotMeasurable("no training steps: this run evaluates or generates")
+        raise NotMeasurable(_no_training_steps(evidence))
     need_all_rows(evidence)
-    return max(float(steps_in(lane).sum()) for lane in evidence.work.lanes)
+    return max(float(steps_in(lane).sum()) for lane in lanes)
+
+
+def _no_training_steps(evidence: Evidence) -> str:
+    numbers = {int(n) for lane in evidence.all_steps.lanes for n in np.unique(lane["phase"])}
+    phases = " and ".join(PHASES[number] for number in sorted(numbers))
+    return f"no training steps: the run has only {phases} spans"
 
 
 def steps_dropped(evidence: Evidence) -> Reading:
     """Training steps that were made and are not in the record, all ranks, whole run."""
     every = dropped_steps(evidence.run)
-    if not every and (evidence.from_output or evidence.is_imported):
-        raise NotMeasurable("printed lines do not say whether steps are missing: use Meter to know")
+    if not every and evidence.from_output:
+        evidence.work  # noqa: B018  or the reason why there are no steps
+        raise NotMeasurable("printed lines do not say whether steps are missing: a Meter does")
     note = "; ".join(map(str, every)) or "every step that was made is in the record"
     return Reading(sum(one.steps for one in every), "steps", "measured", note=note)
 
@@ -217,7 +248,9 @@ def padding_frac(evidence: Evidence) -> Reading:
     rows = evidence.counted
     real, computed = (told(evidence, rows, c) for c in ("tokens_real", "tokens_computed"))
     if real is None or computed is None:
-        raise NotMeasurable("needs both counts: pass tokens= and tokens_real= to meter.step")
+        lacking = "tokens_real" if real is None else "tokens_computed"
+        argument = "tokens_real" if real is None else "tokens"
+        raise NotMeasurable(why_not_counted(evidence, WORDS[lacking], argument))
     value = 1 - real.sum() / computed.sum()
     return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
 

@@ -31,7 +31,7 @@ _DIVERGED = "diverged: "  # how the reason begins where a loss is no number any 
 _TRAIN = PHASES.index("train")
 _SOON_NS = NS_PER_S  # the loss of the last step is printed after it
 _HOW = {
-    "loss": "set step.loss, print loss=.., or use an integration (a Trainer tells it every"
+    "loss": "set step.loss, print loss=.., or use an integration (a Trainer logs it every"
     " logging_steps)",
     "learning_rate": "set step.learning_rate, use an integration, or print lr=..",
     "grad_norm": "set step.grad_norm, use an integration, or print grad_norm=..",
@@ -47,6 +47,9 @@ def divergence(readings: Mapping[str, Result]) -> str:
 
 def _last(column: str, evidence: Evidence) -> Reading:
     """The last that was told in the window, of the first rank that tells it; else as printed."""
+    if not evidence.trains:
+        evidence.work  # noqa: B018  or the reason why there are no steps
+        raise NotMeasurable("no training steps: requests have no " + column.replace("_", " "))
     found, rows = None, evidence.counted.lanes[0]
     for number, lane in enumerate(evidence.counted.lanes):
         # Whether a rank tells none or told no number is asked of the first alone: of a thousand
@@ -66,7 +69,7 @@ def _last(column: str, evidence: Evidence) -> Reading:
     if is_printed and column == "loss":
         found = _on_a_later_line(evidence, rows) or found
     if found is None:
-        raise NotMeasurable(f"no step tells its {column.replace('_', ' ')}: {_HOW[column]}")
+        raise NotMeasurable(f"no step has a {column.replace('_', ' ')}: {_HOW[column]}")
     return found
 
 
@@ -138,7 +141,7 @@ def _lost(column: str, since: Steps, last: Steps) -> str:
     what = f"{_DIVERGED}loss" if column == "loss" else column.replace("_", " ")
     said = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
     if not len(last):
-        return f"{said}, as far as the figures go back"
+        return f"{said}; no step of the window before it has a number"
     return f"{said}; the last number was {significant(last[column][0])}{_at(last, ' at step {}')}"
 
 

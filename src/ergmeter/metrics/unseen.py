@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics import layout
+from ergmeter.units import number_of
 
 if TYPE_CHECKING:
     from ergmeter.metrics.evidence import Evidence
@@ -87,6 +88,6 @@ def need_devices(evidence: Evidence) -> None:
     gpus, world = len(evidence.devices("gpu")), layout.world(evidence)
     if gpus and unseen(evidence) and gpus < world:
         raise NotMeasurable(
-            f"{gpus} GPUs were read, of {world} ranks: {len(unseen(evidence))} told nothing, and"
-            " those on other nodes have GPUs of their own; use a Meter in each rank"
+            f"{number_of(gpus, 'GPU')} sampled for {world} ranks, {len(unseen(evidence))} of which"
+            " recorded no steps: their GPUs may be on other nodes; use a Meter in each rank"
         )

@@ -15,6 +15,7 @@ from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.gauges import inside, mean, rate, readings, sampled
 from ergmeter.metrics.kept import ask_each, asked_of, kept
 from ergmeter.records import Reading
+from ergmeter.runlog.reader import RUNNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,7 +133,7 @@ def own_cpu_frac(evidence: Evidence) -> Reading:
     devices = evidence.devices("self")
     known = [device for device in devices if _own_cpu_s(evidence, device)]
     if not known:
-        raise NotMeasurable("the run ended before its cost was recorded")
+        raise NotMeasurable(_why_no_cost(evidence))
     note = f"of one core, whole run: {'; '.join(dict.fromkeys(map(_counted, known)))}"
     note += f"; {len(known)} writers together" if len(known) > 1 else ""
     early = len(devices) - len(known)
@@ -146,10 +147,18 @@ def device_own_cpu_frac(evidence: Evidence, device: Device) -> Reading:
     """One writer's share of it. They add up: each is over the life of the whole run."""
     spent_s = _own_cpu_s(evidence, device)
     if not spent_s:
-        raise NotMeasurable("this writer ended before its cost was recorded")
+        raise NotMeasurable(_why_no_cost(evidence))
     note = f"of one core, over the life of the whole run: {_counted(device)}"
     value = spent_s / evidence.watched.duration_s
     return Reading(value, "frac", "measured", note=note + _folded(evidence))
+
+
+def _why_no_cost(evidence: Evidence) -> str:
+    if evidence.is_imported:
+        return "a log does not hold ergmeter's CPU time"
+    if evidence.run.status == RUNNING:
+        return "ergmeter's CPU time is not recorded yet: it is written every few seconds"
+    return "the writer ended before ergmeter's CPU time was recorded"
 
 
 @asked_of("self")

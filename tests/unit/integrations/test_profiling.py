@@ -257,7 +257,7 @@ def test_profiled_steps_are_warm_up_unless_one_is_declared_or_they_come_late(
     assert "until the profiled steps were over" in note
     everything = 200 / (18 + 6 + 2)
     assert told("late", 15)[0] == pytest.approx(everything)  # three are left
-    assert "steps that were profiled are in these figures" in " ".join(
+    assert "profiled steps are in these figures" in " ".join(
         summarize(Run.open(tmp_path / "late")).notes
     )
     assert told("declared", 3, warmup_steps=0)[0] == pytest.approx(everything)

@@ -114,7 +114,7 @@ def test_a_printed_line_has_the_rate_since_the_line_before_it(tmp_path: Path) ->
 
 def test_declared_tokens_are_assumed(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10))
-    assert why(run, "tokens_per_s").startswith("the steps have no token count")
+    assert why(run, "tokens_per_s").startswith("the steps have no count of tokens")
     found = course(run, "tokens_per_s", Settings(tokens_per_step=500))
     assert (found.basis, found.highest) == ("assumed", 500.0)
     assert traced(run).lacking.keys() == {"tokens"}

@@ -136,7 +136,7 @@ def test_spans_that_are_no_requests_are_not_paired(tmp_path: Path) -> None:
     steps = [Step(0, S, 0, phase="prefill", tokens_real=9)]
     steps += [Step((n + 1) * S, (n + 2) * S, n, phase="decode", tokens_real=1) for n in range(5)]
     run = run_of(tmp_path / "run", steps=steps)
-    assert "1 prefill and 5 decode spans do not pair off" in reason(run, "latency.tpot_median_s")
+    assert "1 prefill and 5 decode spans are not pairs" in reason(run, "latency.tpot_median_s")
     assert reading(run, "latency.ttft_median_s").value == pytest.approx(1.0)
 
 
@@ -157,10 +157,6 @@ def test_goodput_counts_the_requests_within_every_limit(
     found = reading(run, "throughput.goodput_per_s")
     assert found.value == pytest.approx(good / 10)
     assert f"{good} of 3 requests" in found.note
-
-
-def test_goodput_without_limits_is_absent(tmp_path: Path) -> None:
-    assert "--slo" in reason(run_of(tmp_path / "run", steps=THREE), "throughput.goodput_per_s")
 
 
 def watched(path: Path, **more: Any) -> Any:
@@ -300,7 +296,7 @@ def test_requests_in_flight_at_the_end_are_offered_and_not_settled(tmp_path: Pat
     # The window ends with the last one settled.
     assert reading(run, "throughput.requests_per_s").value == pytest.approx(3 / 10)
     assert reading(run, "requests.slo_attainment_frac").value == pytest.approx(2 / 5)
-    assert "2 were in flight" in reason(run, "requests.drain_s")
+    assert "2 requests in flight when the load was interrupted" in reason(run, "requests.drain_s")
     # 5 + 7 + 5 s, and 1 s of the fourth that lies in the window.
     assert reading(run, "requests.in_flight_mean").value == pytest.approx(1.8)
 
@@ -310,7 +306,9 @@ def test_a_load_that_was_cut_off_does_not_say_how_many_were_in_flight(tmp_path: 
     run = run_of(tmp_path / "run", steps=THREE, reported=rows, marks=LOAD[:2], closed=False)
     assert reading(run, "throughput.requests_per_s").value == pytest.approx(3 / 12)
     assert reading(run, "requests.failed").note == "timeout (1)"
-    assert "in flight is not known" in reason(run, "requests.slo_attainment_frac")
+    assert "requests in flight are recorded when a load ends" in reason(
+        run, "requests.slo_attainment_frac"
+    )
 
 
 def test_failures_of_the_warm_up_are_left_out(tmp_path: Path) -> None:
@@ -343,7 +341,7 @@ def test_an_older_run_with_failures_has_no_rates(tmp_path: Path) -> None:
     marks = [*LOAD, Mark(0, "requests_failed", "3: HTTP 429 (2), timeout (1)")]
     run = run_of(tmp_path / "run", steps=THREE, marks=marks)
     for key in ("throughput.requests_per_s", "throughput.goodput_per_s", "throughput.tokens_per_s"):
-        assert "3 requests failed, and this run does not say when" in reason(run, key)
+        assert "3 requests failed, and an older `erg load` did not record" in reason(run, key)
     none = [*LOAD, Mark(0, "requests_failed", "0")]
     calm = run_of(tmp_path / "calm", steps=THREE, marks=none)
     assert reading(calm, "throughput.requests_per_s").value == pytest.approx(3 / 10)
@@ -360,9 +358,3 @@ def test_usage_that_some_answers_lack_is_the_reason_and_no_training_step(tmp_pat
         )
     assert reading(run, "throughput.requests_per_s").value == pytest.approx(4 / 10)
     assert reading(run, "latency.e2e_median_s").value == pytest.approx(5)
-
-
-def test_a_training_run_has_no_requests(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", steps=[Step(0, S, 0, tokens_computed=9)])
-    for key in ("latency.ttft_median_s", "throughput.requests_per_s", "latency.e2e_p95_s"):
-        assert reason(run, key)

@@ -130,7 +130,7 @@ def test_a_reason_names_the_run_it_is_of(tmp_path: Path) -> None:
     runs = [part(tmp_path / "a", began_s=0, steps=range(10)), Run.open(untold)]
     found = job_results([Part.of(run) for run in runs])["job.tokens"]
     assert isinstance(found, Missing)
-    assert found.reason == "b: 1 of 5 steps have no tokens computed"
+    assert found.reason == "b: 1 of 5 steps have no count of computed tokens"
 
 
 def test_runs_that_all_count_from_0_do_not_say_what_was_lost(tmp_path: Path) -> None:

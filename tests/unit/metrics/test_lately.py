@@ -117,7 +117,7 @@ def test_what_the_training_says_is_of_its_last_step_that_says_it(tmp_path: Path)
     found = lately(run_of(tmp_path / "run", steps=rows)).summary.readings
     assert value(found["training.loss"]) == 2.0
     assert "of step 3, the last of 3 told" in found["training.loss"].note  # type: ignore[union-attr]
-    assert "no step tells its grad norm" in found["training.grad_norm"].reason  # type: ignore[union-attr]
+    assert "no step has a grad norm" in found["training.grad_norm"].reason  # type: ignore[union-attr]
 
 
 def test_a_loss_that_is_only_printed_stands_beside_the_steps_that_a_meter_tells(

@@ -130,13 +130,6 @@ def test_broken_rows_are_named_by_line_and_the_others_read(tmp_path: Path) -> No
     assert "the same row as line 2" in said[4]
 
 
-def test_an_empty_cell_is_missing_with_the_reason_in_the_notes(tmp_path: Path) -> None:
-    cells = dict(zip(OURS.split(","), OUR_ROW.split(","), strict=True))
-    cells |= {"energy_J": "", "J_per_token": "", "notes": "lora_r=32_alpha=32; no energy sensor"}
-    (entry,) = read_ledger(ledger(tmp_path, OURS, ",".join(cells.values())), given="x").entries
-    assert entry.why_not("energy.joules_per_token") == "no energy sensor"
-
-
 def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     path = ledger(tmp_path, "a,b", "1,2")
     assert not is_ledger(path)

@@ -110,7 +110,7 @@ def test_a_device_that_a_rank_sees_and_puts_nothing_on_takes_no_figure_away(
     assert reading(run, "memory.allocator_reserved_bytes").value == 4 * MB
     assert reading(run, "memory.allocator_train_peak_bytes").high == 3 * MB
     silent = run_of(tmp_path / "silent", steps=even_steps(3), devices=[TORCH, other])
-    assert "no reading says it" in reason(silent, "memory.allocator_peak_bytes")
+    assert "no reading has allocated_peak_bytes" in reason(silent, "memory.allocator_peak_bytes")
 
 
 def gpu(index: int, total_mb: int) -> Device:

@@ -154,4 +154,6 @@ def test_printed_lines_do_not_say_when_a_phase_began(tmp_path: Path, key: str) -
         tmp_path / "run", steps=even_steps(10), samples=samples, devices=[GPU, TORCH],
         stream="output",
     )  # fmt: skip
-    assert reason(run, f"memory.{key}") == "printed lines do not say when a phase began"
+    assert (
+        reason(run, f"memory.{key}") == "printed lines do not say when a phase began: a Meter does"
+    )

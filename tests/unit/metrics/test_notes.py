@@ -78,3 +78,23 @@ def test_a_slow_first_step_is_held_against_the_median_that_is_shown(tmp_path: Pa
     assert isinstance(median, Reading)
     (said,) = [note for note in found.notes if "times the median" in note]
     assert f"took 5.1 s, {5.1 / median.value:.0f} times" in said
+
+
+def test_a_whole_run_has_no_interval_however_many_steps_it_has(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(20, tokens_computed=10))
+    assert not any("fewer than ten" in n for n in summarize(run, Settings(window="whole")).notes)
+
+
+def test_ranks_whose_rows_hold_several_steps_made_as_many(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=even_steps(20, tokens_computed=10))
+    merged = even_steps(2, seconds=10.0, tokens_computed=100, steps=10, rank=1)
+    add_writer(run, steps=merged)
+    assert not any("ranks made" in note for note in summarize(Run.open(run)).notes)
+
+
+def test_printed_lines_that_overlap_are_not_recorded_twice(tmp_path: Path) -> None:
+    """Lines that give their own step times, each a little longer than the time between lines."""
+    steps = [replace(one, end_ns=one.end_ns + S // 10) for one in even_steps(20)]
+    notes = summarize(run_of(tmp_path / "run", steps=steps, stream="output")).notes
+    assert not any("overlap" in note for note in notes)

@@ -93,7 +93,7 @@ def test_a_phase_that_readings_do_not_reach_has_no_energy(
     if kept == "both ends" and counter:  # a counter never forgets
         assert reading(run, "energy.train_j").value == pytest.approx(5000, rel=0.02)
     else:
-        assert "do not reach" in reason(run, "energy.train_j")
+        assert "do not cover" in reason(run, "energy.train_j")
 
 
 def test_a_first_reading_that_comes_a_little_late_is_drawn_on_to_the_beginning(

@@ -135,11 +135,6 @@ def test_a_silent_program_has_no_figures_of_steps_for_that_reason(tmp_path: Path
     assert reason(log(tmp_path / "run", [], SILENT), key) == SILENT.detail
 
 
-def test_a_run_of_evaluation_says_that_it_is_one(tmp_path: Path) -> None:
-    run = run_of(tmp_path / "run", steps=even_steps(5, phase="eval"))
-    assert "evaluates or generates" in reason(run, "throughput.steps_per_s")
-
-
 def test_an_evaluation_as_long_as_the_program_said_is_the_programs_own_word(
     tmp_path: Path,
 ) -> None:

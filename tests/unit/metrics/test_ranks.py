@@ -297,7 +297,7 @@ def test_a_writer_that_told_no_cost_is_not_taken_for_a_free_one(tmp_path: Path) 
     assert "1 more ended before their cost was recorded" in found.note
     each = summarize(run).devices[silent.id]["overhead.cpu_frac"]
     assert isinstance(each, Missing)
-    assert "ended before its cost was recorded" in each.reason
+    assert "ended before ergmeter's CPU time was recorded" in each.reason
 
 
 def test_older_runs_whose_writers_share_a_device_say_that_it_is_one_of_theirs(

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.roofline import roofline
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run
-from tests.runs import even_steps, run_of
 
 DATA = Path(__file__).parents[2] / "data" / "h200_run"
 
@@ -39,8 +37,3 @@ def test_the_point_is_mfu_times_the_peak_over_the_bytes_that_were_counted(ladder
     assert found.flops_per_byte == pytest.approx(221, abs=1)
     assert found.bound_by == "arithmetic"
     assert found.roof_frac == pytest.approx(mfu.value)  # right of the ridge the roof is the peak
-
-
-def test_without_counted_bytes_there_is_no_roofline(tmp_path: Path) -> None:
-    with pytest.raises(NotMeasurable, match=r"no counter of the bytes .* no accelerator"):
-        roofline(evidence_of(run_of(tmp_path / "run", steps=even_steps(5))))

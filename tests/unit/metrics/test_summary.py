@@ -146,12 +146,6 @@ def test_real_tokens_are_preferred_and_padding_is_told(tmp_path: Path) -> None:
     assert reading(run, "tokens.padding_frac").value == pytest.approx(0.38)
 
 
-def test_a_step_without_tokens_makes_the_rate_absent_and_not_low(tmp_path: Path) -> None:
-    steps = [*even_steps(9, tokens_computed=5), Step(9 * S, 10 * S)]
-    run = run_of(tmp_path / "run", steps=steps)
-    assert "1 of 10 steps have no tokens computed" in reason(run, "throughput.tokens_per_s")
-
-
 def test_two_ranks_add_their_tokens_and_share_the_time(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     for rank in (0, 1):

@@ -119,9 +119,9 @@ def test_devices_that_nobody_read_are_missed_too(tmp_path: Path) -> None:
     """A model over two nodes, of which rank 0 has read its own."""
     found = results(run_of(tmp_path / "run", (0,), gpus=2), layout="tp=4")
     for key in ("energy.joules_per_token", "throughput.tokens_per_s_per_device"):
-        assert "2 GPUs were read, of 4 ranks" in found[key].reason
-    assert "2 GPUs were read" in found["energy.joules_per_step"].reason
-    assert "2 GPUs were read" in found["utilization.mfu_frac"].reason
+        assert "2 GPUs sampled for 4 ranks" in found[key].reason
+    assert "2 GPUs sampled" in found["energy.joules_per_step"].reason
+    assert "2 GPUs sampled" in found["utilization.mfu_frac"].reason
     declared = results(run_of(tmp_path / "said", (0,), gpus=2), layout="tp=4", num_devices=4)
     assert declared["utilization.mfu_frac"].value == pytest.approx(100 * 1e10 / 4e15)
 

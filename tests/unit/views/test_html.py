@@ -384,7 +384,7 @@ def test_a_plot_that_can_not_be_drawn_is_not_written_and_says_why(
 ) -> None:
     code, _, err = erg("plot", ladder, "--kind", "loss", "-o", tmp_path / "x.svg")
     assert (code, list(tmp_path.glob("x.*"))) == (1, [])
-    assert err.startswith("erg: no plot of loss: no step told its loss")
+    assert err.startswith("erg: no plot of loss: no step has a loss")
     (_, others) = err.splitlines()
     assert others.startswith("erg: of this run can be drawn: --kind ")
     kinds = others.partition("--kind ")[2].split(", ")

@@ -50,7 +50,7 @@ def test_all_is_every_chart_that_can_be_drawn_and_why_not_the_rest(
         *("memory, temperature", "loss"),
         "the node's CPU, beside accelerators, the node's disks, the node's network",
     }
-    assert reasons["loss"].startswith("no step told its loss")
+    assert reasons["loss"].startswith("no step has a loss")
 
 
 def test_kinds_can_be_repeated_and_one_that_can_not_be_drawn_is_a_failure(
@@ -60,7 +60,7 @@ def test_kinds_can_be_repeated_and_one_that_can_not_be_drawn_is_a_failure(
     kinds = ("--kind", "waterfall", "--kind", "loss", "--kind", "waterfall")
     code, told, err = erg("plot", run, *kinds, "-o", out, "--format", "png")
     assert (code, told) == (1, f"{out}/waterfall.png\n")
-    assert err.startswith("erg: no plot of loss: no step told its loss")
+    assert err.startswith("erg: no plot of loss: no step has a loss")
     assert (out / "waterfall.png").read_bytes().startswith(b"\x89PNG")
 
 

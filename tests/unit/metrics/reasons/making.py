@@ -1,0 +1,69 @@
+"""What the case files share: cases of a run that is made, and of a call that refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.summarize import evidence_of, summarize
+from ergmeter.records import Sample
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+from tests.runs import GPU, run_of
+from tests.unit.metrics.reasons.case import Case, reason_for
+
+S = 10**9
+
+
+def of_run(
+    fact: str, key: str, expected: str, made: Callable[[Path], Run], **settings: Any
+) -> Case:
+    """A metric that a run which ``made`` makes lacks, and the reason."""
+    return Case(fact, lambda folder: reason_for(key, made(folder / "run"), **settings), expected)
+
+
+def noted_of_run(fact: str, expected: str, made: Callable[[Path], Run], **settings: Any) -> Case:
+    """A caution about a run which ``made`` makes."""
+    return Case(
+        fact, lambda folder: summarize(made(folder / "run"), Settings(**settings)).notes, expected
+    )
+
+
+def refused(
+    fact: str,
+    compute: Callable[[Evidence], object],
+    expected: str,
+    *,
+    settings: dict[str, Any] | None = None,
+    **contents: Any,
+) -> Case:
+    """What a function that is no metric says to a run with these contents."""
+
+    def texts(folder: Path) -> Iterable[str]:
+        run = run_of(folder / "run", **contents)
+        return raised(lambda: compute(evidence_of(run, Settings(**(settings or {})))))
+
+    return Case(fact, texts, expected)
+
+
+def raised(compute: Callable[[], object]) -> list[str]:
+    """Why a call has no answer."""
+    try:
+        found = compute()
+    except NotMeasurable as error:
+        return [str(error)]
+    raise AssertionError(f"it has an answer: {found}")
+
+
+def readings_of_gpu(since_s: float, until_s: float, **columns: float) -> list[Sample]:
+    """The GPU ten times a second, with the same value each time; a counter grows by 100 W."""
+    ticks = range(round(since_s * 10), round(until_s * 10) + 1)
+    energy_j = columns.pop("energy_j", None)
+    counters = ({} if energy_j is None else {"energy_j": energy_j + 10.0 * tick} for tick in ticks)
+    return [
+        Sample(tick * S // 10, GPU.id, **columns, **counter)  # type: ignore[arg-type]
+        for tick, counter in zip(ticks, counters, strict=True)
+    ]
