@@ -43,10 +43,13 @@ _LAST = (
     "import os; os.nice(19); hasattr(os, 'SCHED_IDLE') and"
     " os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
 )
+# This ergmeter, also where another one is installed in the program's Python.
 _CODE = (
-    "import sys; sys.path += [p for p in sys.argv[2:] if p not in sys.path];"
+    "import sys; sys.path.insert(0, sys.argv[2]); import ergmeter; del sys.path[0];"
+    " sys.path += [p for p in sys.argv[3:] if p not in sys.path];"
     " from ergmeter.flops.step_calls import main; main(sys.argv[1])"
 )
+_OWN = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def start(folder: Path, *, is_urgent: bool = False) -> None:
     if not python:
         raise OSError("the program's Python has no path to start another one by")
     code = _CODE if is_urgent else f"{_LAST}; {_CODE}"
-    command = [python, "-I", "-W", "ignore", "-c", code, str(folder), *about["path"]]
+    command = [python, "-I", "-W", "ignore", "-c", code, str(folder), _OWN, *about["path"]]
     # By a shell that is gone at once: the interpreter is then the init process's child.
     line = f'echo $$ >"$0/{GROUP}"; {{ "$@" >"$0/log" 2>&1 </dev/null || touch "$0/{FAILED}"; }} &'
     subprocess.run(

@@ -32,6 +32,9 @@ _CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`er
 # Products of positions with each other: they grow with the length of a sequence.
 _PAIRS = ("attention", "attn", "aten::bmm", "aten::baddbmm")
 
+_SDPA = "scaled_dot_product_attention"
+_attention = nn.functional.scaled_dot_product_attention
+
 
 def count(request: Request) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
@@ -63,6 +66,8 @@ def _count_group(data: bytes) -> list[CallFlops]:
         with ExitStack() as stack:
             stack.enter_context(apart())
             stack.enter_context(_OnCpu())
+            stack.callback(setattr, nn.functional, _SDPA, _attention)
+            setattr(nn.functional, _SDPA, _attention_without_dropout)
             try:
                 calls: list[ModuleCall] = loads(data)
             except Exception as error:
@@ -137,6 +142,14 @@ def _flops_of(
         counted.not_counted,
         assumptions,
     )
+
+
+def _attention_without_dropout(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    """Attention as a kernel. The CPU has none with dropout and computes masked pairs too."""
+    args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+    if "dropout_p" in kwargs:
+        kwargs["dropout_p"] = 0.0
+    return _attention(*args, **kwargs)
 
 
 class _OnCpu(TorchFunctionMode):

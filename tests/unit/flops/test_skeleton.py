@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -135,6 +136,29 @@ def test_no_file_of_the_users_is_run_again(tmp_path: Path) -> None:
     assert (flops.error, flops.forward) == ("", 2 * 5 * (36 + 18))
     assert (tmp_path / "layers-ran").read_text() == "x"
     assert (tmp_path / "train-ran").read_text() == "x"
+
+
+def test_the_counter_is_this_ergmeter_where_another_one_is_installed(tmp_path: Path) -> None:
+    other = tmp_path / "site" / "ergmeter"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise ImportError('another version')")
+    python = tmp_path / "python"  # its first folder of packages is `site`
+    python.write_text(
+        "#!/bin/sh\n"
+        f"code=\"import sys; sys.path.insert(0, '{other.parent}'); $5\"; shift 5\n"
+        f'exec "{sys.executable}" -I -W ignore -c "$code" "$@"\n'
+    )
+    python.chmod(0o755)
+    folder = tmp_path / "request"
+    remote.write(serialised([[call_of(nn.Linear(2, 2), 1, 2)]]), StepRecord(), folder)
+    about = json.loads((folder / remote.REQUEST).read_text())
+    (folder / remote.REQUEST).write_text(json.dumps({**about, "python": str(python)}))
+    remote.start(folder, is_urgent=True)
+    end_s = time.monotonic() + 120
+    while (found := remote.result(folder)) is None and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert found is not None
+    assert (found[0][0].error, found[0][0].forward) == ("", 2 * 2 * 2)
 
 
 def test_a_counter_that_breaks_says_so(tmp_path: Path) -> None:

@@ -212,6 +212,30 @@ def test_attention_that_is_written_out_counts_whole(counted: Callable[..., Count
     assert found.parts == {"model": by_hand}
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_dropout_does_not_change_the_pairs_of_a_causal_mask(
+    counted: Callable[..., Counted], dropout: float
+) -> None:
+    """A CPU writes attention with dropout out as products; a GPU has a kernel for it."""
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte = nn.Embedding(VOCABULARY, WIDTH)
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 4 * WIDTH, dropout, batch_first=True)
+            self.layers = nn.TransformerEncoder(layer, LAYERS)
+            self.head = nn.Linear(WIDTH, VOCABULARY)
+
+        def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
+            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            logits = self.head(self.layers(self.wte(tokens), mask=mask, is_causal=True))
+            return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    model = Encoder()
+    found = counted(trained(model, loss=nano_loss(model)))
+    assert found.parts == {"model": GPT_STEP}
+
+
 def test_a_head_inside_the_loss(counted: Callable[..., Counted]) -> None:
     """As torchtune's LinearCrossEntropyLoss: it is handed the model's output projection."""
 
