@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import sys
 from typing import Any
 
 from ergmeter.flops.whole import sizes, whole_parameters
@@ -29,10 +30,20 @@ def training_identity(model: object = None) -> dict[str, Any]:
         "id": word or secrets.token_hex(6),
         "world": world,
         "number": next(_trainings),
-        **({} if model is None else {"model": type(model).__name__}),
+        **({} if model is None else {"model": _class_of(model)}),
         **_model_sizes(model),
         **({"layout": told} if (told := told_layout(model)) else {}),
     }
+
+
+def _class_of(model: object) -> str:
+    """The class of a model, without what compiles it or spreads it over devices."""
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        from ergmeter.flops.shadow import unwrapped  # noqa: PLC0415  imports torch
+
+        model = unwrapped(model)
+    return type(model).__name__
 
 
 def _model_sizes(model: object) -> dict[str, int]:

@@ -394,12 +394,12 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
 def _before_steps(run: Run, start_ns: int | None) -> list[float]:
     """The loss of the printed line that the first step begins with; of a log whose lines have no
     times, all losses that it names as the first."""
-    if "imported" not in run.header:
-        return []
     said = [one for one in run.reported() if one.name.endswith("loss") and not one.unit]
     said = [one for one in said if not _OTHER_LOSS.match(one.name)]
     if start_ns is not None:
         return [one.value for one in said if one.t_ns == start_ns][:1]
+    if "imported" not in run.header:
+        return []
     return [one.value for one in said if one.name == said[0].name]
 
 
