@@ -109,6 +109,9 @@ def need_usage(evidence: Evidence, rows: Steps) -> None:
 
 
 def _no_tokens(evidence: Evidence) -> str:
+    work = evidence.flops[0] if evidence.flops else None
+    if work is not None and work.samples_per_step and not work.tokens_per_step:
+        return "the model is called without token ids: throughput.samples_per_s has its rate"
     if not evidence.from_output:
         return "the steps have no token count: pass tokens= to meter.step"
     return (

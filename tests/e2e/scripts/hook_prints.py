@@ -1,7 +1,8 @@
 """A small training that prints its losses as other programs do: `hook_prints.py KIND`.
 
-KIND is `litgpt`, `plain`, `table` (as pytorch's word_language_model, which updates its weights itself),
-`bar` (tqdm, with the loss in its postfix) or `once` (a loss at the first step, and no more).
+KIND is `litgpt`, `plain`, `table` (as pytorch's word_language_model, which updates its weights
+itself), `bar` (tqdm, with the loss in its postfix) or `once` (a loss at the first step, and no
+more).
 Prints as TRUTH, to standard error, the losses that it printed.
 """
 
