@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import sys
-from typing import Any
+from typing import Any, cast
 
 from ergmeter.flops.whole import sizes, whole_parameters
 from ergmeter.runlog.meeting import agreed, world_size
@@ -30,19 +29,18 @@ def training_identity(model: object = None) -> dict[str, Any]:
         "id": word or secrets.token_hex(6),
         "world": world,
         "number": next(_trainings),
-        **({} if model is None else {"model": _class_of(model)}),
+        **({} if model is None else {"model": _class_name(model)}),
         **_model_sizes(model),
         **({"layout": told} if (told := told_layout(model)) else {}),
     }
 
 
-def _class_of(model: object) -> str:
-    """The class of a model, without what compiles it or spreads it over devices."""
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(model, torch.nn.Module):
-        from ergmeter.flops.shadow import unwrapped  # noqa: PLC0415  imports torch
+def _class_name(model: object) -> str:
+    """The class of a model, and not of what compiles it or spreads it over devices."""
+    if hasattr(model, "named_modules"):
+        from ergmeter.flops.shadow import unwrapped  # noqa: PLC0415  torch is loaded then
 
-        model = unwrapped(model)
+        model = unwrapped(cast("Any", model))
     return type(model).__name__
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from ergmeter import Run
 from ergmeter.integrations.training import Training
-from ergmeter.integrations.world import training_identity
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 
@@ -171,8 +170,3 @@ def test_tokens_are_those_of_the_calls_where_a_batch_is_prompts(tmp_path: Path) 
         ("other models", 2 * 28 * 16 * 50)
     ]
     assert "_compiled_call_impl" not in vars(model)  # nothing is left behind
-
-
-def test_a_training_is_named_after_its_model_and_not_what_is_around_it() -> None:
-    assert training_identity(nn.DataParallel(Plain()))["model"] == "Plain"
-    assert training_identity(Plain())["model"] == "Plain"
