@@ -17,6 +17,7 @@ from ergmeter.metrics.timeline import loss_series
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
+from ergmeter.views.terminal import sparkline
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, script
 from tests.e2e.told import steps
@@ -280,7 +281,7 @@ def test_what_a_program_logs_to_trackers_is_kept_and_its_loss_is_the_steps(lab: 
     assert "note" not in told
 
 
-@pytest.mark.parametrize("kind", ["litgpt", "table", "bar", "once"])
+@pytest.mark.parametrize("kind", ["litgpt", "plain", "table", "bar", "once"])
 def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
     lab: Lab, kind: str
 ) -> None:
@@ -297,6 +298,10 @@ def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
         assert set(losses) == set(truth["losses"])
     else:
         assert losses == truth["losses"]
+    if kind == "plain":  # its first line begins the first printed step
+        drawn = sparkline(run)
+        assert drawn is not None
+        assert drawn.plain.split()[-3:] == [str(truth["losses"][0]), "to", str(truth["losses"][-1])]
     if kind == "table":  # no optimizer steps: the lines are the steps
         assert value(run, "steps.count") == 1 + 10 + 10 + 10
 

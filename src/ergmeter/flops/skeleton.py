@@ -19,7 +19,7 @@ import time
 from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import ReferenceType
 
 import cloudpickle
@@ -164,6 +164,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return self._dynamic_function_reduce(obj) if is_users else self._by_default(obj)
         if isinstance(obj, ModuleType):
             return _reduced_python_module(obj)
+        if isinstance(obj, TypeVar):  # else its whole module would go with it
+            return by_value._make_typevar, by_value._decompose_typevar(obj)
         return NotImplemented if type(obj) in self.dispatch_table else _reduced_object(obj)
 
     def _by_default(self, obj: Any) -> Any:  # noqa: ANN401
@@ -225,7 +227,8 @@ def _reduced_python_module(module: ModuleType) -> tuple[Any, ...]:
         return by_value.subimport, (module.__name__,)
     state = {k: v for k, v in module.__dict__.items() if k not in ("__builtins__", "__loader__")}
     state.pop("__spec__", None)
-    return by_value.dynamic_subimport, (module.__name__, state)
+    # Filled afterwards: what is in it may refer to it.
+    return by_value.dynamic_subimport, (module.__name__, {}), state, None, None, _set_state
 
 
 def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
@@ -318,5 +321,5 @@ def _made(kind: type) -> Any:  # noqa: ANN401
     return object.__new__(kind)
 
 
-def _set_state(module: nn.Module, state: dict[str, Any]) -> None:
+def _set_state(module: nn.Module | ModuleType, state: dict[str, Any]) -> None:
     module.__dict__.update(state)

@@ -110,7 +110,13 @@ def _take_own_time(seen: Seen, printed: Pair, found: list[Pair]) -> None:
     seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
 
 
+def iteration_of(found: list[Pair]) -> int | None:
+    """The iteration on a line that counts steps beside it: litgpt's `iter 8 step 2`."""
+    counted = {p.means.name.startswith("iter"): p.value for p in found if p.means.kind == "step"}
+    return int(counted[True]) if len(counted) == 2 else None
+
+
 def _iterations(found: list[Pair], step: int) -> int:
-    """The iterations of a step, of a line that counts both: litgpt's `iter 8 step 2`."""
-    counted = [p.value for p in found if p.means.kind == "step" and p.means.name.startswith("iter")]
-    return int(counted[0]) // step if counted and counted[0] % step == 0 else 1
+    """How many iterations a step has, by a line that counts both."""
+    iteration = iteration_of(found)
+    return iteration // step if iteration and iteration % step == 0 else 1

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ergmeter.importers.bars import bar
 from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.held import seen_in
+from ergmeter.importers.held import iteration_of, seen_in
 from ergmeter.importers.numbering import Numbering
 from ergmeter.importers.pairs import Pair
 from ergmeter.importers.ranks import Ranks
@@ -56,6 +56,7 @@ class StepLines:
         self._dialect = dialect
         self._ranks = Ranks()
         self._numbering = Numbering()
+        self._counted = 0, 0  # step and iteration of the last line that counts both
 
     @property
     def rank(self) -> int | None:
@@ -75,6 +76,8 @@ class StepLines:
         seen, counts, epoch = seen_in(found)
         if self._ranks.is_another(line.text, seen.number):
             return Told("another rank", found)
+        if self._is_inside_a_step(found, seen.number):
+            return Told("again", found)
         drawn = bar(line.text)
         seen.elapsed_s = drawn.elapsed_s if drawn else None
         if seen.iterations > 1:
@@ -84,6 +87,14 @@ class StepLines:
         if self._dialect.whole_numbers and seen.number is not None:
             self._judge(told, seen.number, line)
         return told
+
+    def _is_inside_a_step(self, found: list[Pair], step: int | None) -> bool:
+        """Whether a line counts an iteration that ends no step: litgpt's `iter 3 step 1`."""
+        iteration = iteration_of(found)
+        if iteration is None or step is None:
+            return False
+        last, self._counted = self._counted, (step, iteration)
+        return step == last[0] and iteration > last[1]
 
     def _judge(self, told: Told, number: int, line: Line) -> None:
         last = self._numbering.last

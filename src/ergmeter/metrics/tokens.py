@@ -120,6 +120,9 @@ def need_usage(evidence: Evidence, rows: Steps) -> None:
 def _no_tokens(evidence: Evidence) -> str:
     if not evidence.trains:
         return "the requests have no token count: pass tokens= to meter.phase"
+    work = evidence.flops[0] if evidence.flops else None
+    if work is not None and work.samples_per_step and not work.tokens_per_step:
+        return "the model is called without token ids: throughput.samples_per_s has its rate"
     if not evidence.from_output:
         return f"{why_not_counted(evidence, 'tokens', 'tokens')}, or give --tokens-per-step"
     return (

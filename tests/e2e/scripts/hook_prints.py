@@ -1,7 +1,8 @@
 """A small training that prints its losses as other programs do: `hook_prints.py KIND`.
 
-KIND is `litgpt`, `table` (as pytorch's word_language_model, which updates its weights itself),
-`bar` (tqdm, with the loss in its postfix) or `once` (a loss at the first step, and no more).
+KIND is `litgpt`, `plain`, `table` (as pytorch's word_language_model, which updates its weights
+itself), `bar` (tqdm, with the loss in its postfix) or `once` (a loss at the first step, and no
+more).
 Prints as TRUTH, to standard error, the losses that it printed.
 """
 
@@ -49,6 +50,13 @@ def litgpt() -> None:
         )
 
 
+def plain() -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(STEPS):
+        printed.append(round(step(optimizer), 3))
+        print(f"step {number}: loss {printed[-1]:.3f}")
+
+
 def table() -> None:
     for epoch in range(1, EPOCHS + 1):
         for batch in range(STEPS):
@@ -82,5 +90,5 @@ def once() -> None:
             print(f"step {number}: loss {loss:.4f}")
 
 
-{"litgpt": litgpt, "table": table, "bar": bar, "once": once}[KIND]()
+{"litgpt": litgpt, "plain": plain, "table": table, "bar": bar, "once": once}[KIND]()
 print("TRUTH", json.dumps({"losses": printed}), file=sys.stderr)

@@ -90,14 +90,21 @@ def test_a_device_named_in_a_forward_is_the_cpu() -> None:
 
 
 def test_no_file_of_the_users_is_run_again(tmp_path: Path) -> None:
-    """A program and a module beside it, both counted in a fresh Python that finds neither."""
+    """A program and a module beside it, both counted in a fresh Python that finds neither.
+
+    The module refers to itself, and its function has a type variable, as litgpt's.
+    """
     (tmp_path / "layers.py").write_text(
         textwrap.dedent("""
         open("layers-ran", "a").write("x")
+        import sys
+        from typing import TypeVar
         from torch import nn
         WIDTH = 6
-        def double(x):
-            return 2 * x
+        T = TypeVar("T")
+        this = sys.modules[__name__]
+        def double(x: T) -> T:
+            return 2 * x * this.WIDTH
         class Layer(nn.Module):
             def __init__(self):
                 super().__init__()

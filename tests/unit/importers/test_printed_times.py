@@ -92,6 +92,18 @@ def test_litgpt_steps_of_several_iterations_take_as_long_as_all_of_them() -> Non
     assert any("iter time times 4" in said for said in marks(records, "assumed"))
 
 
+def test_litgpt_lines_of_iterations_inside_a_step_are_no_steps() -> None:
+    """Its fine-tuning prints a line for each iteration, with the last step's number."""
+    line = "Epoch 1 | iter {} step {} | loss train: {:.3f}, val: n/a | iter time: 12.34 ms{}"
+    lines = [line.format(n, n // 2, 7 - n / 10, " (step)" * (n % 2 == 0)) for n in range(1, 9)]
+    found = steps(from_file(*lines))
+    assert [(s.index, s.loss) for s in found] == [(1, 6.8), (2, 6.6), (3, 6.4), (4, 6.2)]
+    assert [(s.end_ns - s.start_ns) / 1e6 for s in found] == pytest.approx([2 * 12.34] * 4)
+    timed = live(*((1 + n / 10, text) for n, text in enumerate(lines)))
+    assert not marks(timed, "several_programs")
+    assert [s.loss for s in steps(timed)][-3:] == [6.6, 6.4, 6.2]
+
+
 def test_a_table_of_batches_has_its_losses_and_all_steps_of_an_epoch() -> None:
     log = [(epoch, n) for epoch in (1, 2) for n in range(200, 2983, 200)]
     lines = [WORD_LM.format(epoch, n, 10.0, 7 - i * 0.1) for i, (epoch, n) in enumerate(log)]

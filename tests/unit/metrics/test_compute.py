@@ -118,6 +118,16 @@ def test_flops_of_images_go_by_samples() -> None:
     assert isinstance(unknown[HFU], Missing)
 
 
+def test_a_run_of_images_is_not_told_to_count_tokens(tmp_path: Path) -> None:
+    images = Flops(6e12, "counted", "counted", 6e12, samples_per_step=4, other_work=())
+    path = tmp_path / "run"
+    make_run(path)
+    add_writer(path, steps=even_steps(10, samples=4), header={"flops": [asdict(images)]})
+    found = summarize(Run.open(path)).readings["throughput.tokens_per_s"]
+    assert isinstance(found, Missing)
+    assert found.reason.startswith("the model is called without token ids")
+
+
 def test_hfu_has_what_is_spent_on_padding_by_the_tokens_of_the_steps(tmp_path: Path) -> None:
     # Of 100 positions 80 hold a token: 0.25 more for each, at 4 GFLOP beside a token's 20 + 5.
     padded = replace(EXACT, hardware_per_padding=4e9)
