@@ -62,9 +62,9 @@ def _last(column: str, evidence: Evidence) -> Reading:
     is_printed = evidence.from_output
     if found is None and not is_printed:
         printed, window, is_printed = evidence.printed, evidence.window, True
-        begins_before_ns = _printed_until_ns(evidence)
-        inside = (printed["end_ns"] > window.start_ns) & (printed["start_ns"] < begins_before_ns)
-        rows = printed.where(inside)
+        is_read_late = printed["end_ns"] <= _printed_until_ns(evidence)
+        is_before_end = (printed["start_ns"] < window.end_ns) | is_read_late
+        rows = printed.where((printed["end_ns"] > window.start_ns) & is_before_end)
         found = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
     if is_printed and column == "loss":
         found = _on_a_later_line(evidence, rows) or found

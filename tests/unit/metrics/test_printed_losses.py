@@ -79,10 +79,10 @@ def test_what_a_step_tells_goes_before_what_is_printed(tmp_path: Path) -> None:
 
 
 def test_lines_read_after_the_last_step_are_its_own_unless_steps_follow(tmp_path: Path) -> None:
-    """Lines are read half a step late, so that the last begins after the last step has ended."""
+    """Lines are read a step late, so that the last begins when the last step has ended."""
     run = make_run(tmp_path / "run")
     add_writer(run, steps=even_steps(20))
-    lines = [Step(i * S + S * 3 // 2, i * S + S * 5 // 2, loss=4.0 - 0.1 * i) for i in range(20)]
+    lines = [Step((i + 1) * S, (i + 2) * S, loss=4.0 - 0.1 * i) for i in range(20)]
     add_writer(run, steps=lines, stream="output")
     assert reading(Run.open(run), "training.loss").value == pytest.approx(2.1)
     assert reading(Run.open(run), "training.loss", window="0:10").value == pytest.approx(3.2)
