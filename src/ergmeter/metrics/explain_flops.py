@@ -79,8 +79,6 @@ def achieved(evidence: Evidence) -> Achieved:
         need_possible(evidence, MFU, HFU)
     if isinstance(found, Missing):
         return Achieved(_printed(evidence, found.reason), None, None, False, is_printed=True)
-    if not found.value:
-        raise NotMeasurable("no FLOP was computed in the window")
     chosen = evidence.flops[0]
     is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
     again = None

@@ -137,7 +137,7 @@ def test_hfu_has_what_is_spent_on_padding_by_the_tokens_of_the_steps(tmp_path: P
     rate = replace(RATE, positions_per_token=1.25)
     unknown = compute_results([EXACT], rate, PEAK)[HFU]
     assert isinstance(unknown, Missing)
-    assert unknown.reason.startswith("20.0 % of what is computed is padding")
+    assert unknown.reason.startswith("20.0 % of the positions are padding")
 
 
 def test_a_count_of_something_else_does_not_widen_the_spread() -> None:
@@ -264,9 +264,9 @@ def test_a_run_gets_its_peak_from_the_name_its_driver_says(tmp_path: Path) -> No
     [
         ([replace(H200, name="NVIDIA H299")], {"dtype": "bf16"}, "unknown peak: pass --peak"),
         ([H200], {}, "pass --dtype"),
-        ([H200, replace(H200, id="GPU-2", name="NVIDIA L4")], {"dtype": "bf16"}, "devices differ"),
+        ([H200, replace(H200, id="GPU-2", name="NVIDIA L4")], {"dtype": "bf16"}, "no common peak"),
         ([H200], {"dtype": "fp4"}, "NVIDIA H200 SXM5 141GB has no fp4"),
-        ([], {"dtype": "bf16"}, "no device was sampled"),
+        ([], {"dtype": "bf16"}, "no GPU and no host was sampled"),
     ],
 )
 def test_what_can_not_be_known_is_absent_with_its_reason(

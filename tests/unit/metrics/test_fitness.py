@@ -153,7 +153,7 @@ def test_a_quiet_run_has_no_finding_and_every_check_but_the_count_was_made(tmp_p
 @pytest.mark.parametrize(
     ("values", "check", "words"),
     [
-        ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "held down by heat in 50 %"),
+        ({"throttled": lambda t: HOT if t > 5 else 0}, "throttling", "throttled by heat in 50 %"),
         ({"throttled": 0x80}, "throttling", "a hardware slowdown in 100 %"),
         (
             {"energy_j": lambda t: 1e4 + 400.0 * t},
@@ -235,8 +235,8 @@ def test_a_slow_beginning_is_in_steps_also_where_rows_hold_ten(tmp_path: Path) -
     run = made(tmp_path / "run", steps)
     assert "--warmup-steps 30 leaves them out" in said(checked(run, warmup_steps=0), "warm_up")
     # 30 of 430 steps; of the first 250 that the rule looks at, 50 may go.
-    assert checked(run).window == "over 400 steps (40 printed lines) in 10 s, after 30 steps" + (
-        " (3 printed lines) of warm-up"
+    assert checked(run).window == "over 400 steps (40 rows) in 10 s, after 30 steps" + (
+        " (3 rows) of warm-up"
     )
     assert "warm_up" not in names(checked(run, warmup_steps=30), "serious")
 
@@ -278,7 +278,7 @@ def test_of_two_devices_alike_a_finding_names_the_one(tmp_path: Path) -> None:
     cool = [replace(one, device=other.id, throttled=0) for one in read(10.0)]
     steps = even_steps(40, seconds=0.25, tokens_computed=10)
     run = run_of(tmp_path / "run", steps=steps, samples=[*hot, *cool], devices=[GPU, other])
-    assert said(checked(run), "throttling").startswith("Test GPU [GPU-0]: held down by heat")
+    assert said(checked(run), "throttling").startswith("Test GPU [GPU-0]: throttled by heat")
 
 
 def test_steps_are_counted_for_one_rank(tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_without_sensors_nobody_knows_whether_it_is_fit(tmp_path: Path) -> None:
     """8 of the 17 checks are of accelerators; what held their clock down is one of the decisive."""
     found = checked(run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)))
     assert (found.verdict, found.is_fit) == ("not known", False)
-    assert found.said == "not known: 8 of 17 checks had no data, throttling among them"
+    assert found.said == "not known: 8 of 17 checks could not be made, throttling among them"
     assert set(found.passed) == {
         *("ranks", "record", "window", "warm_up", "noise"),
         *("stalls", "pauses", "stragglers", "memory"),
@@ -336,7 +336,7 @@ def test_the_command_says_not_known_and_does_not_fail(
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10)).path
     code, out, _ = erg("check", run)
     assert code == 0
-    assert "not known: 8 of 17 checks had no data, throttling among them" in out
+    assert "not known: 8 of 17 checks could not be made, throttling among them" in out
     code, out, _ = erg("check", run, "--json")
     (told,) = json.loads(out)
     assert code == 0
@@ -353,7 +353,7 @@ def test_the_command_says_not_known_and_does_not_fail(
 def test_the_page_says_what_the_command_says(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))
     page = report(evidence_of(run), summarize(run))
-    said = "Not known: 8 of 17 checks had no data, throttling among them."
+    said = "Not known: 8 of 17 checks could not be made, throttling among them."
     assert f"<strong>{said}</strong>" in page
 
 
@@ -389,12 +389,12 @@ def test_a_check_that_failed_is_not_one_without_data(
     monkeypatch.setitem(CHECKS, "noise", broken)
     said = checked(run).said
     assert said == (
-        "not known: 8 of 17 checks had no data and 1 of 17 checks failed, noise, throttling among"
-        " them"
+        "not known: 8 of 17 checks could not be made and 1 of 17 checks failed, noise, throttling"
+        " among them"
     )
     only = made(tmp_path / "quiet")
     assert checked(only).said == (
-        "not known: 1 of 17 checks had no data and 1 of 17 checks failed, noise among them"
+        "not known: 1 of 17 checks could not be made and 1 of 17 checks failed, noise among them"
     )
 
 
