@@ -168,8 +168,8 @@ NO_DTYPE = (
 
 
 def _one_peak(dtype: str) -> NotApplicable:
-    which = f"the products are in {dtype}" if dtype else "the type of the products was not said"
-    return NotApplicable(f"{which}: {MFU} has the one peak there is")
+    which = f"the matmuls are in {dtype}" if dtype else "the dtype of the matmuls was not given"
+    return NotApplicable(f"{which}: {MFU} is the share of the only peak")
 
 
 def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:

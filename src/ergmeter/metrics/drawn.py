@@ -200,8 +200,9 @@ def boundary(evidence: Evidence) -> list[Device]:
     devices = counted_once(evidence.devices("gpu") or evidence.devices("cpu", "dram"))
     if not devices:
         why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *CPUS)))
-        hint = _HINT_CPU if evidence.gpus("unused") else _HINT
-        raise NotMeasurable(why if evidence.is_imported else f"{why}; {hint}")
+        if evidence.is_imported:
+            raise NotMeasurable(why)
+        raise NotMeasurable(f"{why}; {_HINT_CPU if evidence.gpus('unused') else _HINT}")
     shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
     if shared:
         raise NotMeasurable(

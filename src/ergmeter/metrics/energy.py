@@ -165,8 +165,9 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     power = evidence.series("power_w").get(device.id)
     if power is None:
         why = why_absent(device, "power_w")
-        said = f"{device.name} [{device.id}] gives no power reading"
-        raise NotMeasurable(f"{said}: {why}" if why else said)
+        raise NotMeasurable(
+            f"{device.name} [{device.id}] gives no power reading{f': {why}' if why else ''}"
+        )
     inside = evidence.span.contains(power.t_ns)
     if not inside.any():
         raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")

@@ -50,8 +50,7 @@ _LOST = (
 def _record(evidence: Evidence) -> list[Finding]:
     found = []
     if evidence.run.status == CUT_OFF:
-        several = len(evidence.run.writers) > 1
-        effect = "the window ends with its last records" + (" or the other ranks' steps" * several)
+        effect = "the window ends with the last records that were written"
         found.append(Finding("record", "serious", "the run was cut off", effect))
     lost = [f"{dropped}" for dropped in dropped_steps(evidence.run)]
     others = [mark for mark in evidence.run.marks if mark.name in _LOST]
@@ -146,9 +145,9 @@ def _warm_up(evidence: Evidence) -> list[Finding]:
     slow = int(np.nan_to_num(lane["steps"][:rows], nan=1.0).sum())  # a printed line may be of ten
     which = "the first counted step is" if slow == 1 else f"the first {slow} counted steps are"
     seen = f"{which} up to {early_s.max() / usual_s:.1f} times as slow as the median"
-    they, them = ("it adds", "it") if slow == 1 else ("they add", "them")
+    they, them = ("it costs", "it") if slow == 1 else ("they cost", "them")
     option = _without_first(evidence, lane, rows, slow)
-    effect = f"{they} {percent(share)} to the time: {option} leaves {them} out"
+    effect = f"{they} {percent(share)} of the time: {option} leaves {them} out"
     return [Finding("warm_up", "serious", seen, effect)]
 
 

@@ -19,7 +19,7 @@ from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.views.html.report import report
-from tests.runs import GPU, add_writer, even_steps, make_run, reason, run_of
+from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.test_h200 import replayed
 from tests.unit.metrics.test_h200_run import unpacked
 
@@ -191,20 +191,6 @@ def test_memory_that_is_taken_once_does_not_only_grow(tmp_path: Path) -> None:
     assert found.findings == ()
 
 
-def test_a_gap_in_the_readings_is_found(tmp_path: Path) -> None:
-    samples = [one for one in read(10.0) if not 4 * S < one.t_ns < 7 * S]
-    found = checked(made(tmp_path / "run", samples=samples))
-    assert "was not read for 3" in said(found, "gaps")
-
-
-def test_a_short_window_and_few_steps(tmp_path: Path) -> None:
-    short = checked(made(tmp_path / "short", even_steps(40, seconds=0.05, tokens_computed=1)))
-    assert "2 s long, with 40 steps" in said(short, "window")
-    few = checked(made(tmp_path / "few", even_steps(8, seconds=2.0, tokens_computed=1)))
-    assert "8 steps in 16 s: " in said(few, "window")
-    assert "too few" in few.unchecked["stalls"]
-
-
 def test_a_slow_beginning_is_counted_from_the_start_of_the_run(tmp_path: Path) -> None:
     """Five slow steps, of which a warm-up of three leaves two, and later one that stalls."""
     lasts_s = [*[1.5] * 5, *[0.25] * 20, 1.0, *[0.25] * 14]
@@ -241,12 +227,6 @@ def test_a_slow_beginning_is_in_steps_also_where_rows_hold_ten(tmp_path: Path) -
     assert "warm_up" not in names(checked(run, warmup_steps=30), "serious")
 
 
-def test_a_record_with_a_part_missing(tmp_path: Path) -> None:
-    lost = Mark(S, "rows_dropped", "12 samples")
-    found = checked(made(tmp_path / "run", marks=[lost]))
-    assert "rows dropped: 12 samples" in said(found, "record")
-
-
 @pytest.mark.parametrize("table", ["steps", "samples"])
 @pytest.mark.parametrize("how", ["other bytes", "cut"])
 def test_a_file_that_is_not_what_was_written_is_found(tmp_path: Path, table: str, how: str) -> None:
@@ -266,12 +246,6 @@ def test_a_killed_writers_half_message_is_no_damage(tmp_path: Path) -> None:
     assert Run.open(run.path).verified() == []
 
 
-def test_a_command_without_steps_says_what_there_is_to_compare(tmp_path: Path) -> None:
-    found = checked(run_of(tmp_path / "run", samples=read(10.0), devices=[GPU]))
-    assert "no steps were seen" in said(found, "record")
-    assert found.unchecked["stalls"] == "no steps were seen"
-
-
 def test_of_two_devices_alike_a_finding_names_the_one(tmp_path: Path) -> None:
     other = replace(GPU, id="GPU-1")
     hot = [replace(one, throttled=HOT) for one in read(10.0)]
@@ -286,15 +260,6 @@ def test_steps_are_counted_for_one_rank(tmp_path: Path) -> None:
     for rank in range(2):
         add_writer(run, steps=even_steps(6, tokens_computed=10, rank=rank))
     assert "6 steps in 6 s: " in said(checked(Run.open(run)), "window")
-
-
-def test_other_programs_on_the_gpu(tmp_path: Path) -> None:
-    found = checked(made(tmp_path / "run", marks=[Mark(S, "device_shared", f"{GPU.id} bash (7)")]))
-    assert "bash (7)" in said(found, "company")
-    assert "other programs computed on" in reason(
-        made(tmp_path / "other", marks=[Mark(S, "device_shared", f"{GPU.id} bash (7)")]),
-        "energy.run_j",
-    )
 
 
 def test_what_can_not_be_checked_is_named(tmp_path: Path) -> None:
