@@ -79,9 +79,7 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
         way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
         return Drawn(_over(integral, evidence.span), way, why_no_counter)
     except NotMeasurable as error:
-        marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
-        lost = [mark.detail for mark in marks if device.id in mark.detail]
-        reasons = "; ".join(dict.fromkeys([*lost, why_no_counter, str(error)]))
+        reasons = "; ".join(dict.fromkeys([*evidence.lost(device), why_no_counter, str(error)]))
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 

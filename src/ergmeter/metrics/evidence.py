@@ -532,6 +532,11 @@ class Evidence:
         span = self.span
         return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
 
+    def lost(self, device: Device) -> list[str]:
+        """What was marked when a device could no longer be read."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "device_lost")
+        return [one for one in marks if one.startswith((f"{device.id}: ", f"{device.id} "))]
+
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
         if self.is_imported:
@@ -543,9 +548,10 @@ class Evidence:
         said += [
             mark.detail
             for mark in self.run.marks
-            if (mark.name == "probe_failed" and mark.detail.startswith(probes))
-            or (mark.name == "device_lost" and "nvml" in probes)
+            if mark.name == "probe_failed" and mark.detail.startswith(probes)
         ]
+        own = [device for device in self.run.devices.values() if device.probe in probes]
+        said += [detail for device in own for detail in self.lost(device)]
         unused = self.gpus("unused")
         said += [f"{named(unused)} not used by this run"] if unused and "nvml" in probes else []
         return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")

@@ -14,7 +14,7 @@ from tests.unit.metrics.reasons.making import checks, lacks
 from tests.unit.metrics.test_carbon import samples
 from tests.unit.metrics.test_courses import OTHER, why
 from tests.unit.metrics.test_fitness import made, read
-from tests.unit.metrics.test_gpu_use import GPUS, unused
+from tests.unit.metrics.test_gpu_use import GPUS, PACKAGE, unused
 from tests.unit.metrics.test_gpu_use import made as on_two_gpus
 from tests.unit.metrics.test_peak_power import short_run
 from tests.unit.metrics.test_trainings import SAMPLES, training
@@ -117,6 +117,28 @@ CASES: list[Case] = [
         "power and energy counter of the GPU were read for two seconds",
         "counter: Test GPU: its energy counter and its power overlap for 1.9 s; the check needs 4",
         lambda path: made(path, samples=read(12.0)[:21]),
+    ),
+    absent(
+        "the counter of the CPU package was lost, and there is no GPU",
+        "energy.accelerator_j",
+        "no accelerator (nvml: no driver)",
+        steps=even_steps(10),
+        samples=[Sample(0, PACKAGE.id, energy_j=1.0)],
+        devices=[PACKAGE],
+        marks=[Mark(S, "device_lost", f"{PACKAGE.id}: Permission denied")],
+        unavailable={"nvml": "no driver"},
+    ),
+    absent(
+        "the counter of the CPU package could no longer be read",
+        "energy.cpu_j",
+        "Test CPU [cpu:0]: cpu:0: Permission denied; the energy counter",
+        steps=even_steps(10),
+        samples=[Sample(0, PACKAGE.id, energy_j=1.0)],
+        devices=[PACKAGE],
+        marks=[
+            Mark(S, "device_lost", f"{PACKAGE.id}: Permission denied"),
+            Mark(S, "device_lost", f"{PACKAGE.id}:dram: No such file"),
+        ],
     ),
     # -- factors that only the user has
     absent(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import explains, refuses
 from tests.unit.metrics.test_comparison import compared, entry, group, only, words
-from tests.unit.metrics.test_explain_made import made
+from tests.unit.metrics.test_explain_made import STEP, made
 
 S = 10**9
 BUSY: dict[str, Any] = {"busy_frac": 0.9}  # the driver's utilisation, and no hardware counters
@@ -46,6 +47,20 @@ CASES: list[Case] = [
             **BUSY,
         ),
         window="unbroken",
+    ),
+    explains(
+        "padding was not counted apart from tokens",
+        "padding: padding is not counted apart from tokens: pass tokens_real= to meter.step",
+        made,
+    ),
+    explains(
+        "20 of 100 positions are padding, whose FLOPs were not counted",
+        "padding: the FLOP count has no cost of a padding position (hardware_per_padding)",
+        lambda path: made(
+            path,
+            even_steps(40, seconds=0.25, tokens_computed=100, tokens_real=80),
+            flops=replace(STEP, hardware_per_padding=None),
+        ),
     ),
     refuses(
         "a run that only decodes",
