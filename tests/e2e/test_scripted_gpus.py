@@ -193,7 +193,7 @@ def test_check_finds_a_gpu_that_is_held_down_by_heat(library: Library, tmp_path:
     (found,) = json.loads(done.stdout)
     (heat,) = [one for one in found["findings"] if one["check"] == "throttling"]
     assert heat["weight"] == "serious"
-    assert "held down by heat in 100 % of the readings" in heat["seen"]
+    assert "throttled by heat in 100 % of the readings" in heat["seen"]
     assert (done.returncode, found["is_fit"]) == (1, False)
 
 

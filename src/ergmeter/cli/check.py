@@ -29,7 +29,7 @@ def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as
     that is too short, noise, gaps in the readings, sensors that disagree, memory that only grows
     and a device that is hardly used; each with what it does to the figures. Exits 1 if something
     serious was found: another run of the same would give other figures. Where a decisive check
-    (window, noise, throttling) had no data the verdict is "not known", and it exits 0.
+    (window, noise, throttling) could not be made the verdict is "not known", and it exits 0.
     """
     from rich.console import Console
 

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, NotMeasurable
 from ergmeter.hardware.calibration import read_document
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.compute import BANDWIDTH, FLOPS_PER_S, MFU, need_possible, of_run
+from ergmeter.metrics.compute import (
+    BANDWIDTH,
+    FLOPS_PER_S,
+    MFU,
+    NO_BYTES,
+    NO_DTYPE,
+    need_possible,
+    of_run,
+)
 from ergmeter.records import Reading, weakest
 from ergmeter.units import scaled, significant
 
@@ -32,7 +40,7 @@ BANDWIDTH_OF_ACHIEVABLE = "utilization.bandwidth_of_achievable_frac"
 ACHIEVABLE = "compute.achievable_flops_per_s_per_device"
 OF_PEAK = "compute.achievable_of_peak_frac"
 
-_CURE = "run `erg calibrate` on this machine, then record again"
+_CURE = "run `erg calibrate` on its machine, then record again"
 _ABOVE = "faster than in the calibration: calibrate again, or an input of the MFU is wrong"
 _ABOVE_PEAK = (
     "the calibration is faster than the peak: the peak or its dtype is wrong, or the clock was"
@@ -59,8 +67,6 @@ def achievable_of_peak_frac(evidence: Evidence) -> Reading:
     held, mfu = _achievable(evidence), of_run(evidence, MFU)
     need_possible(evidence, MFU)
     each = of_run(evidence, FLOPS_PER_S)
-    if not mfu.value:
-        raise NotMeasurable("no FLOP was computed in the window")
     peak = each.value / mfu.value
     note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {held.note}"
     edges = (None if edge is None else edge / peak for edge in (held.low, held.high))
@@ -73,10 +79,8 @@ def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
     """Bytes that had to be moved, over time, of what the memory was seen to move."""
     each = of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
     chosen = evidence.flops[0]
-    if chosen.bytes_per_step is None or not chosen.model_per_step:
-        raise NotMeasurable(
-            "bytes are counted for inference, which is bound by them: --phase decode"
-        )
+    if chosen.bytes_per_step is None:
+        raise NotMeasurable(NO_BYTES.reason)
     need_possible(evidence, BANDWIDTH)
     per_flop = chosen.bytes_per_step / chosen.model_per_step
     low, high = (None if edge is None else edge * per_flop for edge in (each.low, each.high))
@@ -95,9 +99,7 @@ def _achievable(evidence: Evidence) -> Reading:
     on_gpu = bool(evidence.devices("gpu"))
     dtype = evidence.settings.dtype or ("" if on_gpu else "fp32")
     if not dtype:
-        raise NotMeasurable(
-            "what the products are computed in is not known, and rates differ by type: pass --dtype"
-        )
+        raise NotMeasurable(NO_DTYPE)
     return _mean(evidence, "matmul", dtype)
 
 
@@ -105,7 +107,9 @@ def _mean(evidence: Evidence, table: str, name: str) -> Reading:
     """A rate of the calibrations, of all devices of the run on average; all of them or none."""
     devices = evidence.devices("gpu") or evidence.devices("node")
     if not devices:
-        raise NotMeasurable("no device was sampled in this run, so none has a calibration")
+        raise NotMeasurable(
+            "no GPU and no host was sampled in this run, so there is no calibration"
+        )
     found = [(device, calibration_of(device)) for device in devices]
     rates = [_rate(device, one, table, name) for device, one in found]
     count = len(rates)
@@ -143,7 +147,9 @@ def _rate(device: Device, one: Calibration, table: str, name: str) -> Rate:
         return rates[name]
     what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
     why = one.absent.get(what) or (
-        "it was interrupted before that" if one.interrupted else f"it has {', '.join(rates)}"
+        "it was interrupted before that"
+        if one.interrupted
+        else f"it has {', '.join(rates) or 'none'}"
     )
     raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
 

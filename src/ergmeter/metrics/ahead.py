@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from ergmeter.metrics.steps import Steps
     from ergmeter.records import FloatArray
 
-_NO_BUDGET = (
-    "the run does not say how much there is to do: Meter(budget=Budget(steps=...)) or tokens=..."
-)
+_NO_BUDGET = "no total step or token count: pass Meter(budget=Budget(steps=N)) or Budget(tokens=N)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,5 +101,5 @@ def _amount(evidence: Evidence, lane: Steps, unit: str) -> float:
     if unit == "tokens":
         return float(np.nansum(real_tokens(lane)))
     if not evidence.flops:
-        raise NotMeasurable("the budget is in FLOPs, and those of a step are not known")
+        raise NotMeasurable("the budget is in FLOPs, and the FLOPs of a step are unknown")
     return float(np.nansum(lane["tokens_computed"])) * flops_per_token(evidence.flops[0])

@@ -104,12 +104,12 @@ def embodied_g(evidence: Evidence) -> Reading:
     settings = evidence.settings
     if settings.embodied_kg is None:
         raise NotMeasurable(
-            "what a device's making emitted was not given: --embodied-kg with --embodied-source"
+            "no embodied carbon of a device was given: --embodied-kg with --embodied-source"
         )
     if settings.lifetime_h is None:
         raise NotMeasurable(
-            "the hours that a device's making is spread over were not given: --lifetime-h (35040"
-            " are four years without a pause)"
+            "no lifetime of a device was given, over which its embodied carbon is spread:"
+            " --lifetime-h (35040 is four years non-stop)"
         )
     held = device_hours(evidence, evidence.span)
     note = (

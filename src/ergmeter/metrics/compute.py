@@ -141,7 +141,7 @@ def _without_peak(
     elif dtype not in NARROW:
         found[MFU_BF16] = _one_peak(dtype)
     if chosen.bytes_per_step is None:
-        found[BANDWIDTH] = _NO_BYTES
+        found[BANDWIDTH] = NO_BYTES
     return found
 
 
@@ -157,22 +157,29 @@ def _given(chosen: Flops) -> str:
     return "".join(f" with {one}" for one in said)
 
 
-_NO_BYTES = NotApplicable("bytes are counted for inference, which is bound by them: --phase decode")
+NO_BYTES = NotApplicable(
+    "the bytes that a step moves were not counted; they limit inference: pass --model-config with"
+    " --phase decode"
+)
+NO_DTYPE = (
+    "the dtype of the matmuls is unknown, and rates differ by dtype: pass --dtype (bf16, fp16, fp8,"
+    " tf32, ...)"
+)
 
 
 def _one_peak(dtype: str) -> NotApplicable:
-    which = f"the products are in {dtype}" if dtype else "the type of the products was not said"
-    return NotApplicable(f"{which}: {MFU} has the one peak there is")
+    which = f"the matmuls are in {dtype}" if dtype else "the dtype of the matmuls was not given"
+    return NotApplicable(f"{which}: {MFU} is the share of the only peak")
 
 
 def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
     """Bytes that had to be moved, over time, of what the memory can do."""
     if chosen.bytes_per_step is None or not chosen.tokens_per_step:
-        return _NO_BYTES
+        return NO_BYTES
     if peak.bandwidth_bytes_per_s is None:
         return Missing(
-            f"the memory bandwidth of {peak.device} is not known: name the device exactly, as"
-            " `erg peaks` does"
+            f"the memory bandwidth of {peak.device} is unknown: if `erg peaks` lists it, pass its"
+            " exact name with --device"
         )
     per_token = chosen.bytes_per_step / chosen.tokens_per_step
     factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
@@ -192,7 +199,9 @@ def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
 def flops_per_token(flops: Flops) -> float:
     """Model FLOPs of a token, on the average of the step they were counted for."""
     if not flops.tokens_per_step:
-        raise NotMeasurable("the FLOPs of a step were given without the tokens of that step")
+        raise NotMeasurable(
+            "the FLOPs of a step were given without its tokens: pass tokens_per_step in Flops(...)"
+        )
     return flops.model_per_step / flops.tokens_per_step
 
 
@@ -214,14 +223,17 @@ def _bound(chosen: Flops) -> str:
 def _hardware_ratio(chosen: Flops, rate: Rate) -> float:
     """FLOPs with recomputation and padding, of the model's. NotMeasurable where not known."""
     if chosen.hardware_per_step is None:
-        raise NotMeasurable("whether anything is computed a second time was not said")
+        raise NotMeasurable(
+            "recomputation is unknown: the FLOP count has no hardware_per_step; pass"
+            " --model-config, and --checkpointing where activations are recomputed"
+        )
     ratio = chosen.hardware_per_step / chosen.model_per_step
     padding = rate.positions_per_token - 1
     if padding:
         if chosen.hardware_per_padding is None:
             raise NotMeasurable(
-                f"{percent(padding / (1 + padding))} of what is computed is padding, and what a"
-                " position of it costs was not said"
+                f"{percent(padding / (1 + padding))} of the positions are padding, and the FLOP"
+                " count has no cost of one (hardware_per_padding)"
             )
         # Padding goes through every layer and meets nothing: attention is that of the tokens.
         ratio += padding * chosen.hardware_per_padding / flops_per_token(chosen)
@@ -291,7 +303,9 @@ def _against_bf16(
     except NotMeasurable as error:
         return Missing(str(error))
     if peak.bf16_flops_per_s is None:
-        return Missing("the bf16 peak of the device is not known")
+        return Missing(
+            f"the bf16 peak of {peak.device} is unknown; {MFU} is against its {dtype} peak"
+        )
     note = (
         f"products in {dtype}, held against the bf16 peak of"
         f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
@@ -356,10 +370,14 @@ def _run_results(evidence: Evidence) -> dict[str, Result]:
     if not evidence.flops:
         raise NotMeasurable(
             evidence.run.no_flops
-            or "the FLOPs of a step are not known: erg record --model-config config.json --seq-len"
+            or "the FLOPs of a step are unknown: erg record --model-config config.json --seq-len"
             " N, or Meter(model=..., seq_len=N)"
         )
+    if not evidence.flops[0].model_per_step:
+        raise NotMeasurable("the FLOP count of a step is 0: no matmul was counted in it")
     unit, speed = _speed(evidence)
+    if not speed.value:
+        raise NotMeasurable(f"this run has 0 {unit}s per second, so no FLOP/s")
     if speed.basis != "reported":
         need_all(evidence)
     if evidence.settings.num_devices is None:
@@ -424,7 +442,7 @@ def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
 def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) > 1:
-        raise NotMeasurable(f"the devices differ ({', '.join(names)}): which peak? pass --peak")
+        raise NotMeasurable(f"different GPUs ({', '.join(names)}) have no common peak: pass --peak")
     return _typed_peak(names[0], dtype)
 
 
@@ -438,16 +456,15 @@ def _named_peak(device: str, dtype: str | None) -> Peak | NoPeak:
 
 def _typed_peak(device: str, dtype: str | None) -> Peak | NoPeak:
     if dtype is None:
-        raise NotMeasurable(
-            "what the products are computed in is not known, and peaks differ by type: pass --dtype"
-            " (bf16, fp16, fp8, tf32, ...)"
-        )
+        raise NotMeasurable(NO_DTYPE)
     return device_peak(device, dtype)
 
 
 def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
     if not nodes:
-        raise NotMeasurable("unknown peak: pass --peak (no device was sampled in this run)")
+        raise NotMeasurable(
+            "unknown peak: pass --peak or --device (no GPU and no host was sampled in this run)"
+        )
     facts = nodes[0].facts
     peaks = facts.get("cpu_peak_flops_per_s") or {}
     wanted = dtype or "fp32"

@@ -68,9 +68,7 @@ def energy_per_million_tokens(evidence: Evidence) -> Reading:
 def _gpu_price(evidence: Evidence) -> float:
     price = evidence.settings.price_per_gpu_hour
     if price is None:
-        raise NotMeasurable(
-            "no price of a device was given: --price-per-gpu-hour of one, with --currency"
-        )
+        raise NotMeasurable("no price of a device was given: --price-per-gpu-hour with --currency")
     return price
 
 

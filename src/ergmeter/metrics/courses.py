@@ -187,7 +187,7 @@ def _inside(series: Series, progress: Progress) -> Series:
     part = Series(series.t_ns[first:last], series.values[first:last])
     if not np.isfinite(part.values).any():
         raise NotMeasurable(
-            "no reading between the start of its first step and the end of its last"
+            "no reading between the start of the first step and the end of the last"
         )
     return part
 
@@ -240,11 +240,16 @@ def _power_of(evidence: Evidence, device: Device) -> tuple[Series, bool]:
         return said, False
     counter = evidence.series("energy_j").get(device.id)
     if counter is None or len(counter.t_ns) < 2:
-        why = why_absent(device, "power_w") or "no reading says it"
-        raise NotMeasurable(f"{device.name} [{device.id}] tells no power: {why}")
+        why = (
+            why_absent(device, "power_w")
+            or "no power reading, and no two readings of its energy counter"
+        )
+        raise NotMeasurable(f"no power of {device.name} [{device.id}]: {why}")
     grown = timeline.rate(counter)
     if not np.isfinite(grown.values).any():
-        raise NotMeasurable(f"{device.name} [{device.id}] tells no power: its counter never grew")
+        raise NotMeasurable(
+            f"no power of {device.name} [{device.id}]: its energy counter never grew"
+        )
     return grown, True
 
 

@@ -36,6 +36,7 @@ DRAW = "power draw (on recent chips an average of about a second)"
 BASIS: dict[str, Basis] = {COUNTER: "measured"}  # by the way it was found; else derived
 _LATEST = "curves of the device that was asked of last"
 _HINT = "a GPU with its driver, or readable RAPL counters, would provide it (see `erg doctor`)"
+_HINT_CPU = "readable RAPL counters would provide it (see `erg doctor`)"
 _APART_S = 4.0  # of a counter's readings: a refresh is a fortieth of that
 CPUS = ("rapl", "grace", "apple")
 
@@ -78,9 +79,7 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
         way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
         return Drawn(_over(integral, evidence.span), way, why_no_counter)
     except NotMeasurable as error:
-        marks = [mark for mark in evidence.run.marks if mark.name == "device_lost"]
-        lost = [mark.detail for mark in marks if device.id in mark.detail]
-        reasons = "; ".join(dict.fromkeys([*lost, why_no_counter, str(error)]))
+        reasons = "; ".join(dict.fromkeys([*evidence.lost(device), why_no_counter, str(error)]))
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 
@@ -134,7 +133,9 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     nobody but the power says when it was drawn.
     """
     if device.facts.get("power_field") == "draw":
-        raise NotMeasurable("its power is an average of about a second: no check on its counter")
+        raise NotMeasurable(
+            "its power readings are 1 s averages, too coarse to check its energy counter"
+        )
     curves = _curves(evidence, device)
     integral = curves.integral
     if integral is None:
@@ -143,15 +144,19 @@ def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, flo
     inside = (counter.t_ns >= integral.t_ns[0]) & (counter.t_ns <= integral.t_ns[-1])
     t_ns, joules = counter.t_ns[inside], counter.joules[inside]
     if len(t_ns) < 2 or (apart_s := float(t_ns[-1] - t_ns[0]) / NS_PER_S) < _APART_S:
-        seen = f"{duration(apart_s)} apart" if len(t_ns) > 1 else "once"
-        raise NotMeasurable(f"its counter was seen {seen}, and refreshes ten times a second")
+        overlap = duration(apart_s) if len(t_ns) > 1 else "0 s"
+        raise NotMeasurable(
+            f"its energy counter and its power overlap for {overlap}; the check needs"
+            f" {_APART_S:g} s"
+        )
     return float(joules[-1] - joules[0]), integral.over(Window(int(t_ns[0]), int(t_ns[-1]))).joules
 
 
 def _integral(evidence: Evidence, device: Device) -> tuple[EnergyCurve | None, str]:
     power = evidence.series("power_w").get(device.id)
     if power is None or len(power.t_ns) < 2:
-        return None, why_absent(device, "power_w") or "no power reading either"
+        found = "no power reading" if power is None else "one power reading alone"
+        return None, why_absent(device, "power_w") or found
     averaged = device.facts.get("power_field") == "draw"
     try:
         return power_curve(power.t_ns, power.values, slack_s=1.0 if averaged else REFRESH_S), ""
@@ -181,7 +186,7 @@ def _counter(
 ) -> EnergyCurve:
     counter = evidence.series("energy_j").get(device.id)
     if counter is None:
-        raise NotMeasurable(why_absent(device, "energy_j") or "it has no energy counter")
+        raise NotMeasurable(why_absent(device, "energy_j") or "no energy counter was read")
     refresh_s = REFRESH_S if device.kind == "gpu" else RAPL_REFRESH_S
     return counter_curve(
         counter.t_ns, counter.values, shape=shape, lag_s=lag_s, refresh_s=refresh_s
@@ -193,17 +198,19 @@ def boundary(evidence: Evidence) -> list[Device]:
     devices = counted_once(evidence.devices("gpu") or evidence.devices("cpu", "dram"))
     if not devices:
         why = evidence.why_no_device("energy sensor", *dict.fromkeys((*ACCELERATORS, *CPUS)))
-        raise NotMeasurable(why if evidence.is_imported else f"{why}; {_HINT}")
+        if evidence.is_imported:
+            raise NotMeasurable(why)
+        raise NotMeasurable(f"{why}; {_HINT_CPU if evidence.gpus('unused') else _HINT}")
     shared = [one for one in evidence.shared_devices if one.id in {d.id for d in devices}]
     if shared:
         raise NotMeasurable(
             f"other programs computed on {', '.join(one.id for one in shared)} too (see the mark"
-            " device_shared): what the board drew for each can't be told apart"
+            " device_shared): the energy of the board can't be split between them"
         )
     if evidence.has_company:
         raise NotMeasurable(
-            "another training of the same command was at work at the same time: what the devices"
-            " drew for each can't be told apart; measure them in commands of their own"
+            "another training of the same command ran at the same time: the energy of the devices"
+            " can't be split between them; measure each in its own command"
         )
     return devices
 

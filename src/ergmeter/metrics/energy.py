@@ -24,7 +24,7 @@ from ergmeter.metrics.drawn import (
     counted_once,
     device_drawn,
 )
-from ergmeter.metrics.gauges import ACCELERATORS
+from ergmeter.metrics.gauges import ACCELERATORS, why_absent
 from ergmeter.metrics.gpu_use import named
 from ergmeter.metrics.kept import kept
 from ergmeter.metrics.tokens import label_of, steps_of, tokens
@@ -164,7 +164,10 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """
     power = evidence.series("power_w").get(device.id)
     if power is None:
-        raise NotMeasurable(f"{device.name} [{device.id}] gives no power reading")
+        why = why_absent(device, "power_w")
+        raise NotMeasurable(
+            f"{device.name} [{device.id}] gives no power reading{f': {why}' if why else ''}"
+        )
     inside = evidence.span.contains(power.t_ns)
     if not inside.any():
         raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
@@ -179,7 +182,9 @@ def device_peak_w(evidence: Evidence, device: Device) -> Reading:
         return Reading(max(highest_w, mean.value), "W", "measured", note=note)
     said = f"{highest_w:.4g} W is the highest of {readings}, and {mean.value:.4g} W the mean"
     if mean.low is None or mean.low > highest_w:
-        raise NotMeasurable(f"{device.name} [{device.id}]: {said}: the readings missed the peak")
+        raise NotMeasurable(
+            f"{device.name} [{device.id}]: {said}: the readings missed the peak, or a sensor is off"
+        )
     note = f"the mean power, which a peak is no less than: {said}, within its interval"
     return Reading(mean.value, "W", weakest("derived", mean.basis), note=note)
 

@@ -260,7 +260,7 @@ class Evidence:
             return self
         self.work  # noqa: B018  or the reason why there are no steps
         if not self.trains:
-            raise NotMeasurable("no training steps: this run evaluates or generates")
+            raise NotMeasurable("no training steps: this run only generates")
         return self.over(WHOLE)
 
     def over(self, window: str) -> Evidence:
@@ -296,9 +296,11 @@ class Evidence:
         if self.is_imported:
             raise NotMeasurable("a log does not say when its program started: no whole run")
         if self.run.between is not None:
-            raise NotMeasurable("a part of a run: the whole is not in it")
+            raise NotMeasurable("only a part of the run was chosen, so there is no whole run")
         if self.run.beside:
-            raise NotMeasurable("several trainings in this run: its start is not this one's")
+            raise NotMeasurable(
+                "several trainings in this run: the run's start is not this training's"
+            )
         return self.watched.start_ns
 
     @property
@@ -342,6 +344,19 @@ class Evidence:
             return len(self.work) > 0
         except NotMeasurable:
             return False
+
+    @property
+    def no_work(self) -> str:
+        """Why there are no steps to speak of, in a few words. Only where `has_work` is False."""
+        if self.several:
+            return self.several
+        if any(mark.name == LOAD_MARK for mark in self.run.marks):
+            return "no request was answered"
+        if not len(self.all_steps):
+            return "no steps were seen"
+        lanes = self.all_steps.lanes
+        others = sorted({int(phase) for lane in lanes for phase in np.unique(lane["phase"])})
+        return f"no training steps, only {', '.join(PHASES[phase] for phase in others)}"
 
     @cached_property
     def _why_single_step(self) -> str:
@@ -388,7 +403,9 @@ class Evidence:
         if self.is_imported and not len(self.all_steps) and not self.run.devices:
             raise NotMeasurable(_NO_TIMES)
         if end_ns <= start_ns:
-            raise NotMeasurable("the run was cut off before its first hand-over")
+            if self.run.status == RUNNING:
+                raise NotMeasurable("the run has just started: nothing was written yet")
+            raise NotMeasurable("the run ended before its first records were written")
         return Window(start_ns, end_ns)
 
     @cached_property
@@ -397,7 +414,7 @@ class Evidence:
         if self.offered and self.offered.settled:
             return self.offered.note
         if self.span.kind == WATCHED:
-            why = self.several or self._why_single_step or "no steps were seen"
+            why = self._why_single_step or self.no_work
             return f"over the whole run, {duration(self.span.duration_s)}: {why}"
         ranks = len(self.counted.lanes)
         whose = f" of {ranks} ranks" if ranks > 1 else ""
@@ -515,6 +532,11 @@ class Evidence:
         span = self.span
         return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
 
+    def lost(self, device: Device) -> list[str]:
+        """What was marked when a device could no longer be read."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "device_lost")
+        return [one for one in marks if one.startswith((f"{device.id}: ", f"{device.id} "))]
+
     def why_no_device(self, what: str, *probes: str) -> str:
         """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
         if self.is_imported:
@@ -526,9 +548,10 @@ class Evidence:
         said += [
             mark.detail
             for mark in self.run.marks
-            if (mark.name == "probe_failed" and mark.detail.startswith(probes))
-            or (mark.name == "device_lost" and "nvml" in probes)
+            if mark.name == "probe_failed" and mark.detail.startswith(probes)
         ]
+        own = [device for device in self.run.devices.values() if device.probe in probes]
+        said += [detail for device in own for detail in self.lost(device)]
         unused = self.gpus("unused")
         said += [f"{named(unused)} not used by this run"] if unused and "nvml" in probes else []
         return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")
@@ -536,11 +559,11 @@ class Evidence:
     # -- inside -------------------------------------------------------------------------------
 
     def _why_no_steps(self) -> str:
-        if any(mark.name == LOAD_MARK for mark in self.run.marks):
-            return "no request was answered"
-        assumed = [mark.detail for mark in self.run.marks if mark.name == "output_unrecognised"]
-        if assumed:
-            return assumed[-1]
+        unrecognised = [m.detail for m in self.run.marks if m.name == "output_unrecognised"]
+        if len(self.all_steps) or any(mark.name == LOAD_MARK for mark in self.run.marks):
+            return self.no_work
+        if unrecognised:
+            return unrecognised[-1]
         return "no steps were recorded (use `with meter.step(...)`, or print step=.. tokens=..)"
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ergmeter.metrics.catalog import IMPOSSIBLE
 from ergmeter.metrics.explain_blocks import IDLE, KERNELS, WAITS
+from ergmeter.metrics.explain_flops import NO_PADDING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,7 +132,7 @@ def record_next(
         said.append(
             "when steps begin: an integration or a Meter; a printed line says when they end"
         )
-    if got is None and IMPOSSIBLE not in missing.get("mfu", ""):
+    if got is None and not evidence.flops:
         said.append("FLOPs and peak: --model-config config.json --seq-len N --dtype bf16")
     if seen.tensor_frac is None and any(
         device.probe == "nvml" for device in evidence.devices("gpu")
@@ -143,8 +143,8 @@ def record_next(
     if evidence.devices("gpu") and not any(
         "calibration" in device.facts for device in evidence.devices("gpu")
     ):
-        said.append("`erg calibrate` once on this machine, for the matmul ceiling")
-    if "padding" in missing and evidence.trains:
+        said.append("`erg calibrate` once on its machine, for the matmul ceiling")
+    if missing.get("padding") == NO_PADDING and evidence.trains:
         said.append("padding: pass tokens_real= to meter.step, or use an integration")
     if len(evidence.devices("gpu")) > 1 and not _is_profiled(evidence):
         said.append("communication: profile_steps=3 of a callback, or a torch trace")

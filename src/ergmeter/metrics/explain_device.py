@@ -162,8 +162,6 @@ def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spa
         return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
 
     lengths_s = (window.elapsed_ns(ends_ns) - window.elapsed_ns(begins_ns)) / NS_PER_S
-    if not lengths_s.any():
-        raise NotMeasurable("no reading in the window")
     own_s, kernels_s = without([*aside.values()]), without([aside["checkpoint"]])
     own_frac = own_s / np.where(kernels_s > 0, kernels_s, 1.0)
     done_s = np.minimum(series.values * lengths_s * own_frac, own_s)
@@ -182,13 +180,17 @@ def _by_the_driver(
     """NVML's utilisation, where there are no counters and the window is long enough for it."""
     key = "utilization.busy_frac"
     try:
+        share = sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices)
         if evidence.span.duration_s < _LONG_S:
             raise NotMeasurable(
-                f"the driver's utilisation lags, and the window is below {_LONG_S:g} s"
+                "the driver's utilisation lags by up to a second, too much for a window below"
+                f" {_LONG_S:g} s"
             )
         if not is_whole:
-            raise NotMeasurable("the driver's utilisation does not tell evaluation from training")
-        share = sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices)
+            raise NotMeasurable(
+                "the driver's utilisation does not separate training from evaluation and"
+                " checkpoints in the window"
+            )
         return _possible(key, share), key
     except NotMeasurable as error:
         absent["busy_frac"] = str(error)

@@ -23,7 +23,7 @@ from ergmeter.metrics.compute import (
     need_possible,
     run_results,
 )
-from ergmeter.metrics.tokens import positions_per_token
+from ergmeter.metrics.tokens import padding_frac, positions_per_token
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _OF_ADAPTERS, _ITS_PART = "automodel-lora", 2 / 3
 _EXACT = "exact"
 _NO_RECOMPUTATION = "no recomputation"
+NO_PADDING = "padding is not counted apart from tokens: pass tokens_real= to meter.step"
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,6 @@ def achieved(evidence: Evidence) -> Achieved:
         need_possible(evidence, MFU, HFU)
     if isinstance(found, Missing):
         return Achieved(_printed(evidence, found.reason), None, None, False, is_printed=True)
-    if not found.value:
-        raise NotMeasurable("no FLOP was computed in the window")
     chosen = evidence.flops[0]
     is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
     again = None
@@ -121,10 +120,18 @@ def _printed(evidence: Evidence, why: str) -> Reading:
 def _padding(evidence: Evidence, chosen: Flops, mfu_frac: float) -> tuple[float | None, str]:
     beside = positions_per_token(evidence) - 1
     if not beside:
-        return None, "padding is not told apart from tokens: pass tokens_real= to meter.step"
+        return (0.0, "") if _is_padding_known(evidence) else (None, NO_PADDING)
     if chosen.hardware_per_padding is None:
-        return None, "what a position of padding costs was not said"
+        return None, "the FLOP count has no cost of a padding position (hardware_per_padding)"
     return mfu_frac * beside * chosen.hardware_per_padding / flops_per_token(chosen), ""
+
+
+def _is_padding_known(evidence: Evidence) -> bool:
+    try:
+        padding_frac(evidence)
+    except NotMeasurable:
+        return False
+    return True
 
 
 def frozen(evidence: Evidence) -> Frozen | None:

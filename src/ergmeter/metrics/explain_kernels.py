@@ -171,7 +171,7 @@ def _clock_facts(seen: Rungs) -> tuple[Fact, ...]:
         said = f"at the power limit in {100 * seen.capped_frac:.0f} % of readings"
         facts.append(Fact("utilization.throttled_frac", said))
     if seen.heat_frac:
-        said = f"held down by heat in {100 * seen.heat_frac:.0f} % of readings"
+        said = f"throttled by heat in {100 * seen.heat_frac:.0f} % of readings"
         facts.append(Fact("utilization.throttled_frac", said))
     if seen.brake_frac:
         said = f"slowed down or braked by the hardware in {100 * seen.brake_frac:.0f} % of readings"

@@ -69,7 +69,7 @@ def _frozen(seen: Rungs, got: Achieved, still: Frozen) -> str:
         return f"{told}; where the time goes instead, hardware counters would tell"
     return (
         f"{told}. Where tokens/s are hardly higher than with every weight trained, the time goes"
-        f" elsewhere: multiprocessors were at work {percent(seen.sm_frac)} of the time and tensor"
-        f" pipes {percent(seen.tensor_frac)}, so kernels that do not multiply set the pace; a"
-        " profile of a few steps names them"
+        f" elsewhere: SMs were active {percent(seen.sm_frac)} of the time and tensor cores"
+        f" {percent(seen.tensor_frac)}, so non-matmul kernels set the pace; a profile of a few"
+        " steps names them"
     )

@@ -73,7 +73,7 @@ class TimeSplit:
 def time_split(evidence: Evidence) -> TimeSplit:
     """The window of a training by what its time went into. NotMeasurable for one without steps."""
     if not evidence.trains:
-        raise NotMeasurable("no training steps, whose time could be told apart")
+        raise NotMeasurable("no training steps, so there is no step time to split")
     lane = evidence.counted.longest
     window = evidence.window
     edges_ns = np.append(evidence.first_ns(lane), np.maximum.accumulate(lane.columns["end_ns"]))

@@ -68,7 +68,9 @@ class Fitness:
             which = ", ".join(name.replace("_", " ") for name in self.undecided)
             failed = sum(why.startswith(_CHECK_FAILED) for why in self.unchecked.values())
             parts = (
-                [f"{without - failed} of {whole} checks had no data"] if without > failed else []
+                [f"{without - failed} of {whole} checks could not be made"]
+                if without > failed
+                else []
             )
             parts += [f"{failed} of {whole} checks failed"] if failed else []
             return f"not known: {' and '.join(parts)}, {which} among them"

@@ -50,7 +50,7 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     seen = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
-    effect = f"what it drew in {percent(share)} of the window is known as a sum at best"
+    effect = f"its power is unknown for {percent(share)} of the window, its energy at best a total"
     return [Finding("gaps", "serious", seen, effect)]
 
 
@@ -59,12 +59,15 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
     found = []
     series = readings(evidence, "throttled", device)
     bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
-    for what, mask in (("heat", _HEAT), ("a hardware slowdown", _BRAKE)):
+    for what, mask, otherwise in (
+        ("heat", _HEAT, "the same chip when cooled"),
+        ("a hardware slowdown", _BRAKE, "the same chip with enough power and cooling"),
+    ):
         share = float(((bits & mask) != 0).mean())
         if share > _LEAST_FRAC:
             often = f"in {100 * share:.0f} % of the readings"
-            seen = f"{_named(evidence, device)}: held down by {what} {often}"
-            effect = f"it is slower than the same chip when cooled{_clocks(evidence, device)}"
+            seen = f"{_named(evidence, device)}: throttled by {what} {often}"
+            effect = f"it is slower than {otherwise}{_clocks(evidence, device)}"
             found.append(Finding("throttling", "serious", seen, effect))
     capped = float(((bits & _POWER_CAP) != 0).mean())
     if capped > _CAPPED_FRAC:
@@ -72,7 +75,7 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
         which = f"limit of {limit_w:.0f} W" if limit_w else "limit"
         often = f"in {100 * capped:.0f} % of the readings"
         seen = f"{_named(evidence, device)}: at its power {which} {often}"
-        effect = f"the limit sets the speed: compare at the same one{_clocks(evidence, device)}"
+        effect = f"the limit sets the speed: compare at the same limit{_clocks(evidence, device)}"
         found.append(Finding("throttling", "minor", seen, effect))
     return found
 
@@ -96,7 +99,7 @@ def _clock(evidence: Evidence, device: Device) -> list[Finding]:
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
     seen = f"{_named(evidence, device)}: the clock moved between {mhz}"
     return [
-        Finding("clock", "minor", seen, f"the speed moves with it, by up to {100 * moved:.0f} %")
+        Finding("clock", "minor", seen, f"the speed varies with it, by up to {100 * moved:.0f} %")
     ]
 
 
@@ -108,7 +111,7 @@ def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
     if most - first < _WARMING_C:
         return []
     seen = f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} °C in the window"
-    effect = "a warm chip draws more and clocks lower: begin when it is warm (--warmup-s)"
+    effect = "a warm chip draws more and clocks lower: leave the warming out with --warmup-s"
     return [Finding("temperature", "minor", seen, effect)]
 
 
@@ -117,8 +120,8 @@ def _load(evidence: Evidence, device: Device) -> list[Finding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
         return []
-    seen = f"{_named(evidence, device)}: at work in {100 * busy:.0f} % of the time"
-    effect = "the time is made elsewhere: its figures say little about the device"
+    seen = f"{_named(evidence, device)}: busy {100 * busy:.0f} % of the time"
+    effect = "the rest of the program sets the speed: the run says little about the device"
     return [Finding("load", "minor", seen, effect)]
 
 
@@ -131,7 +134,7 @@ def _counter(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
     seen = f"{_named(evidence, device)}: integrated power is {than}"
-    effect = "one of its two sensors is wrong: energy is the counter's"
+    effect = "a sensor is off, or power was read too seldom; energy is the counter's"
     return [Finding("counter", "serious", seen, effect)]
 
 
@@ -147,13 +150,13 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     grown = (quarters[3] - quarters[0]) / 1e9
     seen = f"{_named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
-    return [Finding("memory", "minor", seen, "a longer run may end for want of it")]
+    return [Finding("memory", "minor", seen, "a longer run may run out of memory")]
 
 
 def _memory(evidence: Evidence) -> list[Finding]:
     """Growth between training steps. Importing, compiling and start-up always add memory."""
     if not evidence.has_work or not evidence.trains:
-        raise NotMeasurable("no training steps were seen: memory of start-up always grows")
+        raise NotMeasurable("no training steps were seen, and memory always grows at start-up")
     return _each(evidence, [*evidence.devices("gpu"), *evidence.devices("process")], _growth)
 
 
@@ -161,6 +164,11 @@ def _named(evidence: Evidence, device: Device) -> str:
     """A device by its name; and which one it is, where there are several of that name."""
     alike = [one for one in evidence.devices(device.kind) if one.name == device.name]
     return device.name if len(alike) < 2 else f"{device.name} [{device.id}]"
+
+
+def _of_device(evidence: Evidence, device: Device, reason: str) -> str:
+    """A reason with the device it is of, unless it names it."""
+    return reason if device.name in reason else f"{_named(evidence, device)}: {reason}"
 
 
 def _of_gpus(check: Callable[[Evidence, Device], list[Finding]]) -> Check:
@@ -182,11 +190,11 @@ def _each(
         try:
             found += check(evidence, device)
         except NotMeasurable as error:
-            reasons.append(str(error))
+            reasons.append(_of_device(evidence, device, str(error)))
     if reasons and len(reasons) == len(devices):
         raise NotMeasurable(reasons[0])
     name = check.__name__.strip("_").replace("growth", "memory")
-    unseen = "a fault of its own would not show"
+    unseen = "a problem of this device would not show"
     return found + [Finding(name, "minor", f"not checked: {why}", unseen) for why in reasons]
 
 

@@ -247,6 +247,11 @@ def test_padding_is_what_positions_without_a_token_cost(tmp_path: Path) -> None:
     assert any("pack" in one.advice for one in found.changes)
 
 
+def test_no_padding_is_no_reason(tmp_path: Path) -> None:
+    steps = even_steps(40, seconds=0.25, tokens_computed=100, tokens_real=100)
+    assert "padding" not in explained(made(tmp_path / "run", steps)).missing
+
+
 @pytest.mark.parametrize("busy_frac", [1.0, 0.999])
 def test_a_device_that_never_rests_beside_an_evaluation_has_no_waits(
     tmp_path: Path, busy_frac: float

@@ -61,8 +61,3 @@ def test_what_is_left_takes_as_long_as_the_counted_steps_say(
     assert found.done == done
     assert found.left_s == pytest.approx(left_s)
     assert found.done_frac == pytest.approx(done / next(iter(budget.values())))
-
-
-def test_a_run_that_never_said_how_much_there_is_has_no_arrival_time(tmp_path: Path) -> None:
-    with pytest.raises(NotMeasurable, match="does not say how much there is to do"):
-        ahead(evidence_of(run_of(tmp_path / "run", steps=even_steps(10))))

@@ -238,18 +238,6 @@ def test_a_frozen_counter_and_no_power_is_unavailable_and_not_zero(tmp_path: Pat
     assert "stood still at 77.0 J" in reason(run, "energy.run_j")
 
 
-def test_no_sensor_gives_the_probes_own_reason_and_a_hint(tmp_path: Path) -> None:
-    run = run_of(
-        tmp_path / "run",
-        steps=even_steps(10, tokens_computed=1),
-        unavailable={"nvml": "no NVML library", "rapl": "no powercap"},
-    )
-    said = reason(run, "energy.joules_per_token")
-    assert "nvml: no NVML library" in said
-    assert "rapl: no powercap" in said
-    assert "erg doctor" in said
-
-
 def test_cpu_energy_is_the_runs_where_there_is_no_accelerator(tmp_path: Path) -> None:
     package = Device("rapl:h:package-0", "cpu", "CPU package 0", "rapl", {})
     samples = [

@@ -46,14 +46,6 @@ def test_ranks_of_one_training_are_one(tmp_path: Path) -> None:
     assert reading(whole, "throughput.tokens_per_s").value == pytest.approx(200.0)
 
 
-def test_what_devices_drew_for_two_at_once_is_nobodys(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    add_writer(run, samples=SAMPLES, devices=[GPU])
-    add_writer(run, steps=even_steps(10, tokens_computed=1), header=training("A"))
-    add_writer(run, steps=even_steps(10, tokens_computed=1), header=training("B"))
-    assert "can't be told apart" in reason(Run.open(run).training(1), "energy.run_j")
-
-
 def test_what_devices_drew_for_two_in_turn_is_told_apart(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     add_writer(run, samples=SAMPLES, devices=[GPU])

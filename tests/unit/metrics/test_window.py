@@ -463,20 +463,6 @@ def test_the_whole_run(tmp_path: Path) -> None:
     assert found.low is None
 
 
-def test_a_log_has_no_whole_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
-    header = {**run_header_of(run), "imported": {"format": "log"}}
-    (run / "run.json").write_text(json.dumps(header), "utf-8")
-    add_writer(run, steps=in_a_row(FLAT, loss=1.0), stream="output")
-    assert reason(Run.open(run), "throughput.whole_run_tokens_per_s") == (
-        "a log does not say when its program started: no whole run"
-    )
-
-
-def run_header_of(run: Path) -> dict[str, Any]:
-    return dict(json.loads((run / "run.json").read_text("utf-8")))
-
-
 # -- stored numbers -------------------------------------------------------------------------------
 
 

@@ -294,7 +294,7 @@ def test_a_run_that_is_being_written_tells_how_far_it_is(tmp_path: Path) -> None
 def test_a_run_being_written_without_a_budget_says_that_it_is_unknown(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run")
     add_writer(path, steps=even_steps(20), closed=False)
-    assert "Unknown: the run does not say how much there is to do" in page_of(Run.open(path))
+    assert "Unknown: no total step or token count" in page_of(Run.open(path))
 
 
 def test_each_headline_opens_to_its_formula_and_its_note(ladder: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_run_has_the_figures_of_erg_report(app: TestClient) -> None:
     assert found["check"]["verdict"] == "not known"
     assert found["check"]["said"].startswith("not known: ")
     assert found["path"] == "slow"
-    assert found["ahead"]["missing"].startswith("the run does not say how much there is to do")
+    assert found["ahead"]["missing"].startswith("no total step or token count")
 
 
 def test_readings_over_time_are_bounded_and_keep_a_spike(tmp_path: Path) -> None:

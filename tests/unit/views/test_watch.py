@@ -83,7 +83,7 @@ def test_it_says_how_far_it_is_and_what_happened(run: Path) -> None:
     assert "step 100 of 1,000" in text
     assert "! loss nan: loss nan at step 90" in text
     assert "3 earlier alerts" in text  # of 8 boards that are held down and one loss, 6 are shown
-    assert "no MFU: the FLOPs of a step are not known" in text
+    assert "no MFU: the FLOPs of a step are unknown" in text
 
 
 def test_what_is_not_judged_says_why(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_page_of_a_run_that_hangs_says_since_when(run: Path) -> None:
 
 
 def test_a_reason_ends_where_a_clause_does(run: Path) -> None:
-    why = "no MFU: the FLOPs of a step are not known"
+    why = "no MFU: the FLOPs of a step are unknown"
     narrow, wide = (printed(frame_of(run), columns).splitlines() for columns in (60, 200))
     assert why in narrow
     assert any(line.startswith(f"{why}: erg record") for line in wide)

@@ -14,7 +14,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import create_run
 from tests.runs import GPU, add_writer, even_steps, make_run
 from tests.unit.metrics.reasons.case import absent
-from tests.unit.metrics.reasons.making import S, of_run, readings_of_gpu, refused
+from tests.unit.metrics.reasons.making import S, lacks, readings_of_gpu, refused
 from tests.unit.metrics.test_gpu_use import made, unused
 from tests.unit.metrics.test_memory import PROGRAM, TORCH
 from tests.unit.metrics.test_trainings import training
@@ -186,7 +186,7 @@ CASES = [
         ],
     ),
     # -- the cost of measuring --
-    of_run(
+    lacks(
         "a log that was imported",
         "overhead.cpu_frac",
         "a log does not hold ergmeter's CPU time",
@@ -217,7 +217,7 @@ CASES = [
         steps=STEPS,
         settings={"price_per_gpu_hour": 2.0, "currency": "EUR"},
     ),
-    of_run(
+    lacks(
         "a run on a CPU beside two GPUs",
         "cost.gpu",
         "not used by this run): --num-devices gives their number",
@@ -225,7 +225,7 @@ CASES = [
         price_per_gpu_hour=2.0,
         currency="EUR",
     ),
-    of_run(
+    lacks(
         "two trainings of one command at once",
         "cost.gpu",
         "another training of the same command ran at the same time: device hours are of both",

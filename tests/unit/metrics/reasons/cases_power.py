@@ -11,7 +11,7 @@ from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from tests.runs import GPU, even_steps, run_of
 from tests.unit.metrics.reasons.case import Case, absent
-from tests.unit.metrics.reasons.making import S, of_run, readings_of_gpu
+from tests.unit.metrics.reasons.making import S, lacks, readings_of_gpu
 from tests.unit.metrics.test_idle import FACTS, calibrated, run_on
 from tests.unit.metrics.test_inference import THREE
 
@@ -115,20 +115,20 @@ CASES = [
         **of_gpu([*readings_of_gpu(-1, 20, power_w=9.0), Sample(21 * S, GPU.id, power_w=math.inf)]),
     ),
     # -- idle --
-    of_run(
+    lacks(
         "a GPU without a calibration in a run without an idle span",
         "energy.idle_w",
         "NVIDIA H200 [GPU-0]: the run has no idle span (`with meter.phase('idle')` for some"
         " seconds of the run measures it), and",
         lambda path: run_on(path, BARE),
     ),
-    of_run(
+    lacks(
         "a GPU of AMD without an idle span",
         "energy.idle_w",
         "`erg calibrate` measures the idle power of NVIDIA GPUs alone",
         lambda path: run_on(path, AMD),
     ),
-    of_run(
+    lacks(
         "a calibration of a GPU without a power sensor",
         "energy.idle_w",
         "the calibration of GPU-0 has no idle power: no power sensor that answers",
@@ -136,7 +136,7 @@ CASES = [
             path, calibrated(idle=None, absent={"idle power": "no power sensor that answers"})
         ),
     ),
-    of_run(
+    lacks(
         "a calibration while another process was on the GPU",
         "energy.idle_w",
         "the calibration of GPU-0 has 121.5 W, not at rest: when calibrated, not alone: process 77",
@@ -154,7 +154,7 @@ CASES = [
         "the device's readings cover no idle span",
         **of_gpu(readings_of_gpu(-1, 21, power_w=100.0), steps=idle_of(25, 30)),
     ),
-    of_run(
+    lacks(
         "a run that drew less than the calibrated idle power",
         "energy.net_j",
         "the run drew 2 kJ, less than the 2.43 kJ that idle devices would have drawn (121.5 W,",

@@ -16,7 +16,7 @@ from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of
 from tests.unit.metrics import test_watching
 from tests.unit.metrics.reasons.case import Case, absent
-from tests.unit.metrics.reasons.making import of_run, refused
+from tests.unit.metrics.reasons.making import lacks, refused
 from tests.unit.metrics.test_inference import THREE
 
 STEPS = even_steps(20, tokens_computed=10)
@@ -127,7 +127,7 @@ CASES = [
         "one rank: there is no other to compare it with",
         steps=STEPS,
     ),
-    of_run(
+    lacks(
         "two ranks made three steps each",
         "ranks.spread_frac",
         "fewer than two ranks have made 5 steps",

@@ -15,7 +15,7 @@ from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of
 from tests.unit.metrics import test_unseen
 from tests.unit.metrics.reasons.case import Case, absent
-from tests.unit.metrics.reasons.making import S, of_run, raised, refused
+from tests.unit.metrics.reasons.making import S, lacks, raised, refused
 from tests.unit.metrics.test_inference import THREE
 from tests.unit.metrics.test_layout import run_of_ranks, told
 from tests.unit.metrics.test_running import Growing
@@ -182,28 +182,28 @@ CASES = [
     ),
     Case("totals of a writer of another run", other_writer, "has no writer 0123"),
     # -- ranks --
-    of_run(
+    lacks(
         "a Meter in one of four ranks",
         "energy.joules_per_token",
         "3 of the 4 ranks told no steps (1, 2, 3): the tokens of all ranks are not known; use a"
         " Meter in each rank",
         lambda path: test_unseen.run_of(path, (0,)),
     ),
-    of_run(
+    lacks(
         "a Meter in one of four ranks on two nodes, which share their tokens",
         "energy.joules_per_token",
         "2 GPUs sampled for 4 ranks, 3 of which recorded no steps: their GPUs may be on other",
         lambda path: test_unseen.run_of(path, (0,), gpus=2),
         layout="tp=4",
     ),
-    of_run(
+    lacks(
         "a declared layout that does not divide the ranks",
         "tokens.total",
         "tp=3: 3 does not divide the 4 ranks",
         lambda path: run_of_ranks(path, 100, 100, 100, 100),
         layout="tp=3",
     ),
-    of_run(
+    lacks(
         "a framework that places two of four ranks",
         "tokens.total",
         "the framework places 2 of the 4 ranks (tp=2): which of them share their tokens is not"

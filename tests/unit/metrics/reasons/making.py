@@ -8,6 +8,8 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.explain import explain
+from ergmeter.metrics.fitness import fitness
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Sample
 from ergmeter.runlog.reader import Run
@@ -16,16 +18,10 @@ from tests.runs import GPU, run_of
 from tests.unit.metrics.reasons.case import Case, reason_for
 
 S = 10**9
+Maker = Callable[[Path], Run]
 
 
-def of_run(
-    fact: str, key: str, expected: str, made: Callable[[Path], Run], **settings: Any
-) -> Case:
-    """A metric that a run which ``made`` makes lacks, and the reason."""
-    return Case(fact, lambda folder: reason_for(key, made(folder / "run"), **settings), expected)
-
-
-def noted_of_run(fact: str, expected: str, made: Callable[[Path], Run], **settings: Any) -> Case:
+def noted_of_run(fact: str, expected: str, made: Maker, **settings: Any) -> Case:
     """A caution about a run which ``made`` makes."""
     return Case(
         fact, lambda folder: summarize(made(folder / "run"), Settings(**settings)).notes, expected
@@ -67,3 +63,39 @@ def readings_of_gpu(since_s: float, until_s: float, **columns: float) -> list[Sa
         Sample(tick * S // 10, GPU.id, **columns, **counter)  # type: ignore[arg-type]
         for tick, counter in zip(ticks, counters, strict=True)
     ]
+
+
+def lacks(fact: str, key: str, expected: str, make: Maker, **settings: Any) -> Case:
+    """A metric that the run lacks, and the reason."""
+    return Case(fact, lambda folder: reason_for(key, make(folder / "run"), **settings), expected)
+
+
+def checks(fact: str, expected: str, make: Maker, **settings: Any) -> Case:
+    """A finding of `erg check`, a check that could not be made, or the verdict."""
+
+    def texts(folder: Path) -> list[str]:
+        found = fitness(evidence_of(make(folder / "run"), Settings(**settings)))
+        findings = [f"{one.check}: {one.seen}: {one.effect}" for one in found.findings]
+        unchecked = [f"{name}: {why}" for name, why in found.unchecked.items()]
+        return [*findings, *unchecked, found.said]
+
+    return Case(fact, texts, expected)
+
+
+def explains(fact: str, expected: str, make: Maker, **settings: Any) -> Case:
+    """What `erg explain` could not separate, and why."""
+
+    def texts(folder: Path) -> list[str]:
+        missing = explain(evidence_of(make(folder / "run"), Settings(**settings))).missing
+        return [f"{name}: {why}" for name, why in missing.items()]
+
+    return Case(fact, texts, expected)
+
+
+def refuses(fact: str, expected: str, make: Maker, compute: Callable[[Evidence], object]) -> Case:
+    """What a function that is no metric raises."""
+
+    def texts(folder: Path) -> list[str]:
+        return raised(lambda: compute(evidence_of(make(folder / "run"))))
+
+    return Case(fact, texts, expected)

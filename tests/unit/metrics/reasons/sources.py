@@ -1,9 +1,9 @@
 """Every reason and caution in the source of ``ergmeter.metrics``, as a pattern its text must match.
 
-A reason is the text of a ``Missing`` or ``NotMeasurable``: written in the call, or in a constant or
-a function of the same module that the call uses. A caution is a sentence of the notes, of
-``erg check`` or of the FLOP count's check. Found by reading the source, so that a new one without a
-run in which it is true fails the test.
+A reason is the text of a ``Missing``, a ``NotMeasurable`` or a subclass: written in the call, or in
+a constant or a function of the same module that the call uses. A caution is a sentence of the
+notes, of ``erg check`` or of the FLOP count's check. Found by reading the source, so that a new one
+without a run in which it is true fails the test.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METRICS = Path(ergmeter.metrics.__file__).parent
 CAUTIONS = ("notes.py", "fitness.py", "fitness_window.py", "fitness_devices.py", "flop_check.py")
 FEWEST_WORDS = 4  # fewer are parts of a sentence: "of warm-up", "on rank"
 
-_CALLS = ("Missing", "NotMeasurable")
+_CALLS = ("Missing", "NotApplicable", "NotMeasurable", "SingleStep")
 _Function = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -1,0 +1,76 @@
+"""What `erg explain` can't separate, and what `erg compare` can't compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ergmeter.metrics.explain_time import time_split
+from ergmeter.metrics.targets import TIME
+from ergmeter.records import Missing, Step
+from tests.runs import even_steps, run_of
+from tests.unit.metrics.reasons.case import Case
+from tests.unit.metrics.reasons.making import explains, refuses
+from tests.unit.metrics.test_comparison import compared, entry, group, only, words
+from tests.unit.metrics.test_explain_made import STEP, made
+
+S = 10**9
+BUSY: dict[str, Any] = {"busy_frac": 0.9}  # the driver's utilisation, and no hardware counters
+
+
+def never_reached(_folder: Path) -> list[str]:
+    runs = group("a", [1000.0, 1010.0, 990.0], target__time_s=60.0)
+    runs[1] = entry("a", 1, 1010.0, target__time_s=Missing("the loss stayed above 2"))
+    other = group("b", [1310.0, 1325.0, 1295.0], target__time_s=50.0)
+    return [words(only(compared(runs, other, metrics=(TIME,))), TIME)]
+
+
+CASES: list[Case] = [
+    explains(
+        "the driver's utilisation was read for 2 s",
+        "busy_frac: the driver's utilisation lags by up to a second, too much for a window below"
+        " 5 s",
+        lambda path: made(path, even_steps(8, seconds=0.25, tokens_computed=100), **BUSY),
+    ),
+    explains(
+        "the window holds evaluation, and the driver's utilisation was read",
+        "busy_frac: the driver's utilisation does not separate training from evaluation and"
+        " checkpoints in the window",
+        lambda path: made(
+            path,
+            [
+                *even_steps(40, seconds=0.25, tokens_computed=100),
+                Step(10 * S, 12 * S, phase="eval"),
+                Step(12 * S, 12 * S + S // 4, index=40, tokens_computed=100),
+            ],
+            **BUSY,
+        ),
+        window="unbroken",
+    ),
+    explains(
+        "padding was not counted apart from tokens",
+        "padding: padding is not counted apart from tokens: pass tokens_real= to meter.step",
+        made,
+    ),
+    explains(
+        "20 of 100 positions are padding, whose FLOPs were not counted",
+        "padding: the FLOP count has no cost of a padding position (hardware_per_padding)",
+        lambda path: made(
+            path,
+            even_steps(40, seconds=0.25, tokens_computed=100, tokens_real=80),
+            flops=replace(STEP, hardware_per_padding=None),
+        ),
+    ),
+    refuses(
+        "a run that only decodes",
+        "no training steps, so there is no step time to split",
+        lambda path: run_of(path, steps=even_steps(10, phase="decode", tokens_real=10)),
+        time_split,
+    ),
+    Case(
+        "one of three runs never reached the target loss",
+        never_reached,
+        "a: 2 of 3 runs have it (the loss stayed above 2)",
+    ),
+]
