@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from typing import Any
+from typing import Any, cast
 
 from ergmeter.flops.whole import sizes, whole_parameters
 from ergmeter.runlog.meeting import agreed, world_size
@@ -29,10 +29,19 @@ def training_identity(model: object = None) -> dict[str, Any]:
         "id": word or secrets.token_hex(6),
         "world": world,
         "number": next(_trainings),
-        **({} if model is None else {"model": type(model).__name__}),
+        **({} if model is None else {"model": _class_name(model)}),
         **_model_sizes(model),
         **({"layout": told} if (told := told_layout(model)) else {}),
     }
+
+
+def _class_name(model: object) -> str:
+    """The class of a model, and not of what compiles it or spreads it over devices."""
+    if hasattr(model, "named_modules"):
+        from ergmeter.flops.shadow import unwrapped  # noqa: PLC0415  torch is loaded then
+
+        model = unwrapped(cast("Any", model))
+    return type(model).__name__
 
 
 def _model_sizes(model: object) -> dict[str, int]:
