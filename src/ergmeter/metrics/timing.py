@@ -168,7 +168,13 @@ def before_first_step_s(evidence: Evidence) -> Reading:
     if evidence.from_output:
         raise NotMeasurable("a log does not say when its first step began: use Meter to see it")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
-    return Reading(value, "s", "measured", note="loading and setting up")
+    early = evidence.all_steps.where_each(
+        lambda lane: (lane["phase"] == PHASES.index("eval")) & (lane["end_ns"] <= first_ns)
+    )
+    note = "loading and setting up"
+    if len(early):
+        note += f", and {duration(max(lane.busy_s for lane in early.lanes))} of evaluation"
+    return Reading(value, "s", "measured", note=note)
 
 
 def _phase_s(evidence: Evidence, phase: str) -> Reading:

@@ -365,13 +365,14 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
 
     from ergmeter.metrics.steps import told  # noqa: PLC0415
 
-    steps, label = told(run), "loss  "
+    steps, label, is_printed = told(run), "loss  ", "imported" in run.header
     # Where nobody tells it, it may have been printed.
     if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
         label = "loss, as printed  " if len(steps) else label
-        steps = told(run, "output")
+        steps, is_printed = told(run, "output"), True
     train = steps.where_each(lambda lane: lane["phase"] == PHASES.index("train"))
-    first = _before_steps(run, train.lowest("start_ns") if len(train) else None)
+    start_ns = train.lowest("start_ns") if len(train) else None
+    first = _before_steps(run, start_ns, is_printed=is_printed)
     tells = train.where_each(lambda lane: np.isfinite(lane["loss"]))
     if len(tells):  # of several ranks the first that tells it
         rank = min(lane["rank"].min() for lane in tells.lanes)
@@ -391,10 +392,10 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
     return Text.assemble("\n", (label, "dim"), bars, (ends, "dim"), (after, "red"))
 
 
-def _before_steps(run: Run, start_ns: int | None) -> list[float]:
+def _before_steps(run: Run, start_ns: int | None, *, is_printed: bool) -> list[float]:
     """The loss of the printed line that the first step begins with; of a log whose lines have no
     times, all losses that it names as the first."""
-    if "imported" not in run.header:
+    if not is_printed or (start_ns is None and "imported" not in run.header):
         return []
     said = [one for one in run.reported() if one.name.endswith("loss") and not one.unit]
     said = [one for one in said if not _OTHER_LOSS.match(one.name)]
