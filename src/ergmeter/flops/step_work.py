@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 MODEL, OTHER, GENERATION = "model", "other models", "generation"
 _COUNTED = "the calls of one training step, run again without weights or data"
 _ATTENTION = "attention: "  # begins the line that names its pairs, which notes show
-_MASKED = "without pairs that a causal mask hides"
-_ALL_PAIRS = "every pair, as no kernel is told of a causal mask"
+_MASKED = "pairs that is_causal hides are left out, all others counted"
+_ALL_PAIRS = "every pair, as no kernel is told is_causal"
 _ALIKE_FRAC = 0.01
 
 

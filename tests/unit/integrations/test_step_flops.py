@@ -156,7 +156,10 @@ def test_a_head_that_only_targets_bring_is_counted(counted: Callable[..., Counte
     assert found.tokens == [TOKENS] * STEPS
     assert found.samples == [ROWS] * STEPS
     assert found.parameters == sum(p.numel() for p in model.parameters())
-    assert found.note == "counted (attention: without pairs that a causal mask hides)"
+    assert (
+        found.note
+        == "counted (attention: pairs that is_causal hides are left out, all others counted)"
+    )
 
 
 def test_a_model_that_was_given_is_counted_as_it_is_called(
@@ -214,7 +217,7 @@ def test_attention_that_is_written_out_counts_whole(counted: Callable[..., Count
     found = counted(trained(model, loss=nano_loss(model)))
     by_hand = TOKENS * (6 * 3 * WIDTH**2 + HEAD + 3 * 4 * WIDTH * LENGTH)
     assert found.parts == {"model": by_hand}
-    assert found.note == "counted (attention: every pair, as no kernel is told of a causal mask)"
+    assert found.note == "counted (attention: every pair, as no kernel is told is_causal)"
 
 
 def test_a_head_inside_the_loss(counted: Callable[..., Counted]) -> None:
