@@ -18,7 +18,7 @@ import sysconfig
 import time
 from functools import _lru_cache_wrapper, cache, partial
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import ReferenceType
 
@@ -153,9 +153,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, nn.Module):
             return self._reduced_module(obj)
         if isinstance(obj, type):
-            is_users = _is_users(obj.__module__)
-            reduced = by_value._dynamic_class_reduce(obj) if is_users else self._by_default(obj)
-            return _untracked(reduced, obj)
+            if not _is_users(obj.__module__):
+                return _untracked(self._by_default(obj), obj)
+            # Through its hooks an optimizer's class would bring whoever watches the training.
+            if issubclass(obj, _NOT_SENT_TYPES) and not issubclass(obj, nn.Module):
+                return NotSent, (obj.__name__,)
+            return _untracked(by_value._dynamic_class_reduce(obj), obj)
         if isinstance(obj, FunctionType):
             inner = getattr(obj, "_torchdynamo_orig_callable", None)
             if inner is not None:
@@ -244,8 +247,8 @@ def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
     if isinstance(obj, ReferenceType):
         target = obj()
         return (_reference, (target,)) if target is not None else (NotSent, ("dead reference",))
-    if isinstance(obj, MethodType):
-        return MethodType, (obj.__func__, obj.__self__)
+    if isinstance(obj, MethodType | BuiltinMethodType):
+        return _reduced_method(obj)
     if isinstance(obj, _lru_cache_wrapper):
         return (cache, (obj.__wrapped__,)) if _is_users(obj.__module__) else NotImplemented
     package = kind.__module__.partition(".")[0]
@@ -256,6 +259,16 @@ def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
     except Exception:  # noqa: BLE001  whatever it says: it can't be sent
         return NotSent, (kind.__name__,)
     return NotImplemented
+
+
+def _reduced_method(method: MethodType | BuiltinMethodType) -> Any:  # noqa: ANN401
+    owner = method.__self__
+    if isinstance(method, MethodType):
+        return MethodType, (method.__func__, owner)
+    if owner is None or isinstance(owner, ModuleType | type | torch.Tensor):
+        return NotImplemented
+    reduced = _reduced_object(owner)  # where a lock can't be sent, `lock.acquire` can't either
+    return reduced if isinstance(reduced, tuple) and reduced[0] is NotSent else NotImplemented
 
 
 def _own_class(module: nn.Module) -> type:
@@ -304,8 +317,17 @@ def installed_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     own = str(Path(__file__).parents[2])
-    more = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    more = [path for path in sys.path if _is_installed(Path(path))]
     return tuple(dict.fromkeys([*(paths[name] for name in names), *more, f"{own}/ergmeter"]))
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether pip has put packages here; not the program's own folder, whatever is beside it."""
+    if folder.name in ("site-packages", "dist-packages"):
+        return True
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = {Path.cwd(), Path(program).resolve().parent if program else Path.cwd()}
+    return folder.resolve() not in own and any(folder.glob("*.dist-info"))  # pip install --target
 
 
 def _reference(target: Any) -> Any:  # noqa: ANN401

@@ -141,6 +141,7 @@ def _flops_of(
         pairs_backward,
         counted.not_counted,
         assumptions,
+        pairs_masked=spared.forward + spared.backward,
     )
 
 

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 MODEL, OTHER, GENERATION = "model", "other models", "generation"
 _COUNTED = "the calls of one training step, run again without weights or data"
-_SEEN = (
-    "pairs that a causal mask keeps apart are left out where attention is a kernel and is told of"
-    " it; written out as products it counts whole"
-)
+_ATTENTION = "attention: "  # begins the line that names its pairs, which notes show
+_MASKED = "pairs that is_causal hides are left out, all others counted"
+_ALL_PAIRS = "every pair, as no kernel is told is_causal"
 _ALIKE_FRAC = 0.01
 
 
@@ -143,10 +142,17 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
         hardware_per_padding=alone if lengths.is_padded else None,
         tokens_per_step=record.tokens,
         samples_per_step=record.samples,
-        assumptions=(_COUNTED, _SEEN, *_said(record, trained)),
+        assumptions=(_COUNTED, *_pairs_said(good), *_said(record, trained)),
         other_work=_other_work(record, others, model and forward / model, model, scale=1.0),
         not_counted=(*record.not_counted, *_unknown(trained), *failed),
     )
+
+
+def _pairs_said(good: _Counted) -> tuple[str, ...]:
+    """Which pairs of attention are in the count; nothing where there is none."""
+    if any(one.pairs_masked for _, one in good):
+        return (f"{_ATTENTION}{_MASKED}",)
+    return (f"{_ATTENTION}{_ALL_PAIRS}",) if any(one.pairs_forward for _, one in good) else ()
 
 
 def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _Counted) -> Flops:

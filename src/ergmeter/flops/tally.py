@@ -114,3 +114,4 @@ class CallFlops:
     not_counted: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     error: str = ""  # why there are no FLOPs
+    pairs_masked: float = 0.0  # FLOPs of pairs that a causal mask hides: left out

@@ -21,7 +21,6 @@ import numpy as np
 Later: TypeAlias = Any  # a number on a device, whose value is not asked for yet
 Amount: TypeAlias = "int | Later | None"
 
-IGNORED = -100  # torch's cross entropy leaves targets of this value out, and so does everybody
 _IDS = "input_ids"
 _PROMPT = "prompt_input_ids"
 _HOST = ("cpu",)
@@ -140,7 +139,9 @@ def _with_loss(parts: Mapping[str, Any], prefix: str, ids: Any, *, shifts: bool)
     # TRL's preference trainers make the labels later, of what this mask leaves.
     completion: Any = _near(parts.get(f"{prefix}completion_mask"))
     if labels is not None and (_fits(labels, ids) or (not shifts and _are_targets(labels, ids))):
-        borne = labels != IGNORED
+        borne = (
+            labels >= 0
+        )  # -100 or -1, or what else a loss is told to ignore: no class is below 0
     elif labels is None and _fits(completion, ids):
         borne = completion != 0
     else:

@@ -86,7 +86,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
     chosen = flops[0]
     per_token = flops_per_unit(chosen, rate.unit)
     counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
-    note = f"{_bound(chosen)}{counted}{_given(chosen)}{_spread(flops)}"
+    note = f"{_bound(chosen)}{counted}{_attention(chosen)}{_given(chosen)}{_spread(flops)}"
     found: dict[str, Result] = {
         FLOPS_PER_TOKEN: Reading(per_token, "FLOP/token", "derived", note=note)
         if rate.unit == "token"
@@ -105,7 +105,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
         peak,
         each,
         peak.flops_per_s,
-        f"{_bound(chosen)}{chosen.convention}{_given(chosen)}"
+        f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_given(chosen)}"
         f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
     )
     found[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
@@ -145,16 +145,22 @@ def _without_peak(
     return found
 
 
-# What `flops.work` writes among a step's assumptions.
+# What `flops.work` and `flops.step_work` write among a step's assumptions.
 _KEPT_AS = "kept: "
 _GIVEN = "given: "
 _NO_RECOMPUTATION = "no recomputation"
+_ATTENTION = "attention: "
 
 
 def _given(chosen: Flops) -> str:
     """What of a count is somebody's own figure, or of one step alone."""
     said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
     return "".join(f" with {one}" for one in said)
+
+
+def _attention(chosen: Flops) -> str:
+    """Which pairs are in a count that has no convention's rule for them."""
+    return "".join(f" ({one})" for one in chosen.assumptions if one.startswith(_ATTENTION))
 
 
 NO_BYTES = NotApplicable(

@@ -172,7 +172,10 @@ class Evidence:
     @cached_property
     def unbroken(self) -> TrainingWindow:
         """From the first step to the last without all that has another name, for the warm-up."""
-        outer = Window(self._work_start_ns, self.work.highest("end_ns"))
+        start_ns, end_ns = self._work_start_ns, self.work.highest("end_ns")
+        if end_ns <= start_ns:
+            raise NotMeasurable("the steps have no duration: all began and ended at one instant")
+        outer = Window(start_ns, end_ns)
         return without_named(outer, self.all_steps)
 
     @cached_property

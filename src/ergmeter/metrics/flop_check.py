@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.compute import ALL_WORK, run_results
 from ergmeter.metrics.explain_device import clock_hz, peak_clock_hz
@@ -113,9 +111,10 @@ def _need_coverage(evidence: Evidence, device: Device) -> None:
     """NotMeasurable unless the counters cover most of the window."""
     series = readings(evidence, "tensor_frac", device)
     window = evidence.span
-    begins_ns = np.maximum(begins_ns_of(evidence, device, series.t_ns), window.start_ns)
-    ends_ns = np.minimum(series.t_ns, window.end_ns)
-    covered_s = float(np.maximum(0, ends_ns - begins_ns).sum()) / NS_PER_S
+    begins_ns, ends_ns = evidence.window.clipped(
+        begins_ns_of(evidence, device, series.t_ns), series.t_ns
+    )
+    covered_s = float((ends_ns - begins_ns).sum()) / NS_PER_S
     if covered_s < LEAST_COVERED_FRAC * window.duration_s:
         raise NotMeasurable(
             f"the counters of {device.name} cover {duration(covered_s)} of a window of"
@@ -131,28 +130,27 @@ def check_flop_count(evidence: Evidence) -> list[Finding]:
         f"{100 * ratio.active_frac:.1f} % of the peak by hardware counters,"
         f" {100 * ratio.counted_frac:.1f} % counted"
     )
+    effect = ""
     if ratio.is_uncounted_work:
-        return [
-            Finding(
-                "flop_count",
-                "serious",
-                f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs:"
-                f" {shares}",
-                "MFU is too low: products were not counted, such as a head inside the loss, another"
-                " model or generation",
-            )
-        ]
-    if ratio.is_overcounted:
-        return [
-            Finding(
-                "flop_count",
-                "serious",
-                f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs:"
-                f" {shares}",
-                "MFU is too high: check the model, its tokens, the peak and the number of devices",
-            )
-        ]
-    return []
+        effect = _what_is_uncounted(evidence)
+    elif ratio.is_overcounted:
+        effect = "MFU is too high: check the model, its tokens, the peak and the number of devices"
+    seen = f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs: {shares}"
+    return [Finding("flop_count", "serious", seen, effect)] if effect else []
+
+
+def _what_is_uncounted(evidence: Evidence) -> str:
+    """MFU is of the trained model alone: other models and generation are no part of it."""
+    others = evidence.flops[0].other_work
+    names = [part.name for part in others or () if part.flops is None]
+    if names:
+        return f"work beside the trained model was not counted: {', '.join(names)}"
+    if others is None:
+        return (
+            "MFU may be too low: products were not counted, such as a head inside the loss, or"
+            " another model or generation ran beside the trained model"
+        )
+    return "MFU is too low: products were not counted, such as a head inside the loss"
 
 
 def flop_count_contradictions(evidence: Evidence) -> list[str]:

@@ -109,6 +109,8 @@ def outside_steps_frac(evidence: Evidence) -> Reading:
     need_rows(evidence)
     inside_s = sum(_in_window_s(evidence, lane) for lane in lanes)
     whole_s = sum(float(evidence.periods_s(lane).sum()) for lane in lanes)
+    if evidence.is_whole_run:  # which does not end with the last step
+        whole_s = evidence.window.duration_s * len(lanes)
     return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
 
 
@@ -168,7 +170,13 @@ def before_first_step_s(evidence: Evidence) -> Reading:
     if evidence.from_output:
         raise NotMeasurable("printed lines do not say when the first step began: a Meter does")
     value = (first_ns - evidence.watched.start_ns) / NS_PER_S
-    return Reading(value, "s", "measured", note="loading and setting up")
+    early = evidence.all_steps.where_each(
+        lambda lane: (lane["phase"] == PHASES.index("eval")) & (lane["end_ns"] <= first_ns)
+    )
+    note = "loading and setting up"
+    if len(early):
+        note += f", and {duration(max(lane.busy_s for lane in early.lanes))} of evaluation"
+    return Reading(value, "s", "measured", note=note)
 
 
 def _phase_s(evidence: Evidence, phase: str) -> Reading:

@@ -282,7 +282,7 @@ def generated(evidence: Evidence) -> Reading:
     counts = [
         one.value
         for one in evidence.run.reported()
-        if one.name == "generated_tokens" and window.start_ns <= one.t_ns <= window.end_ns
+        if one.name == "generated_tokens" and window.contains(np.array(one.t_ns))
     ]
     if not counts:
         raise NotMeasurable("no call of `generate` was seen in the window")

@@ -156,7 +156,8 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> Counted:
         rows = int((np.cumsum(steps) <= found.dropped).sum())
         if rows:
             ends.append(int(first["end_ns"][:rows].max()))
-        remarks |= dict.fromkeys(_remarks(found, step_s, int(steps[:rows].sum())))
+        own_s = np.repeat((first["end_ns"] - first["start_ns"]) / NS_PER_S / each, each)
+        remarks |= dict.fromkeys(_remarks(found, own_s, int(steps[:rows].sum())))
     if total < 2:
         raise SingleStep("1 step: it may be all warm-up, so there is no pace of training")
     rule = f"leading steps above {SLOW_FACTOR:g} times the later median"
@@ -166,19 +167,24 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> Counted:
     return Counted(counted, max(ends), rule, tuple(remarks))
 
 
-def _remarks(found: SlowStart, step_s: FloatArray, dropped: int) -> list[str]:
+def _remarks(found: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
+    """`own_s`: each step from its start to its end. The first has no gap before it to carry."""
     if found.slow > dropped:
         left = found.slow - dropped
         which = "1 more slow step" if left == 1 else f"{left} more slow steps"
+        most = f"at most {MOST_FRAC:.0%} of the steps and {MOST_STEPS} are left out"
+        if len(own_s) < FEW_STEPS:
+            most = f"of fewer than {FEW_STEPS} steps only the first is left out"
         return [
             f"after {number_of(dropped, 'step')} of warm-up {which} at the beginning"
-            f" {'is' if left == 1 else 'are'} counted: at most {MOST_FRAC:.0%} of the steps and"
-            f" {MOST_STEPS} are left out (--warmup-steps {found.slow} leaves them all out)"
+            f" {'is' if left == 1 else 'are'} counted: {most}"
+            f" (--warmup-steps {found.slow} leaves them all out)"
         ]
-    if found.fast:
-        times = float(np.median(step_s) / np.median(step_s[: found.fast]))
+    usual_s = float(np.median(own_s))
+    fast_s = float(np.median(own_s[: found.fast])) if found.fast else 0.0
+    if 0 < fast_s < usual_s / SLOW_FACTOR:
         which = "the first step was" if found.fast == 1 else f"the first {found.fast} steps were"
-        return [f"{which} {times:.1f} times as fast as the median, and counted"]
+        return [f"{which} {usual_s / fast_s:.1f} times as fast as the median, and counted"]
     return []
 
 
@@ -189,7 +195,13 @@ def _in_range(work: Steps, first: int, last: int | None) -> Counted:
         number = _numbers(lane)
         return np.asarray((number >= first) & (number < (np.inf if last is None else last)))
 
-    rows = work.where_each(inside)
+    def last_pass(lane: Steps) -> Mask:
+        """Where numbers began again, as after a resume, the last time that they were made."""
+        passes = np.cumsum(np.diff(_numbers(lane), prepend=-np.inf) < 0)
+        made = passes[inside(lane)]
+        return np.asarray(passes == made.max()) if len(made) else np.zeros(len(lane), dtype=bool)
+
+    rows = work.where_each(lambda lane: inside(lane) & last_pass(lane))
     name = f"{first}:{'' if last is None else last}"
     if not len(rows):
         numbers = [_numbers(lane) for lane in work.lanes]
@@ -197,7 +209,7 @@ def _in_range(work: Steps, first: int, last: int | None) -> Counted:
         raise NotMeasurable(
             f"--window {name} holds no step: this run's steps are numbered {low:.0f} to {high:.0f}"
         )
-    start_ns = _start_of(work, rows, lambda lane: _numbers(lane) < first)
+    start_ns = _start_of(work, rows, lambda lane: (_numbers(lane) < first) & last_pass(lane))
     return Counted(rows, start_ns, f"steps {name}, as asked for")
 
 

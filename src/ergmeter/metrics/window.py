@@ -154,9 +154,19 @@ def without_named(outer: Window, all_steps: Steps) -> TrainingWindow:
     return TrainingWindow(TRAINING, *without(outer, out.begin_ns, out.end_ns))
 
 
-def _named_rows(all_steps: Steps) -> Steps:
-    lane = all_steps.longest
+def _named(lane: Steps) -> Steps:
+    """A rank's spans that are no training."""
     return lane.where(np.isin(lane["phase"], [PHASES.index(phase) for phase in CUT_PHASES]))
+
+
+def _naming_lane(all_steps: Steps) -> Steps:
+    """The rank with the most time in such spans: often rank 0 alone saves and evaluates."""
+
+    def named_ns(lane: Steps) -> float:
+        rows = _named(lane)
+        return float((rows["end_ns"] - rows["start_ns"]).sum())
+
+    return max(all_steps.lanes, key=named_ns)
 
 
 def training_window(
@@ -192,7 +202,6 @@ class _Spans:
     """Spans that are no training, each with where its cut begins and ends."""
 
     phase: TimeArray
-    host: tuple[TimeArray, TimeArray]
     begin_ns: TimeArray
     end_ns: TimeArray
     is_known: Mask  # that the work before it was done when the cut begins
@@ -205,7 +214,6 @@ class _Spans:
     def where(self, mask: Mask) -> _Spans:
         return _Spans(
             self.phase[mask],
-            (self.host[0][mask], self.host[1][mask]),
             self.begin_ns[mask],
             self.end_ns[mask],
             self.is_known[mask],
@@ -232,14 +240,14 @@ class _Spans:
 
 
 def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _Spans:
-    """Of the rank that recorded the most; ranks work in step. Each is checked against all ranks."""
-    lane = all_steps.longest
-    rows = _named_rows(all_steps)
+    """Of one rank, as ranks work in step. Each is checked against the steps of all."""
+    lane = _naming_lane(all_steps)
+    rows = _named(lane)
     near = (rows["end_ns"] > outer.start_ns) & (rows["start_ns"] < outer.end_ns)
     rows = rows.where(np.asarray(near))
     if not len(rows):
         nothing = np.empty(0, dtype=bool)
-        return _Spans(_NONE, (_NONE, _NONE), _NONE, _NONE, nothing, nothing)
+        return _Spans(_NONE, _NONE, _NONE, nothing, nothing)
     start_ns, end_ns = rows["start_ns"].astype(np.int64), rows["end_ns"].astype(np.int64)
     host = _host_times(rows)
     train = lane.where(lane["phase"] == _TRAIN)
@@ -259,7 +267,7 @@ def _spans(all_steps: Steps, outer: Window, *, printed: bool, on_gpu: bool) -> _
         for own, found in zip(host, (begin_ns, finish_ns), strict=True)
     )
     phase = rows["phase"].astype(np.int64)
-    return _Spans(phase, host, begin_ns, finish_ns, np.asarray(known), is_beside)
+    return _Spans(phase, begin_ns, finish_ns, np.asarray(known), is_beside)
 
 
 def _other_lanes(all_steps: Steps, lane: Steps) -> Iterator[Steps]:

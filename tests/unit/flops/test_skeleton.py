@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ergmeter.flops import remote, skeleton
 from ergmeter.flops.call_specs import ModuleCall, TensorSpec
@@ -79,6 +80,61 @@ def test_a_cached_function_inside_another_is_sent() -> None:
             return super().forward(x.view(-1, width()))
 
     assert flops_of(Cached(4, 4), 2, 4).forward == 2 * 2 * 16
+
+
+class HoldsAnEvent(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.event = threading.Event()  # which holds `lock.acquire`
+
+
+def test_an_unused_method_of_a_lock_does_not_matter() -> None:
+    found = flops_of(HoldsAnEvent(), 2, 4)
+    assert (found.error, found.forward) == ("", 2 * 2 * 16)
+
+
+class OwnOptimizer(torch.optim.SGD):
+    pass
+
+
+class MakesItsOptimizer(nn.Linear):
+    def optimizer(self) -> torch.optim.Optimizer:
+        return OwnOptimizer(self.parameters())
+
+
+class WatchesSteps:
+    def stepped(self, *_: object) -> None: ...
+
+
+def test_an_optimizers_class_does_not_bring_who_watches_it() -> None:
+    """As nanochat's model: torch wraps `step` in a function that refers to all hooks."""
+    model = MakesItsOptimizer(4, 4)
+    handle = register_optimizer_step_post_hook(WatchesSteps().stepped)
+    try:
+        model.optimizer()
+        data = dumps(model)
+    finally:
+        handle.remove()
+    assert b"WatchesSteps" not in data
+    assert flops_of(model, 2, 4).forward == 2 * 2 * 16
+
+
+def test_packages_in_a_folder_of_pip_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target FOLDER`; the program's own folder may have packages in it too."""
+    target, own = tmp_path / "target", tmp_path / "own"
+    for folder in (target, own):
+        (folder / "layers-1.0.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(own), str(target), *sys.path])
+    monkeypatch.chdir(own)
+    skeleton.installed_folders.cache_clear()
+    try:
+        folders = skeleton.installed_folders()
+    finally:
+        skeleton.installed_folders.cache_clear()
+    assert str(target) in folders
+    assert str(own) not in folders
 
 
 def test_a_device_named_in_a_forward_is_the_cpu() -> None:

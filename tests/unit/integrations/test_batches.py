@@ -123,6 +123,12 @@ def test_targets_of_another_length_bear_the_loss_of_a_translation() -> None:
     assert decoded == Counts(16, 4, None, loss=5, squares=34 + 18)
 
 
+def test_whatever_number_below_zero_a_loss_ignores_bears_none() -> None:
+    # As minGPT, nanoGPT and nanochat: cross_entropy(..., ignore_index=-1).
+    inputs, targets = torch.tensor(IDS), torch.tensor([[-1, -1, 7, 3, 7], [-1, 5, 0, 3, 7]])
+    assert counted((inputs, targets)) == Counts(10, 2, None, 7, 50)
+
+
 def test_the_class_of_a_text_is_no_token() -> None:
     batch = tensors(input_ids=IDS, attention_mask=MASK, labels=[0, 1])
     assert counted(batch) == Counts(10, 2, 8, None, squares=9 + 25)

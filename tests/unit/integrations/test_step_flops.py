@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812  as everybody calls it
 from torch.utils.checkpoint import checkpoint
 
 from ergmeter.integrations.torch_loop import watch
+from ergmeter.metrics.summarize import summarize
 from ergmeter.records import PHASES, Flops
 from ergmeter.runlog.reader import Run
 
@@ -102,6 +103,7 @@ class Counted:
     tokens: list[float]
     samples: list[float]
     parameters: int | None
+    note: str  # of the FLOPs of a token
 
     @property
     def parts(self) -> dict[str, float | None]:
@@ -125,6 +127,7 @@ def counted(tmp_path: Path) -> Callable[..., Counted]:
             steps["tokens_computed"][rows].tolist(),
             steps["samples"][rows].tolist(),
             found.settings.get("parameters"),
+            getattr(summarize(found).readings["compute.model_flops_per_token"], "note", ""),
         )
 
     return run
@@ -157,6 +160,10 @@ def test_a_head_that_only_targets_bring_is_counted(counted: Callable[..., Counte
     assert found.tokens == [TOKENS] * STEPS
     assert found.samples == [ROWS] * STEPS
     assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert (
+        found.note
+        == "counted (attention: pairs that is_causal hides are left out, all others counted)"
+    )
 
 
 def test_a_model_that_was_given_is_counted_as_it_is_called(
@@ -214,6 +221,7 @@ def test_attention_that_is_written_out_counts_whole(counted: Callable[..., Count
     found = counted(trained(model, loss=nano_loss(model)))
     by_hand = TOKENS * (6 * 3 * WIDTH**2 + HEAD + 3 * 4 * WIDTH * LENGTH)
     assert found.parts == {"model": by_hand}
+    assert found.note == "counted (attention: every pair, as no kernel is told is_causal)"
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

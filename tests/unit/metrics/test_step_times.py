@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from ergmeter.metrics.ahead import ahead
 from ergmeter.metrics.step_times import distribution
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Step
-from tests.runs import even_steps, run_of
+from tests.runs import even_steps, reading, run_of
 
 S = 10**9
 
@@ -61,3 +62,18 @@ def test_what_is_left_takes_as_long_as_the_counted_steps_say(
     assert found.done == done
     assert found.left_s == pytest.approx(left_s)
     assert found.done_frac == pytest.approx(done / next(iter(budget.values())))
+
+
+def test_start_up_names_the_evaluation_in_it(tmp_path: Path) -> None:
+    """As nanoGPT, which evaluates before its first step; compiled, that takes most of it."""
+    steps = [
+        replace(one, start_ns=one.start_ns + 9 * S, end_ns=one.end_ns + 9 * S)
+        for one in even_steps(5)
+    ]
+    early, late = Step(2 * S, 8 * S, phase="eval"), Step(14 * S, 15 * S, phase="eval")
+    key = "time.before_first_step_s"
+    plain = reading(run_of(tmp_path / "plain", steps=[*steps, late]), key)
+    assert plain.note == "loading and setting up"
+    found = reading(run_of(tmp_path / "run", steps=[early, *steps, late]), key)
+    assert found.note == "loading and setting up, and 6 s of evaluation"
+    assert found.value == plain.value

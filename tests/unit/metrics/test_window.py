@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ergmeter.records import Device, Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.format import MARKS_FILE
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from tests.runs import GPU, add_writer, make_run, reading, reason
+from tests.runs import GPU, add_writer, even_steps, make_run, reading, reason
 
 S = 10**9
 TOKENS = 1000
@@ -208,6 +209,39 @@ def test_a_pause_after_every_tenth_step_is_unbiased_over_where_it_stopped(
     assert max(abs(rate / true - 1) for rate in rates) < 4.1 / (1.4 * fewest - 4)
 
 
+def test_a_first_step_without_a_gap_before_it_is_not_called_fast(tmp_path: Path) -> None:
+    steps = even_steps(100, seconds=0.5, gap_s=0.5)
+    run = run_of(tmp_path / "run", steps=steps)
+    assert not [note for note in summarize(run).notes if "as fast as" in note]
+
+
+def test_of_few_steps_only_the_first_is_left_out_and_the_note_says_so(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=in_a_row([10.0, 10.0, 1.0, 1.0]), end_s=30)
+    notes = [note for note in summarize(run).notes if "more slow step" in note]
+    assert len(notes) == 1
+    assert "of fewer than 5 steps only the first is left out" in notes[0]
+
+
+def test_a_window_of_steps_is_of_the_last_time_that_they_were_made(tmp_path: Path) -> None:
+    """Steps 0 to 149, then a resume at 80 up to 199: one a second throughout."""
+    numbers = [*range(150), *range(80, 200)]
+    steps = [
+        Step(i * S, (i + 1) * S, index=number, tokens_computed=TOKENS)
+        for i, number in enumerate(numbers)
+    ]
+    run = run_of(tmp_path / "run", steps=steps, end_s=300)
+    rate = reading(run, "throughput.tokens_per_s", window="100:200")
+    assert rate.value == pytest.approx(TOKENS)
+    assert reading(run, "steps.count", window="100:200").value == 100
+    assert reading(run, "throughput.tokens_per_s", window="0:50").value == pytest.approx(TOKENS)
+
+
+def test_time_outside_steps_of_the_whole_run_is_of_all_of_it(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", steps=even_steps(15), end_s=25)
+    found = reading(run, "time.outside_steps_frac", window="whole")
+    assert found.value == pytest.approx(10 / 25)
+
+
 # -- cuts -----------------------------------------------------------------------------------------
 
 
@@ -232,6 +266,23 @@ def test_what_is_no_training_is_cut(tmp_path: Path, phase: str) -> None:
     assert f"without 4.5 s of {words[phase]}" in window.note  # the last lies after the window
     assert reading(run, "throughput.tokens_per_s").value == pytest.approx(TOKENS / 0.1)
     assert reading(run, "time.step_p95_s").value == pytest.approx(0.1)
+
+
+def test_cuts_are_those_of_the_rank_that_names_them(tmp_path: Path) -> None:
+    """Rank 0 saves; rank 1 has more rows, as it names its waits for data."""
+
+    def wait(end_ns: int) -> Step:
+        return Step(end_ns - 2, end_ns - 1, phase="data", rank=1)
+
+    saves = with_pauses("checkpoint")
+    waits = []
+    for one in saves:
+        if one.phase == "train":
+            waits += [replace(one, rank=1), wait(one.end_ns)]
+    run = make_run(tmp_path / "run")
+    for rows in (saves, waits):
+        add_writer(run, steps=rows, header={"clock": {"monotonic_ns": 0, "wall_ns": 0}})
+    assert reading(Run.open(run), "time.window_s").value == pytest.approx(10.0)
 
 
 def test_waits_for_data_and_stalls_are_in(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from ergmeter.importers.importing import Request, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import summarize
-from ergmeter.records import Device, Reading, Sample, Step, Summary
+from ergmeter.records import Device, Reading, Reported, Sample, Step, Summary
 from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
@@ -299,6 +299,20 @@ def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path
         assert "µs" not in said
         assert ends in said
         assert ("a log without times has no duration" in said) == (name == "untimed")
+
+
+def test_the_first_printed_loss_is_drawn_where_steps_tell_none(tmp_path: Path) -> None:
+    """As minGPT prints: the first line begins the first printed span and is in none."""
+    printed = [
+        dataclasses.replace(one, loss=float(7 - number)) for number, one in enumerate(even_steps(7))
+    ]
+    first = Reported(printed[0].start_ns, "loss", 8.0, "")
+    path = create_run(tmp_path / "run", run_header("test", ["train.py"]))
+    add_writer(path, steps=even_steps(70))
+    add_writer(path, steps=printed, reported=[first], stream="output")
+    curve = terminal.sparkline(Run.open(path))
+    assert curve is not None
+    assert curve.plain.strip() == "loss, as printed  █▇▆▅▄▃▂▁ 8 to 1"
 
 
 def test_the_loss_of_several_ranks_is_drawn_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ergmeter.records import Flops, Mark, Step
+from ergmeter.records import Flops, Mark, Step, WorkPart
 from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run, run_of
 from tests.unit.metrics.reasons.case import Case
@@ -89,6 +89,13 @@ def waiting(path: Path) -> Run:
 
 STALL = [*[0.25] * 30, 2.0, *[0.25] * 9]
 SLOW = [*[1.5] * 5, *[0.25] * 35]
+
+
+def third_of(flops: Flops) -> Flops:
+    third = flops.model_per_step / 3, (flops.hardware_per_step or 0) / 3
+    return replace(flops, model_per_step=third[0], hardware_per_step=third[1])
+
+
 CASES: list[Case] = [
     # -- the verdict
     checks(
@@ -336,21 +343,15 @@ CASES: list[Case] = [
     ),
     checks(
         "one of two GPUs was never read",
-        "Test GPU [GPU-1]: no reading says it: a problem of this device would not show",
+        "Test GPU [GPU-1]: no reading has",
         with_a_silent_gpu,
     ),
     # -- the FLOP count
     checks(
         "the tensor cores were active 50 % of the time and a third of the FLOPs was counted",
         "the tensor cores did 3.21 times (3.21 to 3.21) the counted FLOPs: 45.0 % of the peak by"
-        " hardware counters, 14.0 % counted: MFU is too low: products were not counted",
-        tensor_cores(
-            replace(
-                STEP,
-                model_per_step=STEP.model_per_step / 3,
-                hardware_per_step=(STEP.hardware_per_step or 0) / 3,
-            )
-        ),
+        " hardware counters, 14.0 % counted: MFU may be too low: products were not counted",
+        tensor_cores(third_of(STEP)),
     ),
     checks(
         "the tensor cores were active 30 % of the time and 42 % of the peak was counted",
@@ -363,6 +364,16 @@ CASES: list[Case] = [
         "flop_count: the window is 2 s: counters over less than 5 s are too coarse to check the"
         " FLOP count",
         tensor_cores(count=8),
+    ),
+    checks(
+        "a third of the FLOPs was counted, and no other model was called",
+        "14.0 % counted: MFU is too low: products were not counted, such as a head inside the loss",
+        tensor_cores(replace(third_of(STEP), other_work=())),
+    ),
+    checks(
+        "a third of the FLOPs was counted, and generation could not be",
+        "14.0 % counted: work beside the trained model was not counted: generation",
+        tensor_cores(replace(third_of(STEP), other_work=(WorkPart("generation", None),))),
     ),
     checks(
         "matmuls that do not use the tensor cores",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ergmeter.metrics.progress import Progress
 from ergmeter.metrics.running import Running
 from ergmeter.metrics.tokens import steps_made
-from ergmeter.records import Mark, Missing, Step
+from ergmeter.records import Flops, Mark, Missing, Step
 from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of
 from tests.unit.metrics import test_unseen
@@ -40,6 +40,8 @@ def other_writer(folder: Path) -> list[str]:
     run = run_of(folder / "run", steps=BARE)
     return raised(lambda: Running("0123").totals(run))
 
+
+IMAGES = Flops(1e9, "counted", "counted", samples_per_step=8)
 
 CASES = [
     # -- not counted --
@@ -218,6 +220,19 @@ CASES = [
         "training.loss",
         "no step has a loss: set step.loss, print loss=.., or use an integration (a Trainer logs",
         steps=BARE,
+    ),
+    absent(
+        "a model of images, whose samples were counted",
+        "throughput.tokens_per_s",
+        "the model is called without token ids: throughput.samples_per_s has its rate",
+        steps=[replace(one, samples=8) for one in BARE],
+        header={"flops": [asdict(IMAGES)]},
+    ),
+    absent(
+        "every step began and ended at one instant",
+        "throughput.steps_per_s",
+        "the steps have no duration: all began and ended at one instant",
+        steps=[Step(0, 0, index=n) for n in range(12)],
     ),
     absent(
         "a loop by hand that sets no learning rate",
