@@ -27,11 +27,8 @@ STEPS, MICRO = 12, 2
 KINDS = ("fsdp2", "fsdp1", "fsdp1-flat")
 
 
-def trained(lab: Lab, how: str) -> dict[str, list[dict[str, Any]]]:
+def told(lab: Lab, how: str) -> dict[str, list[dict[str, Any]]]:
     """Each kind's account of itself, by rank."""
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
-    done = lab.run(*torchrun, free_port(), SCRIPTS / "fsdp_loop.py", how, how, *KINDS)
-    assert done.returncode == 0, done.stderr.decode()
     return {
         kind: [json.loads((lab.path / f"{how}-{kind}-{rank}.json").read_text()) for rank in (0, 1)]
         for kind in KINDS
@@ -74,7 +71,10 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
 
 
 def test_sharded_models_are_told_whole_and_train_as_before(lab: Lab) -> None:
-    alone, own = trained(lab, "plain"), trained(lab, "metered")
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
+    done = lab.run(*torchrun, free_port(), SCRIPTS / "fsdp_loop.py", *KINDS)
+    assert done.returncode == 0, done.stderr.decode()
+    alone, own = told(lab, "plain"), told(lab, "metered")
     ids = set()
     for kind in KINDS:
         for rank in (0, 1):

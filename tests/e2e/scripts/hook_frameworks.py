@@ -44,6 +44,7 @@ class Slow:
 
 
 def with_transformers() -> None:
+    import light  # noqa: F401
     import transformers
 
     config = transformers.LlamaConfig(
