@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import json
 import os
 import pty
@@ -29,6 +30,14 @@ SCRIPTS = Path(__file__).with_name("scripts")
 QUICK = ("--probe", "process", "--quiet")  # one cheap probe, and no card
 # No test waits for this long unless something hangs.
 TIMEOUT_S = 200.0
+
+
+def needs(*modules: str) -> None:
+    """Skip where one is not installed. They are looked for and not loaded: a process under test
+    will do that."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"no {name} here", allow_module_level=True)
 
 
 def script(name: str, *arguments: object) -> list[str]:

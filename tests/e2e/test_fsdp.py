@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, SCRIPTS
+from tests.e2e.conftest import PYTHON, SCRIPTS, needs
 from tests.e2e.told import steps, sums, trainings
 from tests.ports import free_port
 
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 STEPS, MICRO = 12, 2
 KINDS = ("fsdp2", "fsdp1", "fsdp1-flat")

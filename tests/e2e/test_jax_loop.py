@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import script
+from tests.e2e.conftest import needs, script
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("flax")
-pytest.importorskip("optax")
+needs("flax")
+needs("optax")
 
 BATCHES, MICRO, BATCH, LENGTH, VOCABULARY, WIDTH, LAYERS = 160, 2, 4, 32, 128, 32, 3
 HOW = ("plain", "metered")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, QUICK, script
+from tests.e2e.conftest import ERG, QUICK, needs, script
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("lightning")
+needs("lightning")
 
 STEPS, MICRO = 12, 4
 FIT = "lightning_trainer"
