@@ -15,7 +15,7 @@ import pytest
 
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, environment, needs, script
+from tests.e2e.conftest import PYTHON, SCRIPTS, environment, needs, reported, script
 from tests.ports import free_port
 
 if TYPE_CHECKING:
@@ -50,11 +50,7 @@ class Trained(NamedTuple):
         ]
 
     def readings(self, scenario: str) -> dict[str, Any]:
-        shown = subprocess.run(
-            [ERG, "report", "--json", "--window", "unbroken", str(self.path / "runs" / scenario)],
-            capture_output=True, check=True, timeout=HANGS_S,
-        )  # fmt: skip
-        found: dict[str, Any] = json.loads(shown.stdout)["readings"]
+        found: dict[str, Any] = reported(self.path / "runs" / scenario)["readings"]
         return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
-import light  # noqa: F401
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM

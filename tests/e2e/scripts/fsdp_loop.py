@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import light  # noqa: F401
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard

@@ -6,5 +6,5 @@ These are packages that it loads where it finds them, and that no script which i
 import sys
 from typing import Any
 
-modules: dict[str, Any] = sys.modules  # type: ignore[assignment]
+modules: dict[str, Any] = sys.modules
 modules.update(dict.fromkeys(("bitsandbytes", "datasets", "pandas", "peft", "scipy", "sklearn")))

@@ -114,7 +114,11 @@ def test_no_memory_is_taken_for_weights() -> None:
     count_config(fields("gemma-2b"), batch_size=1, seq_len=16)  # what torch itself loads
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # As large in a few wide layers as in its 126.
-    wide = {"num_hidden_layers": 8, "hidden_size": 65536, "intermediate_size": 212992}
+    wide: dict[str, Any] = {
+        "num_hidden_layers": 8,
+        "hidden_size": 65536,
+        "intermediate_size": 212992,
+    }
     parts, counted = both("llama-3.1-405b", **wide)
     after_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert counted.params > 4e11
