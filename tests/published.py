@@ -9,6 +9,7 @@ import csv
 import json
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ergmeter.flops.adapters import Lora
@@ -58,9 +59,22 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@cache
 def compared() -> list[Compared]:
-    models = json.loads((DATA / "published_models.json").read_text("utf-8"))
-    return [one for row in rows() for one in _figures(row, models)]
+    return [one for row in rows() for one in of(row)]
+
+
+def of(row: dict[str, str]) -> list[Compared]:
+    """The figures of one row."""
+    return _figures(row, _models())
+
+
+@cache
+def _models() -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(
+        (DATA / "published_models.json").read_text("utf-8")
+    )
+    return found
 
 
 def _figures(row: dict[str, str], models: dict[str, dict[str, object]]) -> list[Compared]:

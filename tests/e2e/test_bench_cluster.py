@@ -28,6 +28,7 @@ from ergmeter.bench.state import write_json
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
+from tests.models import models as kept_models
 
 RAY = Path(__file__).parents[2] / ".older" / "ray"
 BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
@@ -69,7 +70,7 @@ def waiting(lab: Lab, **more: Any) -> str:
     return "scenarios.yaml"
 
 
-def trainings(lab: Lab, nodes: int) -> str:
+def trainings(lab: Lab, nodes: int, models: Path) -> str:
     """A training on so many nodes, and with several one that fails on the second."""
     (lab.path / "failing.py").write_text(FAILING)
     tiny = {
@@ -77,7 +78,7 @@ def trainings(lab: Lab, nodes: int) -> str:
         "axes": {"num_gpus": [1], "nodes": [nodes], "effective_batch_size": [BATCH],
                  "max_seq_len": [64], "packing": [False]},
         "arguments": {
-            "model_name_or_path": "builtin:tiny", "model.local_dir": str(lab.path / "models"),
+            "model_name_or_path": "builtin:tiny", "model.local_dir": str(models),
             "max_steps": STEPS, "learning_rate": 1e-3, "logging_steps": 1,
         },
         "warmup": "0s",
@@ -143,10 +144,15 @@ def train_steps(lab: Lab, row: dict[str, Any]) -> tuple[Run, list[dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return kept_models(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, models: Path) -> list[int]:
     """The tokens of each step of the training on one node, by the launcher `local`."""
     lab = Lab(tmp_path_factory.mktemp("alone"))
-    command = (*BENCH, "run", trainings(lab, 1), "--out", "results", "--cool-down", "0")
+    command = (*BENCH, "run", trainings(lab, 1, models), "--out", "results", "--cool-down", "0")
     done = lab.run(*command, timeout_s=TRAININGS_S)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
     (row,) = table(lab).to_pylist()
@@ -157,10 +163,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
 
 
 def check_trainings(
-    lab: Lab, how: tuple[object, ...], variables: dict[str, str], alone: list[int]
+    lab: Lab,
+    how: tuple[object, ...],
+    variables: dict[str, str],
+    *,
+    alone: list[int],
+    models: Path,
 ) -> None:
     """Run them, and see that two nodes are one training, one run and one row."""
-    command = (*BENCH, "run", trainings(lab, 2), "--out", "results", "--cool-down", "0", *how)
+    command = (
+        *BENCH,
+        "run",
+        trainings(lab, 2, models),
+        "--out",
+        "results",
+        "--cool-down",
+        "0",
+        *how,
+    )
     refused = lab.run(*command[: -len(how)], "--launcher", "local")
     assert refused.returncode == 2
     assert b"tiny wants 2 nodes and the launcher `local` has one" in refused.stderr
@@ -369,8 +389,9 @@ def test_ctrl_c_cancels_the_jobs_also_those_of_an_earlier_driver(bench: Bench) -
 
 
 @pytest.mark.timeout(600)
-def test_slurm_trains_on_two_nodes(bench: Bench, alone: list[int]) -> None:
-    check_trainings(bench.lab, (*SLURM, "--jobs", "1"), bench.variables, alone)
+def test_slurm_trains_on_two_nodes(bench: Bench, alone: list[int], models: Path) -> None:
+    how = (*SLURM, "--jobs", "1")
+    check_trainings(bench.lab, how, bench.variables, alone=alone, models=models)
 
 
 class RayCluster:
@@ -506,5 +527,6 @@ def test_ray_gives_cells_on_two_nodes_their_gpus(lab: Lab, tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(600)
-def test_ray_trains_on_two_nodes(lab: Lab, ray: RayCluster, alone: list[int]) -> None:
-    check_trainings(lab, (*ray.options, "--jobs", "1"), ray.variables, alone)
+def test_ray_trains_on_two_nodes(lab: Lab, ray: RayCluster, alone: list[int], models: Path) -> None:
+    how = (*ray.options, "--jobs", "1")
+    check_trainings(lab, how, ray.variables, alone=alone, models=models)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import PYTHON, Lab, environment
+from tests.models import models as kept_models
 from tests.unit.bench.test_smi import SCRIPT
 
 BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
@@ -56,7 +57,7 @@ def scripted(lab: Lab) -> dict[str, str]:
 def test_a_training_has_its_memory_both_ways_or_the_reasons(
     lab: Lab, scripted: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    models = tmp_path_factory.getbasetemp() / "models"
+    models = kept_models(tmp_path_factory)
     training = {
         "name": "tiny",
         "axes": {"num_gpus": [1], "effective_batch_size": [2], "max_seq_len": [64],

@@ -140,30 +140,50 @@ def eventually(condition: Any) -> None:
         time.sleep(0.02)
 
 
-def test_ranks_of_two_nodes_are_one_training_numbered_by_node(launched: Begin) -> None:
-    launch = launched(cell("0=end", num_gpus=2))
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
+    """Two ranks on each of two nodes, which ended as they should."""
+    launch = Launch(tmp_path_factory.mktemp("ended") / "exp_0", cell("0=end", num_gpus=2))
     launch.wait()
-    said = launch.status()
-    assert (said["status"], said["exit_code"]) == ("ok", 0), launch.said(0, "stderr")
-    lines = [sorted(line.rpartition(" pid")[0] for line in launch.said(node).splitlines())
-             for node in (0, 1)]  # fmt: skip
-    assert lines == [
-        ["rank 0 of 4 node 0", "rank 1 of 4 node 0"],
-        ["rank 2 of 4 node 1", "rank 3 of 4 node 1"],
-    ]
+    yield launch
+    launch.close()
+
+
+def who(text: str) -> list[str]:
+    """What ranks said they are."""
+    return sorted(line.rpartition(" pid")[0] for line in text.splitlines())
+
+
+NUMBERED = [
+    ["rank 0 of 4 node 0", "rank 1 of 4 node 0"],
+    ["rank 2 of 4 node 1", "rank 3 of 4 node 1"],
+]
+
+
+def test_ranks_of_two_nodes_are_one_training_numbered_by_node(ended: Launch) -> None:
+    said = ended.status()
+    assert (said["status"], said["exit_code"]) == ("ok", 0), ended.said(0, "stderr")
+    assert [who(ended.said(node)) for node in (0, 1)] == NUMBERED
     (attempt,) = said["attempts"]
     assert attempt["hosts"] == [socket.gethostname()] * 2
-    assert not (launch.folder / "stdout").exists()
+    assert not (ended.folder / "stdout").exists()
 
 
-def test_the_scripts_of_all_nodes_repeat_the_cell(launched: Begin) -> None:
-    launch = launched(cell("0=end"))
-    launch.wait()
-    scripts = [launch.folder / f"command.node{node}.sh" for node in (0, 1)]
+def test_the_scripts_of_all_nodes_repeat_the_cell(ended: Launch) -> None:
+    scripts = [ended.folder / f"command.node{node}.sh" for node in (0, 1)]
     assert "# node 1 of 2: " in scripts[1].read_text()
     by_hand = [subprocess.Popen(["sh", one], stdout=subprocess.PIPE) for one in scripts]
-    said = [one.communicate(timeout=WAIT_S)[0].decode().split()[:6] for one in by_hand]
-    assert said == [["rank", str(n), "of", "2", "node", str(n)] for n in (0, 1)]
+    said = [one.communicate(timeout=WAIT_S)[0].decode() for one in by_hand]
+    assert [who(text) for text in said] == NUMBERED
+
+
+def test_nodes_of_a_cell_that_has_ended_do_nothing(ended: Launch) -> None:
+    """As when a job is requeued after its end."""
+    before = (ended.folder / "status.json").read_bytes()
+    again = Launch(ended.folder, cell("0=end", num_gpus=2), token="t2")
+    again.wait()
+    assert (ended.folder / "status.json").read_bytes() == before
+    assert not (ended.folder / "attempt_1").exists()
 
 
 def test_an_error_on_another_node_is_the_cells_and_ends_it_everywhere(launched: Begin) -> None:
@@ -269,16 +289,6 @@ def test_members_end_with_the_first_node(launched: Begin) -> None:
     again.wait()
     assert [one["status"] for one in again.status()["attempts"]] == ["cancelled", "ok"]
     assert launch.left() == []
-
-
-def test_nodes_of_a_cell_that_has_ended_do_nothing(launched: Begin) -> None:
-    """As when a job is requeued after its end."""
-    launch = launched(cell("0=end"))
-    launch.wait()
-    before = (launch.folder / "status.json").read_bytes()
-    launched(cell("0=end"), token="t2").wait()
-    assert (launch.folder / "status.json").read_bytes() == before
-    assert not (launch.folder / "attempt_1").exists()
 
 
 def test_the_nodes_meet_at_an_address_that_all_know(

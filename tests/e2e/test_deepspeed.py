@@ -23,19 +23,19 @@ BESIDE = Path(__file__).parents[2] / ".older" / "deepspeed"
 STEPS, MICRO = 12, 2
 
 
-def trained(lab: Lab, how: str) -> list[dict[str, Any]]:
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
-    done = lab.run(
-        *torchrun, free_port(), SCRIPTS / "deepspeed_loop.py", how, how,
-        env=environment(PYTHONPATH=str(BESIDE), DS_ACCELERATOR="cpu"),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr.decode()
+def told(lab: Lab, how: str) -> list[dict[str, Any]]:
     return [json.loads((lab.path / f"{how}-{rank}.json").read_text()) for rank in (0, 1)]
 
 
 @pytest.mark.skipif(not BESIDE.is_dir(), reason=f"DeepSpeed is not in {BESIDE.name}; see ./dev")
 def test_an_engine_of_zero_3_is_told_whole_and_trains_as_before(lab: Lab) -> None:
-    alone, own = trained(lab, "plain"), trained(lab, "metered")
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
+    done = lab.run(
+        *torchrun, free_port(), SCRIPTS / "deepspeed_loop.py", "plain", "metered",
+        env=environment(PYTHONPATH=str(BESIDE), DS_ACCELERATOR="cpu"),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    alone, own = told(lab, "plain"), told(lab, "metered")
     (run,) = lab.runs()
     for rank, said in enumerate(own):
         assert said["losses"] == alone[rank]["losses"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment
+from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, environment, needs
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
@@ -28,7 +28,7 @@ NEEDS = {"jax_loop": "jax"}  # which has no release for Python 3.10
 @pytest.mark.parametrize("example", METERED, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, tmp_path: Path) -> None:
     if example.stem in NEEDS:
-        pytest.importorskip(NEEDS[example.stem])
+        needs(NEEDS[example.stem])
     steps = [str(STEPS)] if example.stem in LONG else []
     done = subprocess.run(
         [PYTHON, str(example), *steps], cwd=tmp_path, env=environment(), capture_output=True,
@@ -44,7 +44,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 def test_the_trainer_of_the_examples_is_recorded_with_its_steps_and_tokens(lab: Lab) -> None:
-    pytest.importorskip("transformers")
+    needs("transformers")
     script = EXAMPLES / "hf_trainer.py"
     assert "erg record --warmup-steps 3 -- python examples/hf_trainer.py" in script.read_text()
     assert "ergmeter" not in script.read_text().split('"""')[2]

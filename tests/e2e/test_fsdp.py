@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import PYTHON, SCRIPTS
+from tests.e2e.conftest import PYTHON, SCRIPTS, needs
 from tests.e2e.told import steps, sums, trainings
 from tests.ports import free_port
 
@@ -21,17 +19,14 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 STEPS, MICRO = 12, 2
 KINDS = ("fsdp2", "fsdp1", "fsdp1-flat")
 
 
-def trained(lab: Lab, how: str) -> dict[str, list[dict[str, Any]]]:
+def told(lab: Lab, how: str) -> dict[str, list[dict[str, Any]]]:
     """Each kind's account of itself, by rank."""
-    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
-    done = lab.run(*torchrun, free_port(), SCRIPTS / "fsdp_loop.py", how, how, *KINDS)
-    assert done.returncode == 0, done.stderr.decode()
     return {
         kind: [json.loads((lab.path / f"{how}-{kind}-{rank}.json").read_text()) for rank in (0, 1)]
         for kind in KINDS
@@ -74,7 +69,10 @@ def check(lab: Lab, run: Path, own: list[dict[str, Any]]) -> None:
 
 
 def test_sharded_models_are_told_whole_and_train_as_before(lab: Lab) -> None:
-    alone, own = trained(lab, "plain"), trained(lab, "metered")
+    torchrun = [PYTHON, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
+    done = lab.run(*torchrun, free_port(), SCRIPTS / "fsdp_loop.py", *KINDS)
+    assert done.returncode == 0, done.stderr.decode()
+    alone, own = told(lab, "plain"), told(lab, "metered")
     ids = set()
     for kind in KINDS:
         for rank in (0, 1):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import QUICK, script
+from tests.e2e.conftest import QUICK, needs, script
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 PRINTED = (*QUICK, "--no-hook")  # what can be told from its output alone
 

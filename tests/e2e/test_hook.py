@@ -19,7 +19,7 @@ from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
 from ergmeter.views.terminal import sparkline
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, script
+from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, needs, script
 from tests.e2e.told import steps
 from tests.ports import free_port
 from tests.runs import ALL_STEPS
@@ -193,7 +193,7 @@ def test_ranks_that_a_program_starts_itself_are_one_training(lab: Lab, start: st
 
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
 def test_lightning_on_two_devices_is_one_training(lab: Lab, strategy: str) -> None:
-    pytest.importorskip("lightning")
+    needs("lightning")
     done = lab.record(*script("hook_lightning", strategy))
     assert done.returncode == 0, done.stderr.decode()
     two_ranks(lab, steps=30)
@@ -213,8 +213,8 @@ def two_ranks(lab: Lab, *, steps: int) -> None:
 
 
 def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:
-    pytest.importorskip("accelerate")
-    pytest.importorskip("peft")
+    needs("accelerate")
+    needs("peft")
     alone = lab.run(*script("hook_accelerate"))
     within = lab.record(*script("hook_accelerate"))
     assert within.stderr == alone.stderr
@@ -240,7 +240,7 @@ def test_an_accelerate_loop_with_lora_is_seen_and_not_changed(lab: Lab) -> None:
 
 
 def test_a_trainer_is_seen_by_its_callback_and_prints_what_it_prints_alone(lab: Lab) -> None:
-    pytest.importorskip("transformers")
+    needs("transformers")
     alone = lab.run(*script("hf_trainer", "alone.json", "no"))
     within = lab.record(*script("hf_trainer", "recorded.json", "no"))
     losses = [re.findall(rb"'loss': '[^']*'", done.stdout) for done in (alone, within)]
@@ -269,7 +269,7 @@ def test_a_compiled_model_prints_and_learns_what_it_does_alone(lab: Lab) -> None
 
 def test_what_a_program_logs_to_trackers_is_kept_and_its_loss_is_the_steps(lab: Lab) -> None:
     for name in ("wandb", "mlflow", "tensorboard"):
-        pytest.importorskip(name)
+        needs(name)
     done = lab.record(*script("hook_trackers"))
     assert done.returncode == 0, done.stderr.decode()
     (truth,) = truths(done.stdout)
@@ -286,7 +286,7 @@ def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
     lab: Lab, kind: str
 ) -> None:
     if kind == "bar":
-        pytest.importorskip("tqdm")
+        needs("tqdm")
     done = lab.record(*script("hook_prints", kind))
     assert done.returncode == 0, done.stderr.decode()
     (truth,) = truths(done.stderr)
@@ -308,7 +308,7 @@ def test_losses_are_seen_as_programs_print_them_the_first_and_the_last_too(
 
 @pytest.mark.parametrize("logs_by", ["run", "module"])
 def test_a_loss_logged_to_a_disabled_wandb_is_the_steps(lab: Lab, logs_by: str) -> None:
-    pytest.importorskip("wandb")
+    needs("wandb")
     done = lab.record(*script("hook_wandb", logs_by))
     assert done.returncode == 0, done.stderr.decode()
     (truth,) = truths(done.stdout)
@@ -319,7 +319,7 @@ def test_a_loss_logged_to_a_disabled_wandb_is_the_steps(lab: Lab, logs_by: str) 
 def test_evaluations_before_and_after_the_steps_and_all_saves_are_seen(
     lab: Lab, imported_first: str
 ) -> None:
-    pytest.importorskip(imported_first)
+    needs(imported_first)
     done = lab.record(*script("hook_phases", imported_first))
     assert done.returncode == 0, done.stderr.decode()
     (truth,) = truths(done.stdout)
@@ -348,7 +348,7 @@ def test_evaluations_before_and_after_the_steps_and_all_saves_are_seen(
 def test_what_a_trainer_evaluates_and_saves_before_and_after_its_training_is_seen(
     lab: Lab, framework: str
 ) -> None:
-    pytest.importorskip(framework)
+    needs(framework)
     done = lab.record(*script("hook_frameworks", framework, "then_plain"))
     assert done.returncode == 0, done.stderr.decode()
     (truth,) = truths(done.stdout)

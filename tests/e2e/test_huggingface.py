@@ -15,13 +15,13 @@ import pytest
 
 from ergmeter.records import PHASES
 from ergmeter.runlog.reader import Run
-from tests.e2e.conftest import ERG, PYTHON, SCRIPTS, environment, script
+from tests.e2e.conftest import PYTHON, SCRIPTS, environment, needs, reported, script
 from tests.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytest.importorskip("transformers")
+needs("transformers")
 
 # As ./dev makes it: an older transformers in a folder of its own, with what it needs beside it.
 OLDER = Path(__file__).parents[2] / ".older" / "transformers4"
@@ -50,11 +50,7 @@ class Trained(NamedTuple):
         ]
 
     def readings(self, scenario: str) -> dict[str, Any]:
-        shown = subprocess.run(
-            [ERG, "report", "--json", "--window", "unbroken", str(self.path / "runs" / scenario)],
-            capture_output=True, check=True, timeout=HANGS_S,
-        )  # fmt: skip
-        found: dict[str, Any] = json.loads(shown.stdout)["readings"]
+        found: dict[str, Any] = reported(self.path / "runs" / scenario)["readings"]
         return found
 
 
@@ -102,7 +98,7 @@ def measured(request: pytest.FixtureRequest) -> Trained:
 
 @pytest.fixture(scope="module")
 def trl_pair(tmp_path_factory: pytest.TempPathFactory) -> list[Trained]:
-    pytest.importorskip("trl")
+    needs("trl")
     paths = [(tmp_path_factory.mktemp(how), how) for how in ("with", "without")]
     return trained("hf_trl", paths)
 

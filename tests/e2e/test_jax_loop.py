@@ -5,30 +5,25 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import script
+from tests.e2e.conftest import needs, script
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("flax")
-pytest.importorskip("optax")
+needs("flax")
+needs("optax")
 
 BATCHES, MICRO, BATCH, LENGTH, VOCABULARY, WIDTH, LAYERS = 160, 2, 4, 32, 128, 32, 3
 HOW = ("plain", "metered")
 
 
 def test_a_jax_loop_is_told_with_its_tokens_losses_and_flops(lab: Lab) -> None:
-    for how in HOW:
-        done = lab.run(*script("jax_loop", f"{how}.json", how))
-        assert done.returncode == 0, done.stderr.decode()
-        assert done.stdout + done.stderr == b""
-    alone, own = (
-        json.loads((lab.path / f"{how}.json").read_text()) for how in ("plain", "metered")
-    )
+    done = lab.run(*script("jax_loop", *HOW))
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout + done.stderr == b""
+    alone, own = (json.loads((lab.path / f"{how}.json").read_text()) for how in HOW)
     assert own["losses"] == alone["losses"]
     (run,) = lab.runs()
     rows = steps(run)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = 20261115
-KILLS = 50
+KILLS = 20
 AT_ONCE = 5
 STEPS = 300  # of 10 ms
 LOST_S = 1.0  # what a kill may cost

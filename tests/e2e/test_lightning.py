@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.e2e.clocks import bounds_s
-from tests.e2e.conftest import ERG, QUICK, script
+from tests.e2e.conftest import ERG, QUICK, needs, script
 from tests.e2e.told import steps, sums, trainings
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Lab
 
-pytest.importorskip("lightning")
+needs("lightning")
 
 STEPS, MICRO = 12, 4
 FIT = "lightning_trainer"
@@ -93,12 +93,9 @@ def test_two_devices_without_torchrun_are_one_training_of_two_ranks(lab: Lab) ->
 
 
 def test_a_loop_of_fabric_is_seen_by_one_line(lab: Lab) -> None:
-    for how in HOW:
-        done = lab.run(*script("fabric_loop", f"{how}.json", how))
-        assert done.returncode == 0, done.stderr.decode()
-    alone, own = (
-        json.loads((lab.path / f"{how}.json").read_text()) for how in ("plain", "metered")
-    )
+    done = lab.run(*script("fabric_loop", *HOW))
+    assert done.returncode == 0, done.stderr.decode()
+    alone, own = (json.loads((lab.path / f"{how}.json").read_text()) for how in HOW)
     assert own["losses"] == alone["losses"]
     (run,) = lab.runs()
     rows = steps(run)

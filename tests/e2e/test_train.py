@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import ERG, PYTHON, TIMEOUT_S, Lab, environment, eventually
+from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Library, Script, build
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+    return kept_models(tmp_path_factory)
 
 
 def configured(lab: Lab, models: Path, name: str = "run.yaml", **changes: Any) -> str:
@@ -47,28 +48,19 @@ def ledger(lab: Lab, path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_sigterm_finishes_the_step_and_saves(lab: Lab, models: Path) -> None:
-    config = configured(lab, models, train={"batch_size": 2, "max_steps": 100_000})
-    process = lab.start(ERG, "train", "--config", config, "--out", "run", stdout=subprocess.PIPE)
-    eventually(lambda: _has_steps(lab.path / "run"), "the first steps")
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=TIMEOUT_S)
-    assert process.returncode == 128 + signal.SIGTERM, out
-    row = ledger(lab)[0]
-    assert row["status"] == "stopped"
-    index = Run.open(lab.path / "run").steps()["index"]
-    assert int(row["steps"]) == (index == index).sum()  # rows of other phases have none
-    assert (lab.path / "outputs/run/adapter_model.safetensors").exists()
-
-
 def _has_steps(run: Path) -> bool:
     return (run / "run.json").exists() and Run.open(run).count("steps") > 2
 
 
 def test_two_trainings_at_once_append_a_row_each(lab: Lab, models: Path) -> None:
-    names = [configured(lab, models, f"run{n}.yaml") for n in range(2)]
-    started = [lab.start(ERG, "train", "--config", name, "--quiet") for name in names]
-    assert [one.wait(TIMEOUT_S) for one in started] == [0, 0]
+    """The second by the script of SFT-Play's name, which is `erg train`."""
+    names = [configured(lab, models, f"run{n}.yaml", train={"max_steps": 2}) for n in range(2)]
+    first = lab.start(ERG, "train", "--config", names[0], "--quiet")
+    script = (PYTHON, ROOT / "scripts/train.py")
+    done = lab.run(*script, "--config", names[1], "--set", "train.max_steps=1", "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    assert json.loads(done.stdout)["row"]["steps"] == 1
+    assert first.wait(TIMEOUT_S) == 0
     rows = ledger(lab)
     assert len(rows) == 2
     assert {row["status"] for row in rows} == {"finished"}
@@ -121,34 +113,38 @@ def test_two_ranks_write_one_row(lab: Lab, models: Path) -> None:
     assert float(rows[0]["tokens_processed"]) == 4 * 2 * 2 * length
 
 
-def test_a_series_takes_turns_and_pairs_its_seeds(lab: Lab, models: Path) -> None:
+def test_a_series_trains_each_configuration(lab: Lab, models: Path) -> None:
+    """Once: who runs when in more rounds is in tests/unit/workloads/test_sft_series.py."""
     first = configured(lab, models, "a.yaml", train={"max_steps": 2})
     other = configured(
         lab, models, "b.yaml", train={"max_steps": 2, "output_dir": "outputs/b", "optim": "sgd"}
     )
     done = lab.run(
-        ERG, "train", "--config", first, "--interleave", other, "--repeats", 2,
-        "--cool-down", 0, "--out", "series", timeout_s=3 * TIMEOUT_S,
+        ERG, "train", "--config", first, "--interleave", other, "--cool-down", 0,
+        "--out", "series",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()
     rows = ledger(lab)
-    assert [row["optimizer"] for row in rows] == [
-        *("torch.AdamW", "torch.SGD"),
-        *("torch.SGD", "torch.AdamW"),
-    ]
-    assert [row["seed"] for row in rows] == ["42", "42", "43", "43"]
-    assert {row["run"] for row in rows} == {f"series/{n}-{i}" for n in "ab" for i in (1, 2)}
+    assert [row["optimizer"] for row in rows] == ["torch.AdamW", "torch.SGD"]
+    assert [row["seed"] for row in rows] == ["42", "42"]
+    assert [row["run"] for row in rows] == ["series/a-1", "series/b-1"]
 
 
-def test_ending_a_series_saves_the_training_under_way(lab: Lab, models: Path) -> None:
-    config = configured(lab, models, train={"max_steps": 100_000})
+def test_sigterm_ends_a_series_and_finishes_and_saves_the_training_under_way(
+    lab: Lab, models: Path
+) -> None:
+    """The training gets the signal that its series got."""
+    config = configured(lab, models, train={"batch_size": 2, "max_steps": 100_000})
     series = lab.start(
         ERG, "train", "--config", config, "--repeats", 2, "--cool-down", 0, "--out", "series"
     )
     eventually(lambda: _has_steps(lab.path / "series/run-1"), "the first steps")
     series.send_signal(signal.SIGTERM)
     assert series.wait(TIMEOUT_S) == 128 + signal.SIGTERM
-    assert [row["status"] for row in ledger(lab)] == ["stopped"]
+    (row,) = ledger(lab)
+    assert row["status"] == "stopped"
+    index = Run.open(lab.path / "series/run-1").steps()["index"]
+    assert int(row["steps"]) == (index == index).sum()  # rows of other phases have none
     assert (lab.path / "outputs/run/round-1/adapter_model.safetensors").exists()
     assert not (lab.path / "series/run-2").exists()
 
@@ -202,13 +198,6 @@ def test_the_guides_snippets_run_as_they_are(lab: Lab) -> None:
         "Energy savings with Unsloth: 50.0%",
         "VRAM savings with Unsloth: 50.0%",
     ]
-
-
-def test_scripts_train_is_erg_train(lab: Lab, models: Path) -> None:
-    config = configured(lab, models, train={"max_steps": 1})
-    done = lab.run(PYTHON, ROOT / "scripts/train.py", "--config", config, "--json")
-    assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout)["row"]["steps"] == 1
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

@@ -1,8 +1,9 @@
 """A tiny Llama under DeepSpeed's ZeRO-3, on the CPU, over the ranks of torchrun.
 
-    deepspeed_loop.py OUT plain|metered
+    deepspeed_loop.py plain|metered...
 
-Each rank writes to OUT-RANK.json what it did by its own count and clock.
+One after the other. Each rank writes to plain-RANK.json and metered-RANK.json what it did, by its
+own count and clock.
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import deepspeed
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,9 +45,7 @@ def batch(rank: int, number: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
 
 
-def main(out: str, how: str) -> None:
-    deepspeed.ops.__compatible_ops__.clear()  # gloo does; nothing is to be compiled for a test
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+def train(how: str) -> None:
     rank = dist.get_rank()
     model = made()
     parameters = sum(one.numel() for one in model.parameters())
@@ -79,8 +79,12 @@ def main(out: str, how: str) -> None:
         "outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]],
         "parameters": parameters, "held": held, "steps": engine.global_steps,
     }  # fmt: skip
-    Path(f"{out}-{rank}.json").write_text(json.dumps(said))
+    Path(f"{how}-{rank}.json").write_text(json.dumps(said))
+    engine.destroy()
     dist.barrier()
 
 
-main(*sys.argv[1:3])
+deepspeed.ops.__compatible_ops__.clear()  # gloo does; nothing is to be compiled for a test
+deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+for how in sys.argv[1:]:
+    train(how)

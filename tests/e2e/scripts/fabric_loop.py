@@ -1,8 +1,9 @@
 """A tiny Llama in a loop of Lightning Fabric, with gradient accumulation and an evaluation.
 
-    fabric_loop.py OUT plain|metered
+    fabric_loop.py plain|metered...
 
-Writes to OUT, as JSON, what the loop did by its own count and clock.
+One after the other. Writes to plain.json and metered.json what each loop did by its own count and
+clock.
 """
 
 import json
@@ -26,7 +27,7 @@ def batch(number: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
 
 
-def main(out: Path, how: str) -> None:
+def main(how: str) -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.launch()
     fabric.seed_everything(1, verbose=False)
@@ -78,7 +79,8 @@ def main(out: Path, how: str) -> None:
         "outside_s": [start_s, end_s], "inside_s": [amids_s[0], amids_s[-1]], "eval_s": evals_s,
         "parameters": sum(one.numel() for one in made.parameters()),
     }  # fmt: skip
-    out.write_text(json.dumps(said))
+    Path(f"{how}.json").write_text(json.dumps(said))
 
 
-main(Path(sys.argv[1]), sys.argv[2])
+for how in sys.argv[1:]:
+    main(how)

@@ -1,9 +1,10 @@
 """A tiny Llama, sharded over the ranks of torchrun, in a plain loop.
 
-    fsdp_loop.py OUT plain|metered KIND...
+    fsdp_loop.py KIND...
 
-KIND is fsdp2, fsdp1 or fsdp1-flat; one is trained after the other, each into a run of its name.
-Each rank writes to OUT-KIND-RANK.json what it did by its own count and clock.
+KIND is fsdp2, fsdp1 or fsdp1-flat. One is trained after the other: all plain, and then all metered,
+each into a run of its name. Each rank writes to plain-KIND-RANK.json and metered-KIND-RANK.json
+what it did by its own count and clock.
 """
 
 import json
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -54,7 +56,7 @@ def batch(rank: int, number: int) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.where(mask > 0, -100)}
 
 
-def train(out: str, how: str, kind: str) -> None:
+def train(how: str, kind: str) -> None:
     rank = dist.get_rank()
     plain = made()
     sizes = [(one.numel(), one.requires_grad) for one in plain.parameters()]
@@ -96,11 +98,12 @@ def train(out: str, how: str, kind: str) -> None:
         "parameters": sum(size for size, _ in sizes), "held": held,
         "parameters_trained": sum(size for size, trained in sizes if trained),
     }  # fmt: skip
-    Path(f"{out}-{kind}-{rank}.json").write_text(json.dumps(said))
+    Path(f"{how}-{kind}-{rank}.json").write_text(json.dumps(said))
 
 
 dist.init_process_group("gloo")
-for kind in sys.argv[3:]:
-    train(sys.argv[1], sys.argv[2], kind)
-    dist.barrier()
+for how in ("plain", "metered"):
+    for kind in sys.argv[1:]:
+        train(how, kind)
+        dist.barrier()
 dist.destroy_process_group()

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 from transformers import (
     LlamaConfig,

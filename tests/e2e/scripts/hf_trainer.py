@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import light  # type: ignore[import-not-found]  # noqa: F401
 import torch
 from transformers import (
     LlamaConfig,

@@ -44,6 +44,7 @@ class Slow:
 
 
 def with_transformers() -> None:
+    import light  # type: ignore[import-not-found]  # noqa: F401
     import transformers
 
     config = transformers.LlamaConfig(

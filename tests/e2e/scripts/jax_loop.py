@@ -1,8 +1,9 @@
 """A tiny decoder in Flax, trained on padded rows of random tokens with optax.
 
-    jax_loop.py OUT plain|metered
+    jax_loop.py plain|metered...
 
-Writes to OUT, as JSON, what the loop did by its own count and clock.
+One after the other. Writes to plain.json and metered.json what each loop did by its own count and
+clock.
 """
 
 import json
@@ -74,7 +75,7 @@ def train_step(params: Any, state: Any, batch: Any) -> Any:
     return optax.apply_updates(params, updates), state, loss
 
 
-def main(out: Path, how: str) -> None:
+def main(how: str) -> None:
     params = Decoder().init(jax.random.key(0), jnp.zeros((1, LENGTH), jnp.int32))
     state = OPTIMIZER.init(params)
     first = next(rows(0))
@@ -111,7 +112,8 @@ def main(out: Path, how: str) -> None:
         "parameters": sum(one.size for one in jax.tree.leaves(params)),
         "xla_flops": by_xla["flops"],
     }
-    out.write_text(json.dumps(said))
+    Path(f"{how}.json").write_text(json.dumps(said))
 
 
-main(Path(sys.argv[1]), sys.argv[2])
+for how in sys.argv[1:]:
+    main(how)

@@ -17,6 +17,7 @@ from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
 from ergmeter.workloads.sft import facts, ledger, sensors, tiny, training
 from ergmeter.workloads.sft.config import load
+from tests.models import models as kept_models
 
 PAIRS = [
     ("Who keeps the bees?", "Anna keeps the bees, behind the mill."),
@@ -31,8 +32,7 @@ EPOCHS = 2
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the built-in models are kept between tests: making one takes a second or two."""
-    return tmp_path_factory.mktemp("models")
+    return kept_models(tmp_path_factory)
 
 
 Write = Callable[..., Path]
