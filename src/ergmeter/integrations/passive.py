@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import threading
 import time
 from contextlib import suppress
 from functools import wraps
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
 _TRACKERS = ("wandb", "mlflow", "torch.utils.tensorboard.writer")
 _NEEDED = (
-    "pyarrow", "ergmeter.runlog.writer", "ergmeter.integrations.recorded_step",
-    "ergmeter.flops.skeleton",
+    "pyarrow", "ergmeter.runlog.writer", "ergmeter.runlog.arrays", "ergmeter.probes.allocator",
+    "ergmeter.integrations.recorded_step", "ergmeter.flops.skeleton",
 )  # fmt: skip
 _loop: Loop | None = None
 _taps: Taps | None = None
@@ -102,12 +101,11 @@ def _has_run() -> bool:
 
 
 def _get_ready() -> None:
-    """Somebody is going to train: load what a Meter needs beside it, not in its first step."""
+    """An optimizer was made: load what a Meter needs now, since steps would wait for an import.
+
+    On a thread of ours it would hold the interpreter up all the same, in the first steps.
+    """
     measuring.hook()
-    threading.Thread(target=_load, name="ergmeter-load", daemon=True).start()
-
-
-def _load() -> None:
     with suppress(Exception):  # whoever needs it will say what is wrong
         for name in _NEEDED:
             importlib.import_module(name)
