@@ -197,7 +197,7 @@ class Description:
             assert self._record is not None
             if self._record.parameters:
                 handover.describe(training={**identity, "parameters": self._record.parameters})
-            if self._groups:
+            if self._groups and not self._given:
                 self._ask_for_count()
             self._groups, self._outer = [], {}  # which hold the program's modules
         except Exception as error:  # noqa: BLE001  steps are told all the same

@@ -76,8 +76,9 @@ def time_split(evidence: Evidence) -> TimeSplit:
         raise NotMeasurable("no training steps, so there is no step time to split")
     lane = evidence.counted.longest
     window = evidence.window
-    edges_ns = np.append(evidence.first_ns(lane), np.maximum.accumulate(lane.columns["end_ns"]))
-    period_s = evidence.periods_s(lane)
+    first_ns = int(lane["start_ns"][0]) if evidence.is_whole_run else evidence.first_ns(lane)
+    edges_ns = np.append(first_ns, np.maximum.accumulate(lane.columns["end_ns"]))
+    period_s = window.periods_s(lane, first_ns)
     is_by_device = not evidence.from_output and not np.isnan(lane["host_end_ns"]).all()
     spans = {phase: _spans(evidence, phase) for phase in NAMED}
     steps = window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
@@ -92,6 +93,17 @@ def time_split(evidence: Evidence) -> TimeSplit:
     counts = {name: int((each > 0).sum()) for name, each in (named_s | extra_s).items()}
     longest = {n: float(each.max(initial=0.0)) for n, each in (named_s | extra_s).items()}
     whole_s = float(period_s.sum())
+    if evidence.is_whole_run:  # which begins before the first step, and ends after the last
+        whole_s = window.duration_s
+        ends_ns = np.array([window.start_ns, edges_ns[0], edges_ns[-1], window.end_ns])
+        named = {phase: _ends(each) for phase, each in _named(inside, ends_ns, None).items()}
+        for phase, each in named.items():
+            parts_s[phase] += float(each.sum())
+            counts[phase] += int((each > 0).sum())
+            longest[phase] = max(longest[phase], float(each.max()))
+        ends_s = _ends(np.diff(ends_ns) / NS_PER_S)
+        parts_s["around"] = float(ends_s.sum() - sum(each.sum() for each in named.values()))
+        counts["around"], longest["around"] = 2, float(ends_s.max())
     if "gaps" in parts_s:
         counts["gaps"] = len(period_s)
         longest["gaps"] = parts_s["gaps"] / len(period_s)
@@ -114,6 +126,11 @@ def _spans(evidence: Evidence, phase: str) -> Spans:
     lane = evidence.all_steps.longest
     own = lane.where(lane["phase"] == PHASES.index(phase)) if len(lane) else lane
     return own.columns["start_ns"], own.columns["end_ns"]
+
+
+def _ends(each: FloatArray) -> FloatArray:
+    """Of three periods the first and the last."""
+    return np.asarray(each[[0, 2]])
 
 
 def covered_s(spans: list[Spans], edges_ns: TimeArray) -> FloatArray:

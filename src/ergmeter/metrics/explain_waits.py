@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 TITLES = {
     "checkpoint": "checkpoints",
     "eval": "evaluation",
+    "around": "before the first step and after the last",
     "slow_start": "a slow beginning",
     "data": "waiting for data",
     "stalls": "stalls",
@@ -32,11 +33,13 @@ TITLES = {
 _HOW = {
     "checkpoint": "no training step runs meanwhile",
     "eval": "no training step runs meanwhile",
+    "around": "starting, loading and ending the program",
     "slow_start": "the first steps took longer than the median; --warmup-steps leaves them out",
     "data": "spans that somebody named as waiting for data",
     "stalls": "time beyond the median step, of steps of twice the median or more",
     "gaps": "no step was open, and nothing says what for",
 }
+_ASIDE = ("checkpoint", "eval", "around")
 _LAUNCH_IDLE_FRAC = 0.2  # of the time in steps without a kernel, from which on the host is to blame
 _FEW_AT_WORK = 0.5  # of the multiprocessors, while a kernel is there
 _SHORT_STEP_S = 0.1
@@ -48,7 +51,7 @@ def wait_blocks(split: TimeSplit | None, seen: Rungs) -> tuple[tuple[Block, ...]
         if seen.busy_frac is None:
             return (), 1.0
         return (_idle(seen, 1.0 - seen.busy_frac, None),), seen.busy_frac
-    aside = tuple(_part(split, name) for name in ("checkpoint", "eval") if name in split.parts_s)
+    aside = tuple(_part(split, name) for name in _ASIDE if name in split.parts_s)
     waits = {name: split.frac(name) for name in PARTS if name in split.parts_s}
     left = 1.0 - sum(one.share_frac for one in aside)
     if seen.busy_frac is None:
@@ -86,6 +89,8 @@ def _within(
 def _fact(split: TimeSplit, name: str) -> Fact:
     seconds, count = split.parts_s[name], split.counts[name]
     took = f"{duration(seconds)} of {duration(split.whole_s)}"
+    if name == "around":
+        return Fact("time.before_first_step_s", took)
     if name == "gaps":
         each = duration(seconds / max(1, count))
         return Fact("time.outside_steps_frac", f"{took}, {each} a step")

@@ -87,6 +87,8 @@ def _reported(
     Of a rate that it printed many times the harmonic mean, which is work over time if each was
     printed after as much work; the last one alone may be of any moment.
     """
+    if evidence.is_whole_run:
+        raise NotMeasurable(f"{reason}; printed rates are of steps, not of the whole run")
     said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
     said = [one for one in said if not one.name.startswith(_NOT_TRAINING) and one.value > 0]
     if not said:

@@ -117,7 +117,8 @@ def _of(
         return None
     index = rows["index"][told[-1]]
     # A program that prints counts as it likes; our own numbers begin at 0.
-    which = "" if np.isnan(index) or how else f" of step {index + 1:.0f}"
+    number = index if evidence.from_output else index + 1
+    which = "" if np.isnan(index) or how else f" of step {number:.0f}"
     others = f", {len(broken)} before it are no numbers" if len(broken) else ""
     note = (
         f"the program's own{which}{how}, the last of {len(told)} told{others};"

@@ -37,6 +37,7 @@ AS_SLOW = 0.5  # those that are above the median by this share of what the leadi
 FEW_STEPS = 5  # with fewer, only the first step can be warm-up
 LOOKED_AT_STEPS = 250  # 50 are 20 % of them; later steps change nothing
 
+BY_NUMBER = "none: the window is chosen by step numbers"
 _RULES = {
     "warmup_end": "until the mark warmup_end",
     "profile_unread": "until the profiled steps were over",
@@ -180,11 +181,11 @@ def _remarks(found: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
             f" {'is' if left == 1 else 'are'} counted: {most}"
             f" (--warmup-steps {found.slow} leaves them all out)"
         ]
-    usual_s = float(np.median(own_s))
     fast_s = float(np.median(own_s[: found.fast])) if found.fast else 0.0
-    if 0 < fast_s < usual_s / SLOW_FACTOR:
+    later_s = float(np.median(own_s[found.fast :]))
+    if 0 < fast_s < later_s / SLOW_FACTOR:
         which = "the first step was" if found.fast == 1 else f"the first {found.fast} steps were"
-        return [f"{which} {usual_s / fast_s:.1f} times as fast as the median, and counted"]
+        return [f"{which} {later_s / fast_s:.1f} times as fast as those after, and counted"]
     return []
 
 
@@ -210,7 +211,7 @@ def _in_range(work: Steps, first: int, last: int | None) -> Counted:
             f"--window {name} holds no step: this run's steps are numbered {low:.0f} to {high:.0f}"
         )
     start_ns = _start_of(work, rows, lambda lane: (_numbers(lane) < first) & last_pass(lane))
-    return Counted(rows, start_ns, f"steps {name}, as asked for")
+    return Counted(rows, start_ns, BY_NUMBER)
 
 
 def _numbers(lane: Steps) -> FloatArray:

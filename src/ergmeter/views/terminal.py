@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.warmup import BY_NUMBER
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import FINISHED, IMPORTED, RUNNING
 from ergmeter.units import NO_UNIT, duration, number_of, scaled, significant, tallied
@@ -280,6 +281,8 @@ def _rule(summary: Summary) -> str:
     if not isinstance(left_out, Reading) or not left_out.value:
         return ""
     rule = left_out.note.removeprefix("rule: ")
+    if rule == BY_NUMBER:
+        return ""
     return "" if rule == number_of(round(left_out.value), "step") else f" (warm-up: {rule})"
 
 

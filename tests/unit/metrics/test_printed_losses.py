@@ -88,6 +88,12 @@ def test_lines_read_after_the_last_step_are_its_own_unless_steps_follow(tmp_path
     assert reading(Run.open(run), "training.loss", window="0:10").value == pytest.approx(3.2)
 
 
+def test_a_printed_loss_is_of_the_step_that_the_program_printed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    add_writer(run, steps=printed([3.0, 2.0, 1.0]), stream="output")
+    assert "of step 2, the last of 3" in reading(Run.open(run), "training.loss").note
+
+
 def test_watching_shows_the_printed_loss_and_says_so(tmp_path: Path) -> None:
     frame = frame_of(looped(tmp_path / "run", [4.0 - 0.1 * i for i in range(20)]))
     assert frame.loss == pytest.approx(2.1)

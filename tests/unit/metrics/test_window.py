@@ -14,6 +14,7 @@ import pytest
 from ergmeter.errors import UsageError
 from ergmeter.metrics.comparison import Options, compare
 from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.explain_time import time_split
 from ergmeter.metrics.sources import found_in
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.metrics.warmup import slow_start
@@ -156,7 +157,7 @@ def test_a_single_step_has_no_pace(tmp_path: Path) -> None:
 def test_a_faster_beginning_is_a_note(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=in_a_row([0.02] * 3 + [0.1] * 47))
     summary = summarize(run)
-    assert "the first 3 steps were 5.0 times as fast as the median, and counted" in summary.notes
+    assert "the first 3 steps were 5.0 times as fast as those after, and counted" in summary.notes
 
 
 def test_more_slow_steps_than_may_go_are_a_note(tmp_path: Path) -> None:
@@ -240,6 +241,19 @@ def test_time_outside_steps_of_the_whole_run_is_of_all_of_it(tmp_path: Path) -> 
     run = run_of(tmp_path / "run", steps=even_steps(15), end_s=25)
     found = reading(run, "time.outside_steps_frac", window="whole")
     assert found.value == pytest.approx(10 / 25)
+
+
+def test_the_parts_of_a_whole_run_are_of_all_of_it(tmp_path: Path) -> None:
+    """4 s of start-up with an evaluation of 1 s, 15 steps of 1 s, 6 s of ending."""
+    steps = [
+        replace(one, start_ns=one.start_ns + 4 * S, end_ns=one.end_ns + 4 * S)
+        for one in even_steps(15)
+    ]
+    run = run_of(tmp_path / "run", steps=[Step(2 * S, 3 * S, phase="eval"), *steps], end_s=25)
+    split = time_split(evidence_of(run, Settings(window="whole")))
+    assert split.whole_s == pytest.approx(25)
+    assert split.parts_s == pytest.approx({"eval": 1.0, "around": 9.0})
+    assert split.ordinary_frac == pytest.approx(15 / 25)
 
 
 # -- cuts -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 from ergmeter.metrics.progress import Progress
 from ergmeter.metrics.running import Running
 from ergmeter.metrics.tokens import steps_made
-from ergmeter.records import Flops, Mark, Missing, Step
+from ergmeter.records import Flops, Mark, Missing, Reported, Step
 from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of
 from tests.unit.metrics import test_unseen
@@ -227,6 +227,13 @@ CASES = [
         "the model is called without token ids: throughput.samples_per_s has its rate",
         steps=[replace(one, samples=8) for one in BARE],
         header={"flops": [asdict(IMAGES)]},
+    ),
+    absent(
+        "a program that prints its rate, and no tokens",
+        "throughput.whole_run_tokens_per_s",
+        "printed rates are of steps, not of the whole run",
+        steps=BARE,
+        reported=[Reported(n * S, "tok/s", 512.0, "tokens/s") for n in range(10)],
     ),
     absent(
         "every step began and ended at one instant",
