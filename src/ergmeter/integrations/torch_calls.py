@@ -423,7 +423,7 @@ class _ObjectSpec:
         return _new, (self.kind,), self.state, None, items, _set_state
 
 
-def _new(kind: type) -> Any:  # noqa: ANN401
+def _new(kind: Any) -> Any:  # noqa: ANN401  a class, made without its constructor
     return kind.__new__(kind)
 
 
