@@ -239,7 +239,7 @@ class Description:
         from ergmeter.flops.skeleton import serialised  # noqa: PLC0415  loads torch
 
         assert self._record is not None
-        self._request = serialised(self._groups, self._outer)
+        self._request = serialised(self._groups, self._outer, self._closing)
         self._groups, self._outer = [], {}
         if self._closing.wait(_SHORT_S) and not self._is_left:
             return

@@ -243,18 +243,28 @@ def test_a_record_is_the_same_when_it_is_read_back(tmp_path: Path) -> None:
     assert remote.record_of(tmp_path / "request") == record
 
 
-def test_serialising_lets_go_of_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serialising_beside_a_training_pauses_until_the_training_is_over() -> None:
     """By the CPU time of its own thread, so that a busy machine makes no difference."""
-    worked_s: list[float] = []
-    since_s = time.thread_time()
 
-    def rest(_seconds: float) -> None:
-        nonlocal since_s
-        worked_s.append(time.thread_time() - since_s)
-        since_s = time.thread_time()
+    class Watched(threading.Event):
+        def __init__(self) -> None:
+            super().__init__()
+            self.resumed_s, self.worked_s = time.thread_time(), list[float]()
 
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(500)))
-    monkeypatch.setattr("ergmeter.flops.skeleton.time.sleep", rest)
-    dumps(model)
-    assert len(worked_s) > 10
-    assert sorted(worked_s)[len(worked_s) * 9 // 10] < 0.002
+        def wait(self, timeout: float | None = None) -> bool:
+            self.worked_s.append(time.thread_time() - self.resumed_s)
+            is_over = super().wait(timeout)
+            self.resumed_s = time.thread_time()
+            return is_over
+
+    model, event = nn.Sequential(*(nn.Linear(4, 4) for _ in range(500))), Watched()
+    begin_s, begin_cpu_s = time.perf_counter(), time.thread_time()
+    paused = dumps(model, training_over=event)
+    cpu_s, lasted_s = time.thread_time() - begin_cpu_s, time.perf_counter() - begin_s
+    assert len(event.worked_s) > 10
+    assert sorted(event.worked_s)[len(event.worked_s) * 9 // 10] < 0.002
+    assert cpu_s < 0.15 * lasted_s  # 0.2 of 5.2 ms, and what lies between two looks at the clock
+    event.set()
+    begin_s = time.perf_counter()
+    assert dumps(model, training_over=event) == paused
+    assert time.perf_counter() - begin_s < lasted_s / 2
