@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import tables
-from ergmeter.bench import monitor, opening, state
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.outcome import Outcome
-from ergmeter.bench.plan import plan
-from ergmeter.bench.state import Process
+from ergmeter.bench.execute import driver, results_directory, state
+from ergmeter.bench.execute.outcome import Outcome
+from ergmeter.bench.execute.state import Process
+from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.plan.plan import plan
 from ergmeter.records import Device, Mark, Sample, Step
 from ergmeter.runlog.identity import run_header, writer_header
 from ergmeter.runlog.writer import Writer, create_run
@@ -67,9 +67,11 @@ def finished(folder: Path, number: int) -> Path:
     (folder / "scenarios.yaml").write_text(SCENARIOS.format(rates=rates))
     run = a_run(folder / "run")
     out = folder / "results"
-    made = opening.opened(out, plan(folder / "scenarios.yaml"), opening.Opening())
+    made = results_directory.opened(
+        out, plan(folder / "scenarios.yaml"), results_directory.Opening()
+    )
     assert len(made.cells) == number
-    monitor.prepare(out, made)
+    driver.prepare(out, made)
     for cell in made.cells:
         end(state.directory_of(out, cell), cell, run)
     return out

@@ -30,7 +30,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ergmeter.flops.counted import count
+from ergmeter.flops.counted.count import count
 
 BATCH, LENGTH = 2, 256
 hf: Any = transformers  # its own types know only the configurations it lists
@@ -102,7 +102,7 @@ def ids() -> torch.Tensor:
 
 
 def ours(model: nn.Module) -> float:
-    """Forward FLOPs by `ergmeter.flops.counted.count`."""
+    """Forward FLOPs by `ergmeter.flops.counted.count.count`."""
     return count(model, batch_size=BATCH, seq_len=LENGTH).forward
 
 

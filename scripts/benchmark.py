@@ -14,25 +14,26 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter import registry
-from ergmeter.bench import (
-    datastage,
-    exports,
-    hidden,
+from ergmeter.bench.execute import (
+    driver,
     launching,
-    monitor,
-    needs,
-    opening,
-    results,
-    smi,
+    nvidia_smi_logger,
+    results_directory,
+    secrets,
     state,
 )
-from ergmeter.bench.cells import Plan
-from ergmeter.bench.listing import varying
-from ergmeter.bench.place import Place
-from ergmeter.bench.plan import plan
-from ergmeter.cli.bench_options import wrong
+from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.plan import data as datastage
+from ergmeter.bench.plan import needs
+from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.plan import plan
+from ergmeter.bench.results import results
+from ergmeter.bench.results.listing import varying
+from ergmeter.cli.options.bench import wrong
+from ergmeter.compat.fms import exports
 from ergmeter.errors import ErgmeterError, PluginError
-from ergmeter.views import bench_plan, bench_run
+from ergmeter.views.bench import plan as bench_plan
+from ergmeter.views.bench import run as bench_run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "scenarios.yaml"
 INTERRUPTED = 130
@@ -87,8 +88,8 @@ def parser() -> argparse.ArgumentParser:
     add("--dry_run", action="store_true", help="show what would be started, and start nothing")
     add("--preload_models", action="store_true", help="look each model up before the first cell")
     add("--log_nvidia_smi", action="store_true", help="an nvidia-smi process beside each cell")
-    add("--nvidia_smi_keywords", default=",".join(smi.KEYWORDS), help="what it logs")
-    add("--nvidia_smi_interval", type=float, default=smi.INTERVAL_S, help="seconds")
+    add("--nvidia_smi_keywords", default=",".join(nvidia_smi_logger.KEYWORDS), help="what it logs")
+    add("--nvidia_smi_interval", type=float, default=nvidia_smi_logger.INTERVAL_S, help="seconds")
     add("--log_memory_hf", action="store_true", help="the Trainer's tracker, in every cell")
     add("--command", help="of all scenarios, whatever they name; default: theirs, else sft_trainer")
     add("--repeats", type=int, help="run each cell so many times")
@@ -120,13 +121,17 @@ def planned(given: argparse.Namespace) -> Plan:
     )
 
 
-def logged(given: argparse.Namespace) -> smi.Query | None:
+def logged(given: argparse.Namespace) -> nvidia_smi_logger.Query | None:
     """What nvidia-smi is to log beside the cells; None if it is not asked for."""
     if not given.log_nvidia_smi:
         return None
-    if smi.lack():
-        sys.stderr.write(f"--log_nvidia_smi: {smi.lack()}; cells run without its log\n")
-    return smi.Query(smi.parsed(given.nvidia_smi_keywords), given.nvidia_smi_interval)
+    if nvidia_smi_logger.lack():
+        sys.stderr.write(
+            f"--log_nvidia_smi: {nvidia_smi_logger.lack()}; cells run without its log\n"
+        )
+    return nvidia_smi_logger.Query(
+        nvidia_smi_logger.parsed(given.nvidia_smi_keywords), given.nvidia_smi_interval
+    )
 
 
 def preload(made: Plan) -> None:
@@ -146,16 +151,16 @@ def run(given: argparse.Namespace, made: Plan) -> int:
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     aside = given.move_aside
-    asked = opening.Opening(resume=not aside, move_aside=aside, script=script)
+    asked = results_directory.Opening(resume=not aside, move_aside=aside, script=script)
     before = {*out.parent.glob(f"{out.name}-*")}
-    made = opening.opened(out, made, asked)
+    made = results_directory.opened(out, made, asked)
     for moved in {*out.parent.glob(f"{out.name}-*")} - before if aside else ():
         say(f"the earlier results are now in {moved}")
     for line in made.warnings:
         say(line)
-    smi.ask(out, query)
-    progress = monitor.prepare(out, made, cool_down_s=rest_s)
-    cells = monitor.remaining(out, progress, seed=0)
+    nvidia_smi_logger.ask(out, query)
+    progress = driver.prepare(out, made, cool_down_s=rest_s)
+    cells = driver.remaining(out, progress, seed=0)
     data = out / "data"
     if given.dataset_save_path is not None and not data.exists():
         given.dataset_save_path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +168,7 @@ def run(given: argparse.Namespace, made: Plan) -> int:
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=say)
     with Place(out) as place:
-        is_done = monitor.drive(place, progress, cells, launcher, teller(progress, out))
+        is_done = driver.drive(place, progress, cells, launcher, teller(progress, out))
         out = place.path if place.has_moved else out
     exports.collected(results.batches(out), out)
     say(bench_run.counts(progress.counts, broken=progress.broken).plain)
@@ -176,12 +181,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def teller(progress: monitor.Progress, out: Path) -> Callable[[monitor.Progress], None]:
+def teller(progress: driver.Progress, out: Path) -> Callable[[driver.Progress], None]:
     """Says what becomes of each cell, with the settings that tell it from others."""
     told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
     names = varying(progress.plan.cells)
 
-    def tell(now: monitor.Progress) -> None:
+    def tell(now: driver.Progress) -> None:
         for line in bench_run.news(now, told, names, out=out):
             say(line)
 
@@ -200,7 +205,7 @@ def main() -> int:
         flags.error("--acceleration_framework_config_keypairs takes pairs: a name and its file")
     try:
         made = planned(given)
-        hidden.hand_over(made.keys)
+        secrets.hand_over(made.keys)
         has_gpus = bool(launching.gpus_here())
         lacks = needs.lack(made.cells, has_gpus=has_gpus)
         if given.dry_run:

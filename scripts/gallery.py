@@ -22,17 +22,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.run_curves import courses
+from ergmeter.compare.sources import found_in
 from ergmeter.flops.live import described
-from ergmeter.metrics.comparison import Options, compare
-from ergmeter.metrics.courses import courses
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.explain import explain
-from ergmeter.metrics.sources import found_in
-from ergmeter.metrics.spent import spent
+from ergmeter.metrics.breakdown.time_breakdown import spent
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.probes.recording import recorded_device, recorded_samples, recorded_steps
 from ergmeter.records import Flops, Reading, Summary
-from ergmeter.runlog.packing import unpack
+from ergmeter.runlog.manage.pack import unpack
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import Writer, create_run
@@ -41,7 +41,7 @@ from ergmeter.views.badge import badge
 from ergmeter.views.html.compare_page import compare_page
 from ergmeter.views.html.report import report
 from ergmeter.views.plots import charts, plot
-from ergmeter.views.terminal import value
+from ergmeter.views.run.card import value
 
 ROOT = Path(__file__).parents[1]
 RECORDING = ROOT / "tests" / "data" / "h200"

@@ -4,7 +4,7 @@ import sys
 
 try:
     from ergmeter.cli.main import main
-    from ergmeter.cli.train import command
+    from ergmeter.cli.measure.train import command
 except ModuleNotFoundError:
     sys.exit(
         "ergmeter is not installed in this Python; in a clone: .venv/bin/python, or ./dev train"

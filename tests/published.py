@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work
-from ergmeter.metrics.compute import table_peak
+from ergmeter.metrics.definitions.compute import table_peak
 
 DATA = Path(__file__).parent / "data"
 # Sources that print enough digits to be held to a twentieth of a percentage point.

@@ -30,8 +30,8 @@ def torch() -> Any:  # the module, which has no type
 def found(torch: Any) -> Any:  # a Calibration
     from rich.console import Console
 
-    from ergmeter.views.calibrate import page
-    from ergmeter.workloads import calibrate
+    from ergmeter.views.calculate.calibrate import page
+    from ergmeter.workloads.calibrate import calibrate
 
     result = calibrate.run(calibrate.targets("cuda")[0], tell=lambda tick: print(tick.what))
     Console(width=140).print(page(result))
@@ -72,7 +72,7 @@ def test_the_held_rate_is_that_of_torchs_own_timer(torch: Any, found: Any, dtype
 
 
 def test_rates_are_below_the_datasheet_and_a_burst_is_above_what_is_held(found: Any) -> None:
-    from ergmeter.metrics.peaks import table_peak
+    from ergmeter.metrics.definitions.peaks import table_peak
 
     for dtype, rate in found.matmul.items():
         peak = table_peak(found.name, dtype).flops_per_s
@@ -138,7 +138,7 @@ def test_a_training_on_it_is_held_against_it(
     from ergmeter.metrics.summarize import summarize
     from ergmeter.records import Reading
     from ergmeter.runlog.reader import Run
-    from ergmeter.workloads import demo
+    from ergmeter.workloads.demo import demo
 
     monkeypatch.setenv("ERGMETER_CALIBRATION", str(tmp_path / "kept"))
     store(found)
@@ -155,7 +155,7 @@ def test_a_training_on_it_is_held_against_it(
 
 def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
     """Under a power limit zeros are faster; here to be seen, held only to not being slower."""
-    from ergmeter.workloads.sustained import Task, sustained
+    from ergmeter.workloads.calibrate.sustained import Task, sustained
 
     side = 8192
     times = {"warmup_s": 1.0, "window_s": 1.0, "block_s": 0.05}

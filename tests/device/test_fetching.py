@@ -11,7 +11,7 @@ import torch
 
 from ergmeter import Run
 from ergmeter.integrations.batches import Counts, counted
-from ergmeter.integrations.fetching import Fetch, now_on
+from ergmeter.integrations.device_fetch import Fetch, now_on
 from ergmeter.integrations.torch_loop import watch
 from ergmeter.integrations.training import Training
 

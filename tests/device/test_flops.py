@@ -29,7 +29,7 @@ def torch() -> Any:  # the module, which has no type
 
 @pytest.fixture(scope="module")
 def counter() -> Any:  # the class, which can only be imported where torch is
-    from ergmeter.flops.counted import Counter
+    from ergmeter.flops.counted.count import Counter
 
     return Counter
 
@@ -156,7 +156,7 @@ def test_grouped_products_count_by_their_rows(torch: Any, counter: Any) -> None:
 
 def test_a_model_on_the_gpu_is_counted_without_running_there(torch: Any) -> None:
     transformers = pytest.importorskip("transformers")
-    from ergmeter.flops.counted import Counter, count
+    from ergmeter.flops.counted.count import Counter, count
 
     config = transformers.LlamaConfig(
         hidden_size=256,
@@ -181,7 +181,7 @@ def test_a_model_on_the_gpu_is_counted_without_running_there(torch: Any) -> None
 
 def test_four_bit_layers_count_like_plain_ones(torch: Any, counter: Any) -> None:
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    from ergmeter.flops.counted import count
+    from ergmeter.flops.counted.count import count
 
     layer = bitsandbytes.nn.Linear4bit(64, 128, bias=False, compute_dtype=torch.bfloat16).cuda()
     net = torch.nn.Sequential(torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16), layer)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.views.analyze import score_section
+from ergmeter.views.analyze.console import score_section
 from tests.e2e.conftest import ERG, PYTHON, Lab
 from tests.unit.neuron.graphs import Computation, config, module, one_dot, write
 from tests.unit.neuron.test_agreement import megatron

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench.claims import OF_ERG_TRAIN
+from ergmeter.bench.execute.expectations import OF_ERG_TRAIN
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.models import models as kept_models
 from tests.nvml.library import Gpu, Script, build
 
-BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
+BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0
 # Says that it began; ends at once, or when a file is there, so that a test can catch it at work.
 PROGRAM = """

@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench.state import write_json
+from ergmeter.bench.execute.state import write_json
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import PYTHON, TIMEOUT_S, Lab, environment, eventually
 from tests.e2e.test_slurm import Cluster, cluster  # noqa: F401  a fixture
 from tests.models import models as kept_models
 
 RAY = Path(__file__).parents[2] / ".older" / "ray"
-BENCH = (PYTHON, "-m", "ergmeter.cli.bench")
+BENCH = (PYTHON, "-m", "ergmeter.cli.compare.bench")
 TRAININGS_S = 280.0
 SLURM = ("--launcher", "slurm", "--launcher-option", "gpus_per_node=0")
 # Says that it began, and ends when it may, so that a test can catch it at work.

@@ -14,8 +14,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ergmeter.metrics.comparison import Options, compare
-from ergmeter.metrics.sources import found_in
+from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.sources import found_in
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from ergmeter.metrics.breakdown.timeline import loss_series
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.timeline import loss_series
 from ergmeter.records import PHASES, Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.units import NS_PER_S
-from ergmeter.views.terminal import sparkline
+from ergmeter.views.run.card import sparkline
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import ERG, PYTHON, QUICK, TIMEOUT_S, needs, script
 from tests.e2e.told import steps
@@ -449,7 +449,7 @@ def test_the_hook_is_where_a_command_finds_it() -> None:
 
 
 def test_a_hook_that_fails_says_so_and_nothing_else_is_made_of_it(lab: Lab) -> None:
-    broken = "import sys; sys.modules['ergmeter.integrations.torch_steps'] = None; import torch"
+    broken = "import sys; sys.modules['ergmeter.integrations.torch.steps'] = None; import torch"
     done = lab.record(PYTHON, "-c", broken)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert "the hook failed in it (torch: ModuleNotFoundError" in no_steps(

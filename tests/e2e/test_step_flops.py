@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.flops import remote
+from ergmeter.flops.counted import remote
 from ergmeter.runlog.reader import Run
 from tests.e2e.conftest import QUICK, script
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ergmeter.cli.progress import reading
+from ergmeter.cli.options.progress import reading
 
 
 class Terminal(io.StringIO):
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, in seconds: its last entry."""
     times = [100.0]
-    monkeypatch.setattr("ergmeter.cli.progress.time.monotonic", lambda: times[-1])
+    monkeypatch.setattr("ergmeter.cli.options.progress.time.monotonic", lambda: times[-1])
     return times
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.estimate import (
+from ergmeter.flops.estimate.estimate import (
     BATCH_MAX,
     CARBON,
     COST,
@@ -29,13 +29,13 @@ from ergmeter.flops.estimate import (
     serving_results,
     verdict,
 )
-from ergmeter.flops.fitting import AS_ASKED, MOST_SEQUENCES, Job, micro_batch_max, ways
-from ergmeter.flops.memory import Parallel, Setup, step_memory
-from ergmeter.flops.serving import serving
+from ergmeter.flops.estimate.fit import AS_ASKED, MOST_SEQUENCES, Job, micro_batch_max, ways
+from ergmeter.flops.estimate.memory import Parallel, Setup, step_memory
+from ergmeter.flops.estimate.serving import serving
+from ergmeter.flops.estimate.storage import plain
 from ergmeter.flops.source import read_graph
-from ergmeter.flops.storage import plain
 from ergmeter.flops.work import Training
-from ergmeter.metrics.peaks import Peak
+from ergmeter.metrics.definitions.peaks import Peak
 from ergmeter.records import Flops, Missing, Reading
 
 PETA = Peak("a card", "bf16", 1e15, "its datasheet", "reported")

@@ -11,31 +11,32 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.gate import gate
-from ergmeter.bench.matrix import configuration
-from ergmeter.bench.measured import measured
-from ergmeter.bench.pairing import Side
-from ergmeter.bench.tables import as_table
+from ergmeter.bench.gate.gate import gate
+from ergmeter.bench.gate.pairing import Side
+from ergmeter.bench.results.matrix import configuration
+from ergmeter.bench.results.run_columns import measured
+from ergmeter.bench.results.tables import as_table
+from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.ledgers import read_ledger
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.comparison import Options, compare
-from ergmeter.metrics.compute import BANDWIDTH, HFU, MFU, MFU_BF16
-from ergmeter.metrics.entries import Entry, Found
-from ergmeter.metrics.ledgers import read_ledger
+from ergmeter.metrics.definitions.compute import BANDWIDTH, HFU, MFU, MFU_BF16
+from ergmeter.metrics.live.frame import Watching
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.watching import Watching
 from ergmeter.records import Device, Flops, Missing, Reading, Reported, is_above
 from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
-from ergmeter.sinks.figures import Figure
-from ergmeter.sinks.names import Names
+from ergmeter.sinks.shared.names import Names
+from ergmeter.sinks.shared.updates import Figure
 from ergmeter.views import compare as compare_view
-from ergmeter.views import compare_documents, watch
+from ergmeter.views import compare_documents
 from ergmeter.views.badge import badge
-from ergmeter.views.bench_report import figure_in_words
-from ergmeter.views.calibrate import _of_peak
+from ergmeter.views.bench.report import figure_in_words
+from ergmeter.views.calculate.calibrate import _of_peak
 from ergmeter.views.html.report import report
+from ergmeter.views.run import watch
 from ergmeter.views.serve import live
-from ergmeter.views.serve import work as serve_work
+from ergmeter.views.serve import responses as serve_work
 from tests.runs import add_writer, even_steps, make_run, reading, reason
 from tests.unit.bench.rows import row as bench_row
 from tests.unit.metrics.test_achievable import RATE as CALIBRATED
@@ -338,7 +339,7 @@ def test_metrics_servers_carry_the_mark(tmp_path: Path) -> None:
 
 
 def test_the_monitor_s_line_is_marked() -> None:
-    torch_monitor = pytest.importorskip("ergmeter.integrations.training_monitor")
+    torch_monitor = pytest.importorskip("ergmeter.compat.training_monitor.monitor")
     assert torch_monitor._marked_mfu(9.85) == "9.8500 (impossible: above 1)"
     assert torch_monitor._marked_mfu(0.4) == "0.4000"
 

@@ -52,6 +52,26 @@ _COMMANDS = {
     "demo": "Train a small model for about 20 seconds, measured.",
 }
 
+# The folder of each command's module.
+_GROUPS = {
+    "measure": ("record", "load", "train", "prepare", "calibrate", "demo"),
+    "look": ("report", "serve", "plot", "check", "explain", "card", "watch", "list", "job"),
+    "compare": ("compare", "bench", "gate"),
+    "calculate": (
+        "flops",
+        "mfu",
+        "conventions",
+        "hlo",
+        "analyze",
+        "estimate",
+        "peaks",
+        "grid",
+        "metrics",
+    ),
+    "manage": ("import", "runs", "export", "doctor"),
+}
+_FOLDERS = {name: group for group, names in _GROUPS.items() for name in names}
+
 
 class _Commands(click.Group):
     """Loads a command's module when it is called, so that `erg --help` is quick."""
@@ -68,7 +88,7 @@ class _Commands(click.Group):
             return None
         # No module can be called `import`.
         file = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
-        module = importlib.import_module(f"ergmeter.cli.{file}")
+        module = importlib.import_module(f"ergmeter.cli.{_FOLDERS[cmd_name]}.{file}")
         found: click.Command = module.command
         return found
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import IMAGE_STREAMS
-from ergmeter.flops.graph import (
+from ergmeter.flops.graph.graph import (
     Attention,
     Convolution,
     Fold,
@@ -29,7 +29,7 @@ from ergmeter.flops.graph import (
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch, Pairs
-    from ergmeter.flops.graph import Graph, Node, Trainable
+    from ergmeter.flops.graph.graph import Graph, Node, Trainable
 
 Checkpointing = Literal["none", "selective", "full"]
 

@@ -15,7 +15,7 @@ from ergmeter.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ergmeter.flops.graph import Attention
+    from ergmeter.flops.graph.graph import Attention
 
 Pairs = Literal["needed", "half", "full", "computed"]
 """How the pairs of a query and a key are counted: those the mask lets meet, exactly; half of the

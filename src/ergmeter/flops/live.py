@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.heads import is_bare
+from ergmeter.flops.counted.unsharded import Whole, sizes, spread_by, whole_parameters
+from ergmeter.flops.graph.adapters import Lora
+from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_model
-from ergmeter.flops.whole import Whole, sizes, spread_by, whole_parameters
 from ergmeter.flops.work import Training, step_work
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Graph, Node, Trainable
+    from ergmeter.flops.graph.graph import Graph, Node, Trainable
     from ergmeter.flops.work import Work
     from ergmeter.runlog.settings import Settings
 

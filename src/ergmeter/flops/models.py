@@ -7,21 +7,21 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.berts import ENCODERS
-from ergmeter.flops.decoder import decoder_graph
-from ergmeter.flops.encoders import encoder_graph
-from ergmeter.flops.families import DECODERS
-from ergmeter.flops.heads import with_head
-from ergmeter.flops.images import IMAGES
-from ergmeter.flops.seeing import VISION
-from ergmeter.flops.seq2seq import SEQ2SEQ, seq2seq_graph
-from ergmeter.flops.vision import LANGUAGE_ALONE, language_alone, seeing_graph
-from ergmeter.flops.written import traits
+from ergmeter.flops.families.berts import ENCODERS
+from ergmeter.flops.families.decoders import DECODERS
+from ergmeter.flops.families.images import IMAGES
+from ergmeter.flops.families.seq2seq import SEQ2SEQ, seq2seq_graph
+from ergmeter.flops.families.vision_families import VISION
+from ergmeter.flops.graph.activation_traits import traits
+from ergmeter.flops.graph.decoder import decoder_graph
+from ergmeter.flops.graph.encoders import encoder_graph
+from ergmeter.flops.graph.heads import with_head
+from ergmeter.flops.graph.vision import LANGUAGE_ALONE, language_alone, seeing_graph
 
 if TYPE_CHECKING:
     from ergmeter.flops.config import Config
-    from ergmeter.flops.graph import Graph
-    from ergmeter.flops.towers import ImageSize
+    from ergmeter.flops.graph.graph import Graph
+    from ergmeter.flops.graph.vision_towers import ImageSize
 
 
 class UnknownArchitectureError(FormatError):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.flops.graph import Attention, Linear
+from ergmeter.flops.graph.graph import Attention, Linear
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.graph import Graph
+    from ergmeter.flops.graph.graph import Graph
 
 
 @dataclass(frozen=True, slots=True)

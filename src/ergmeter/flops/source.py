@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
-from ergmeter.flops.config import Config, MissingFieldError, read_config
-from ergmeter.flops.defaults import defaults_of
+from ergmeter.flops.config import Config, MissingFieldError, defaults_of, read_config
+from ergmeter.flops.graph.activation_traits import traits
 from ergmeter.flops.models import UnknownArchitectureError, model_graph
-from ergmeter.flops.written import traits
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Graph
-    from ergmeter.flops.towers import ImageSize
+    from ergmeter.flops.graph.graph import Graph
+    from ergmeter.flops.graph.vision_towers import ImageSize
 
 # What people call a dimension, and what a config.json does.
 _SHORT = {

@@ -25,10 +25,17 @@ from ergmeter.hlo.module import (
     Instruction,
     Module,
 )
-from ergmeter.hlo.products import LIMIT, convolution_macs, dot_macs, is_complex, ragged_dot_macs
+from ergmeter.hlo.products import (
+    LIMIT,
+    UNCOUNTED,
+    convolution_macs,
+    dot_macs,
+    is_complex,
+    nominal_flops,
+    ragged_dot_macs,
+)
 from ergmeter.hlo.result import ModuleCount
 from ergmeter.hlo.scope import SHARDING_CALLS, extent
-from ergmeter.hlo.uncounted import UNCOUNTED, nominal_flops
 from ergmeter.hlo.wire import Malformed
 
 if TYPE_CHECKING:

@@ -12,23 +12,126 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import PluginError
 from ergmeter.hlo import compiled, protobuf
-from ergmeter.hlo.lines import idle_computation, index
 from ergmeter.hlo.module import (
+    ID,
     MODULE_COMPUTATION,
     MODULE_ENTRY_ID,
     MODULE_ENTRY_NAME,
     MODULE_NAME,
     MODULE_PAYLOAD,
+    Computation,
     Computations,
     Module,
     module_fields,
 )
-from ergmeter.hlo.plain import PlainParser
-from ergmeter.hlo.wire import Buffer, Malformed, integer, spans, text
+from ergmeter.hlo.plain import Index, PlainParser, frames
+from ergmeter.hlo.wire import Buffer, Malformed, Span, Unparsed, integer, message, spans, text
 
 if TYPE_CHECKING:
-    from ergmeter.hlo.module import Computation
-    from ergmeter.hlo.plain import Parser
+    from collections.abc import Sequence
+
+    from ergmeter.hlo.plain import Dot, Parsed, Parser
+
+# -- lines -----------------------------------------------------------------------------------------
+# Which instructions of a computation matter? The index, made from what a parser gives.
+
+
+def index(data: Buffer, place: Span, parsed: Parsed | Index) -> Index:
+    """Index the computation that lies there."""
+    if isinstance(parsed, Index):
+        return parsed
+    noted = parsed.noted
+    found = None
+    if noted.matters:
+        places = _Places(data, place, parsed)
+        found = _computation(parsed, places)
+        found.calls, found.applied, found.special = noted.calls, noted.applied, noted.special
+        if parsed.row:
+            found.encoded = {number: parsed.row(number) for number in noted.special}
+        if noted.dots:
+            _add_dots(found, noted.dots, parsed, places.number(parsed.ids))
+    return Index(parsed.id, parsed.instructions, noted.literal_bytes, found)
+
+
+def idle_computation(data: Buffer, place: Span) -> Computation:
+    """A computation that neither multiplies nor calls; a loop's condition is one."""
+    (parsed,) = PlainParser().parsed(data, [place])
+    return _computation(parsed, _Places(data, place, parsed))
+
+
+def _computation(parsed: Parsed, places: _Places) -> Computation:
+    name = parsed.name.decode(errors="replace")
+    return Computation(
+        id=parsed.id,
+        name=name,
+        root_id=parsed.root_id,
+        places=places,
+        instructions=parsed.instructions,
+    )
+
+
+class _Places:
+    """Places by id and index; frames and ids are gathered when the first one is asked for."""
+
+    __slots__ = ("_data", "_framed", "_ids", "_place", "_sure")
+
+    def __init__(self, data: Buffer, place: Span, parsed: Parsed) -> None:
+        self._data, self._place, self._framed = data, place, parsed.frames
+        self._sure = parsed.sure
+        self._ids: dict[int, int] | None = None
+
+    def by_id(self, member: int) -> Span | None:
+        if self._ids is None:
+            (parsed,) = PlainParser().parsed(self._data, [self._place])
+            self._sure = True
+            self.number(parsed.ids)
+        index = (self._ids or {}).get(member)
+        place = None if index is None else self.by_index(index)
+        if not self._sure and (not place or not member or self._id(place) != member):
+            raise Unparsed
+        return place
+
+    def by_index(self, index: int) -> Span:
+        if self._framed is None:
+            self._framed = frames(self._data, *self._place)
+        return self._framed.starts[index], self._framed.ends[index]
+
+    def number(self, ids: Sequence[int]) -> dict[int, int]:
+        """Note the index of each id; not of 0 if several have it, which are those without an id."""
+        numbers = self._ids = dict(zip(ids, range(len(ids)), strict=True))
+        if len(numbers) != len(ids):
+            if not self._sure:
+                raise Unparsed
+            without = ids.count(0)
+            numbers.pop(0, None)
+            if len(numbers) + without != len(ids):
+                raise Malformed("two instructions of one id in a computation", self._place[0])
+        return numbers
+
+    def _id(self, place: Span) -> int:
+        return integer(message(self._data, *place), ID)
+
+
+def _add_dots(found: Computation, dots: list[Dot], parsed: Parsed, numbers: dict[int, int]) -> None:
+    """Note dots, those of the same shapes together; one without its operand is a special case."""
+    found.special += [number for number, left, _, _ in dots if left not in numbers]
+    # Each operand once: many dots may share a large one.
+    members = [*{left: None for _, left, _, _ in dots if left is not None and left in numbers}]
+    of_members = parsed.shapes([numbers[member] for member in members], members)
+    lefts: dict[int | None, bytes] = dict(zip(members, of_members, strict=True))
+    for number, member, shape, dimensions in dots:
+        if member not in lefts:
+            continue
+        shapes = (shape, lefts[member], dimensions)
+        known = found.dots.get(shapes)
+        if known:
+            known[0] += 1
+        else:
+            found.dots[shapes] = [1, number]
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
 
 READERS = ("compiled", "protobuf", "python")
 _NEEDS = {

@@ -22,14 +22,12 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ergmeter.importers.iterations import WORDS, Iterations
-from ergmeter.importers.labels import plain
+from ergmeter.importers.engine.dialect import EFFICIENTLLM, MEGATRON
+from ergmeter.importers.engine.iterations import WORDS, Iterations
+from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
+from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
+from ergmeter.importers.engine.reading import Reading
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.names import Meaning
-from ergmeter.importers.numbers import NUMBER, number
-from ergmeter.importers.pairs import MAX_CHARS, Pair
-from ergmeter.importers.reading import Reading
-from ergmeter.importers.signatures import EFFICIENTLLM, MEGATRON
 from ergmeter.ports import Line
 from ergmeter.records import Record
 

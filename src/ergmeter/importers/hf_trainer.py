@@ -10,25 +10,217 @@ dict says which of two Trainers printed it; see `trainers`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ergmeter.importers.bars import Bar, bar
-from ergmeter.importers.dicts import FIGURES, TOTALS, dict_rows, items_of, kind_of, positive
+from ergmeter.importers.engine.names import Meaning, count, number
+from ergmeter.importers.engine.pairs import Pair
+from ergmeter.importers.engine.progress_bar import Bar, Progress, bar
+from ergmeter.importers.engine.spans import Spans
+from ergmeter.importers.engine.step_line import Count, Losses, Seen
+from ergmeter.importers.engine.step_lines import Told
+from ergmeter.importers.engine.streams import SEVERAL, Streams, Waiting
+from ergmeter.importers.engine.timestamps import BarClock, stamp_ns
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.losses import Losses
-from ergmeter.importers.numbers import count, number
-from ergmeter.importers.progress import Progress
-from ergmeter.importers.seen import Count, Seen
-from ergmeter.importers.spans import Spans
-from ergmeter.importers.stamps import stamp_ns
-from ergmeter.importers.steplines import Told
-from ergmeter.importers.times import BarClock
-from ergmeter.importers.trainers import Due, Trainers
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
+
+# -- dicts -----------------------------------------------------------------------------------------
+# What stands in a dict that transformers' Trainer printed?
+#
+# `{'loss': '2.3', 'grad_norm': '1.5', 'learning_rate': '5e-05', 'epoch': '0.1'}`
+#
+# The trap: evaluating it. It is the output of somebody's program, may be cut off, and has `nan` in
+# it, so its names and number texts are picked out, and nothing is run. A dict names no step; a row
+# of a table takes it from the bar beside it, as the importer does.
+
+
+_MAX_CHARS = 65_536
+_ITEM = re.compile(r"'([^']{1,200})': ?(?:'([^']{0,60})'|([^,}']{1,60}))(?=[,}])")
+TOTALS = {"num_input_tokens_seen": "tokens_computed", "num_tokens": "tokens_real"}
+# Figures of a step dict that become fields of Step.
+FIGURES = ("loss", "learning_rate", "grad_norm")
+
+
+def items_of(text: str) -> dict[str, str]:
+    """The names and number texts of a printed dict. Nothing is evaluated."""
+    start = text.find("{'", 0, _MAX_CHARS)
+    end = text.rfind("}", start, _MAX_CHARS) if start >= 0 else -1
+    if end < 0:
+        return {}  # no dict, or half of one
+    return {m[1]: (m[2] or m[3] or "").strip() for m in _ITEM.finditer(text, start, end + 1)}
+
+
+def kind_of(found: dict[str, str]) -> str | None:
+    """What the dict is about: "train" (steps), "eval", "final", or None: not a Trainer's."""
+    if "step" in found or "epoch" not in found:
+        return None
+    if "train_loss" in found and "train_runtime" in found:
+        return "final"
+    if any(name.startswith("eval_") for name in found):
+        return "eval" if any(name.endswith("_runtime") for name in found) else None
+    return "train" if "loss" in found and "learning_rate" in found else None
+
+
+def positive(text: str | None) -> float | None:
+    """A time or a rate; None if it can't be one."""
+    value = number(text) if text else None
+    return value if value is not None and 0 < value < 1e9 else None
+
+
+def dict_rows(lines: Iterable[Line]) -> Iterator[Told]:
+    """The step dicts one by one, with the step that the bar beside each one gives it."""
+    progress: Progress[Told] = Progress()
+    bars = BarClock()
+    bar_ns: int | None = None
+    last: dict[str, str] = {}
+    for line in lines:
+        drawn = bar(line.text)
+        if drawn is not None:
+            yield from _numbered(progress.draw(drawn))
+            if progress.is_own(drawn) and drawn.elapsed_s is not None:
+                bar_ns = bars.time(drawn.elapsed_s)
+        found = items_of(line.text)
+        if kind_of(found) == "train" and found != last:
+            last = found
+            one = _told(found, line, bar_ns)
+            yield from _numbered(progress.log(one, number(found.get("epoch", ""))))
+    yield from _numbered(progress.flush())
+
+
+def _told(found: dict[str, str], line: Line, bar_ns: int | None) -> Told:
+    """A step dict as the tables have it."""
+    loss, rate, norm = (number(found.get(name, "")) for name in FIGURES)
+    told = Told("step", [], Seen(0, None, (), loss, rate, norm))
+    told.counts = {name: v for name in TOTALS if (v := count(found.get(name, ""))) is not None}
+    told.epoch = number(found.get("epoch", ""))
+    tokens = number(found.get("train_tokens_per_second", ""))
+    if tokens is not None:
+        means = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
+        told.found.append(Pair(means, means.name, tokens))
+    stamp = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
+    runtime_s = positive(found.get("train_runtime"))
+    if stamp is not None:
+        told.t_ns, told.clock = stamp, "stamps"
+    elif runtime_s is not None:
+        told.t_ns, told.clock = round(runtime_s * NS_PER_S), "train_runtime"
+    elif bar_ns is not None:
+        told.t_ns, told.clock = bar_ns, "bar"
+    return told
+
+
+def _numbered(logs: Iterator[tuple[Told, int | None]]) -> Iterator[Told]:
+    for told, n in logs:
+        told.seen.number = n
+        yield told
+
+
+# -- trainers --------------------------------------------------------------------------------------
+# Do these dicts come from one Trainer?
+#
+# A dict names no step and no program; what it has is an epoch and perhaps a total of tokens, and
+# both only grow. So they are watched as step numbers are (`streams`). The trap: they are printed
+# rounded, to two decimals or four digits, and then stand still for many logs of one Trainer. A
+# value that comes again is a sign of a second Trainer only where the steps between values are far
+# coarser than the rounding. Trainers one after the other begin again once each, which is no
+# mixture.
+
+
+_PARTS = 10_000  # of an epoch: places are whole numbers
+_COARSE = 3  # times the rounding
+_DECIMALS = 0.01  # transformers before 5.0 rounds epochs to this,
+_DIGITS = 1e-3  # and since to four significant digits
+
+
+@dataclass(slots=True, eq=False)
+class Due:
+    """What is to be done once it is known that there is one Trainer."""
+
+    t_ns: int
+    act: Callable[[], Iterator[Record]]
+    number: int | None = None  # how far the Trainer is
+    epoch: float | None = None
+    drawn: bool = False
+    says: frozenset[str] = frozenset()
+    figures: tuple[str, ...] = ()
+
+
+class Trainers:
+    """Hands on what Trainers printed, in order, until they are found to be several."""
+
+    def __init__(self) -> None:
+        self._waiting: Waiting[Due] = Waiting()
+        self._bars = Streams()
+        self._last: int | None = None
+        self._coarse = False  # the last two places were further apart than rounding explains
+        self._epochs: list[float] = []
+        self._untold = True
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are several."""
+        return self._waiting.streams.mixed or self._bars.mixed
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits."""
+        return bool(self._waiting)
+
+    def log(self, due: Due, epoch: float | None, total: int | None) -> Iterator[Due]:
+        """A step dict was printed. Yields what need wait no longer."""
+        if epoch is not None and math.isfinite(epoch):
+            self._epochs = [*self._epochs[-3:], epoch]
+            due.number = self._place(epoch, total)
+        return self.take(due)
+
+    def draw(self, bar: Bar, t_ns: int) -> Iterator[Due]:
+        """The training's bar was drawn. One bar never goes back; two do, in turn."""
+        if not bar.described and not bar.nested:
+            self._bars.mixes(Due(t_ns, lambda: iter(()), number=bar.n, drawn=True))
+        return self.tick(t_ns)
+
+    def take(self, due: Due) -> Iterator[Due]:
+        """Something else was printed, that has its place in the order."""
+        if not self.mixed:
+            yield from self._waiting.take(due)
+
+    def tick(self, t_ns: int) -> Iterator[Due]:
+        """Time went on."""
+        if not self.mixed:
+            yield from self._waiting.tick(t_ns)
+
+    def finish(self) -> Iterator[Due]:
+        """Nothing more will come."""
+        if not self.mixed:
+            yield from self._waiting.finish()
+
+    def told(self, t_ns: int) -> Iterator[Mark]:
+        """Say once that there are several."""
+        if self._untold:
+            self._untold = False
+            epochs = ", ".join(f"{epoch:g}" for epoch in self._epochs)
+            told = SEVERAL.format(f"epochs such as {epochs}")
+            yield Mark(t_ns, "several_programs", told)
+
+    def _place(self, epoch: float, total: int | None) -> int | None:
+        """How far a dict is; None where it stands still, as rounded values do."""
+        exact, rounding = epoch * _PARTS, _PARTS * max(_DECIMALS, _DIGITS * abs(epoch))
+        if total:
+            exact, rounding = total, max(1, _DIGITS * total)
+        last, place = self._last, round(exact)
+        if last is not None and place == last:
+            return place if self._coarse else None
+        self._coarse = last is not None and abs(place - last) > _COARSE * rounding
+        self._last = place
+        return place
+
+
+# -- hf trainer ------------------------------------------------------------------------------------
+
 
 _UNITS = {
     "runtime": "s",

@@ -7,18 +7,130 @@ this one recognises a line only where no other does, and reads all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from ergmeter.errors import UsageError
-from ergmeter.importers.counts import TokensAre
-from ergmeter.importers.dialect import Dialect, Kind
-from ergmeter.importers.layouts import Layouts
+from ergmeter.importers.engine.counts import TokensAre
+from ergmeter.importers.engine.dialect import Dialect, Kind, of_another
+from ergmeter.importers.engine.names import Meaning
+from ergmeter.importers.engine.pairs import HINTS, Field, Pair, fields_of, figure_of
+from ergmeter.importers.engine.reading import Reading
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.pairs import HINTS, Pair
-from ergmeter.importers.reading import Reading
-from ergmeter.importers.signatures import of_another
 from ergmeter.ports import Line
 from ergmeter.records import Record
+
+# -- layouts ---------------------------------------------------------------------------------------
+# Is this line laid out as one before it, with other numbers?
+#
+# A loop prints its steps in one format, so what was found out about a line holds for those that
+# differ from it in their figures alone, and most of a log of millions of lines is read by one
+# match. The trap: digits that say more than a value. `1,024` is one number and `12,024` may be two;
+# a digit in a name is part of the name. So only plain figures vary; all other digits keep their
+# number, those in words their value too, and what a layout does not match is read in full.
+
+
+_MOST = 8  # layouts: a loop has a few, and lines that are never twice alike are not worth more
+_MAX_CHARS = 2000
+_PLAIN = r"[0-9]{1,15}(?:\.[0-9]{0,15})?(?:[eE][-+]?[0-9]{1,3})?"
+_IS_PLAIN = re.compile(_PLAIN)
+_WHOLE = r"[0-9]{1,15}"
+_IS_WHOLE = re.compile(_WHOLE)
+_WORDS = re.compile(r"([^\W\d]\w*)|([0-9]+)|(.)", re.DOTALL)
+
+
+class _Value(NamedTuple):
+    means: Meaning
+    printed: str
+    read: Callable[[str], float]
+    spaced: bool
+
+
+class _Layout(NamedTuple):
+    pattern: re.Pattern[str]
+    values: tuple[_Value, ...]
+    kind: Kind
+
+
+class Layouts:
+    """Those of one output."""
+
+    def __init__(self) -> None:
+        self._known: list[_Layout] = []
+
+    def read(self, text: str) -> tuple[list[Pair], Kind] | None:
+        """The pairs of a line and what it tells of, if one before it was laid out like it."""
+        for pattern, values, kind in self._known:
+            if match := pattern.fullmatch(text):
+                figures = zip(values, match.groups(), strict=True)
+                return [Pair(m, n, read(f), spaced) for (m, n, read, spaced), f in figures], kind
+        return None
+
+    def learn(self, text: str, found: list[Pair], kind: Kind) -> None:
+        """Take the layout of a line that was read in full, if it can be told apart."""
+        if len(self._known) >= _MOST or not found or len(text) > _MAX_CHARS or "\x1b" in text:
+            return
+        fields = list(fields_of(text))
+        if all(_is_plain(field, text) for field in fields):
+            kept = [field for field in fields if field.value is not None]
+            values = tuple(_value(field) for field in kept)
+            figures = zip(values, kept, strict=True)
+            pairs = [Pair(v.means, v.printed, v.read(f.figure), v.spaced) for v, f in figures]
+            if pairs == found:  # else a bar gave a number too, or JSON has others
+                self._known.append(_Layout(re.compile(_pattern(text, fields)), values, kind))
+
+
+def _is_plain(field: Field, text: str) -> bool:
+    """Whether any figure in its place would be read alike."""
+    end = field.start + len(field.figure)
+    if text[end : end + 1] == "," and text[end + 1 : end + 2].isdigit():
+        return False
+    if any(letter.isdigit() for letter in field.printed):
+        return False
+    if _is_whole(field):
+        return _IS_WHOLE.fullmatch(field.figure) is not None and field.suffix == ""
+    return _IS_PLAIN.fullmatch(field.figure) is not None
+
+
+def _is_whole(field: Field) -> bool:
+    return field.means is not None and field.means.kind in ("step", "count")
+
+
+def _value(field: Field) -> _Value:
+    assert field.means is not None
+    read: Callable[[str], float] = int if _is_whole(field) else float
+    if field.suffix:
+        read = partial(_with_suffix, means=field.means, suffix=field.suffix)
+    return _Value(field.means, field.printed, read, field.spaced)
+
+
+def _with_suffix(figure: str, *, means: Meaning, suffix: str) -> float:
+    value = figure_of(means, figure, suffix)
+    assert value is not None  # with that suffix one figure was read, and so is another
+    return value
+
+
+def _pattern(text: str, fields: list[Field]) -> str:
+    parts, end = [], 0
+    for field in fields:
+        parts.append(_literal(text[end : field.start]))
+        figure = _WHOLE if _is_whole(field) else _PLAIN
+        parts.append(figure if field.value is None else f"({figure})")
+        end = field.start + len(field.figure)
+    return "".join(parts) + _literal(text[end:])
+
+
+def _literal(text: str) -> str:
+    """A pattern for this text with any other digits, but for those in words."""
+    return "".join(
+        f"[0-9]{{{len(digits)}}}" if digits else re.escape(word or other)
+        for word, digits, other in _WORDS.findall(text)
+    )
+
+
+# -- keyvalue --------------------------------------------------------------------------------------
 
 
 class KeyValueImporter:

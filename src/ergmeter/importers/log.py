@@ -19,18 +19,17 @@ import numpy as np
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.choice import chosen
-from ergmeter.importers.columns import Columns, runs_of
-from ergmeter.importers.folding import MOST_ROWS, Printed
+from ergmeter.importers.engine.columns import Columns, Tally, runs_of
+from ergmeter.importers.engine.folding import MOST_ROWS, Printed
+from ergmeter.importers.engine.step_lines import Told, step_lines
 from ergmeter.importers.logfile import LogFile
 from ergmeter.importers.steady import Steady, steady
-from ergmeter.importers.steplines import Told, step_lines
-from ergmeter.importers.tally import Tally
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from ergmeter.importers.dialect import Dialect
+    from ergmeter.importers.engine.dialect import Dialect
     from ergmeter.ports import Importer, Line
     from ergmeter.records import FloatArray
 

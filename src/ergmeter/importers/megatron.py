@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.iterations import WORDS, Iterations, is_iteration
+from ergmeter.importers.engine.dialect import Dialect
+from ergmeter.importers.engine.iterations import WORDS, Iterations, is_iteration
+from ergmeter.importers.engine.reading import Reading
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.reading import Reading
 from ergmeter.ports import Line
 from ergmeter.records import Record
 

@@ -17,20 +17,211 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from ergmeter.importers.bars import bar
-from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.groups import GROUP, Groups, said_in
-from ergmeter.importers.labels import plain
+from ergmeter.importers.engine.dialect import NXDT, Dialect
+from ergmeter.importers.engine.names import (
+    SECONDS,
+    Meaning,
+    count,
+    meaning,
+    number,
+    of_evaluation,
+    plain,
+)
+from ergmeter.importers.engine.pairs import HINTS, MAX_CHARS, Pair
+from ergmeter.importers.engine.progress_bar import bar
+from ergmeter.importers.engine.reading import Reading
+from ergmeter.importers.engine.step_lines import label_of, rank_of
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.names import Meaning, meaning
-from ergmeter.importers.numbers import count, number
-from ergmeter.importers.pairs import MAX_CHARS, Pair
-from ergmeter.importers.plainlines import PLAIN_WORDS, is_own, plain_figures
-from ergmeter.importers.reading import Reading
-from ergmeter.importers.signatures import NXDT
 from ergmeter.ports import Line
 from ergmeter.records import Record
+
+# -- plainlines ------------------------------------------------------------------------------------
+# Which figures stand on lines of their own, as nki-llama's calculator asks for them?
+#
+# `step_time: 1.234`, `throughput: 150.5`, `loss: 2.345`
+#
+# The trap: such lines are half of prose. `Average throughput: 150.5` is a summary, `eval loss: 2.1`
+# an evaluation, `throughput: 9000 tokens/s` another figure under the same name; and a line that
+# also names its step is a loop's own, which is read as any loop's.
+
+
+_PLAIN = re.compile(
+    r"(?<![\w/.\-])(step_time|throughput|samples/sec|tokens/sec|seq/s|train_loss|loss|lr"
+    r"|learning_rate|grad_norm|gradient_norm|global_step|step|epoch)\s{0,4}[:=]\s{0,12}"
+    r"([-+]?(?:\d[\d.]{0,30}(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|[nN]a[nN]|[iI]nf))"
+    r"(?=\s?([A-Za-z]{1,9}(?:/[A-Za-z]{1,6})?)?)(?![\w.]*[:=])"
+)
+PLAIN_WORDS = Words(
+    (*(hint.encode() for hint in HINTS), b"seq/s", b"lr:", b"lr=", b"norm", b"learning_rate",
+     b"epoch:"),
+    folds_case=True,
+)  # fmt: skip
+_HINTS = ("loss", "step", "throughput", "/s", "lr", "learning_rate", "norm", "epoch")
+# Of another thing than a step of training: a summary, or an evaluation.
+_OTHER = re.compile(
+    r"\b(?:average|avg|mean|total|final|best|overall|peak|max|min|eval|val|valid|validation|test)\b",
+    re.IGNORECASE,
+)
+# `step 3 step_time: 1.2`: without a colon it is a step's number only among figures.
+_SPACED_STEP = re.compile(r"(?<![\w/.\-])(?:step|iter|iteration) (\d{1,12})(?=$|[\s/:,|\])])")
+_LONGEST = 400  # characters of a plain line
+_STEP = {"step", "global_step"}
+
+
+def plain_figures(text: str) -> list[tuple[str, str]] | None:
+    """The names and figures of a plain line; None if it is none, or a loop's own."""
+    if len(text) > _LONGEST or not any(hint in text for hint in _HINTS):
+        return None
+    if NXDT in text or "%|" in text or "{" in text:
+        return None
+    text = plain(text)
+    said = _PLAIN.findall(text)
+    if not said or _OTHER.search(text) or of_evaluation(text):
+        return None
+    found = [_in_its_unit(name, figure, unit) for name, figure, unit in said]
+    names = {name for name, _ in found}
+    if names & _STEP:
+        return None if names - _STEP - {"epoch"} else found
+    numbered = _SPACED_STEP.search(text)
+    return [("step", numbered[1]), *found] if numbered else found
+
+
+def is_own(name: str) -> bool:
+    """Whether this name makes plain lines NXDT's: a step time or a rate, whatever its unit."""
+    return name.startswith("step_time") or name == "throughput" or "/" in name
+
+
+def _in_its_unit(name: str, figure: str, unit: str) -> tuple[str, str]:
+    """`throughput: 9000 tokens/s` is no throughput of NXDT's; `step_time: 12 ms` has its unit."""
+    if name == "throughput" and "/" in unit:
+        return unit, figure
+    if name == "step_time" and unit in SECONDS:
+        return f"step_time_{'s' if unit == 's' else unit}", figure
+    return name, figure
+
+
+# -- groups ----------------------------------------------------------------------------------------
+# Which plain lines are one step, and of which rank?
+#
+# A name that comes again begins the next step. Three traps. Ranks that print into one output print
+# each name in turn: taken as one, half of a step is counted as a step, so each rank has its own
+# group. srun's `0: ` before a line may as well be an epoch's number: it is a rank's if one comes
+# again after another. And a rate alone is a step of a log that has nothing else, but a summary or a
+# stray line in one that has steps: so rates wait until it is known which.
+
+
+GROUP = "\x1f"  # between the first line of a group and its fields; no program prints it
+_RATES = 64  # groups that have only rates: so many make them what the log has
+_LABELLED = 1024  # lines: no job has so many ranks that its first would not have come again
+
+
+class Groups:
+    """Makes the plain lines of a step one."""
+
+    def __init__(self) -> None:
+        self.rates_are_steps = False  # the log has nothing but rates
+        self.has_counted = False  # steps were numbered as they came
+        self._open: dict[int | None, tuple[Line, dict[str, str]]] = {}
+        self._numbers: dict[int | None, int] = {}
+        self._rates: list[Line] = []  # that wait
+        self._has_steps = False
+        self._labels_are_ranks: bool | None = None
+        self._labels: list[int] = []  # before lines, one after the other
+        self._labelled: list[tuple[Line, list[tuple[str, str]]]] = []  # that wait
+
+    def __bool__(self) -> bool:
+        return bool(self._open or self._labelled or self._rates)
+
+    def take(self, line: Line, said: list[tuple[str, str]]) -> Iterator[Line]:
+        """The next plain line, and what it says. Yields the groups that are complete."""
+        label = None if line.t_ns is not None else label_of(line.text)
+        if self._labels_are_ranks is not None or (label is None and not self._labelled):
+            yield from self._add(line, said)
+            return
+        self._labelled.append((line, said))
+        if label is not None and label not in self._labels[-1:]:
+            if label in self._labels:
+                yield from self._decide(are_ranks=True)
+                return
+            self._labels.append(label)
+        if len(self._labelled) >= _LABELLED:
+            yield from self._decide(are_ranks=False)
+
+    def end(self, *, before_a_step: bool = False) -> Iterator[Line]:
+        """Yield what is open: the log is over, or a step comes that is none of these."""
+        yield from self._decide(are_ranks=self._labels_are_ranks or False)
+        for whose in list(self._open):
+            yield from self._close(whose)
+        self._has_steps |= before_a_step
+        self.rates_are_steps |= not self._has_steps
+        yield from self._let_go()
+
+    def drop(self) -> None:
+        """What looked like steps was configuration."""
+        self._open.clear()
+        self._labelled.clear()
+        self._rates.clear()
+
+    def _decide(self, *, are_ranks: bool) -> Iterator[Line]:
+        if self._labels_are_ranks is None and self._labelled:
+            self._labels_are_ranks = are_ranks
+        waiting, self._labelled = self._labelled, []
+        for line, said in waiting:
+            yield from self._add(line, said)
+
+    def _add(self, line: Line, said: list[tuple[str, str]]) -> Iterator[Line]:
+        whose = rank_of(line.text)
+        if whose is None and self._labels_are_ranks and (label := label_of(line.text)) is not None:
+            whose, line = label, replace(line, text=f"[rank{label}]: {line.text}")
+        opened = self._open.get(whose)
+        if opened is not None and any(name in opened[1] for name, _ in said):
+            yield from self._close(whose)
+            opened = None
+        if opened is None:
+            opened = self._open[whose] = line, {}
+        opened[1].update(said)
+
+    def _close(self, whose: int | None) -> Iterator[Line]:
+        """A group as one line. It waits if it has nothing but rates, and may be no step."""
+        first, group = self._open.pop(whose)
+        is_timed = any(name.startswith("step_time") for name in group)
+        is_numbered = "step" in group or "global_step" in group
+        has_loss = "loss" in group or "train_loss" in group
+        if is_timed and not is_numbered and first.t_ns is None:
+            self.has_counted = True
+            number = self._numbers[whose] = self._numbers.get(whose, 0) + 1
+            group = {"step": str(number), **group}
+        fields = " | ".join(f"{name}={figure}" for name, figure in group.items())
+        line = replace(first, text=f"{first.text}{GROUP}{fields}")
+        has_rate = any(name == "throughput" or "/" in name for name in group)
+        if is_timed or is_numbered or (has_loss and has_rate):
+            self._has_steps = True
+        elif has_rate and not has_loss and first.t_ns is None and not self._has_steps:
+            self._rates.append(line)
+            self.rates_are_steps |= len(self._rates) >= _RATES
+            if not self.rates_are_steps:
+                return
+            yield from self._let_go()
+            return
+        yield from self._let_go()
+        yield line
+
+    def _let_go(self) -> Iterator[Line]:
+        waiting, self._rates = self._rates, []
+        yield from waiting
+
+
+def said_in(text: str) -> Iterator[tuple[str, str]]:
+    """The names and figures of a group that was made one line."""
+    for part in text.rpartition(GROUP)[2].split(" | "):
+        name, _, figure = part.partition("=")
+        yield name, figure
+
+
+# -- nxdt ------------------------------------------------------------------------------------------
+
 
 _SEQUENCES = Meaning("rate", "throughput", unit="sequences/s")
 _STEP_TIME = Meaning("own_time", "train_step_timing", unit="s")

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.metrics.stats import MIN_BLOCKS, ratio_interval, settled_after
 from ergmeter.records import Missing, Reading
+from ergmeter.stats.intervals import MIN_BLOCKS, ratio_interval, settled_after
 
 if TYPE_CHECKING:
     from ergmeter.importers.log import LogRun

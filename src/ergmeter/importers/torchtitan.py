@@ -14,14 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.labels import plain
+from ergmeter.importers.engine.dialect import Dialect, is_torchtitan
+from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
+from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
+from ergmeter.importers.engine.reading import Reading
 from ergmeter.importers.logfile import Words
-from ergmeter.importers.names import Meaning
-from ergmeter.importers.numbers import NUMBER, number
-from ergmeter.importers.pairs import MAX_CHARS, Pair
-from ergmeter.importers.reading import Reading
-from ergmeter.importers.signatures import is_torchtitan
 from ergmeter.ports import Line
 from ergmeter.records import Record
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainerCallback
 
 from ergmeter.errors import UsageError
-from ergmeter.integrations.stopping import Stopping
+from ergmeter.integrations.guard import Stopping
 from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.meter import Meter
-from ergmeter.runlog.parallel import told_layout
+from ergmeter.runlog.rank_layout import told_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,7 +26,7 @@ from ergmeter.integrations.batches import is_ids
 from ergmeter.integrations.guard import Guarded, guarded
 from ergmeter.integrations.training import Training, failure
 from ergmeter.records import Flops
-from ergmeter.runlog.meeting import world_size
+from ergmeter.runlog.process_group import world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

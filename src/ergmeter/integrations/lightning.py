@@ -20,10 +20,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import PluginError, UsageError
-from ergmeter.integrations.guard import Guarded, guarded
-from ergmeter.integrations.precision import of_lightning
-from ergmeter.integrations.stopping import Stopping
-from ergmeter.integrations.torch_around import Waits
+from ergmeter.integrations.guard import Guarded, Stopping, guarded
+from ergmeter.integrations.torch.patches import Waits
+from ergmeter.integrations.torch.precision import of_lightning
 from ergmeter.integrations.training import Outside, Training, failure
 from ergmeter.units import NS_PER_S
 

@@ -18,8 +18,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ergmeter.errors import UsageError
-from ergmeter.integrations import torch_around
-from ergmeter.integrations.torch_steps import Loop
+from ergmeter.integrations.torch import patches
+from ergmeter.integrations.torch.steps import Loop
 from ergmeter.integrations.training import Training
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class Watched:
         if self._training.meter is not None:
             self._path = self._training.meter.path
         self._handle.remove()
-        if self._loop in torch_around.loops:
-            torch_around.loops.remove(self._loop)
+        if self._loop in patches.loops:
+            patches.loops.remove(self._loop)
         self._loop.stop()
 
     def summary(self) -> Summary:
@@ -104,13 +104,13 @@ def watch(model: Any = None, optimizer: Any = None, **options: Any) -> Watched: 
         raise UsageError(f"model must be a torch.nn.Module; got a {type(model).__name__}")
     steps = _stepping(optimizer)
     training = Training(**options)
-    for other in torch_around.loops:  # the hook of `erg record`, or a loop that is over
+    for other in patches.loops:  # the hook of `erg record`, or a loop that is over
         other.stop()
-    torch_around.loops.clear()
+    patches.loops.clear()
     trainings = [training]
     loop = Loop(lambda: trainings.pop() if trainings else None, root=model)
-    torch_around.look_at_torch()
-    torch_around.loops.append(loop)
+    patches.look_at_torch()
+    patches.loops.append(loop)
     if steps is None:
         handle = register_optimizer_step_post_hook(loop.stepped)
     else:

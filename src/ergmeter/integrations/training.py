@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ergmeter.errors import UsageError
 from ergmeter.integrations.batches import Counts, counted, rows_only
-from ergmeter.integrations.description import Description
-from ergmeter.integrations.fetching import now_on
-from ergmeter.integrations.held import Held
-from ergmeter.meter import Meter, measuring
+from ergmeter.integrations.device_fetch import now_on
+from ergmeter.integrations.model_description import Description
+from ergmeter.integrations.unsettled_steps import Held
+from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
-from ergmeter.meter.opening import say
+from ergmeter.meter.run_plan import say
 from ergmeter.records import Mark, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ergmeter.integrations.profiling import Profile
-    from ergmeter.integrations.torch_calls import StepRecorder
-    from ergmeter.integrations.torch_roots import Root
+    from ergmeter.integrations.torch.calls import StepRecorder
+    from ergmeter.integrations.torch.roots import Root
     from ergmeter.records import Phase
 
 _MOST_HELD = 1_000_000  # steps that wait for numbers of a device: then it does not answer
@@ -113,9 +113,9 @@ class Training:
         if self.meter is not None:
             return
         if not self._looks_on:
-            measuring.make_way()
-        measuring.end_resting()
-        others = measuring.meters()
+            active_meters.make_way()
+        active_meters.end_resting()
+        others = active_meters.meters()
         if others and self._looks_on:
             self.failed = True  # somebody tells what goes on here already
             return
@@ -136,7 +136,7 @@ class Training:
             self._profile = Profile(self.meter, steps=self._profile_steps)
             self._profile.start()
         if self._looks_on:
-            measuring.gives_way(self._give_way)
+            active_meters.gives_way(self._give_way)
 
     @_guarded
     def trains(self, model: object) -> None:
@@ -158,7 +158,7 @@ class Training:
         if self.before_end is not None:
             self.before_end()
         atexit.unregister(self._exit)
-        measuring.keeps_way(self._give_way)
+        active_meters.keeps_way(self._give_way)
         if self._profile is not None:  # whatever failed
             self._profile.stop()
         self.catch_up(waits=not is_followed)
@@ -184,7 +184,7 @@ class Training:
         self.catch_up()
         self._model = self._profile = None
         self._rests = True
-        measuring.rests(self.meter, self.end)
+        active_meters.rests(self.meter, self.end)
 
     # -- what a framework says --------------------------------------------------------------------
 
@@ -361,7 +361,7 @@ class Training:
         if self._calls is None and batch is not None and torch is not None:
             if not isinstance(model, torch.nn.Module):
                 return
-            from ergmeter.integrations.torch_roots import tokens_of_calls  # noqa: PLC0415
+            from ergmeter.integrations.torch.roots import tokens_of_calls  # noqa: PLC0415
 
             self._calls = tokens_of_calls(model)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from ergmeter.load import pacing
 from ergmeter.load.client import Client, Pulse
 from ergmeter.meter import Meter
-from ergmeter.metrics import requests
+from ergmeter.metrics.evidence import requests
 from ergmeter.records import Reported, Step
 from ergmeter.units import NS_PER_S
 

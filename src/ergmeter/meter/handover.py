@@ -22,8 +22,8 @@ from ergmeter.meter.clock import Timeline, catch_up
 from ergmeter.meter.pending_steps import CHUNK_ROWS, PendingSteps
 from ergmeter.records import COLUMN_KINDS, Mark, Reported, Sample
 from ergmeter.runlog.dropped import DroppedSteps
-from ergmeter.runlog.meeting import in_group, launched_size, own_rank, told_task, world_size
-from ergmeter.runlog.parallel import told_layout
+from ergmeter.runlog.process_group import in_group, launched_size, own_rank, told_task, world_size
+from ergmeter.runlog.rank_layout import told_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,13 +26,13 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.meter import measuring
-from ergmeter.meter.alarm import Alarm, planned_alerts
+from ergmeter.meter import active_meters
+from ergmeter.meter.alert_watch import Alarm, planned_alerts
 from ergmeter.meter.clock import moment
-from ergmeter.meter.feed import EVERY_S, Feed, planned
 from ergmeter.meter.handover import STEP_GIVEN
-from ergmeter.meter.opening import Around, Plan, probe_names, say, why
 from ergmeter.meter.progress import Budget, Progress, progress
+from ergmeter.meter.run_plan import Around, Plan, probe_names, say, why
+from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
 from ergmeter.meter.span import StepSpan
 from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
 from ergmeter.runlog.settings import Settings
@@ -145,8 +145,8 @@ class Meter:
                 f"this Meter has been started already (run {self._path}); make another"
             )
         if not self.looks_on:
-            measuring.make_way()
-        others = measuring.meters()
+            active_meters.make_way()
+        others = active_meters.meters()
         if others:
             raise UsageError(
                 f"another Meter is measuring in this process (run {others[0].path});"
@@ -168,7 +168,7 @@ class Meter:
         handover.stop(Mark(monotonic_ns(), "ended", ended) if ended else None, last=last)
         # Only now: where the line above was interrupted, a second close finishes what it began.
         self._handover = None
-        measuring.discard(self)
+        active_meters.discard(self)
 
     def __enter__(self) -> Meter:
         return self.start()
@@ -356,7 +356,7 @@ class Meter:
         self._handover = handover
         self._path = handover.run
         self._pid = os.getpid()
-        measuring.add(self)
+        active_meters.add(self)
         handover.start()
         self._start_feed(handover)
         self._start_alarm(handover)

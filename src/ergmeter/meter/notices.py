@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ergmeter.errors import UsageError
-from ergmeter.meter.opening import say
+from ergmeter.meter.run_plan import say
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:

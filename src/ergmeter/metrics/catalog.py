@@ -19,10 +19,11 @@ from ergmeter.units import significant
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device, Direction, Result
 
 
+LEDGER_SYSTEM = "SFT-Play"  # whose names of metrics are the columns of an energy ledger
 IMPOSSIBLE = "is impossible"  # in the reason of what is not computed from such a reading
 
 

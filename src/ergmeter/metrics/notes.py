@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.alert_marks import told
+from ergmeter.metrics.alerts.marks import told
 from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
-from ergmeter.metrics.clocks import in_words
-from ergmeter.metrics.fitness import fitness
-from ergmeter.metrics.flop_check import flop_count_contradictions
-from ergmeter.metrics.gpu_use import named
-from ergmeter.metrics.layout import disagreement
-from ergmeter.metrics.throughput import samples
-from ergmeter.metrics.tokens import tokens
-from ergmeter.metrics.training import divergence
+from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.check.flop_count import flop_count_contradictions
+from ergmeter.metrics.definitions.throughput import samples
+from ergmeter.metrics.definitions.tokens import tokens
+from ergmeter.metrics.definitions.training import divergence
+from ergmeter.metrics.evidence.clocks import in_words
+from ergmeter.metrics.evidence.gpu_use import named
+from ergmeter.metrics.evidence.token_ranks import disagreement
 from ergmeter.records import Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.runlog.reader import CUT_OFF
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device, Result
 
 # A first step this many times the median is a compilation or a cold cache, not a training step.

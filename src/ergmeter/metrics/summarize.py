@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.drawn import boundary
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.kept import asked, visit
+from ergmeter.metrics.energy.device_energy import boundary
+from ergmeter.metrics.evidence.device_cache import asked, visit
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.notes import notes
 from ergmeter.records import Missing, Summary
 from ergmeter.runlog.settings import WARMUP, Settings

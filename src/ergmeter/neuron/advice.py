@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.hlo.files import SHOWN_NAMES, WRAPPED
-from ergmeter.neuron.cache import some
 from ergmeter.neuron.figures import ORIGINAL
-from ergmeter.neuron.runs import name_in
+from ergmeter.neuron.graph_runs import name_in
+from ergmeter.neuron.job.compile_cache import some
 from ergmeter.neuron.shares import percent
 from ergmeter.records import Reading
 from ergmeter.units import significant
@@ -21,12 +21,12 @@ from ergmeter.units import significant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.neuron.cache import Found
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.job.compile_cache import Found
+    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.machine import Machine
+    from ergmeter.neuron.job.pace import Throughput
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.machine import Machine
-    from ergmeter.neuron.pace import Throughput
 
 # The guide calls 30 to 70 % typical for language models.
 _LOW_FRAC = 0.3

@@ -9,27 +9,26 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.catalog import refusal
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
-from ergmeter.neuron.cache import Choice, find_graphs, modules_named_in
 from ergmeter.neuron.document import document
 from ergmeter.neuron.figures import figures
+from ergmeter.neuron.graph_runs import read_graph_runs, runs_of
 from ergmeter.neuron.graphs import graph_documents
-from ergmeter.neuron.job import read_job
-from ergmeter.neuron.kernels import graph_result, summarize
-from ergmeter.neuron.logged import log_document
-from ergmeter.neuron.machine import machine
-from ergmeter.neuron.pace import throughput
-from ergmeter.neuron.parts import Analysis, Parts
-from ergmeter.neuron.request import (
+from ergmeter.neuron.job.compile_cache import Choice, find_graphs, modules_named_in
+from ergmeter.neuron.job.job import read_job
+from ergmeter.neuron.job.log_figures import log_document
+from ergmeter.neuron.job.machine import machine
+from ergmeter.neuron.job.pace import throughput
+from ergmeter.neuron.job.request import (
     DEFAULT_COMPILE_DIR,
     DEFAULT_CONVENTION,
     check_log,
     check_model,
     check_request,
 )
-from ergmeter.neuron.runs import read_graph_runs, runs_of
-from ergmeter.neuron.score import Score, score
-from ergmeter.neuron.settings import read_training_file
-from ergmeter.neuron.watch import (
+from ergmeter.neuron.job.yaml_settings import read_training_file
+from ergmeter.neuron.kernels import graph_result, summarize
+from ergmeter.neuron.parts import Analysis, Parts
+from ergmeter.neuron.progress import (
     Counted,
     FoundGraphs,
     Inputs,
@@ -38,19 +37,20 @@ from ergmeter.neuron.watch import (
     Searching,
     ThroughputChosen,
 )
+from ergmeter.neuron.score import Score, score
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
     from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
     from ergmeter.neuron.advice import Finding
-    from ergmeter.neuron.cache import Found
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.job.compile_cache import Found
+    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.pace import Throughput
+    from ergmeter.neuron.job.request import Request
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.pace import Throughput
-    from ergmeter.neuron.request import Request
-    from ergmeter.neuron.watch import Watch
+    from ergmeter.neuron.progress import Watch
 
 
 def analyze(request: Request, watch: Watch) -> Analysis:
@@ -113,7 +113,7 @@ def analyze(request: Request, watch: Watch) -> Analysis:
 def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:
     if log is None:
         return job, []
-    from ergmeter.neuron.agreement import settled  # noqa: PLC0415  numpy, for those with a log
+    from ergmeter.neuron.job.agreement import settled  # noqa: PLC0415  numpy, for those with a log
 
     return settled(job, log)
 
@@ -121,7 +121,7 @@ def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:
 def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Finding]:
     if log is None:
         return []
-    from ergmeter.neuron.agreement import about_log  # noqa: PLC0415  numpy, for those with a log
+    from ergmeter.neuron.job.agreement import about_log  # noqa: PLC0415  numpy, for those with a log
 
     return about_log(log, job, pace)
 
@@ -129,7 +129,7 @@ def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Findin
 def _is_printed(log: ParsedLog | None, job: Job, pace: Throughput) -> bool:
     if log is None:
         return True
-    from ergmeter.neuron.agreement import is_printed  # noqa: PLC0415  numpy, for those with a log
+    from ergmeter.neuron.job.agreement import is_printed  # noqa: PLC0415  numpy, for those with a log
 
     return is_printed(log, job, pace)
 

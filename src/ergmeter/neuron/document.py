@@ -13,26 +13,150 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.conventions import CONVENTIONS
 from ergmeter.neuron.graphs import nki_document
-from ergmeter.neuron.inputs import inputs
-from ergmeter.neuron.logged import log_document
-from ergmeter.neuron.machine import BACKENDS
+from ergmeter.neuron.job.log_figures import log_document
+from ergmeter.neuron.job.machine import BACKENDS
+from ergmeter.neuron.job.request import DEFAULT_COMPILE_DIR
 from ergmeter.neuron.original import (
     PEAK_TFLOP_PER_S_PER_NODE,
     VERSION,
     impossible_mfu,
     original_figures,
 )
-from ergmeter.neuron.origins import origins
 from ergmeter.neuron.score import REMARK
-from ergmeter.records import Missing, Reading
+from ergmeter.records import Missing, Reading, weakest
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:
-    from ergmeter.neuron.machine import Machine
+    from ergmeter.neuron.job.machine import Machine
+    from ergmeter.neuron.job.request import Request
     from ergmeter.neuron.parts import Parts
 
-FORMAT = "ergmeter analyze 1"
+# -- origins ---------------------------------------------------------------------------------------
+# How each headline figure was obtained: its basis, its interval, and over what.
+#
+# Only the pace of a log has an interval, that of its rows; what is made of it by multiplication has
+# the same one, scaled. The score has the pace in it twice, in MFU and as throughput, so its edges
+# are squared. A figure that was given on the command line has none: nobody said how sure.
+
+
 _TERA = 1e12
+
+
+def origins(parts: Parts) -> dict[str, dict[str, Any]]:
+    """By the document's key; what is not known has no entry, and its reason is in `missing`."""
+    pace, found = parts.pace, parts.figures
+    origin: dict[str, dict[str, Any]] = {
+        "tflop_per_sequence": as_origin(
+            Reading(found.model_flops, "", "derived", note=f"{found.convention}, from config.json")
+        )
+    }
+    if pace.seq_per_s is not None:
+        rate = Reading(pace.seq_per_s, "", pace.basis, pace.low, pace.high, pace.said)
+        how = pace.how or "as given by --throughput"
+        origin["throughput_seq_per_sec"] = as_origin(rate) | {"formula": how}
+        basis = weakest("derived", pace.basis)
+        work = Reading(pace.seq_per_s, "", basis, pace.low, pace.high, found.convention)
+        origin["tflops_per_second"] = as_origin(work, factor=found.model_flops / _TERA)
+    for key, share in (("mfu_percent", found.mfu), ("hfu_percent", found.hfu)):
+        if isinstance(share, Reading):
+            origin[key] = as_origin(share, factor=100.0)
+    summary = parts.summary
+    if summary is not None and summary.overall_ratio is not None:
+        note = f"counted in {summary.counted} compiled graphs, {summary.weighting}"
+        share = Reading(summary.overall_ratio, "", "derived", note=note)
+        origin["overall_nki_ratio"] = as_origin(share)
+    score = _score(parts)
+    return origin if score is None else origin | {"training_score": as_origin(score)}
+
+
+def _score(parts: Parts) -> Reading | None:
+    """The score, where all its factors are known."""
+    value = None if parts.score is None else parts.score.value
+    pace, mfu, summary = parts.pace, parts.figures.mfu, parts.summary
+    if value is None or summary is None or pace.seq_per_s is None or not isinstance(mfu, Reading):
+        return None
+    basis, said = weakest(mfu.basis, pace.basis), "a product of five factors, given or found"
+    is_whole = not (summary.is_lower_bound or summary.is_uncertain)
+    if not is_whole or pace.low is None or pace.high is None:
+        return Reading(value, "", basis, note=said)
+    low, high = (value * (end / pace.seq_per_s) ** 2 for end in (pace.low, pace.high))
+    note = f"{said}; its interval is that of the pace, squared"
+    return Reading(value, "", basis, low, high, note)
+
+
+def as_origin(reading: Reading, *, factor: float = 1.0) -> dict[str, Any]:
+    """A reading without its value, its edges in another unit."""
+    low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
+    return {"basis": reading.basis, "low": low, "high": high, "note": reading.note}
+
+
+# -- inputs ----------------------------------------------------------------------------------------
+# What an analysis was made from: each file and each size, and who said so.
+#
+# The trap: a page that outlives the command that made it. "Batch 64" may be the YAML's, the log's,
+# an option's or an assumption, and a year later nobody knows. So each input keeps its source.
+
+
+Input = dict[str, Any]
+
+
+def inputs(parts: Parts) -> list[Input]:
+    """Files, then sizes, in the order in which they are read."""
+    job, machine, pace, peak = parts.job, parts.machine, parts.pace, parts.machine.core_flops_per_s
+    devices_from = job.devices_from if job.devices is not None else "assumed, see the notes"
+    form = None if parts.log is None else f"--log-file, read as {parts.log.format}"
+    return [
+        *files_read(parts.request, log_from=form),
+        _input("sequences a step", job.batch_size, job.batch_from),
+        _input("tokens a sequence", job.seq_len, job.seq_len_from),
+        _input("sequences per second", pace.seq_per_s, pace.said),
+        _input("nodes", job.nodes, job.nodes_from),
+        _input("devices of a node", machine.devices_per_node, devices_from),
+        _input("cores in all", machine.cores, "devices, and what a device is"),
+        _input("type of products", job.dtype, job.dtype_from),
+        _input("TFLOP/s of a core", peak / 1e12, machine.source),
+        _input("recomputation", job.checkpointing, "the YAML"),
+    ]
+
+
+def files_read(request: Request, *, log_from: str | None = None) -> list[Input]:
+    """The files that were named, or looked for."""
+    directory = request.compile_dir
+    cache_from = "--compile-dir" if directory else "the default of --compile-dir"
+    found = [
+        _input("training's YAML", request.config, "--config"),
+        _input("model", request.model_config, "--model-config"),
+        _input("log", request.log_file, log_from or "--log-file"),
+        _input("compile cache", directory or DEFAULT_COMPILE_DIR, cache_from),
+    ]
+    if request.graph_runs is not None:
+        found.append(_input("runs of each graph", request.graph_runs, "--graph-runs"))
+    return found
+
+
+def compat_inputs(
+    request: Request, *, batch_size: int, seq_len: int, seq_per_s: float, rate_from: str
+) -> list[Input]:
+    """The same, of what the original knows."""
+    return [
+        *files_read(request),
+        _input(
+            "sequences a step", batch_size, "--batch-size" if request.batch_size else "the YAML"
+        ),
+        _input("tokens a sequence", seq_len, "--seq-len" if request.seq_len else "the YAML"),
+        _input("sequences per second", seq_per_s, rate_from),
+        _input("nodes", request.num_nodes or 1, "--num-nodes" if request.num_nodes else "assumed"),
+    ]
+
+
+def _input(what: str, value: str | float | None, source: str) -> Input:
+    return {"what": what, "value": value, "from": "not given" if value is None else source}
+
+
+# -- document --------------------------------------------------------------------------------------
+
+
+FORMAT = "ergmeter analyze 1"
 
 
 def document(parts: Parts) -> dict[str, Any]:
@@ -61,7 +185,7 @@ def document(parts: Parts) -> dict[str, Any]:
                 missing.setdefault(key, pace.said)
     if parts.log is not None:
         whole["log_metrics"] = log_document(parts.log, pace)
-    whole |= _score(parts, missing)
+    whole |= _document_score(parts, missing)
     whole |= _beyond(parts, missing)
     theirs = (whole["original_count"] or {}).get("mfu_percent")
     if theirs is not None and impossible_mfu(theirs):
@@ -80,7 +204,7 @@ def _tera(flops: float | None) -> float | None:
     return None if flops is None else flops / _TERA
 
 
-def _score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
+def _document_score(parts: Parts, missing: dict[str, str]) -> dict[str, Any]:
     if not parts.request.calculate_score or parts.score is None:
         return {}
     found, base, pace = parts.score, parts.request.baseline, parts.pace

@@ -19,16 +19,16 @@ from ergmeter.flops.models import model_graph
 from ergmeter.flops.sizes import sizes
 from ergmeter.flops.source import read_model
 from ergmeter.flops.work import Training, step_work, trained_graph
-from ergmeter.metrics.compute import HFU, MFU, Peak, Rate, compute_results
+from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, Rate, compute_results
 from ergmeter.neuron.original import sequence_flops
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph import Graph
+    from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import Work
-    from ergmeter.neuron.job import Job
-    from ergmeter.neuron.machine import Machine
-    from ergmeter.neuron.pace import Throughput
+    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.machine import Machine
+    from ergmeter.neuron.job.pace import Throughput
 
 ORIGINAL = "neuron"  # the convention of the original's estimator, for every family
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.hlo import FileCount, Kernel, ModuleCount
-    from ergmeter.neuron.cache import GraphFile
+    from ergmeter.neuron.job.compile_cache import GraphFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
     from ergmeter.neuron.advice import Finding
-    from ergmeter.neuron.cache import Found
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job import Job
+    from ergmeter.neuron.job.compile_cache import Found
+    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.machine import Machine
+    from ergmeter.neuron.job.pace import Throughput
+    from ergmeter.neuron.job.request import Request
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
-    from ergmeter.neuron.machine import Machine
-    from ergmeter.neuron.pace import Throughput
-    from ergmeter.neuron.request import Request
     from ergmeter.neuron.score import Score
 
 

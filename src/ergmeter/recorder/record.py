@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from ergmeter.errors import ErgmeterError, UsageError
 from ergmeter.meter import Around, Meter
-from ergmeter.meter.alarm import planned_alerts
-from ergmeter.meter.feed import EVERY_S, planned
+from ergmeter.meter.alert_watch import planned_alerts
+from ergmeter.meter.sink_feed import EVERY_S, planned
 from ergmeter.recorder import hook
-from ergmeter.recorder.cost import Cost
-from ergmeter.recorder.counting import FlopCounts
+from ergmeter.recorder.flop_counts import FlopCounts
 from ergmeter.recorder.output import Output, OutputReader, unrecognised
 from ergmeter.recorder.peak import Peak
 from ergmeter.recorder.relay import (
@@ -36,7 +37,7 @@ from ergmeter.recorder.relay import (
 )
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import new_run_path, run_header
-from ergmeter.runlog.meeting import told_size, told_task
+from ergmeter.runlog.process_group import told_size, told_task
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
 from ergmeter.units import NS_PER_S
@@ -46,6 +47,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from ergmeter.records import Flops
+
+# -- cost ------------------------------------------------------------------------------------------
+# What recording costs: all the CPU time of the recorder and of its relay.
+#
+# Neither does anything but measure, so whatever they spend is our doing: starting Python, reading
+# the probes, reading the command's output, passing it on. The other way would be to count our
+# threads alone, as a Meter inside a program has to; it would leave out what a talkative command
+# costs.
+
+
+class Cost:
+    """The CPU seconds of this process and of the relay, so far."""
+
+    def __init__(self, relay_pid: int) -> None:
+        self._relay_s = 0.0
+        self._relay: psutil.Process | None = None
+        with suppress(psutil.Error):
+            self._relay = psutil.Process(relay_pid)
+
+    def __call__(self) -> float:
+        """Ask again. A relay that is gone has cost what it had cost when last asked."""
+        if self._relay is not None:
+            with suppress(psutil.Error):
+                times = self._relay.cpu_times()
+                self._relay_s = times.user + times.system
+        return time.process_time() + self._relay_s
+
+
+# -- record ----------------------------------------------------------------------------------------
+
 
 _WAITED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 # The relay starts with these: asked before it has come to its own mask, it would end of it.

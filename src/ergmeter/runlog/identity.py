@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.runlog.liveness import boot_id, started_s
-from ergmeter.runlog.meeting import agreed, told_size
+from ergmeter.runlog.process_group import agreed, told_size
 from ergmeter.version import __version__
 
 if TYPE_CHECKING:

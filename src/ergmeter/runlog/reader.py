@@ -20,7 +20,8 @@ from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import COLUMN_KINDS, Device, Flops, Mark, Reported, Window
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.headers import WriterLog, run_header, training_of, writer_header
-from ergmeter.runlog.joining import (
+from ergmeter.runlog.liveness import is_alive
+from ergmeter.runlog.merge import (
     FEW_STEPS,
     Series,
     Splits,
@@ -30,7 +31,6 @@ from ergmeter.runlog.joining import (
     joined_steps,
     step_columns,
 )
-from ergmeter.runlog.liveness import is_alive
 from ergmeter.runlog.segments import Segment, columns_in, segments
 from ergmeter.runlog.settings import WARMUP
 from ergmeter.units import NS_PER_S

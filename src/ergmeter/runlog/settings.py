@@ -14,7 +14,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import DTYPES
-from ergmeter.runlog.layout import Layout
+from ergmeter.runlog.parallel_ranks import Layout
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")

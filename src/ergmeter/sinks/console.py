@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.figures import Selection, in_words
-from ergmeter.sinks.options import choice, options_of
+from ergmeter.sinks.shared.options import choice, options_of
+from ergmeter.sinks.shared.updates import Selection, in_words
 from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
-    from ergmeter.sinks.figures import Figure
+    from ergmeter.sinks.shared.updates import Figure
 
 HEADLINES = (
     *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks import ledger
-from ergmeter.sinks.csvfile import CsvFile
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.options import choice, options_of
+from ergmeter.sinks.shared import ledger
+from ergmeter.sinks.shared.csv_table import CsvFile
+from ergmeter.sinks.shared.options import choice, options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

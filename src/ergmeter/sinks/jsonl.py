@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.sinks.appended import AppendedFile
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.appended_file import AppendedFile
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

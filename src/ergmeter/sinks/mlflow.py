@@ -17,9 +17,9 @@ from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient, fluent
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.names import Names
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

@@ -23,10 +23,9 @@ from opentelemetry.sdk.resources import Resource
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.sinks.declared import PREFIX
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names, explanation, ucum
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.names import Names, explanation, ucum
+from ergmeter.sinks.shared.options import PREFIX, options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter, MetricsData

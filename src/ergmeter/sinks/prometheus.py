@@ -18,9 +18,9 @@ from prometheus_client import CollectorRegistry, push_to_gateway, start_http_ser
 from prometheus_client.core import GaugeMetricFamily
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names, explanation
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.names import Names, explanation
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

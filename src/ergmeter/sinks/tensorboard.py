@@ -21,10 +21,10 @@ from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from ergmeter.sinks.appended import AppendedFile
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.appended_file import AppendedFile
+from ergmeter.sinks.shared.names import Names
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from trackio.sqlite_storage import SQLiteStorage
 
 from ergmeter.errors import UsageError
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.names import Names
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import wandb
 
 from ergmeter.errors import PluginError
-from ergmeter.sinks.figures import Selection
-from ergmeter.sinks.names import Names
-from ergmeter.sinks.options import options_of
+from ergmeter.sinks.shared.names import Names
+from ergmeter.sinks.shared.options import options_of
+from ergmeter.sinks.shared.updates import Selection
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update

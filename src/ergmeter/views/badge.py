@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape, quoteattr
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.records import Reading
 from ergmeter.units import printable
-from ergmeter.views.terminal import value
+from ergmeter.views.run.card import value
 
 if TYPE_CHECKING:
     from ergmeter.records import Result

@@ -14,24 +14,24 @@ from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
+from ergmeter.compare.comparison import impossible_entry, mean_of
+from ergmeter.compare.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.comparison import impossible_entry, mean_of
-from ergmeter.metrics.verdicts import DEVICE_MEMORY, HOST_MEMORY, JOULES, LOSS, RATE
 from ergmeter.records import Reading
 from ergmeter.units import ratio_text, significant
-from ergmeter.views.terminal import bare, interval, value
+from ergmeter.views.run.card import bare, interval, value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.metrics.comparison import Comparison, Pair
-    from ergmeter.metrics.entries import Entry
-    from ergmeter.metrics.grouping import Group
-    from ergmeter.metrics.pareto import Front
-    from ergmeter.metrics.ratios import Contrast, Mean
-    from ergmeter.metrics.verdicts import Measure
+    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.pareto import Front
+    from ergmeter.compare.verdicts import Measure
+    from ergmeter.stats.ratio import Contrast, Mean
 
 _HEADS = {
     RATE: "tokens/s",

@@ -7,12 +7,12 @@ import io
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ergmeter.compare.comparison import mean_of
+from ergmeter.compare.grouping import differing
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.comparison import mean_of
-from ergmeter.metrics.grouping import differing
 from ergmeter.records import Missing
 from ergmeter.views import documents
-from ergmeter.views.analyze_markdown import escaped
+from ergmeter.views.analyze.markdown import escaped
 from ergmeter.views.compare import (
     around,
     before_verdicts,
@@ -28,10 +28,10 @@ from ergmeter.views.compare import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.metrics.comparison import Comparison, Pair
-    from ergmeter.metrics.entries import Entry
-    from ergmeter.metrics.grouping import Group
-    from ergmeter.metrics.verdicts import Measure, Verdict
+    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.entry import Entry
+    from ergmeter.compare.grouping import Group
+    from ergmeter.compare.verdicts import Measure, Verdict
 
 _CSV = (
     *("baseline", "group", "metric", "unit", "baseline_mean", "group_mean", "scale", "value"),

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.metrics.catalog import find
-from ergmeter.metrics.gpu_use import gpu_use
+from ergmeter.metrics.evidence.gpu_use import gpu_use
 from ergmeter.metrics.summarize import settings_of
 from ergmeter.records import Missing
 from ergmeter.runlog.headers import training_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import FormatError
-from ergmeter.runlog.collection import labels_of
+from ergmeter.runlog.manage.labels import labels_of
 from ergmeter.units import printable
 
 if TYPE_CHECKING:

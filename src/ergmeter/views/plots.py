@@ -9,21 +9,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable, PluginError, UsageError
-from ergmeter.metrics.explain import explain
-from ergmeter.views.html.figure_charts import IDS as FIGURES
-from ergmeter.views.html.figure_charts import figure_charts
-from ergmeter.views.html.palette import config, painted
-from ergmeter.views.html.time_axis import NEAREST
-from ergmeter.views.html.time_charts import IDS as ON_TIME
-from ergmeter.views.html.time_charts import time_charts
+from ergmeter.metrics.explain.waterfall import explain
+from ergmeter.views.charts.palette import config, painted
+from ergmeter.views.charts.run_charts import IDS as FIGURES
+from ergmeter.views.charts.run_charts import figure_charts
+from ergmeter.views.charts.time_axis import NEAREST
+from ergmeter.views.charts.time_charts import IDS as ON_TIME
+from ergmeter.views.charts.time_charts import time_charts
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from types import ModuleType
 
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Summary
-    from ergmeter.views.html.charts import Chart
+    from ergmeter.views.charts.chart import Chart
 
 KINDS = (*ON_TIME, *FIGURES)
 FORMATS = ("svg", "png")

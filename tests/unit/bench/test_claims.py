@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.cells import Claim
-from ergmeter.bench.claims import broken, check
+from ergmeter.bench.execute.expectations import broken, check
+from ergmeter.bench.plan.cells import Claim
 
 RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "weights_dtype": None}
 

@@ -12,36 +12,36 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import datastage
-from ergmeter.bench.cells import Plan
+from ergmeter.bench.plan import data
+from ergmeter.bench.plan.cells import Plan
 from ergmeter.errors import FormatError
 
 # Says when it makes the data, and takes its time for it.
 DRIVER = """
 import json, sys, time
 from pathlib import Path
-from ergmeter.bench import datastage, dataforms
-from ergmeter.bench.cells import Plan
-loaded = dataforms.loaded
+from ergmeter.bench.plan import data
+from ergmeter.bench.plan.cells import Plan
+loaded = data.loaded
 def slowly(*names, **options):
     with open("made", "a") as file:
         file.write("x")
     time.sleep(1.0)
     return loaded(*names, **options)
-dataforms.loaded = slowly
+data.loaded = slowly
 Path(f"ready-{sys.argv[2]}").touch()
 while not Path("go").exists():
     time.sleep(0.01)
 job = json.loads(sys.argv[1])
-datastage.prepare(Plan("s", (), settings={"data": [job]}), Path("data"))
+data.prepare(Plan("s", (), settings={"data": [job]}), Path("data"))
 """
 
 
-def job(stanza: dict[str, Any] | None = None, **more: Any) -> datastage.Job:
+def job(stanza: dict[str, Any] | None = None, **more: Any) -> data.Job:
     known: dict[str, Any] = {
         "model": "org/a-b", "response_template": None, "text_field": None, "as_pairs": False,
     }  # fmt: skip
-    return datastage.job({"dataset_name": "org/data", **(stanza or {})}, **{**known, **more})
+    return data.job({"dataset_name": "org/data", **(stanza or {})}, **{**known, **more})
 
 
 def test_no_two_wishes_have_one_file(tmp_path: Path) -> None:
@@ -82,15 +82,15 @@ def test_data_that_changed_is_other_data(tmp_path: Path) -> None:
     after = job({"dataset_name": str(path)})
     assert before.file != after.file
     for made in (before, after):
-        plan = Plan("s", (), settings={"data": [datastage.to_json(made)]})
-        datastage.prepare(plan, tmp_path / "data")
+        plan = Plan("s", (), settings={"data": [data.to_json(made)]})
+        data.prepare(plan, tmp_path / "data")
     there = {path.name for path in (tmp_path / "data").iterdir()}
     assert {before.file, after.file} <= there
 
 
 def test_drivers_that_come_at_once_make_it_once(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "1"}\n' * 50)
-    wanted = datastage.to_json(job({"dataset_name": "rows.jsonl"}))
+    wanted = data.to_json(job({"dataset_name": "rows.jsonl"}))
     drivers = [
         subprocess.Popen([sys.executable, "-c", DRIVER, json.dumps(wanted), str(one)], cwd=tmp_path)
         for one in range(3)
@@ -108,9 +108,9 @@ def test_drivers_that_come_at_once_make_it_once(tmp_path: Path) -> None:
 
 def test_one_that_failed_leaves_no_lock(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
-    wanted = datastage.to_json(job({"dataset_name": str(tmp_path / "rows.jsonl")}))
+    wanted = data.to_json(job({"dataset_name": str(tmp_path / "rows.jsonl")}))
     plan = Plan("s", (), settings={"data": [wanted]})
     for _ in range(2):
         with pytest.raises(FormatError, match="holds no example"):
-            datastage.prepare(plan, tmp_path / "data")
+            data.prepare(plan, tmp_path / "data")
     assert list((tmp_path / "data").iterdir()) == []

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ergmeter.bench import exports, results, tables
+from ergmeter.bench.results import results, tables
+from ergmeter.compat.fms import exports
 from tests.unit.bench.rows import row
 
 Erg = Callable[..., tuple[int, str, str]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.axes import UnevenBatch, shared
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.plan import plan
+from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.plan.expand import UnevenBatch, shared
+from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import UsageError
 
 DEFAULTS = """

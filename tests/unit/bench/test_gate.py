@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import results
-from ergmeter.bench.comparing import TOGETHER, Options, compare
-from ergmeter.bench.gate import Gate, gate
-from ergmeter.bench.overview import overview
-from ergmeter.bench.rules import noise, rule
-from ergmeter.bench.tables import as_table
+from ergmeter.bench.gate.comparing import TOGETHER, Options, compare
+from ergmeter.bench.gate.gate import Gate, gate
+from ergmeter.bench.gate.rules import noise, rule
+from ergmeter.bench.results import results
+from ergmeter.bench.results.overview import overview
+from ergmeter.bench.results.tables import as_table
 from ergmeter.errors import UsageError
-from ergmeter.views import bench_compare, bench_report
+from ergmeter.views.bench import compare as bench_compare
+from ergmeter.views.bench import report
 from tests.unit.bench.rows import noisy, repeats, row
 
 SPEED = "tokens_per_s -3%"
@@ -405,7 +406,7 @@ def test_a_cell_has_one_name_in_report_and_gate() -> None:
             for n in (2, 4)
         ]
     )
-    names = [line[0] for line in bench_report.lines(overview(table))]
+    names = [line[0] for line in report.lines(overview(table))]
     assert [pair.name for pair in compare(table, table).paired.pairs] == names
     assert names == ["batch 2", "batch 4"]
     by = compare(table, table, options=Options(by=("scenario",)))

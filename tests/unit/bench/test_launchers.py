@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options
+from ergmeter.bench.execute.launching import Options
+from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
 
 slurm = pytest.importorskip("ergmeter.bench.launchers.slurm", exc_type=ImportError)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench.needs import lack
-from ergmeter.bench.plan import plan
+from ergmeter.bench.plan.needs import lack
+from ergmeter.bench.plan.plan import plan
 
 Erg = Callable[..., tuple[int, str, str]]
 AXES = {"effective_batch_size": [4, 8], "num_gpus": [1], "packing": [False], "max_seq_len": [64]}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench import opening, state
-from ergmeter.bench.cells import Cell, Plan
-from ergmeter.bench.outcome import Outcome
+from ergmeter.bench.execute import results_directory, state
+from ergmeter.bench.execute.outcome import Outcome
+from ergmeter.bench.plan.cells import Cell, Plan
 from ergmeter.errors import UsageError
 
 HOLD = """
@@ -22,7 +22,7 @@ fcntl.flock(file, fcntl.LOCK_EX)
 print(flush=True)
 input()
 """
-AGAIN = opening.Opening(resume=True)
+AGAIN = results_directory.Opening(resume=True)
 
 
 def cell(index: int, x: int = 1, *, repeat: int = 1, **more: Any) -> Cell:
@@ -58,7 +58,7 @@ def numbered(found: Plan) -> list[tuple[int, object, int]]:
 def out(tmp_path: Path) -> Path:
     """Two cells, both done."""
     path = tmp_path / "results"
-    opening.opened(path, plan(cell(0, 1), cell(1, 2)), opening.Opening())
+    results_directory.opened(path, plan(cell(0, 1), cell(1, 2)), results_directory.Opening())
     ended(path, 0, 1)
     return path
 
@@ -66,24 +66,24 @@ def out(tmp_path: Path) -> Path:
 def test_more_repeats_and_more_values_come_after_what_is_there(out: Path) -> None:
     # As a plan of three values in two repeats numbers them: x=3 would take the place of nothing.
     wanted = plan(*(cell(n + 3 * r, n + 1, repeat=r + 1) for r in (0, 1) for n in (0, 1, 2)))
-    taken = opening.opened(out, wanted, AGAIN)
+    taken = results_directory.opened(out, wanted, AGAIN)
     assert numbered(taken) == [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 1, 2), (4, 2, 2), (5, 3, 2)]
     assert taken.warnings == (f"4 cells added to {out}: exp_2 to exp_5",)
     assert numbered(Plan.read(out / "plan.json")) == numbered(taken)
     # A value in front of the others takes no number away.
-    first = opening.opened(out, plan(cell(0, 0), cell(1, 1), cell(2, 2)), AGAIN)
+    first = results_directory.opened(out, plan(cell(0, 0), cell(1, 1), cell(2, 2)), AGAIN)
     assert numbered(first) == [(6, 0, 1), (0, 1, 1), (1, 2, 1)]
     assert len(Plan.read(out / "plan.json").cells) == 7
 
 
 def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:
-    opening.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3), cell(3, 4)), AGAIN)
+    results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3), cell(3, 4)), AGAIN)
     before = (out / "plan.json").read_bytes()
-    some = opening.opened(out, plan(cell(0, 1)), AGAIN)
+    some = results_directory.opened(out, plan(cell(0, 1)), AGAIN)
     said = f"3 further cells of {out} were not asked for and stay as they are (2 not ended)"
     assert some.warnings == (said,)
     ended(out, 2, 3)
-    one = opening.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3)), AGAIN)
+    one = results_directory.opened(out, plan(cell(0, 1), cell(1, 2), cell(2, 3)), AGAIN)
     assert one.warnings == (f"1 further cell of {out} was not asked for and stays as it is",)
     assert (out / "plan.json").read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:
 def test_why_none_of_the_cells_is_there_is_said(out: Path, other: dict[str, Any], why: str) -> None:
     given = dict(other)
     x = given.pop("x", 1)
-    taken = opening.opened(out, plan(cell(0, x, **given), cell(1, x + 1, **given)), AGAIN)
+    taken = results_directory.opened(out, plan(cell(0, x, **given), cell(1, x + 1, **given)), AGAIN)
     assert taken.warnings == (
         f"none of the 2 cells asked for is in {out}: {why} makes them others;"
         " they are added as exp_2 to exp_3",
@@ -112,7 +112,7 @@ def test_why_none_of_the_cells_is_there_is_said(out: Path, other: dict[str, Any]
 
 def test_a_directory_that_is_in_no_plan_is_not_written_into(out: Path) -> None:
     (out / "exp_7").mkdir()
-    assert numbered(opening.opened(out, plan(cell(0, 3)), AGAIN)) == [(8, 3, 1)]
+    assert numbered(results_directory.opened(out, plan(cell(0, 3)), AGAIN)) == [(8, 3, 1)]
 
 
 def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
@@ -122,7 +122,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
         driver = dataclasses.asdict(state.Process.of(other.pid))
         state.write_json(out / state.DRIVER, driver)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
-            opening.opened(out, plan(cell(0, 3)), AGAIN)
+            results_directory.opened(out, plan(cell(0, 3)), AGAIN)
     finally:
         other.kill()
         other.wait()
@@ -132,7 +132,7 @@ def test_nothing_is_added_while_another_drives_it(out: Path) -> None:
         assert taking.stdout is not None
         taking.stdout.readline()
         with pytest.raises(UsageError, match="another process is taking up"):
-            opening.opened(out, plan(cell(0, 3)), AGAIN)
+            results_directory.opened(out, plan(cell(0, 3)), AGAIN)
         taking.communicate(b"\n")
     assert (out / "plan.json").read_bytes() == before
 
@@ -152,10 +152,12 @@ def test_cut_off_before_or_after_the_plan_is_written_nothing_is_lost(
 
         patched.setattr(Path, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
-            opening.opened(out, wanted, AGAIN)
+            results_directory.opened(out, wanted, AGAIN)
     assert (out / "plan.json").read_bytes() == before
-    first = opening.opened(out, wanted, AGAIN)  # and is gone before a cell has its directory
-    again = opening.opened(out, wanted, AGAIN)
+    first = results_directory.opened(
+        out, wanted, AGAIN
+    )  # and is gone before a cell has its directory
+    again = results_directory.opened(out, wanted, AGAIN)
     assert numbered(again) == numbered(first) == [(0, 1, 1), (1, 2, 1), (2, 3, 1)]
     assert again.warnings == ()
     assert state.read(out / "exp_2").status == "pending"
@@ -164,9 +166,9 @@ def test_cut_off_before_or_after_the_plan_is_written_nothing_is_lost(
 def test_a_new_directory_that_was_cut_off_before_its_plan_is_begun_anew(tmp_path: Path) -> None:
     out = tmp_path / "results"
     out.mkdir()
-    opening.claim_driver(out)
-    assert numbered(opening.opened(out, plan(cell(0, 1)), AGAIN)) == [(0, 1, 1)]
+    results_directory.claim_driver(out)
+    assert numbered(results_directory.opened(out, plan(cell(0, 1)), AGAIN)) == [(0, 1, 1)]
     (out / "plan.json").unlink()
     (out / "thesis.tex").touch()
     with pytest.raises(UsageError, match=r"has no plan\.json, so it can't be resumed"):
-        opening.opened(out, plan(cell(0, 1)), AGAIN)
+        results_directory.opened(out, plan(cell(0, 1)), AGAIN)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.outcome import Said, outcome, telling, tracebacks
+from ergmeter.bench.execute.outcome import Said, outcome, telling, tracebacks
 
 TRACEBACK = """\
 Traceback (most recent call last):

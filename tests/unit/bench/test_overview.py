@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.overview import of_repeats, overview, spread
-from ergmeter.bench.tables import as_table
-from ergmeter.views import bench_report
+from ergmeter.bench.results.overview import of_repeats, overview, spread
+from ergmeter.bench.results.tables import as_table
+from ergmeter.views.bench import report
 from tests.unit.bench.rows import row
 
 
@@ -41,7 +41,7 @@ def test_the_spread_is_the_comparisons_interval_and_of_two_both() -> None:
 
 
 def lines(*rows: dict[str, Any]) -> list[tuple[str, ...]]:
-    return bench_report.lines(overview(as_table(list(rows))))
+    return report.lines(overview(as_table(list(rows))))
 
 
 def test_two_scenarios_with_one_command_are_two_rows() -> None:
@@ -64,14 +64,12 @@ def test_figures_of_runs_that_did_not_end_well_are_marked() -> None:
         row(index=1, group="b", scenario="b", tokens_per_s=7.0),
     )
     assert (cut[2], cut[6], ok[2]) == ("5!", "2!", "7")
-    notes = bench_report.notes(
-        overview(as_table([row(status="cancelled", tokens_per_s=5.0, group="a")]))
-    )
+    notes = report.notes(overview(as_table([row(status="cancelled", tokens_per_s=5.0, group="a")])))
     assert "figures marked ! are of runs that did not end well" in notes
 
 
 def test_names_are_no_markup_in_a_markdown_report() -> None:
     made = [row(index=i, group=str(i), scenario=f"<img src=x>|{i}") for i in (0, 1)]
-    text = bench_report.markdown(overview(as_table(made)))
+    text = report.markdown(overview(as_table(made)))
     assert "<img" not in text
     assert "| &lt;img src=x&gt;\\|0 |" in text

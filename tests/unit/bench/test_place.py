@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ergmeter.bench.place import Gone, Place
+from ergmeter.bench.execute.moved_directory import Gone, Place
 from ergmeter.cli.main import main
 
 

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from rich.console import Console
 
-from ergmeter.bench import datastage
-from ergmeter.bench.cells import Plan
-from ergmeter.bench.durations import Known, estimate, known
-from ergmeter.bench.plan import plan
+from ergmeter.bench.plan import data as datastage
+from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.durations import Known, estimate, known
+from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench_plan import document, shown
+from ergmeter.views.bench.plan import document, shown
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios" / "scenarios.yaml"
 TEXT = "### Instruction:\n{0}\n\n### Response:"

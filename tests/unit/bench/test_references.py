@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench import references, results
+from ergmeter.bench.results import references, results
 from ergmeter.errors import FormatError
 
 MIB = 2**20

@@ -12,12 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from ergmeter.bench import exports, results, smi
-from ergmeter.bench.cells import Cell, Value
-from ergmeter.bench.overview import overview
-from ergmeter.bench.schema import SCHEMA
+from ergmeter.bench.execute import nvidia_smi_logger
+from ergmeter.bench.plan.cells import Cell, Value
+from ergmeter.bench.results import results
+from ergmeter.bench.results.overview import overview
+from ergmeter.bench.results.schema import SCHEMA
+from ergmeter.compat.fms import exports
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views import bench_report
+from ergmeter.views.bench import report
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S100 = 100 * 10**9
@@ -98,7 +100,7 @@ def test_a_figure_that_is_not_there_is_in_the_report_with_its_reason(tmp_path: P
     add_cell(tmp_path, 2, status="oom", reason="CUDA out of memory")
     why = "the run is shorter than its warm-up: 4 steps in 8 s, warm-up 60 s"
     assert json.loads(rows(tmp_path)[0]["missing"])["tokens_per_s"] == why
-    text = bench_report.markdown(overview(results.table(tmp_path)))
+    text = report.markdown(overview(results.table(tmp_path)))
     # One line for both cells, though the second has 5 steps in 10 s.
     assert f"- no tokens/s, /device, samples/s, loss in all 2 cells that are ok: {why}\n" in text
     assert text.count("shorter than its warm-up") == 1
@@ -223,7 +225,7 @@ def test_memory_of_both_ways_is_in_the_row(tmp_path: Path) -> None:
     }
     path = add_cell(tmp_path, 0, results_={**TRAINED, **said})
     log = "index, memory.used [MiB]\n0, 1 MiB\n1, 1 MiB\n0, 3 MiB\n1, 5 MiB\n"
-    (path / smi.LOG).write_text(log)
+    (path / nvidia_smi_logger.LOG).write_text(log)
     (row,) = rows(tmp_path)
     assert row["memory_hf_alloc_bytes"] == 115
     assert row["memory_hf_peak_bytes"] == 165
@@ -315,7 +317,7 @@ def test_a_report_tells_cells_on_one_node_from_those_on_two(tmp_path: Path) -> N
         path = add_cell(tmp_path, index, results_=TRAINED)
         said = json.loads((path / "cell.json").read_text())
         (path / "cell.json").write_text(json.dumps({**said, "nodes": nodes}))
-    text = bench_report.markdown(overview(results.table(tmp_path)))
+    text = report.markdown(overview(results.table(tmp_path)))
     assert "| nodes 1 | ok | 4096\\* |" in text
     assert "| nodes 2 | ok | 8192\\* |" in text
 
@@ -331,12 +333,12 @@ def test_a_report_averages_repeats_marks_padding_and_names_what_failed(tmp_path:
     claims = [{"name": "attention", "held": False, "seen": "sdpa"}]
     add_cell(tmp_path, 2, results_=TRAINED, claims=claims)
     found = results.table(tmp_path)
-    text = bench_report.markdown(overview(found))
+    text = report.markdown(overview(found))
     assert "| ok | 4096\\* | - | 2048\\* | 4 | 1.5 | - | 100 s |" in text
     assert "cell 1: oom: CUDA out of memory" in text
     assert "cell 2 is not what it says: attention: sdpa" in text
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(bench_report.page(overview(found)))
+    console.print(report.page(overview(found)))
     assert "3 cells  2 ok  1 oom" in console.export_text()
 
 

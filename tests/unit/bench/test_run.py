@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench import launching, monitor, state
-from ergmeter.bench.cells import Cell, Plan
+from ergmeter.bench.execute import driver, launching, state
 from ergmeter.bench.launchers.local import LocalLauncher
-from ergmeter.views import bench_run
+from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.views.bench import run
 
 Erg = Callable[..., tuple[int, str, str]]
 
@@ -145,16 +145,16 @@ def cell(index: int) -> Cell:
 
 
 def test_a_cool_down_is_told_once(tmp_path: Path) -> None:
-    progress = monitor.Progress(Plan("s", (cell(0), cell(1))), cool_down_s=15.0)
+    progress = driver.Progress(Plan("s", (cell(0), cell(1))), cool_down_s=15.0)
     progress.states = {0: state.State(status="ok"), 1: state.State()}
     told: dict[int, str] = {0: "ok"}
 
     def news() -> list[str]:
-        return list(bench_run.news(progress, told, ["x"], out=tmp_path))
+        return list(run.news(progress, told, ["x"], out=tmp_path))
 
     progress.rests_s = 14.2
     assert [news(), news()] == [["cooling down for 14.2 s"], []]
-    shown = bench_run.counts(progress.counts, rests_s=progress.rests_s).plain
+    shown = run.counts(progress.counts, rests_s=progress.rests_s).plain
     assert shown == "1 of 2 cells ended: 1 ok, 1 pending; cooling down, 14.2 s"
     progress.rests_s = 0.0
     assert news() == []
@@ -186,7 +186,7 @@ def test_the_launcher_says_how_long_it_rests(
 def test_the_time_that_is_left_has_the_cool_downs_in_it() -> None:
     attempt = {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:00:10+00:00"}
     done = state.State(status="ok", attempts=(attempt,))
-    progress = monitor.Progress(Plan("s", tuple(map(cell, range(3)))), cool_down_s=15.0)
+    progress = driver.Progress(Plan("s", tuple(map(cell, range(3)))), cool_down_s=15.0)
     progress.states = {0: done, 1: state.State(), 2: state.State()}
     assert progress.eta_s == 2 * (10 + 15)
     progress.states[1] = state.State(status="running")
@@ -200,7 +200,7 @@ def test_a_cell_that_runs_says_for_how_long() -> None:
     assert running.lasted_s is None
     began = {**running.attempts[0], "started": "2026-01-01T00:00:00+00:00"}
     long_ago = state.State(status="running", attempts=(began,))
-    (shown,) = bench_run.table([(cell(0), long_ago)], []).columns[2].cells
+    (shown,) = run.table([(cell(0), long_ago)], []).columns[2].cells
     assert str(shown).endswith(" so far")
     assert (
         state.State(status="pending", attempts=({**began, "ended": began["started"]},)).lasted_s

@@ -20,14 +20,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench import launching, monitor, opening, state
-from ergmeter.bench.cells import Cell, Claim, Plan
+from ergmeter.bench.execute import driver, launching, results_directory, state
+from ergmeter.bench.execute.launching import Options
+from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.outcome import Outcome
+from ergmeter.bench.execute.process import kernel_kills
 from ergmeter.bench.launchers.local import LocalLauncher
-from ergmeter.bench.launching import Options
-from ergmeter.bench.outcome import Outcome
-from ergmeter.bench.place import Place
-from ergmeter.bench.process import kernel_kills
-from ergmeter.cli.bench import command
+from ergmeter.bench.plan.cells import Cell, Claim, Plan
+from ergmeter.cli.compare.bench import command
 from ergmeter.errors import UsageError
 
 WAIT_S = 60.0
@@ -67,17 +67,17 @@ def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
     return dataclasses.replace(made, id=made.digest(repeat))
 
 
-def opened(out: Path, plan: Plan, *, resume: bool = False) -> monitor.Progress:
-    kept = opening.opened(out, plan, opening.Opening(resume=resume))
-    return monitor.prepare(out, kept)
+def opened(out: Path, plan: Plan, *, resume: bool = False) -> driver.Progress:
+    kept = results_directory.opened(out, plan, results_directory.Opening(resume=resume))
+    return driver.prepare(out, kept)
 
 
 def driven(out: Path, plan: Plan, *, resume: bool = False, jobs: int = 3) -> list[int]:
     """Run what is left of a plan; which cells that was."""
     progress = opened(out, plan, resume=resume)
-    cells = monitor.remaining(out, progress, seed=0)
+    cells = driver.remaining(out, progress, seed=0)
     with Place(out) as at:
-        assert monitor.drive(at, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
+        assert driver.drive(at, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
     return [one.index for one, _ in cells]
 
 
@@ -213,11 +213,11 @@ def test_failed_cells_run_again_if_asked_and_what_they_left_is_kept(tmp_path: Pa
     plan = Plan("s", (cell(0, code), cell(1, PROGRAMS["oom"]), cell(2, "print()")))
     driven(out, plan)
     progress = opened(out, plan, resume=True)
-    monitor.reopened(out, progress, ("error", "timeout"))
-    cells = monitor.remaining(out, progress, seed=0)
+    driver.reopened(out, progress, ("error", "timeout"))
+    cells = driver.remaining(out, progress, seed=0)
     assert [one.index for one, _ in cells] == [0]
     with Place(out) as at:
-        assert monitor.drive(at, progress, cells, LocalLauncher(Options()), lambda _: None)
+        assert driver.drive(at, progress, cells, LocalLauncher(Options()), lambda _: None)
     said = read(out, 0, "status.json")
     assert [one["status"] for one in said["attempts"]] == ["error", "ok"]
     assert (out / "exp_0" / "attempt_1" / "results.json").exists()
@@ -256,9 +256,9 @@ def test_two_runners_do_not_work_on_one_cell(tmp_path: Path) -> None:
         assert is_ours
         with state.claimed(folder) as is_ours_too:
             assert not is_ours_too
-        assert not monitor._write_off(folder)  # a runner that has just begun
+        assert not driver._write_off(folder)  # a runner that has just begun
         assert state.read(folder).status == "pending"
-    assert monitor._write_off(folder)
+    assert driver._write_off(folder)
     assert state.read(folder).status == "cancelled"
 
 
@@ -274,7 +274,7 @@ def test_keys_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def runner(folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "ergmeter.bench.runner", str(folder)])
+    return subprocess.Popen([sys.executable, "-m", "ergmeter.bench.execute.runner", str(folder)])
 
 
 def eventually(condition: Any) -> None:
@@ -346,7 +346,7 @@ def test_what_slurm_never_started_is_said_where_to_look_for(tmp_path: Path) -> N
     opened(tmp_path / "out", Plan("s", (cell(0, ""),)))
     (tmp_path / "out" / "slurm").mkdir()
     (tmp_path / "out" / "exp_0" / "job").write_text("12_0")
-    assert monitor._write_off(tmp_path / "out" / "exp_0")
+    assert driver._write_off(tmp_path / "out" / "exp_0")
     said = read(tmp_path / "out", 0, "status.json")["reason"]
     assert said == (
         f"it was not started (see the job's log in {tmp_path / 'out' / 'slurm'}); --resume runs it"
@@ -373,9 +373,9 @@ def test_another_process_with_the_number_is_not_taken_for_the_runner(tmp_path: P
     ):
         state.write(out / "exp_0", state.State().begun(gone))
         progress = opened(out, plan, resume=True)
-        assert [c.index for c, _ in monitor.remaining(out, progress, seed=0)] == [0]
+        assert [c.index for c, _ in driver.remaining(out, progress, seed=0)] == [0]
     state.write(out / "exp_0", state.State().begun(alive))
-    assert monitor.remaining(out, opened(out, plan, resume=True), seed=0) == []
+    assert driver.remaining(out, opened(out, plan, resume=True), seed=0) == []
 
 
 def test_a_runner_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
@@ -396,8 +396,8 @@ def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) 
     plan = Plan("s", (cell(0, "print()"),))
     driven(out, plan)
     with pytest.raises(UsageError, match="--resume"):
-        opening.opened(out, plan, opening.Opening())
-    opening.opened(out, plan, opening.Opening(move_aside=True))
+        results_directory.opened(out, plan, results_directory.Opening())
+    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     (aside,) = [path for path in tmp_path.iterdir() if path != out]
     assert {path.name for path in aside.glob("exp_*")} == {"exp_0"}
     assert list(out.glob("exp_*")) == []
@@ -412,12 +412,12 @@ def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
         claimed = dataclasses.asdict(state.Process.of(other.pid))
         state.write_json(out / state.DRIVER, claimed)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
-            opening.opened(out, plan, opening.Opening(move_aside=True))
+            results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     finally:
         other.kill()
         other.wait()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    opening.opened(out, plan, opening.Opening(move_aside=True))
+    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -457,7 +457,8 @@ def test_a_cell_whose_directory_is_deleted_ends_and_leaves_nothing(tmp_path: Pat
     out = tmp_path / "out"
     opened(out, Plan("s", (cell(0, PROGRAMS["hang"]),)))
     first = subprocess.Popen(
-        [sys.executable, "-m", "ergmeter.bench.runner", str(out / "exp_0")], stderr=subprocess.PIPE
+        [sys.executable, "-m", "ergmeter.bench.execute.runner", str(out / "exp_0")],
+        stderr=subprocess.PIPE,
     )
     eventually(lambda: state.read(out / "exp_0").child is not None)
     child = state.read(out / "exp_0").child
@@ -486,14 +487,14 @@ def test_a_directory_is_not_moved_from_under_jobs_in_the_queue(
         (out / f"exp_{index}" / "job").write_text(name)
     monkeypatch.setenv("PATH", str(programs))
     with pytest.raises(UsageError, match=f"exp_1's job {job} .*squeue can't be asked"):
-        opening.opened(out, plan, opening.Opening(move_aside=True))
+        results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     squeue = programs / "squeue"
     squeue.write_text("#!/bin/sh\necho '122_0 erg-bench-cd34'\necho '123_3 erg-bench-ab12'\n")
     squeue.chmod(0o755)
     with pytest.raises(UsageError, match=f"exp_1's job {job} may be queued: --resume"):
-        opening.opened(out, plan, opening.Opening(move_aside=True))
+        results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     squeue.write_text("#!/bin/sh\necho '122_0 erg-bench-cd34'\n")
-    opening.opened(out, plan, opening.Opening(move_aside=True))
+    results_directory.opened(out, plan, results_directory.Opening(move_aside=True))
     assert not (out / "exp_1").exists()
 
 
@@ -503,7 +504,7 @@ def test_cells_that_differ_in_a_key_alone_are_both_resumed(tmp_path: Path) -> No
     plan = Plan("s", (one, other))
     assert one.id == other.id
     opened(tmp_path / "out", plan)
-    taken = opening.opened(tmp_path / "out", plan, opening.Opening(resume=True))
+    taken = results_directory.opened(tmp_path / "out", plan, results_directory.Opening(resume=True))
     assert [(made.index, made.scenario) for made in taken.cells] == [
         (0, one.scenario),
         (1, "other"),
@@ -511,18 +512,18 @@ def test_cells_that_differ_in_a_key_alone_are_both_resumed(tmp_path: Path) -> No
 
 
 def test_two_drivers_do_not_run_one_directory(tmp_path: Path) -> None:
-    opening.claim_driver(tmp_path)
-    opening.claim_driver(tmp_path)  # ourselves
+    results_directory.claim_driver(tmp_path)
+    results_directory.claim_driver(tmp_path)  # ourselves
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         claimed = dataclasses.asdict(state.Process.of(other.pid))
         state.write_json(tmp_path / state.DRIVER, claimed)
         with pytest.raises(UsageError, match=f"process {other.pid} is running"):
-            opening.claim_driver(tmp_path)
+            results_directory.claim_driver(tmp_path)
     finally:
         other.kill()
         other.wait()
-    opening.claim_driver(tmp_path)
+    results_directory.claim_driver(tmp_path)
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers())
@@ -532,8 +533,8 @@ def test_every_round_has_each_cell_once(configurations: int, repeats: int, seed:
         for n in range(configurations)
         for repeat in range(1, repeats + 1)
     ]
-    drawn = monitor.order(cells, seed=seed)
-    assert drawn == monitor.order(reversed(cells), seed=seed)
+    drawn = driver.order(cells, seed=seed)
+    assert drawn == driver.order(reversed(cells), seed=seed)
     for number in range(repeats):
         part = drawn[number * configurations : (number + 1) * configurations]
         assert {one.repeat for one in part} == {number + 1}

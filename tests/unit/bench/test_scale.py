@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from ergmeter.bench import planfile
-from ergmeter.bench.cells import Cell, Plan, Value
-from ergmeter.bench.tables import ROWS
+from ergmeter.bench.plan import plan as planfile
+from ergmeter.bench.plan.cells import Cell, Plan, Value
+from ergmeter.bench.results.tables import ROWS
 from ergmeter.errors import FormatError
 
 Erg = Callable[..., tuple[int, str, str]]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench.cells import Cell, Claim
-from ergmeter.bench.constraints import BadCondition, Condition
-from ergmeter.bench.plan import plan
-from ergmeter.bench.problems import Problems
+from ergmeter.bench.plan.cells import Cell, Claim
+from ergmeter.bench.plan.constraints import BadCondition, Condition
+from ergmeter.bench.plan.plan import plan
+from ergmeter.bench.plan.problems import Problems
 from ergmeter.errors import UsageError
 
 ADAPTERS: dict[str, Any] = {

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench import state
+from ergmeter.bench.execute import state
 from ergmeter.errors import UsageError
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"

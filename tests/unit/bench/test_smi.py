@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ergmeter.bench import results, smi, state
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.memory import BYTES_PER_MIB, smi_log
+from ergmeter.bench.execute import nvidia_smi_logger, state
+from ergmeter.bench.plan.cells import Cell
+from ergmeter.bench.results import results
+from ergmeter.bench.results.memory import BYTES_PER_MIB, smi_log
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import Sample
 from tests.runs import GPU, add_writer, even_steps, make_run
@@ -106,32 +107,34 @@ def eventually(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-def made(tmp_path: Path, code: str, query: smi.Query | None, **more: Any) -> Path:
+def made(tmp_path: Path, code: str, query: nvidia_smi_logger.Query | None, **more: Any) -> Path:
     """The directory of a cell that has not run."""
     directory = tmp_path / "results" / "exp_0"
     directory.mkdir(parents=True)
-    words = ("{python}", "-c", code, "{run}", "{out}/" + smi.LOG)
+    words = ("{python}", "-c", code, "{run}", "{out}/" + nvidia_smi_logger.LOG)
     cell = Cell(0, "id0", "s", {}, num_gpus=2, repeat=1, command=words, **more)
     (directory / state.CELL).write_text(json.dumps(cell.to_json()))
     if query is not None:
-        smi.ask(directory.parent, query)
+        nvidia_smi_logger.ask(directory.parent, query)
     return directory
 
 
 def runner(directory: Path) -> subprocess.Popen[bytes]:
     with (directory / "runner.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "ergmeter.bench.runner", str(directory)], stdout=log, stderr=log
+            [sys.executable, "-m", "ergmeter.bench.execute.runner", str(directory)],
+            stdout=log,
+            stderr=log,
         )
 
 
-def ran(tmp_path: Path, code: str, query: smi.Query | None, **more: Any) -> Path:
+def ran(tmp_path: Path, code: str, query: nvidia_smi_logger.Query | None, **more: Any) -> Path:
     directory = made(tmp_path, code, query, **more)
     assert runner(directory).wait(WAIT_S) == 0
     return directory
 
 
-OFTEN = smi.Query(interval_s=0.02)
+OFTEN = nvidia_smi_logger.Query(interval_s=0.02)
 
 
 def test_each_device_counts_from_what_it_held_before_the_cell(
@@ -157,18 +160,20 @@ def test_each_device_counts_from_what_it_held_before_the_cell(
 def test_asked_for_plainly_it_is_the_command_that_fms_starts(
     tmp_path: Path, scripted: Path
 ) -> None:
-    ran(tmp_path, "print()", smi.Query())
+    ran(tmp_path, "print()", nvidia_smi_logger.Query())
     said = (scripted / "words").read_text()
     assert said == "--query-gpu=timestamp,name,index,memory.used --format=csv --loop=1"
 
 
 def test_any_keywords_and_any_interval_are_logged(tmp_path: Path, scripted: Path) -> None:
-    query = smi.Query(smi.parsed("uuid, power.draw utilization.gpu"), 0.25)
+    query = nvidia_smi_logger.Query(
+        nvidia_smi_logger.parsed("uuid, power.draw utilization.gpu"), 0.25
+    )
     directory = ran(tmp_path, "print()", query)
     words = (scripted / "words").read_text().split()
     assert words[0] == "--query-gpu=uuid,power.draw,utilization.gpu,index,memory.used"
     assert words[-1] == "--loop-ms=250"
-    log = smi_log(directory / smi.LOG)
+    log = smi_log(directory / nvidia_smi_logger.LOG)
     assert log.columns["GPU-1"]["power.draw"][0] == "61.05 W"
     assert results.collect(directory)["memory_nvidia_ids"] == "GPU-0 GPU-1"
 
@@ -240,7 +245,7 @@ def test_without_it_the_cell_runs_and_its_columns_say_why_they_are_empty(
 ) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    directory = ran(tmp_path, "print()", smi.Query())
+    directory = ran(tmp_path, "print()", nvidia_smi_logger.Query())
     row = results.collect(directory)
     why = "there is no nvidia-smi on this machine's PATH"
     assert row["status"] == "ok"
@@ -254,7 +259,7 @@ def test_without_it_the_cell_runs_and_its_columns_say_why_they_are_empty(
 
 @pytest.mark.usefixtures("scripted")
 def test_a_keyword_that_it_does_not_know_is_the_reason(tmp_path: Path) -> None:
-    directory = ran(tmp_path, "print()", smi.Query(("memory.usd",)))
+    directory = ran(tmp_path, "print()", nvidia_smi_logger.Query(("memory.usd",)))
     row = results.collect(directory)
     assert row["status"] == "ok"
     why = json.loads(row["missing"])["memory_nvidia_mean_bytes"]
@@ -287,7 +292,7 @@ def test_nvml_stands_in_for_a_log_and_says_so(
 ) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    directory = ran(tmp_path, "print()", smi.Query())
+    directory = ran(tmp_path, "print()", nvidia_smi_logger.Query())
     held = [
         Sample(n * 10**9, GPU.id, memory_bytes=of) for n, of in enumerate((5 * GB, 9 * GB, 7 * GB))
     ]
@@ -341,11 +346,13 @@ def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
     tmp_path: Path, scripted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (scripted / "slow").touch()  # 0.7 s between the lines of the first reading
-    monkeypatch.setattr(smi, "_all_gpus", lambda: [("GPU-0", "A100"), ("GPU-1", "A100")])
+    monkeypatch.setattr(
+        nvidia_smi_logger, "_all_gpus", lambda: [("GPU-0", "A100"), ("GPU-1", "A100")]
+    )
     directory = made(tmp_path, "print()", OFTEN)
     around = {name: one for name, one in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    with smi.logged(directory, environment=around):
-        said = (directory / smi.LOG).read_text()
+    with nvidia_smi_logger.logged(directory, environment=around):
+        said = (directory / nvidia_smi_logger.LOG).read_text()
     assert said.count("MiB\n") == 2, said
 
 
@@ -358,7 +365,7 @@ def test_a_cell_that_is_shown_all_devices_waits_for_a_reading_of_each(
 )
 def test_what_it_can_not_be_asked_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        smi.Query(**given)
+        nvidia_smi_logger.Query(**given)
 
 
 ALIKE = [("GPU-a", "A100"), ("GPU-b", "A100")]
@@ -377,7 +384,7 @@ DIFFERENT = [("GPU-a", "T4"), ("GPU-b", "A100")]
 def test_devices_are_named_so_that_both_mean_the_same(
     variables: dict[str, str], gpus: list[tuple[str, str]], named: str
 ) -> None:
-    assert smi.devices(variables, gpus) == named
+    assert nvidia_smi_logger.devices(variables, gpus) == named
 
 
 @pytest.mark.parametrize(
@@ -393,4 +400,4 @@ def test_where_it_is_not_known_which_devices_a_cell_has_none_is_logged(
     variables: dict[str, str], why: str
 ) -> None:
     with pytest.raises(NotMeasurable, match=why):
-        smi.devices(variables, DIFFERENT)
+        nvidia_smi_logger.devices(variables, DIFFERENT)

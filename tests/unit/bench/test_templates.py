@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench import datastage
-from ergmeter.bench.plan import plan
-from ergmeter.bench.templates import filled, template
+from ergmeter.bench.plan import data as datastage
+from ergmeter.bench.plan.plan import plan
+from ergmeter.bench.plan.templates import filled, template
 from ergmeter.errors import UsageError
 
 Erg = Callable[..., tuple[int, str, str]]

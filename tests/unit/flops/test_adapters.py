@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.adapters import Lora, with_adapters
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Graph
+from ergmeter.flops.graph.adapters import Lora, with_adapters
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
 
 H, F, V, L, S, R = 64, 160, 256, 3, 32, 4

@@ -15,13 +15,13 @@ import torch
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from ergmeter.flops.agreement import agreement, part_of
 from ergmeter.flops.analytic import PartFlops, step_flops, total
-from ergmeter.flops.architectures import count_config
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
+from ergmeter.flops.counted.agreement import agreement, part_of
+from ergmeter.flops.counted.built_model import count_config
+from ergmeter.flops.counted.op_totals import Counted
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.tally import Counted
 from tests.unit.flops.architectures import DATA, PUBLISHED, fields, graph
 
 # Their reference code walks a recurrence step by step, so a short sequence is a kindness; and it

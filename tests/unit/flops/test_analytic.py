@@ -12,7 +12,7 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Builder, Graph, Node, gradients, leading_to_loss, trains_all
+from ergmeter.flops.graph.graph import Builder, Graph, Node, gradients, leading_to_loss, trains_all
 from ergmeter.flops.models import model_graph
 
 H, F, V, L, HEADS, KV, S, N = 64, 160, 256, 2, 4, 2, 32, 3

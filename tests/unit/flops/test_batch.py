@@ -10,7 +10,7 @@ from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch, Sequences
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Attention
+from ergmeter.flops.graph.graph import Attention
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import step_work

@@ -10,9 +10,8 @@ import pytest
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config, read_config
-from ergmeter.flops.defaults import transformers_version
-from ergmeter.flops.graph import Attention
+from ergmeter.flops.config import Config, read_config, transformers_version
+from ergmeter.flops.graph.graph import Attention
 from ergmeter.flops.models import NOT_READ, known_families, model_graph
 
 LLAMA: dict[str, Any] = {

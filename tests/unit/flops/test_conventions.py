@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
 from ergmeter.flops.conventions import CONVENTIONS, convention
-from ergmeter.flops.graph import Graph
+from ergmeter.flops.graph.adapters import Lora
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.sizes import sizes
 from ergmeter.flops.work import Training, step_work
-from ergmeter.views import conventions as view
+from ergmeter.views.calculate import conventions as view
 
 LLAMA_8B = {
     "model_type": "llama",

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
-from ergmeter.flops import counted as module
 from ergmeter.flops.analytic import PartFlops
-from ergmeter.flops.architectures import count_config
-from ergmeter.flops.counted import Counted, Counter, count
+from ergmeter.flops.counted import count as module
+from ergmeter.flops.counted.built_model import count_config
+from ergmeter.flops.counted.count import Counted, Counter, count
 
 transformers: Any = hf
 HIDDEN, LAYERS, HEADS, KEYS, FEED, WORDS = 64, 3, 4, 2, 160, 256

@@ -15,21 +15,21 @@ import pytest
 
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.berts import ENCODERS
 from ergmeter.flops.config import Config
-from ergmeter.flops.families import DECODERS
-from ergmeter.flops.graph import Attention, Linear
-from ergmeter.flops.images import IMAGES
+from ergmeter.flops.families.berts import ENCODERS
+from ergmeter.flops.families.decoders import DECODERS
+from ergmeter.flops.families.images import IMAGES
+from ergmeter.flops.families.seq2seq import SEQ2SEQ
+from ergmeter.flops.families.vision_families import VISION
+from ergmeter.flops.graph.graph import Attention, Linear
+from ergmeter.flops.graph.vision import LANGUAGE_ALONE
 from ergmeter.flops.models import known_families, model_graph
-from ergmeter.flops.seeing import VISION
-from ergmeter.flops.seq2seq import SEQ2SEQ
-from ergmeter.flops.vision import LANGUAGE_ALONE
 from tests.unit.flops.family_cases import CASES, TEXT, TWO, Case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.graph import Graph, Node
+    from ergmeter.flops.graph.graph import Graph, Node
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 torch = pytest.importorskip("torch")

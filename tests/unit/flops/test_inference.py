@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Graph
+from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import step_work
 

@@ -18,10 +18,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from ergmeter import Meter
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.counted import count
+from ergmeter.flops.counted.count import count
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.live import described, model_work
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training, step_work

@@ -8,10 +8,10 @@ import pytest
 import torch
 import transformers
 
-from ergmeter.flops.backward import SOFTMAX_TENSORS
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.memory import Kernels, Memory, Setup, step_memory
+from ergmeter.flops.estimate.backward_peak import SOFTMAX_TENSORS
+from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training
 from tests.unit.flops.live_storages import step_peaks

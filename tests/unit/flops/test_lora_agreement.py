@@ -18,11 +18,11 @@ from transformers import (
 )
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.adapters import Lora, with_adapters
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.counted import count
+from ergmeter.flops.counted.count import count
+from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.models import model_graph
 
 BATCH, SEQ = 2, 32

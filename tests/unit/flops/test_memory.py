@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.estimate import CUBLAS_BYTES
-from ergmeter.flops.memory import Kernels, Memory, Parallel, Setup, step_memory
+from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
+from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, step_memory
+from ergmeter.flops.estimate.optimizer import OPTIMIZERS
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.source import read_graph
-from ergmeter.flops.states import OPTIMIZERS
 from ergmeter.flops.work import Training
 
 BILLION = "hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab={vocab}"

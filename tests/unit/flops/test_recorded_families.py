@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.estimate import CUBLAS_BYTES
-from ergmeter.flops.memory import Kernels, Memory, Setup, step_memory
+from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
+from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training
 

@@ -15,10 +15,10 @@ import torch
 import transformers
 from torch.autograd.graph import saved_tensors_hooks
 
-from ergmeter.flops.adapters import Lora
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.memory import Kernels, Setup, step_memory
+from ergmeter.flops.estimate.memory import Kernels, Setup, step_memory
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import Training
 

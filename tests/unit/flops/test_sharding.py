@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.memory import Kernels, Memory, Parallel, Setup, step_memory
+from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, step_memory
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_graph
 from ergmeter.flops.work import Training

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.graph import Attention, Graph
+from ergmeter.flops.graph.graph import Attention, Graph
 from ergmeter.flops.source import read_graph, read_model
 
 LLAMA = {

@@ -12,7 +12,7 @@ from transformers.optimization import Adafactor
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.memory import Setup, step_memory
+from ergmeter.flops.estimate.memory import Setup, step_memory
 from ergmeter.flops.models import model_graph
 from tests.unit.flops.live_storages import LiveStorages
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.adapters import Lora, with_adapters
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.checkpoint import storage_of
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Graph, Linear
+from ergmeter.flops.estimate.storage import KEPT, Storage, kept_as
+from ergmeter.flops.estimate.weight_format import storage_of
+from ergmeter.flops.graph.adapters import Lora, with_adapters
+from ergmeter.flops.graph.graph import Graph, Linear
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.storage import KEPT, Storage, kept_as
-from ergmeter.flops.traffic import forward_traffic
+from ergmeter.flops.work import forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 

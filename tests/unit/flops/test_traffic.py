@@ -9,10 +9,10 @@ import pytest
 
 from ergmeter.flops.batch import Batch
 from ergmeter.flops.config import Config
-from ergmeter.flops.graph import Attention, Graph
+from ergmeter.flops.estimate.storage import ASSUMED
+from ergmeter.flops.graph.graph import Attention, Graph
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.storage import ASSUMED
-from ergmeter.flops.traffic import Traffic, forward_traffic
+from ergmeter.flops.work import Traffic, forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 T5 = {

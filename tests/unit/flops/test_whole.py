@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ergmeter.flops.counted.unsharded import sizes, spread_by, whole_parameters
 from ergmeter.flops.live import described
-from ergmeter.flops.whole import sizes, spread_by, whole_parameters
 from ergmeter.runlog.settings import Settings
 
 

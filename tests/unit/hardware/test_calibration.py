@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.cli.calibrate import kept
+from ergmeter.cli.measure.calibrate import kept
 from ergmeter.errors import FormatError
 from ergmeter.hardware.calibration import (
     Calibration,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ergmeter.hardware import built_in_devices
-from ergmeter.views import hardware as view
+from ergmeter.views.calculate import hardware as view
 
 ROOT = Path(__file__).parents[3]
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import ergmeter.hlo
-from ergmeter.hlo import memo, module
+from ergmeter.hlo import files, module
 
 HERE = Path(ergmeter.hlo.__file__).parent
 
@@ -23,6 +23,6 @@ def test_the_compiled_reader_knows_the_same_opcodes() -> None:
 
 
 def test_a_change_of_any_source_makes_memos_void() -> None:
-    names = {source.name for source in memo.sources()}
+    names = {source.name for source in files.sources()}
     assert names == {path.name for path in HERE.iterdir() if path.is_file()}
     assert "scan.c" in names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.bars import bar
+from ergmeter.importers.engine.progress_bar import bar
 from ergmeter.importers.keyvalue import KeyValueImporter
 from tests.unit.importers.captured import marks, steps
 from tests.unit.importers.printed import live

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ergmeter.importers import columns, folding, log, logfile
+from ergmeter.importers import log, logfile
+from ergmeter.importers.engine import columns, folding
 from ergmeter.importers.log import LogRun, read_log
 from ergmeter.records import FloatArray, Reading
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ergmeter.importers.engine.names import of_evaluation
 from ergmeter.importers.keyvalue import KeyValueImporter
-from ergmeter.importers.labels import of_evaluation
 from ergmeter.records import Record
 from tests.unit.importers.captured import marks, reported, steps
 from tests.unit.importers.printed import S, from_file, live

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.dialect import Dialect
-from ergmeter.importers.keyvalue import KeyValueImporter
-from ergmeter.importers.layouts import Layouts
+from ergmeter.importers.engine.dialect import Dialect
+from ergmeter.importers.keyvalue import KeyValueImporter, Layouts
 
 LEARNT = "2026-11-15 10:00:00,123 step: 7 loss: 2.31 tokens=4096 dt: 12ms mfu: 31.5% run_3"
 

@@ -9,8 +9,7 @@ import pytest
 
 from ergmeter.errors import FormatError
 from ergmeter.importers.importing import ImportedRun, Request, import_log
-from ergmeter.importers.nvidia_smi import NvidiaSmiImporter
-from ergmeter.importers.nvidia_smi_csv import Row
+from ergmeter.importers.nvidia_smi import NvidiaSmiImporter, Row
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading, Result, Sample
 from ergmeter.runlog.reader import Run

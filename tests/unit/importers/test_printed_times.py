@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ergmeter.importers.pairs import is_step_line, pairs
+from ergmeter.importers.engine.pairs import is_step_line, pairs
 from ergmeter.records import Reported
 from tests.unit.importers.captured import marks, reported, steps
 from tests.unit.importers.printed import S, from_file, live

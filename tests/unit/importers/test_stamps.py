@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergmeter.importers.engine.timestamps import stamp_ns
 from ergmeter.importers.keyvalue import KeyValueImporter
-from ergmeter.importers.stamps import stamp_ns
 from tests.unit.importers.captured import marks, steps
 from tests.unit.importers.programs import from_file
 

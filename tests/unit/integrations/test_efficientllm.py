@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ergmeter.errors import UsageError
-from ergmeter.integrations import efficientllm, guard
-from ergmeter.integrations.efficientllm import (
+from ergmeter.compat import efficientllm
+from ergmeter.compat.efficientllm import (
     MetricsCollector,
     finalize_efficientllm_metrics,
     get_efficientllm_collector,
@@ -21,6 +20,8 @@ from ergmeter.integrations.efficientllm import (
     model_compression_ratio,
     should_log_metrics,
 )
+from ergmeter.errors import UsageError
+from ergmeter.integrations import guard
 from ergmeter.meter import Meter
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading

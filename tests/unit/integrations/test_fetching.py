@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ergmeter.integrations.fetching import Fetch, now_on
+from ergmeter.integrations.device_fetch import Fetch, now_on
 
 
 def test_numbers_of_torch_come_in_their_order_and_whole() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from ergmeter import Meter
 from ergmeter.errors import UsageError
-from ergmeter.metrics.layout import in_words
+from ergmeter.metrics.definitions.tokens import told
+from ergmeter.metrics.evidence.token_ranks import in_words
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.metrics.tokens import told
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 

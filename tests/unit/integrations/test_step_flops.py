@@ -868,7 +868,7 @@ def test_a_failure_of_our_own_is_the_reason(
     def fails(*_: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("ergmeter.integrations.torch_calls._spec", fails)
+    monkeypatch.setattr("ergmeter.integrations.torch.calls._spec", fails)
     model = Linear()
     found = counted(trained(model, loss=lambda: model(torch.randn(ROWS, WIDTH)).sum()))
     assert found.flops is None

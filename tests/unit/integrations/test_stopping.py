@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ergmeter import Meter, Run
-from ergmeter.integrations.stopping import Stopping
+from ergmeter.integrations.guard import Stopping
 from tests.ports import free_port
 
 
@@ -42,7 +42,7 @@ def test_ranks_that_cant_be_asked_train_on_and_a_mark_says_so(
 
     with Meter(tmp_path / "run", **STOPS) as meter:
         stopping = Stopping(meter)
-        monkeypatch.setattr("ergmeter.integrations.stopping.world_size", lambda: 2)
+        monkeypatch.setattr("ergmeter.integrations.guard.world_size", lambda: 2)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
         monkeypatch.setattr(torch.distributed, "get_backend", lambda: "odd")
         monkeypatch.setattr(torch.distributed, "all_reduce", refusing)
@@ -57,7 +57,7 @@ RANKS = """
 import math, os, sys, time
 import torch.distributed as dist
 from ergmeter import Meter
-from ergmeter.integrations.stopping import Stopping
+from ergmeter.integrations.guard import Stopping
 
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ergmeter.integrations import torch_around
+from ergmeter.integrations.torch import patches
 
 
 class Growing(dict[str, Any]):
@@ -37,8 +37,8 @@ def test_modules_that_come_while_they_are_gone_through_are_no_error(
     with pytest.raises(RuntimeError, match="changed size"):
         list(Growing(a=1, b=2).items())
     loaded = Growing({"builtins": SimpleNamespace(), "home": home, "holder": holder})
-    monkeypatch.setattr(torch_around, "sys", SimpleNamespace(modules=loaded))
-    torch_around._replace(holder, "save", save, timed)
+    monkeypatch.setattr(patches, "sys", SimpleNamespace(modules=loaded))
+    patches._replace(holder, "save", save, timed)
     assert holder.save is timed
     assert home.save is timed
     assert home.other == 1

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from ergmeter.errors import UsageError
+from ergmeter.integrations.torch.steps import Loop
 from ergmeter.integrations.torch_loop import Watched, watch
-from ergmeter.integrations.torch_steps import Loop
 from ergmeter.integrations.training import Training
-from ergmeter.meter import Meter, measuring
+from ergmeter.meter import Meter, active_meters
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import Run
 
@@ -239,7 +239,7 @@ def test_an_optimizer_where_a_dead_one_was_begins_a_training_of_its_own(
         made.append(Training(out=tmp_path / f"run{len(made)}", probes=[]))
         return made[-1]
 
-    monkeypatch.setattr("ergmeter.integrations.torch_steps.id", lambda _: 7, raising=False)
+    monkeypatch.setattr("ergmeter.integrations.torch.steps.id", lambda _: 7, raising=False)
     loop = Loop(make)
     for _ in range(2):
         model = Small()
@@ -362,19 +362,19 @@ def test_after_it_has_made_way_a_loop_is_told_again(tmp_path: Path) -> None:
     made: list[Training] = []
 
     def make() -> Training | None:
-        if measuring.meters():
+        if active_meters.meters():
             return None
         made.append(Training(out=tmp_path / f"hook-{len(made)}", probes=[], looks_on=True))
         return made[-1]
 
     model = Small()
     optimizer = sgd(model)
-    loop = Loop(make, is_told=lambda: bool(measuring.meters()), root=model)
+    loop = Loop(make, is_told=lambda: bool(active_meters.meters()), root=model)
     handle = optimizer.register_step_post_hook(loop.stepped)
     for turn in range(9):
         meter = Meter(tmp_path / "own", probes=[]).start() if turn == 3 else None
         if turn == 6:
-            measuring.meters()[0].close()
+            active_meters.meters()[0].close()
         model(ids()).sum().backward()
         optimizer.step()
         assert meter is None or loop.training is None or loop.training.failed

@@ -13,11 +13,15 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ergmeter.compat.training_monitor.functions import (
+    TrainingMonitor,
+    calculate_mfu_with_profiler,
+    knowledge,
+)
+from ergmeter.compat.training_monitor.log_file import TrainingLog
+from ergmeter.compat.training_monitor.metrics import Masked
+from ergmeter.compat.training_monitor.settings import MonitorSettings
 from ergmeter.integrations import guard
-from ergmeter.integrations.monitor import TrainingMonitor, calculate_mfu_with_profiler, knowledge
-from ergmeter.integrations.monitor_figures import Masked
-from ergmeter.integrations.monitor_log import TrainingLog
-from ergmeter.integrations.monitor_settings import MonitorSettings
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import Run

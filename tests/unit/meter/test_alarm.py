@@ -18,10 +18,10 @@ import pytest
 
 from ergmeter import Budget, Meter, Run, UsageError
 from ergmeter.meter import notices
-from ergmeter.meter.alarm import Alarm, AlertPlan
-from ergmeter.metrics.alert_rules import all_parsed
-from ergmeter.metrics.alerts import Alert, Judge
-from ergmeter.metrics.following import Following
+from ergmeter.meter.alert_watch import Alarm, AlertPlan
+from ergmeter.metrics.alerts.judge import Alert, Judge
+from ergmeter.metrics.alerts.rules import all_parsed
+from ergmeter.metrics.live.follow import Following
 from ergmeter.records import Mark, Reading, Step
 from ergmeter.runlog.settings import Settings
 from tests.runs import add_writer, make_run
@@ -317,7 +317,7 @@ def test_a_judge_that_fails_is_one_mark_of_its_own_and_no_part_of_the_record_is_
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("of all things")
 
-    monkeypatch.setattr("ergmeter.meter.alarm.EVERY_S", 0.05)
+    monkeypatch.setattr("ergmeter.meter.alert_watch.EVERY_S", 0.05)
     monkeypatch.setattr(Alarm, "_begun", broken)
     meter, _ = trained(tmp_path / "run", steps=60)
     assert marks(tmp_path / "run", "alarm_failed") == ["ZeroDivisionError: of all things"]
@@ -338,8 +338,10 @@ def test_what_judging_costs_is_part_of_what_we_cost(
             pass
         look(alarm, is_last=is_last)
 
-    monkeypatch.setattr("ergmeter.meter.alarm.EVERY_S", 0.05)
-    monkeypatch.setattr("ergmeter.meter.alarm._STOP_S", 60.0)  # however long it waits for a core
+    monkeypatch.setattr("ergmeter.meter.alert_watch.EVERY_S", 0.05)
+    monkeypatch.setattr(
+        "ergmeter.meter.alert_watch._STOP_S", 60.0
+    )  # however long it waits for a core
     monkeypatch.setattr(Alarm, "_look", dear)
     meter, _ = trained(tmp_path / "run", steps=60)
     (spent,) = Run.open(tmp_path / "run").series("cpu_s").values()
@@ -386,7 +388,7 @@ def test_a_relative_rule_without_a_median_is_told_of_at_the_end_and_not_before(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """45 s, of which there are four stretches of 10 s, in more steps than a rule is waited for."""
-    monkeypatch.setattr("ergmeter.meter.alarm._SOME_STEPS", 5)
+    monkeypatch.setattr("ergmeter.meter.alert_watch._SOME_STEPS", 5)
     rule, told = "tokens_per_s < -20%", list[Mark]()
     run = make_run(tmp_path / "run")
     steps = [Step(n * 10**9, (n + 1) * 10**9, tokens_computed=10, index=n) for n in range(45)]

@@ -12,8 +12,8 @@ import pytest
 
 from ergmeter import Meter
 from ergmeter.meter import handover
-from ergmeter.meter.claim import Claim
-from ergmeter.meter.opening import _Duty
+from ergmeter.meter.device_claim import Claim
+from ergmeter.meter.run_plan import _Duty
 from ergmeter.runlog.reader import Run
 from tests.unit.probes.tools import is_running, tool
 

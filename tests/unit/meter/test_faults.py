@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ergmeter import Flops, Meter, Run, UsageError
-from ergmeter.meter import handover, measuring
+from ergmeter.meter import active_meters, handover
 from ergmeter.meter.pending_steps import PendingSteps
 from ergmeter.records import Mark
 from ergmeter.runlog.dropped import dropped_steps
@@ -271,16 +271,16 @@ class TestClose:
         gc.collect()
         with pytest.raises(UsageError, match="another Meter is measuring"):
             meter_in(tmp_path / "b").start()
-        measuring._close_all()
+        active_meters._close_all()
         assert Run.open(tmp_path / "a").status == "finished"
         assert writing_threads() == 0
-        assert measuring.meters() == ()
+        assert active_meters.meters() == ()
 
     def test_many_meters_leave_one_hook_of_each_kind(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         hooks: list[object] = []
-        monkeypatch.setattr(measuring, "_hooked", {"finalizer"})
+        monkeypatch.setattr(active_meters, "_hooked", {"finalizer"})
         monkeypatch.setattr(atexit, "register", hooks.append)
         monkeypatch.setattr(os, "register_at_fork", lambda **kinds: hooks.extend(kinds.values()))
         for number in range(3):
@@ -300,7 +300,7 @@ class TestClose:
         meter.close()
         assert Run.open(tmp_path / "run").status == "failed (interrupted)"
         assert Run.open(tmp_path / "run").count("steps") == 1
-        assert measuring.meters() == ()
+        assert active_meters.meters() == ()
         with meter_in(tmp_path / "next"):
             pass
 
@@ -342,7 +342,7 @@ class TestClose:
         said = capsys.readouterr().err
         assert "the disk has not answered for" in said
         assert "the end of the run is missing, with 0 rows of steps" in said
-        assert measuring.meters() == ()
+        assert active_meters.meters() == ()
         answers.set()
         until(lambda: writing_threads() == 0)
 

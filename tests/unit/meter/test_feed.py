@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ergmeter import Meter, Run, UsageError
-from ergmeter.meter import feed
+from ergmeter.meter import sink_feed
 from ergmeter.records import Reading
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def test_updates_hold_every_step_once_and_the_last_is_of_the_whole_run(tmp_path:
 def test_a_sink_that_fails_is_offered_the_same_update_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "_RETRY_S", (0.01,))
-    monkeypatch.setattr(feed, "_RETRY_LAST_S", 0.01)
+    monkeypatch.setattr(sink_feed, "_RETRY_S", (0.01,))
+    monkeypatch.setattr(sink_feed, "_RETRY_LAST_S", 0.01)
     sink = Kept(fail=down_twice)
     marks = trained(tmp_path / "run", sink)
     assert marks["sink_failed"] == ["kept: ConnectionError: refused; trying again"]
@@ -103,8 +103,8 @@ def test_a_sink_that_fails_is_offered_the_same_update_again(
 def test_one_sink_for_which_there_is_no_hope_leaves_the_others_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "STOP_S", 1.0)
-    monkeypatch.setattr(feed, "_RETRY_LAST_S", 0.05)
+    monkeypatch.setattr(sink_feed, "STOP_S", 1.0)
+    monkeypatch.setattr(sink_feed, "_RETRY_LAST_S", 0.05)
 
     def refuses(_call: int) -> None:
         raise UsageError("no such project: 'x'")
@@ -135,7 +135,7 @@ def test_a_sink_whose_library_is_missing_says_what_to_install(
 def test_a_sink_that_blocks_holds_up_neither_the_steps_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "STOP_S", 0.5)
+    monkeypatch.setattr(sink_feed, "STOP_S", 0.5)
     stuck = threading.Event()
     blocked, good = Kept("blocked", lambda _call: stuck.wait(60)), Kept("good")
     began = time.monotonic()
@@ -151,8 +151,8 @@ def test_a_sink_that_blocks_holds_up_neither_the_steps_nor_the_end(
 def test_what_piles_up_before_a_dead_server_is_bounded_and_what_was_lost_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "MAX_WAITING", 1)
-    monkeypatch.setattr(feed, "_RETRY_S", (0.05,))
+    monkeypatch.setattr(sink_feed, "MAX_WAITING", 1)
+    monkeypatch.setattr(sink_feed, "_RETRY_S", (0.05,))
 
     began_s = time.monotonic()
 
@@ -193,7 +193,7 @@ def test_steps_take_as_long_with_a_dead_and_a_blocked_sink_as_without(
 ) -> None:
     """Turns of both in one run. A step of some 0.3 ms that waited for a sink would take a hundred
     times as long; three times is what a shared machine may do."""
-    monkeypatch.setattr(feed, "STOP_S", 0.05)
+    monkeypatch.setattr(sink_feed, "STOP_S", 0.05)
     stuck = threading.Event()
 
     def median_step_s(turn: int, *sinks: Kept) -> float:
@@ -225,7 +225,7 @@ def test_a_wrong_option_is_refused_at_once_and_a_text_is_no_list(tmp_path: Path)
 def test_a_sink_whose_library_is_not_here_is_told_of_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ergmeter.sinks.declared.find_spec", lambda _name: None)
+    monkeypatch.setattr("ergmeter.sinks.shared.options.find_spec", lambda _name: None)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.delitem(sys.modules, "ergmeter.sinks.prometheus", raising=False)
     with Meter(tmp_path / "run", probes=(), sinks=["prometheus"]) as meter:
@@ -252,16 +252,16 @@ def test_what_making_figures_for_sinks_costs_is_part_of_what_we_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """0.2 s of CPU time each, on the thread that feeds: twice at least, with the last."""
-    fed = feed.Feed._feed
+    fed = sink_feed.Feed._feed
 
-    def dear(one: feed.Feed, *, is_last: bool) -> None:
+    def dear(one: sink_feed.Feed, *, is_last: bool) -> None:
         until_s = time.thread_time() + 0.2
         while time.thread_time() < until_s:
             pass
         fed(one, is_last=is_last)
 
-    monkeypatch.setattr(feed, "STOP_S", 60.0)  # however long it waits for a core
-    monkeypatch.setattr(feed.Feed, "_feed", dear)
+    monkeypatch.setattr(sink_feed, "STOP_S", 60.0)  # however long it waits for a core
+    monkeypatch.setattr(sink_feed.Feed, "_feed", dear)
     trained(tmp_path / "run", Kept(), steps=100)
     (spent,) = Run.open(tmp_path / "run").series("cpu_s").values()
     assert spent.values[-1] >= 0.4

@@ -17,8 +17,8 @@ import pytest
 
 from ergmeter import Budget, Flops, Meter, Reading, Run, UsageError
 from ergmeter.meter import Around
-from ergmeter.metrics.ahead import ahead
-from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.live.eta import ahead
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import PHASES
 from ergmeter.runlog.format import RUN_VARIABLE

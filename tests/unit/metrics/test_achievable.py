@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from ergmeter.hardware.calibration import Calibration, Rate
-from ergmeter.metrics.achievable import (
+from ergmeter.metrics.definitions.achievable import (
     ACHIEVABLE,
     BANDWIDTH_OF_ACHIEVABLE,
     OF_ACHIEVABLE,
     OF_PEAK,
 )
-from ergmeter.metrics.compute import MFU
+from ergmeter.metrics.definitions.compute import MFU
 from ergmeter.records import Device, Flops
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, reading, reason

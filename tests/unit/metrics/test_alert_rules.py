@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.alert_rules import (
+from ergmeter.metrics.alerts.rules import (
     DEFAULT,
     EXAMPLES,
     Rule,

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergmeter.metrics.alert_rules import all_parsed
-from ergmeter.metrics.alerts import MAX_ONSETS, Alert, Judge, Rows
-from ergmeter.metrics.following import Following
+from ergmeter.metrics.alerts.judge import MAX_ONSETS, Alert, Judge, Rows
+from ergmeter.metrics.alerts.rules import all_parsed
+from ergmeter.metrics.live.follow import Following
 from ergmeter.records import Device, Sample, Step
 from ergmeter.runlog.settings import Settings
 from tests.runs import GPU, add_writer, even_steps, make_run

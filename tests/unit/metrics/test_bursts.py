@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from ergmeter.metrics.power import counter_curve, power_curve
-from ergmeter.metrics.shape import span_shape
-from ergmeter.metrics.steps import Steps
+from ergmeter.metrics.energy.counter_interpolation import span_shape
+from ergmeter.metrics.energy.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.evidence.steps import Steps
 from ergmeter.records import PHASES, Sample, Step
-from ergmeter.runlog.joining import Series
+from ergmeter.runlog.merge import Series
 from tests.runs import GPU, reading, run_of
 
 DATA = Path(__file__).parents[2] / "data" / "h200_bursts"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics import carbon
+from ergmeter.metrics.definitions import carbon
 from ergmeter.metrics.summarize import evidence_of, settings_of
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run

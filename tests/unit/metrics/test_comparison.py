@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ergmeter.compare.comparison import Comparison, Options, Pair, compare
+from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError
-from ergmeter.metrics.comparison import Comparison, Options, Pair, compare
-from ergmeter.metrics.entries import Entry, Found
-from ergmeter.metrics.ratios import PAIRED, WELCH
-from ergmeter.metrics.verdicts import Verdict
 from ergmeter.records import Missing, Reading, Result
+from ergmeter.stats.ratio import PAIRED, WELCH
 
 RATE, JOULES, MEMORY = (
     "throughput.tokens_per_s",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.metrics.compute import (
+from ergmeter.metrics.definitions.compute import (
     ALL_WORK,
     BANDWIDTH,
     FLOPS_PER_S,
@@ -22,7 +22,7 @@ from ergmeter.metrics.compute import (
     compute_results,
     percent,
 )
-from ergmeter.metrics.peaks import Peak, declared_peak, device_peak, table_peak
+from ergmeter.metrics.definitions.peaks import Peak, declared_peak, device_peak, table_peak
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Flops, Missing, Reading, Sample, WorkPart
 from ergmeter.runlog.reader import Run

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics import cost
+from ergmeter.metrics.definitions import cost
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run

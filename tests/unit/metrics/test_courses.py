@@ -8,12 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ergmeter.compare.entry import Entry
+from ergmeter.compare.grouping import Group
+from ergmeter.compare.run_curves import (
+    AXES,
+    Axis,
+    Course,
+    Courses,
+    Curve,
+    Progress,
+    Traced,
+    courses,
+)
+from ergmeter.compare.sources import found_in
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.courses import Course, Courses, Curve, Traced, courses
-from ergmeter.metrics.entries import Entry
-from ergmeter.metrics.grouping import Group
-from ergmeter.metrics.progress import AXES, Axis, Progress
-from ergmeter.metrics.sources import found_in
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Mark, Missing, Sample, Step
 from ergmeter.runlog.reader import Run

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.metrics.curves import POINTS, Curve
+from ergmeter.metrics.live.frame import POINTS, Curve
 
 
 def test_few_values_are_the_curve() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ergmeter.compare.entry import EVAL_LOSS, fact, why_left_out
+from ergmeter.compare.sources import found_in
+from ergmeter.compare.time_to_loss import ENERGY, TIME, to_target
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.entries import EVAL_LOSS, fact, why_left_out
-from ergmeter.metrics.sources import found_in
-from ergmeter.metrics.targets import ENERGY, TIME, to_target
 from ergmeter.records import Mark, Missing, Reading, Reported, Sample, Step
 from ergmeter.runlog.reader import Run
 from tests.runs import GPU, add_writer, even_steps, make_run

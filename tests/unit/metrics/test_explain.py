@@ -8,9 +8,9 @@ import pytest
 
 from ergmeter.importers.importing import Request, import_log
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.explain import Explanation, explain
-from ergmeter.metrics.explain_device import rungs
-from ergmeter.metrics.explain_flops import peak_said
+from ergmeter.metrics.explain.device import rungs
+from ergmeter.metrics.explain.flops import peak_said
+from ergmeter.metrics.explain.waterfall import Explanation, explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Flops, Missing, Reading
 from ergmeter.runlog.reader import Run

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.metrics.explain import Explanation, explain, levels
-from ergmeter.metrics.explain_device import Rungs
-from ergmeter.metrics.explain_time import TimeSplit, time_split
-from ergmeter.metrics.explain_waits import wait_blocks
+from ergmeter.metrics.explain.device import Rungs
+from ergmeter.metrics.explain.time import TimeSplit, time_split
+from ergmeter.metrics.explain.waits import wait_blocks
+from ergmeter.metrics.explain.waterfall import Explanation, explain, levels
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Device, Flops, Mark, Reading, Sample, Step
 from ergmeter.runlog.reader import Run

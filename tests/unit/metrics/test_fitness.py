@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.explain import explain
-from ergmeter.metrics.findings import Finding
-from ergmeter.metrics.fitness import CHECKS, Fitness, fitness
+from ergmeter.metrics.check.checks import CHECKS, Fitness, fitness
+from ergmeter.metrics.check.finding import Finding
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.metrics.comparison import Comparison, Options, compare
-from ergmeter.metrics.sources import found_in
+from ergmeter.compare.comparison import Comparison, Options, compare
+from ergmeter.compare.sources import found_in
 
 DATA = Path(__file__).parents[2] / "data" / "h200_backends"
 T_975 = {2: 4.303, 3: 3.182}  # by degrees of freedom

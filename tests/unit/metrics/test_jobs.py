@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.jobs import Part, job_id, job_results, jobs
+from ergmeter.compare.jobs import Part, job_id, job_results, jobs
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import job_of, run_header
 from ergmeter.runlog.reader import Run

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics import columns
-from ergmeter.metrics.kept import kept
+from ergmeter.metrics.evidence import samples
+from ergmeter.metrics.evidence.device_cache import kept
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample
 from ergmeter.runlog.reader import Run
@@ -20,7 +20,7 @@ from tests.runs import add_writer, even_steps, make_run
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
 
 
 def evidence() -> Evidence:
@@ -94,7 +94,7 @@ def test_the_power_of_a_node_is_read_once_for_all_metrics_and_checks(
         read[self.path.parent.name] += "power_w" in names
         return columns_by_device(self, names, **how)
 
-    monkeypatch.setattr(columns, "KEPT", 1)
+    monkeypatch.setattr(samples, "KEPT", 1)
     monkeypatch.setattr(Segment, "columns_by_device", counted)
     found = summarize(Run.open(run)).readings
     # 300, 400 and 500 W for 20 s.

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.lately import lately, whole
+from ergmeter.metrics.live.recent_window import lately, whole
 from ergmeter.records import Reading, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from tests import runs

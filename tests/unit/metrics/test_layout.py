@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ergmeter.metrics.definitions.tokens import positions_per_token
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.tokens import positions_per_token
 from ergmeter.records import Flops, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings

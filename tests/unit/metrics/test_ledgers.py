@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import FormatError
-from ergmeter.metrics.ledgers import is_ledger, read_ledger
 from ergmeter.records import Missing, Reading
 
 DOCUMENTED = (

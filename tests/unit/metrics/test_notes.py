@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.notes import _impossible, _short
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark, Reading, Result, Window

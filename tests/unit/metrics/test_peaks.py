@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.peaks import NoPeak, Peak, declared_peak, device_peak, table_peak
+from ergmeter.metrics.definitions.peaks import NoPeak, Peak, declared_peak, device_peak, table_peak
 
 A100 = "a100-sxm-40gb, a100-sxm-80gb, a100-pcie-40gb, a100-pcie-80gb"
 

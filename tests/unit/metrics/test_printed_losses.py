@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from ergmeter.metrics.alert_rules import all_parsed
-from ergmeter.metrics.alerts import Alert, Judge
-from ergmeter.metrics.following import Following
-from ergmeter.metrics.sources import found_in
+from ergmeter.compare.sources import found_in
+from ergmeter.metrics.alerts.judge import Alert, Judge
+from ergmeter.metrics.alerts.rules import all_parsed
+from ergmeter.metrics.breakdown.timeline import loss_line
+from ergmeter.metrics.live.follow import Following
+from ergmeter.metrics.live.frame import Frame, Watching
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.timeline import loss_line
-from ergmeter.metrics.watching import Frame, Watching
 from ergmeter.records import Mark, Step
 from ergmeter.runlog.reader import Run
-from ergmeter.views import terminal, watch
+from ergmeter.views.run import card as terminal
+from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run, reading, reason
 
 S = 10**9

@@ -241,7 +241,9 @@ def test_a_metric_that_fails_is_missing_and_the_others_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10, tokens_computed=1))
-    monkeypatch.setattr("ergmeter.metrics.evidence.Evidence.why_no_device", lambda *_: 1 / 0)
+    monkeypatch.setattr(
+        "ergmeter.metrics.evidence.evidence.Evidence.why_no_device", lambda *_: 1 / 0
+    )
     assert "ZeroDivisionError" in reason(run, "energy.run_j")
     assert reading(run, "throughput.tokens_per_s").value == pytest.approx(1)
 

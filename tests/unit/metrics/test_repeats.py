@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.ratios import contrast
-from ergmeter.metrics.repeats import needed, power, relative, shows
+from ergmeter.stats.power_analysis import needed, power, relative, shows
+from ergmeter.stats.ratio import contrast
 
 
 @pytest.mark.parametrize("is_paired", [False, True])

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.running import Running, Totals
+from ergmeter.metrics.live.totals import Running, Totals
 from ergmeter.records import Device, Missing, Sample, Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run

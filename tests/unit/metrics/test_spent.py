@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.spent import Spent, spent
+from ergmeter.metrics.breakdown.time_breakdown import Spent, spent
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.metrics import selection, steps
-from ergmeter.metrics.amounts import Amounts, Timed
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.spool import Spool
-from ergmeter.metrics.stats import ratio_interval
-from ergmeter.metrics.steps import Spooled, Steps, told, with_lanes
+from ergmeter.metrics.evidence import steps
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.evidence.step_spool import Spool
+from ergmeter.metrics.evidence.step_totals import Amounts, Timed
+from ergmeter.metrics.evidence.steps import Spooled, Steps, told, with_lanes
+from ergmeter.metrics.evidence.window import TrainingWindow
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.window import TrainingWindow
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
+from ergmeter.stats import streaming_quantile
+from ergmeter.stats.intervals import ratio_interval
 from tests.runs import GPU, add_writer, even_steps, make_run
 
 S = 10**9
@@ -35,8 +36,8 @@ def low(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     def lowered() -> None:
         monkeypatch.setattr(steps, "HELD", 10)
-        monkeypatch.setattr(selection, "HELD", 10)
-        monkeypatch.setattr(selection, "_SAMPLE", 40)
+        monkeypatch.setattr(streaming_quantile, "HELD", 10)
+        monkeypatch.setattr(streaming_quantile, "_SAMPLE", 40)
 
     return lowered
 

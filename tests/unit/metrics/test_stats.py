@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ergmeter.metrics.stats import blocks_of, ratio_interval, settled_after, slope_interval, t95
+from ergmeter.stats.intervals import blocks_of, ratio_interval, settled_after, slope_interval, t95
 
 
 def coverage(steps: int, *, correlated: bool) -> float:

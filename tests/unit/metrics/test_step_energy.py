@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.power import counter_curve, power_curve
-from ergmeter.metrics.step_energy import steps_energy
+from ergmeter.metrics.definitions.step_energy import steps_energy
+from ergmeter.metrics.energy.energy_curve import counter_curve, power_curve
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.views.export import export
+from ergmeter.views.run.export import export
 from tests.runs import GPU, add_writer, even_steps, reading, reason, run_of
 
 S = 10**9

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.ahead import ahead
-from ergmeter.metrics.step_times import distribution
+from ergmeter.metrics.breakdown.step_times import distribution
+from ergmeter.metrics.live.eta import ahead
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Step
 from tests.runs import even_steps, reading, run_of

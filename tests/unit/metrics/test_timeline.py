@@ -11,10 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ergmeter.metrics.breakdown.timeline import (
+    bounded,
+    energy_line,
+    line_of,
+    phase_spans,
+    rate,
+    step_line,
+)
 from ergmeter.metrics.summarize import evidence_of
-from ergmeter.metrics.timeline import bounded, energy_line, line_of, phase_spans, rate, step_line
 from ergmeter.records import Device, Mark, Sample, Step
-from ergmeter.runlog.joining import Series
+from ergmeter.runlog.merge import Series
 from tests.runs import GPU, run_of
 
 S = 10**9

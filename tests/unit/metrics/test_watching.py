@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.ahead import ahead
+from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.frame import SO_FAR, Watching
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.watching import SO_FAR, Watching
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.sources import found_in
 from ergmeter.errors import UsageError
-from ergmeter.metrics.comparison import Options, compare
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.explain_time import time_split
-from ergmeter.metrics.sources import found_in
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.evidence.warmup import slow_start
+from ergmeter.metrics.evidence.window import TrainingWindow, intersected
+from ergmeter.metrics.explain.time import time_split
 from ergmeter.metrics.summarize import evidence_of, summarize
-from ergmeter.metrics.warmup import slow_start
-from ergmeter.metrics.window import TrainingWindow, intersected
 from ergmeter.records import Device, Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.format import MARKS_FILE
 from ergmeter.runlog.reader import Run

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.agreement import about_log, is_printed, settled
-from ergmeter.neuron.job import Job
-from ergmeter.neuron.pace import Throughput, throughput
+from ergmeter.neuron.job.agreement import about_log, is_printed, settled
+from ergmeter.neuron.job.job import Job
+from ergmeter.neuron.job.pace import Throughput, throughput
 from tests.unit.neuron.test_figures import job
 
 BARS = Path(__file__).parents[2] / "data" / "logs" / "nxdt_bars.log"

@@ -10,8 +10,14 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.cache import Choice, find_graphs, graph_file, modules_named_in, parse_time
-from ergmeter.neuron.runs import read_graph_runs, runs_of
+from ergmeter.neuron.graph_runs import read_graph_runs, runs_of
+from ergmeter.neuron.job.compile_cache import (
+    Choice,
+    find_graphs,
+    graph_file,
+    modules_named_in,
+    parse_time,
+)
 from tests.unit.neuron.graphs import write
 
 OLD, NEW = "neuronxcc-2.16.372.0+4a9b2326", "neuronxcc-2.18.121.0+9e31e41a"
@@ -113,7 +119,7 @@ def test_modules_are_found_in_a_log_also_across_its_pieces(
     log = tmp_path / "train.log"
     log.write_text(f"{'x' * 50}\nUsing a cached neff at /c/{NEW}/{SECOND}/model.neff. Exiting\n")
     for size in (7, 64, 1 << 20):
-        monkeypatch.setattr("ergmeter.neuron.cache._CHUNK_BYTES", size)
+        monkeypatch.setattr("ergmeter.neuron.job.compile_cache._CHUNK_BYTES", size)
         assert modules_named_in(str(log)) == {SECOND}
     (tmp_path / "train.log.gz").write_bytes(gzip.compress(log.read_bytes()))
     assert modules_named_in(str(tmp_path / "train.log.gz")) == {SECOND}

@@ -13,7 +13,7 @@ from rich.console import Console
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.compare import Comparison, compare
 from ergmeter.neuron.outputs import read_outputs
-from ergmeter.views.analyze_compare import parts
+from ergmeter.views.analyze.compare import parts
 
 
 def original(mfu: float, *, offset: float = 1.0, ratio: float = 0.2, **more: Any) -> dict[str, Any]:

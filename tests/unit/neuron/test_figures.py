@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.flops.adapters import Lora
+from ergmeter.flops.graph.adapters import Lora
 from ergmeter.neuron.figures import Figures, figures
-from ergmeter.neuron.job import Job
-from ergmeter.neuron.machine import machine
-from ergmeter.neuron.pace import Throughput
+from ergmeter.neuron.job.job import Job
+from ergmeter.neuron.job.machine import machine
+from ergmeter.neuron.job.pace import Throughput
 from ergmeter.records import Missing, Reading
 
 LLAMA_8B = Path(__file__).parents[2] / "data" / "configs" / "llama-3.1-8b.json"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.job import read_job
-from ergmeter.neuron.request import Request, check_request
+from ergmeter.neuron.job.job import read_job
+from ergmeter.neuron.job.request import Request, check_request
+from ergmeter.neuron.job.yaml_settings import TrainingFile
 from ergmeter.neuron.score import Baseline
-from ergmeter.neuron.settings import TrainingFile
 
 DATA = {"global_batch_size": 64, "micro_batch_size": 1, "seq_length": 4096}
 

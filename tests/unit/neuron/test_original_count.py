@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from ergmeter.compat.nki_llama.document import analyze_compat
 from ergmeter.neuron.analysis import analyze
 from ergmeter.neuron.compare import compare
-from ergmeter.neuron.compat import analyze_compat
+from ergmeter.neuron.job.request import Request
 from ergmeter.neuron.outputs import read_outputs
-from ergmeter.neuron.request import Request
-from ergmeter.views.analyze import summary_section
+from ergmeter.views.analyze.console import summary_section
 
 DATA = Path(__file__).parents[2] / "data"
 YAML = DATA / "neuron" / "llama3_8b_sft.yaml"

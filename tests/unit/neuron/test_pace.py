@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.pace import Throughput, throughput
+from ergmeter.neuron.job.pace import Throughput, throughput
 from tests.unit.neuron.test_figures import job
 
 

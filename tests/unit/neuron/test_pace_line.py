@@ -8,8 +8,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.importers.log import ParsedLog, read_log
-from ergmeter.neuron.pace import throughput
-from ergmeter.neuron.pace_line import pace_line
+from ergmeter.neuron.job.pace import pace_line, throughput
 from tests.unit.neuron.test_agreement import megatron
 from tests.unit.neuron.test_figures import job
 

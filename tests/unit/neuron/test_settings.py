@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.settings import TrainingFile, Unresolved, read_training_file
+from ergmeter.neuron.job.yaml_settings import TrainingFile, Unresolved, read_training_file
 
 
 def file_of(tmp_path: Path, text: str) -> TrainingFile:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import gpm, nvml
-from ergmeter.probes.nvml import NvmlProbe
+from ergmeter.probes.nvidia import gpm, nvml
+from ergmeter.probes.nvidia.nvml import NvmlProbe
 from tests.nvml.library import Gpu, Library, Script
 from tests.unit.probes.scripted import Open
 

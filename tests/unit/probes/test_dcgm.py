@@ -13,8 +13,9 @@ import pytest
 from ergmeter import sampler
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import cuda_order, dcgm
-from ergmeter.probes.dcgm import DcgmProbe
+from ergmeter.probes.nvidia import dcgm
+from ergmeter.probes.nvidia import visible as cuda_order
+from ergmeter.probes.nvidia.dcgm import DcgmProbe
 from ergmeter.probes.stream import ToolStream
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import default_uuid

@@ -10,8 +10,8 @@ import pynvml
 import pytest
 
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import gpm, nvml
-from ergmeter.probes.nvml import NvmlProbe
+from ergmeter.probes.nvidia import gpm, nvml
+from ergmeter.probes.nvidia.nvml import NvmlProbe
 from ergmeter.records import ACTIVITY, Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import Open, marks

@@ -10,8 +10,8 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import nvml, nvml_gpu
-from ergmeter.probes.nvml import NvmlProbe
+from ergmeter.probes.nvidia import nvml, nvml_gpu
+from ergmeter.probes.nvidia.nvml import NvmlProbe
 from ergmeter.records import Mark, Sample
 from tests.nvml.library import Fault, Gpu, Library, Script, default_uuid
 from tests.unit.probes.scripted import RAMP, Open, counters, gauges, indices, marks

@@ -17,8 +17,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import Probe, ProbeRequest
-from ergmeter.probes.cgroup import cgroup_limits
-from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage
+from ergmeter.probes.process import CpuLedger, ProcessProbe, Usage, cgroup_limits
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ergmeter.recorder.cost import Cost
+from ergmeter.recorder.record import Cost
 
 BUSY = """
 import time

@@ -13,11 +13,10 @@ import pytest
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Mark, Missing, Result, Sample, Step
-from ergmeter.runlog import anonymise as module
-from ergmeter.runlog import collection
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.anonymise import anonymise
-from ergmeter.runlog.private_words import Words
+from ergmeter.runlog.manage import anonymise as module
+from ergmeter.runlog.manage import labels
+from ergmeter.runlog.manage.anonymise import Words, anonymise
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -68,7 +67,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         unavailable={"rapl": "/sys/class/powercap does not exist", "x": "no /home/mallory/lib.so"},
         header={"writer": f"{HOST}-415-56bc", "host": HOST, "boot_id": BOOT},
     )
-    collection.annotate(path, "hush")
+    labels.annotate(path, "hush")
     (path / "figures.csv").write_text("mallory")
     assert list(path.rglob("*.parquet"))
     return path

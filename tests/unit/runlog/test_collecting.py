@@ -15,9 +15,9 @@ import pytest
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark
-from ergmeter.runlog import collecting, collection
-from ergmeter.runlog.collecting import collect
-from ergmeter.runlog.fetching import Place, place_of
+from ergmeter.runlog.manage import collect as collecting
+from ergmeter.runlog.manage import labels as collection
+from ergmeter.runlog.manage.collect import Place, collect, place_of
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 

@@ -14,9 +14,9 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.records import Mark
-from ergmeter.runlog import collection
-from ergmeter.runlog.collection import Wish
-from ergmeter.runlog.directory import run_paths
+from ergmeter.runlog.manage import labels
+from ergmeter.runlog.manage.directory import run_paths
+from ergmeter.runlog.manage.labels import Wish
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -38,17 +38,17 @@ def aged(run: Path, changed_s: float) -> Path:
 
 def test_tags_are_added_once_and_taken_away(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a")
-    assert collection.labels_of(run) == collection.Labels()
-    collection.tag(run, add=["base", "h200", "base"])
-    assert collection.tag(run, add=["good"], remove=["h200"]).tags == ("base", "good")
-    assert collection.labels_of(run).tags == ("base", "good")
+    assert labels.labels_of(run) == labels.Labels()
+    labels.tag(run, add=["base", "h200", "base"])
+    assert labels.tag(run, add=["good"], remove=["h200"]).tags == ("base", "good")
+    assert labels.labels_of(run).tags == ("base", "good")
 
 
 def test_a_note_has_its_time_and_the_run_stays_as_it_was(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a")
     before = (run / "run.json").read_bytes()
-    collection.annotate(run, "the cooler was off")
-    ((at, said),) = collection.annotate(run, "  and on ").notes[1:]
+    labels.annotate(run, "the cooler was off")
+    ((at, said),) = labels.annotate(run, "  and on ").notes[1:]
     assert said == "and on"
     assert abs(datetime.fromisoformat(at).timestamp() - time.time()) < 60
     assert (run / "run.json").read_bytes() == before
@@ -57,14 +57,14 @@ def test_a_note_has_its_time_and_the_run_stays_as_it_was(tmp_path: Path) -> None
 @pytest.mark.parametrize("bad", ["", "a b", "x" * 41, "<b>", "../up"])
 def test_what_is_no_tag_is_refused(tmp_path: Path, bad: str) -> None:
     with pytest.raises(UsageError, match="is no tag"):
-        collection.tag(run_made(tmp_path, "a"), add=[bad])
+        labels.tag(run_made(tmp_path, "a"), add=[bad])
 
 
 def test_labels_that_are_none_are_named(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a")
     (run / "labels.json").write_text("[]")
     with pytest.raises(FormatError, match=r"labels\.json: not the labels"):
-        collection.labels_of(run)
+        labels.labels_of(run)
 
 
 def test_of_a_wish_all_that_is_given_must_hold(tmp_path: Path) -> None:
@@ -72,45 +72,45 @@ def test_of_a_wish_all_that_is_given_must_hold(tmp_path: Path) -> None:
         run_made(tmp_path, name, days_ago=days) for name, days in (("o", 40), ("t", 40), ("n", 1))
     )
     for run in (tagged, new):
-        collection.tag(run, add=["try"])
-    names = [one.path.name for one in collection.chosen(tmp_path, Wish(older_s=30 * 86400.0))]
+        labels.tag(run, add=["try"])
+    names = [one.path.name for one in labels.chosen(tmp_path, Wish(older_s=30 * 86400.0))]
     assert sorted(names) == ["o", "t"]
-    found = collection.chosen(tmp_path, Wish(older_s=30 * 86400.0, tags=("try",)))
+    found = labels.chosen(tmp_path, Wish(older_s=30 * 86400.0, tags=("try",)))
     assert [one.path for one in found] == [tagged]
     assert found[0].age_s == pytest.approx(40 * 86400.0, rel=0.01)
-    size = collection.size_bytes(old)
+    size = labels.size_bytes(old)
     assert size == sum(p.stat().st_size for p in old.rglob("*") if p.is_file())
-    assert collection.chosen(tmp_path, Wish(larger_bytes=10.0 * size)) == []
+    assert labels.chosen(tmp_path, Wish(larger_bytes=10.0 * size)) == []
 
 
 def test_a_wish_for_nothing_is_refused(tmp_path: Path) -> None:
     run_made(tmp_path, "a")
     with pytest.raises(UsageError, match="which runs"):
-        collection.chosen(tmp_path, Wish(newest=1))
+        labels.chosen(tmp_path, Wish(newest=1))
 
 
 def test_a_run_that_is_written_tagged_keep_linked_or_unreadable_stays(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     going = run_made(runs, "going", days_ago=9, closed=False)
     kept = run_made(runs, "kept", days_ago=9)
-    collection.tag(kept, add=["keep"])
+    labels.tag(kept, add=["keep"])
     broken = run_made(runs, "broken", days_ago=9)
     (broken / "run.json").write_text("{")
     (runs / "link").symlink_to(run_made(tmp_path, "elsewhere", days_ago=9))
     wish = Wish(older_s=0.0)
-    why = {one.path.name: one.kept for one in collection.chosen(runs, wish)}
+    why = {one.path.name: one.kept for one in labels.chosen(runs, wish)}
     assert why["going"].startswith("it may be being written")
     assert why["kept"] == "it is tagged keep"
     assert why["broken"].startswith("it can't be read")
     assert why["link"] == "it is a link"
     with pytest.raises(UsageError, match="being written"):
-        collection.remove(going)
+        labels.remove(going)
     assert going.exists()
 
 
 def test_what_is_tagged_keep_stays_even_when_it_is_asked_for_by_that_tag(tmp_path: Path) -> None:
-    collection.tag(run_made(tmp_path, "kept", days_ago=9), add=["keep"])
-    (found,) = collection.chosen(tmp_path, Wish(tags=("keep",)))
+    labels.tag(run_made(tmp_path, "kept", days_ago=9), add=["keep"])
+    (found,) = labels.chosen(tmp_path, Wish(tags=("keep",)))
     assert found.kept == "it is tagged keep"
 
 
@@ -119,9 +119,9 @@ def test_a_run_of_which_one_rank_ended_and_another_goes_on_is_being_written(tmp_
     add_writer(run, marks=[Mark(1, "ended", "failed")])
     aged(run, time.time() - 9 * 86400.0)
     assert Run.open(run).status == "failed"
-    assert collection.may_be_written(Run.open(run))
+    assert labels.may_be_written(Run.open(run))
     with pytest.raises(UsageError, match="may be being written"):
-        collection.remove(run)
+        labels.remove(run)
 
 
 @pytest.mark.parametrize(("silent_s", "may"), [(120.0, True), (7200.0, False)])
@@ -132,8 +132,8 @@ def test_a_writer_of_another_host_is_gone_after_an_hour_of_silence(
     add_writer(run, steps=even_steps(3), closed=False, header={"boot_id": "another"})
     aged(run, time.time() - silent_s)
     assert Run.open(run).status == CUT_OFF
-    assert collection.may_be_written(Run.open(run)) is may
-    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    assert labels.may_be_written(Run.open(run)) is may
+    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
     assert found.kept.startswith("it may be being written") is may
 
 
@@ -142,8 +142,8 @@ def test_a_run_is_as_old_as_its_last_record_and_a_label_is_none(tmp_path: Path) 
     (marks,) = run.rglob("marks.jsonl")
     last_s = time.time() - 2 * 86400.0
     os.utime(marks, (last_s, last_s))
-    collection.tag(run, add=["try"])
-    (found,) = collection.chosen(tmp_path, Wish(tags=("try",)))
+    labels.tag(run, add=["try"])
+    (found,) = labels.chosen(tmp_path, Wish(tags=("try",)))
     assert found.age_s == pytest.approx(2 * 86400.0, rel=0.01)
     assert found.kept == ""
 
@@ -154,10 +154,10 @@ def test_a_run_with_files_of_somebody_elses_stays(tmp_path: Path, name: str) -> 
     (run / name).parent.mkdir(exist_ok=True)
     (run / name).write_text("x")
     aged(run, time.time() - 9 * 86400.0)
-    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
     assert found.kept == f"it holds files that are no part of a run ({name})"
     with pytest.raises(UsageError, match="no part of a run"):
-        collection.remove(run)
+        labels.remove(run)
     assert (run / name).exists()
 
 
@@ -167,7 +167,7 @@ def test_what_ergmeter_puts_beside_the_records_goes_with_the_run(tmp_path: Path)
     for name in ("figures.csv", "figures.jsonl", "requests.jsonl", "profile/rank0.json.gz"):
         (run / name).write_text("x")
     aged(run, time.time() - 9 * 86400.0)
-    collection.remove(run)
+    labels.remove(run)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -175,14 +175,14 @@ def test_the_newest_stay_where_so_many_are_to(tmp_path: Path) -> None:
     for number, name in enumerate(("a", "b", "c")):
         run = run_made(tmp_path, name, days_ago=9)
         os.utime(run / "run.json", (1000.0 + number, 1000.0 + number))
-    found = collection.chosen(tmp_path, Wish(older_s=0.0, newest=1))
+    found = labels.chosen(tmp_path, Wish(older_s=0.0, newest=1))
     assert [one.path.name for one in found] == ["a", "b"]
 
 
 def test_where_more_are_to_stay_than_there_are_none_goes(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         run_made(tmp_path, name, days_ago=9)
-    assert collection.chosen(tmp_path, Wish(older_s=0.0, newest=5)) == []
+    assert labels.chosen(tmp_path, Wish(older_s=0.0, newest=5)) == []
 
 
 def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
@@ -196,7 +196,7 @@ def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
 
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(FormatError) as caught:
-        collection.remove(run)
+        labels.remove(run)
     assert run_paths(tmp_path) == []
     (rest,) = tmp_path.iterdir()
     assert str(caught.value) == (
@@ -206,11 +206,11 @@ def test_a_run_that_could_be_removed_only_in_part_is_no_run_any_more(
 
 def test_a_run_that_was_tagged_keep_since_it_was_listed_stays(tmp_path: Path) -> None:
     run = run_made(tmp_path, "a", days_ago=9)
-    (found,) = collection.chosen(tmp_path, Wish(older_s=0.0))
+    (found,) = labels.chosen(tmp_path, Wish(older_s=0.0))
     assert found.kept == ""
-    collection.tag(run, add=["keep"])
+    labels.tag(run, add=["keep"])
     with pytest.raises(UsageError, match="stays: it is tagged keep"):
-        collection.remove(run)
+        labels.remove(run)
     assert run_paths(tmp_path) == [run]
 
 
@@ -230,10 +230,10 @@ def test_a_run_of_which_a_directory_can_not_be_read_stays(
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    (found,) = collection.chosen(tmp_path, Wish(older_s=86400.0))
+    (found,) = labels.chosen(tmp_path, Wish(older_s=86400.0))
     assert found.kept == "it holds a directory that can't be read (profile)"
     with pytest.raises(UsageError, match="can't be read"):
-        collection.remove(run)
+        labels.remove(run)
     assert run_paths(tmp_path) == [run]
 
 
@@ -241,15 +241,15 @@ def test_a_run_of_which_a_directory_can_not_be_read_stays(
     ("text", "s"), [("30d", 2_592_000.0), ("12 h", 43_200.0), ("2w", 1209600.0)]
 )
 def test_an_age_is_read(text: str, s: float) -> None:
-    assert collection.age_parsed(text) == s
+    assert labels.age_parsed(text) == s
 
 
 @pytest.mark.parametrize(("text", "size"), [("500MB", 5e8), ("1GiB", 2.0**30), ("2 gb", 2e9)])
 def test_a_size_is_read(text: str, size: float) -> None:
-    assert collection.size_parsed(text) == size
+    assert labels.size_parsed(text) == size
 
 
 @pytest.mark.parametrize("bad", ["30", "d", "-3d", "3 months"])
 def test_what_is_no_age_is_refused(bad: str) -> None:
     with pytest.raises(UsageError, match="an age is like"):
-        collection.age_parsed(bad)
+        labels.age_parsed(bad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.runlog.layout import Layout
+from ergmeter.runlog.parallel_ranks import Layout
 from ergmeter.runlog.settings import Settings
 
 

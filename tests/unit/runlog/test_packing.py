@@ -16,7 +16,7 @@ import pytest
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark
-from ergmeter.runlog.packing import pack, unpack
+from ergmeter.runlog.manage.pack import pack, unpack
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 

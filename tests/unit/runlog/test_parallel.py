@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ergmeter.runlog.parallel import dimension_of, told_layout
+from ergmeter.runlog.rank_layout import dimension_of, told_layout
 
 # Torch's own stand-in for a group: rank 5 of 8, and no other process.
 MESH = """
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
 mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp_shard", "tp"))
-from ergmeter.runlog.parallel import told_layout
+from ergmeter.runlog.rank_layout import told_layout
 """
 DTENSOR = """
 import torch
@@ -54,7 +54,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from ergmeter.runlog.parallel import told_layout
+from ergmeter.runlog.rank_layout import told_layout
 dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
 for ranks in json.loads(sys.argv[1]):
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("tp", "cp")[: torch.tensor(ranks).dim()])
@@ -124,7 +124,7 @@ def test_a_framework_that_places_some_of_the_ranks_is_not_believed(
         setattr(state, f"get_tensor_model_parallel_{name}", lambda value=value: value)
     state.model_parallel_is_initialized = lambda: True  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, state.__name__, state)
-    monkeypatch.setattr("ergmeter.runlog.parallel.world_size", lambda: 8)
+    monkeypatch.setattr("ergmeter.runlog.rank_layout.world_size", lambda: 8)
     found = told_layout()
     assert found is not None
     assert found["unknown"] == "Megatron places 2 of the 8 ranks (tp=2)"

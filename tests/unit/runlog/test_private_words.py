@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ergmeter.runlog.private_words import Words, strings_in
+from ergmeter.runlog.manage.anonymise import Words, strings_in
 
 
 @pytest.mark.parametrize("word", ["a.", "a-", "a:", "aa", "/a ", "~a ", "~a/ ", "'/a", "a@", "1."])

@@ -9,8 +9,8 @@ import pytest
 
 from ergmeter.errors import UsageError
 from ergmeter.records import Reading
-from ergmeter.sinks import ledger
 from ergmeter.sinks.csv import CsvSink
+from ergmeter.sinks.shared import ledger
 from tests.unit.sinks.updates import RUN, UPDATES, request, update, written
 
 # The header that SFT-Play's own files have.

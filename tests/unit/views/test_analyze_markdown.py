@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.neuron.factors import factors
-from ergmeter.neuron.ranked import ranked
-from ergmeter.views.analyze_markdown import escaped
+from ergmeter.neuron.graphs import ranked
+from ergmeter.neuron.score import factors
+from ergmeter.views.analyze.markdown import escaped
 from tests.unit.neuron.graphs import config, one_dot, write
 
 Erg = Callable[..., tuple[int, str, str]]

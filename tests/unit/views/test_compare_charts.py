@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.comparison import Comparison, Options, compare
-from ergmeter.metrics.entries import Entry, Found
-from ergmeter.metrics.grouping import differing
+from ergmeter.compare.comparison import Comparison, Options, compare
+from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.grouping import differing
 from ergmeter.records import Missing, Reading, Result
-from ergmeter.views.html.charts import Chart
-from ergmeter.views.html.compare_charts import compare_charts
-from ergmeter.views.html.palette import painted
+from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.compare_charts import compare_charts
+from ergmeter.views.charts.palette import painted
 from ergmeter.views.plots import converter, lite
 
 pytest.importorskip("vl_convert")

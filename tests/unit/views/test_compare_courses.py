@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.metrics.courses import CURVES, Course, Courses, Curve, Traced
-from ergmeter.metrics.entries import Entry
-from ergmeter.metrics.grouping import Group
-from ergmeter.metrics.progress import AXES, Axis
+from ergmeter.compare.entry import Entry
+from ergmeter.compare.grouping import Group
+from ergmeter.compare.run_curves import AXES, CURVES, Axis, Course, Courses, Curve, Traced
 from ergmeter.records import Missing
-from ergmeter.views.html.charts import Chart
-from ergmeter.views.html.compare_courses import CourseCharts, course_charts
-from ergmeter.views.html.palette import painted
+from ergmeter.views.charts.chart import Chart
+from ergmeter.views.charts.compare_curves import CourseCharts, course_charts
+from ergmeter.views.charts.palette import painted
 from ergmeter.views.plots import converter, lite
 
 pytest.importorskip("vl_convert")

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.explain import explain
-from ergmeter.metrics.explain_blocks import Block
+from ergmeter.metrics.explain.block import Block
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
-from ergmeter.views.explain import _bar
-from ergmeter.views.explain_parts import share
-from ergmeter.views.html.waterfall_chart import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
+from ergmeter.views.charts.waterfall_chart import GAINED, LEFT, LOST, ONE_BLOCK, waterfall_chart
+from ergmeter.views.run.explain import _bar, share
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import FAST, made, waiting
 from tests.unit.metrics.test_h200 import replayed

@@ -18,19 +18,19 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from ergmeter.cli import plot as command
-from ergmeter.metrics.explain import explain
+from ergmeter.cli.look import plot as command
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Mark, Sample, Step
-from ergmeter.runlog.collection import annotate, tag
+from ergmeter.runlog.manage.labels import annotate, tag
 from ergmeter.runlog.reader import Run
 from ergmeter.views import plots
-from ergmeter.views.html.charts import Chart, scale_for
-from ergmeter.views.html.figure_charts import figure_charts
+from ergmeter.views.charts.chart import Chart, scale_for
+from ergmeter.views.charts.palette import DARK, LIGHT, SERIES, painted
+from ergmeter.views.charts.run_charts import figure_charts
+from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.html.page import td
-from ergmeter.views.html.palette import DARK, LIGHT, SERIES, painted
 from ergmeter.views.html.report import report
-from ergmeter.views.html.time_charts import time_charts
 from tests.runs import add_writer, even_steps, make_run, run_of
 
 pytest.importorskip("vl_convert")

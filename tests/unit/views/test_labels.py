@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.runlog.collection import LABELS_FILE, annotate, tag
+from ergmeter.runlog.manage.labels import LABELS_FILE, annotate, tag
 from tests.runs import even_steps, run_of
 
 Erg = Callable[..., tuple[int, str, str]]

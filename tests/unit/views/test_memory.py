@@ -10,7 +10,7 @@ from rich.console import Console
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from ergmeter.runlog.reader import Run
-from ergmeter.views.memory import timeline
+from ergmeter.views.run.memory import timeline
 from tests.runs import even_steps, run_of
 
 S = 10**9

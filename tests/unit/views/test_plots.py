@@ -13,8 +13,8 @@ import pytest
 
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
+from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.html.page import figure
-from ergmeter.views.html.time_charts import time_charts
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.test_explain_made import made
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from ergmeter.metrics import timeline
+from ergmeter.metrics.breakdown import timeline
 from ergmeter.records import Device, Mark, Sample
-from ergmeter.runlog.collection import annotate, tag
 from ergmeter.runlog.identity import writer_header
+from ergmeter.runlog.manage.labels import annotate, tag
 from ergmeter.runlog.writer import Writer
 from ergmeter.views.html.page import vega
 from ergmeter.views.serve import api, assets, openapi
@@ -242,7 +242,7 @@ def test_the_page_of_a_finished_run_is_its_report(app: TestClient, root: Path) -
 def test_of_a_long_run_the_page_is_there_before_its_report_and_then_is_the_report(
     app: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.desk._LONG_BYTES", 0)
+    monkeypatch.setattr("ergmeter.views.serve.app_state._LONG_BYTES", 0)
     asked: list[str] = []
     ask = Pool.ask
 

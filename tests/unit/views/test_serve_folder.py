@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.metrics.ledgers import is_ledger
+from ergmeter.compare.ledgers import is_ledger
 from ergmeter.views.serve import folder as folders
 from ergmeter.views.serve.folder import Folder, Place
 from tests.unit.views.serving import a_run

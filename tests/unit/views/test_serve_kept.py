@@ -11,8 +11,8 @@ import pytest
 
 from ergmeter.errors import FormatError
 from ergmeter.views.serve import tail as tails
+from ergmeter.views.serve.app_state import Kept
 from ergmeter.views.serve.folder import Folder, Place
-from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.pool import Pool
 from ergmeter.views.serve.tail import Tails, TooManyError
 from tests.unit.views.serving import a_run, client, ids
@@ -43,13 +43,13 @@ def test_a_question_that_many_ask_at_once_is_answered_once() -> None:
 def test_an_answer_holds_until_the_files_change_and_a_while_has_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.kept._SHORTEST_S", 60.0)
-    monkeypatch.setattr("ergmeter.views.serve.kept._PATIENCE", 0.0)
+    monkeypatch.setattr("ergmeter.views.serve.app_state._SHORTEST_S", 60.0)
+    monkeypatch.setattr("ergmeter.views.serve.app_state._PATIENCE", 0.0)
 
     async def ask() -> list[bytes]:
         kept, make = Kept(), Counted()
         said = [await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
-        monkeypatch.setattr("ergmeter.views.serve.kept._SHORTEST_S", 0.0)  # it has passed
+        monkeypatch.setattr("ergmeter.views.serve.app_state._SHORTEST_S", 0.0)  # it has passed
         return [*said, await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
 
     assert asyncio.run(ask()) == [b"1", b"1", b"1", b"2"]

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError
-from ergmeter.views.serve import desk as desks
+from ergmeter.views.serve import app_state as desks
 from ergmeter.views.serve import listing as listings
+from ergmeter.views.serve import responses
 from ergmeter.views.serve import tail as tails
-from ergmeter.views.serve import work
-from ergmeter.views.serve.desk import Desk
+from ergmeter.views.serve.app_state import Desk, Kept
 from ergmeter.views.serve.folder import Folder, Place
-from ergmeter.views.serve.kept import Kept
 from ergmeter.views.serve.listing import Listing
 from ergmeter.views.serve.live import Look
 from ergmeter.views.serve.tail import Tails
@@ -211,8 +210,8 @@ def test_under_the_root_of_all_paths_texts_stay_as_they_are(tmp_path: Path) -> N
     assert (
         folder.shown("see https://a.example/b and /tmp/x") == "see https://a.example/b and /tmp/x"
     )
-    assert work._told({"at": "https://a.example/b"}, "/") == b'{"at": "https://a.example/b"}'
-    assert work._told({"at": f"{tmp_path}/x"}, str(tmp_path)) == b'{"at": "x"}'
+    assert responses._told({"at": "https://a.example/b"}, "/") == b'{"at": "https://a.example/b"}'
+    assert responses._told({"at": f"{tmp_path}/x"}, str(tmp_path)) == b'{"at": "x"}'
 
 
 def test_a_look_that_fails_is_told_and_is_not_the_last(

@@ -19,7 +19,8 @@ from ergmeter.runlog.identity import run_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
 from ergmeter.runlog.writer import create_run
-from ergmeter.views import documents, terminal
+from ergmeter.views import documents
+from ergmeter.views.run import card as terminal
 from tests.runs import add_writer, even_steps, run_of
 
 S = 10**9

@@ -14,11 +14,11 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from ergmeter.cli.watch import _as_lines, _Looks, new_alerts
-from ergmeter.metrics.alert_marks import Noted
-from ergmeter.metrics.watching import Frame, Watching
+from ergmeter.cli.look.watch import _as_lines, _Looks, new_alerts
+from ergmeter.metrics.alerts.marks import Noted
+from ergmeter.metrics.live.frame import Frame, Watching
 from ergmeter.records import Device, Sample, Step
-from ergmeter.views import watch
+from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
 
 S = 10**9

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ergmeter.metrics.watching import Watching
+from ergmeter.metrics.live.frame import Watching
 from ergmeter.records import Device, Mark, Sample
-from ergmeter.views import watch
+from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
 
 S = 10**9

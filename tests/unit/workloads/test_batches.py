@@ -6,8 +6,8 @@ from itertools import islice
 
 import torch
 
-from ergmeter.workloads.batches import NO_LOSS, PADDING, batch_of, endless
-from ergmeter.workloads.text import Document
+from ergmeter.workloads.demo.demo import NO_LOSS, PADDING, batch_of, endless
+from ergmeter.workloads.demo.text import Document
 
 LONG = Document(b"ab\n", b"cde\n")  # 7 bytes: 6 positions, 4 of which predict the tale
 SHORT = Document(b"x\n", b"y\n")  # 4 bytes: 3 positions, 2 of which predict the tale

@@ -19,13 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.hardware.calibration import FOLDER_VARIABLE, Rate, store
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes import amd
+from ergmeter.probes.amd import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
-from ergmeter.workloads import calibrate, matmul, streams
-from ergmeter.workloads.calibrate import Target, Tick
-from ergmeter.workloads.sensors import Sensors, Watch, idle, refresh
-from ergmeter.workloads.sustained import Pace, Task, sustained
+from ergmeter.workloads.calibrate import calibrate, matmul, streams
+from ergmeter.workloads.calibrate.calibrate import Target, Tick
+from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
+from ergmeter.workloads.calibrate.sustained import Pace, Task, sustained
 from tests.amd.library import MI300X, Machine, build
 from tests.amd.library import default_uuid as amd_uuid
 from tests.nvml.library import Gpu, Library, Script, default_uuid
@@ -389,7 +389,7 @@ def test_idle_watts_are_the_sensors_and_the_counters_own(gpu: Callable[..., Sens
 def test_a_counter_that_stands_still_gives_no_watts(
     gpu: Callable[..., Sensors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.workloads.sensors._STILL_S", 0.15)
+    monkeypatch.setattr("ergmeter.workloads.calibrate.sensors._STILL_S", 0.15)
     found = idle(gpu(power_w=121.0, frozen_energy=True), settle_s=0.0, for_s=0.1)
     assert found.counter_w is None
     assert found.power_w == pytest.approx(121.0)

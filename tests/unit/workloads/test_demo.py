@@ -11,9 +11,9 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import FINISHED, Run
-from ergmeter.workloads import demo
-from ergmeter.workloads.batches import Batch, batch_of
-from ergmeter.workloads.text import documents
+from ergmeter.workloads.demo import demo
+from ergmeter.workloads.demo.demo import Batch, batch_of
+from ergmeter.workloads.demo.text import documents
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  as everybody calls it
 
-from ergmeter.workloads.demo import LARGE, SMALL, Size
-from ergmeter.workloads.llama import (
+from ergmeter.workloads.demo.demo import LARGE, SMALL, Size
+from ergmeter.workloads.demo.llama import (
     Attention,
     Llama,
     LlamaConfig,

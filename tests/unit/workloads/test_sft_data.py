@@ -21,15 +21,16 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.integrations.batches import counted
-from ergmeter.workloads.sft import making, packed
-from ergmeter.workloads.sft.amounts import amounts
-from ergmeter.workloads.sft.collating import Collate
-from ergmeter.workloads.sft.config import load
-from ergmeter.workloads.sft.examples import builtin, read
-from ergmeter.workloads.sft.prepared import Prepared, prepared
-from ergmeter.workloads.sft.templates import Chat, Plain, Written
-from ergmeter.workloads.sft.tiny import saved
-from ergmeter.workloads.sft.tokenized import NO_LOSS, Tokens
+from ergmeter.workloads.sft import build_model
+from ergmeter.workloads.sft.config.config import load
+from ergmeter.workloads.sft.data import packed
+from ergmeter.workloads.sft.data.amounts import amounts
+from ergmeter.workloads.sft.data.examples import builtin, read
+from ergmeter.workloads.sft.data.packed import Collate
+from ergmeter.workloads.sft.data.prepared import Prepared, prepared
+from ergmeter.workloads.sft.data.templates import Chat, Plain, Written
+from ergmeter.workloads.sft.data.tokenized import NO_LOSS, Tokens
+from ergmeter.workloads.sft.tiny_model import saved
 
 PAD, BEGIN, END = 0, 1, 2
 
@@ -252,7 +253,7 @@ def test_a_mixture_takes_rows_by_weight_and_none_twice(
 def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     prepare: Callable[..., Prepared],
 ) -> None:
-    tokenizer = making.tokenizer("tiny-seq2seq")
+    tokenizer = build_model.tokenizer("tiny-seq2seq")
     text = "model: {name: 'builtin:tiny-seq2seq', type: seq2seq, max_seq_len: 64}"
     pairs = [("Tell of Olav.", "Olav is glad."), ("Tell of Mira and of Ada.", "No.")]
     data = prepare([{"prompt": a, "response": b} for a, b in pairs], tokenizer, text=text)
@@ -268,7 +269,7 @@ def test_what_a_seq2seq_model_reads_and_says_is_counted_by_hand(
     assert (found.real, found.loss) == (sum(read_) + sum(said), sum(said))
     assert found.computed == 2 * max(read_) + 2 * max(said)
     # What transformers would have made of the labels itself.
-    model = making.model("tiny-seq2seq")
+    model = build_model.model("tiny-seq2seq")
     assert torch.equal(model._shift_right(batch["labels"]), batch["decoder_input_ids"])
     assert torch.isfinite(model(**batch).loss)
 
@@ -404,7 +405,7 @@ def test_of_a_conversation_every_answer_is_learnt(tmp_path: Path) -> None:
     data = tmp_path / "a.jsonl"
     data.write_text(json.dumps({"messages": [{"role": a, "content": b} for a, b in TALK]}))
     (example,) = read(data)
-    tokenizer = making.tokenizer("tiny")
+    tokenizer = build_model.tokenizer("tiny")
     tokenizer.chat_template = CHATML
     assert Chat(tokenizer).rendered(example).parts == (
         ("<system>s<end><user>u1<end><assistant>", False),
@@ -436,7 +437,7 @@ def test_built_in_examples_fill_what_the_model_takes_and_are_not_cut(
     (path := tmp_path / "run.yaml").write_text(
         f"model: {{name: 'builtin:tiny', max_seq_len: {longest}}}"
     )
-    data = prepared(load(path), making.tokenizer("tiny"))
+    data = prepared(load(path), build_model.tokenizer("tiny"))
     lengths = [len(data.train[place]["input_ids"]) for place in range(data.examples)]
     assert data.notes == ()
     assert 0.8 * longest < max(lengths) <= longest
@@ -453,7 +454,7 @@ def test_the_collation_can_go_to_a_worker(prepare: Callable[..., Prepared]) -> N
 
 def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from ergmeter.workloads.sft.tiny import saved;"
+        "import sys; from pathlib import Path; from ergmeter.workloads.sft.tiny_model import saved;"
         "print(saved('builtin:tiny', Path(sys.argv[1])));"
         "sys.exit('transformers' in sys.modules)"
     )
@@ -474,9 +475,9 @@ def test_a_built_in_model_is_made_once_by_whoever_is_first(tmp_path: Path) -> No
     # 2 x 128 x 64, its three of 128 x 352 and two norms of 128; the last norm.
     layer = 2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352 + 2 * 128
     assert model.num_parameters() == 2 * 1024 * 128 + 2 * layer + 128
-    assert torch.equal(model.lm_head.weight, making.model("tiny").lm_head.weight)
+    assert torch.equal(model.lm_head.weight, build_model.model("tiny").lm_head.weight)
     assert tokenizer.pad_token_id != tokenizer.eos_token_id
-    assert tokenizer.get_vocab() == making.tokenizer("tiny").get_vocab()
+    assert tokenizer.get_vocab() == build_model.tokenizer("tiny").get_vocab()
     assert tokenizer.decode(tokenizer("Grüße, {x}\n ok")["input_ids"]) == "Grüße, {x}\n ok"
 
 
@@ -497,7 +498,7 @@ def test_erg_prepare_tells_what_is_in_the_data(
     code, out, _ = erg("prepare", "--config", "run.yaml", "--json")
     assert code == 0
     said = json.loads(out)
-    tokenizer = making.tokenizer("tiny")
+    tokenizer = build_model.tokenizer("tiny")
     texts = [(row["prompt"] + "\n", row["response"]) for row in PAIRS]
     asked, answers = ([len(tokenizer(one[side])["input_ids"]) for one in texts] for side in (0, 1))
     assert said["training"]["real"] == sum(asked) + sum(answers) + 3

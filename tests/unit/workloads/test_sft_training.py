@@ -15,8 +15,9 @@ import yaml
 
 from ergmeter.errors import PluginError, UsageError
 from ergmeter.runlog.reader import Run
-from ergmeter.workloads.sft import facts, ledger, sensors, tiny, training
-from ergmeter.workloads.sft.config import load
+from ergmeter.workloads.sft import facts, ledger, tiny_model, training
+from ergmeter.workloads.sft import training as sensors
+from ergmeter.workloads.sft.config.config import load
 from tests.models import models as kept_models
 
 PAIRS = [
@@ -81,7 +82,7 @@ def rows(path: str = "outputs/ledger.csv") -> list[dict[str, str]]:
 def tokenizer_of(models: Path, name: str = "builtin:tiny") -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(tiny.saved(name, models))
+    return AutoTokenizer.from_pretrained(tiny_model.saved(name, models))
 
 
 # -- tokens ---------------------------------------------------------------------------------------

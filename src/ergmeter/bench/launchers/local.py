@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places, gpus_here, runner_words, strangers
+from ergmeter.bench.execute.launching import Options, Places, gpus_here, runner_words, strangers
+from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
 
 _END_S = 60.0  # longer than a runner gives its cell to end

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ergmeter.bench import hidden
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
-from ergmeter.bench.process import ENDS_WITH_RUNNER, runner_log
+from ergmeter.bench.execute import secrets as hidden
+from ergmeter.bench.execute.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.execute.process import ENDS_WITH_RUNNER, runner_log
+from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError, UsageError
 
 try:

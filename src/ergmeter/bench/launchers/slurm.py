@@ -20,11 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ergmeter.bench import state
-from ergmeter.bench.cells import Cell
-from ergmeter.bench.launching import Options, Places, check_nodes, runner_words
-from ergmeter.bench.place import Place
-from ergmeter.bench.process import runner_log
+from ergmeter.bench.execute import state
+from ergmeter.bench.execute.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.process import runner_log
+from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
 
 try:

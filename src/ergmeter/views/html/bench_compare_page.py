@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ergmeter.bench.cell_verdicts import WORDS, cell_verdicts
-from ergmeter.bench.comparing import TOGETHER
-from ergmeter.bench.paradox import tells_both
+from ergmeter.bench.gate.cell_verdicts import WORDS, cell_verdicts
+from ergmeter.bench.gate.comparing import TOGETHER
+from ergmeter.bench.gate.padding_check import tells_both
 from ergmeter.version import __version__
-from ergmeter.views.bench_compare import (
+from ergmeter.views.bench.compare import (
     change_in_words,
     changes,
     gate_method,
@@ -22,16 +22,16 @@ from ergmeter.views.bench_compare import (
     remarks,
     unit_of,
 )
-from ergmeter.views.html.charts import Chart, Scale, Table, scale_for
-from ergmeter.views.html.interval_chart import Axis, Dot, interval_chart
+from ergmeter.views.charts.chart import Chart, Scale, Table, scale_for
+from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
 from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
-    from ergmeter.bench.cell_verdicts import CellVerdict, Word
-    from ergmeter.bench.comparing import Comparison
-    from ergmeter.bench.gate import Gate, Judgement, State
-    from ergmeter.bench.rules import Rule
-    from ergmeter.views.html.interval_chart import Kind
+    from ergmeter.bench.gate.cell_verdicts import CellVerdict, Word
+    from ergmeter.bench.gate.comparing import Comparison
+    from ergmeter.bench.gate.gate import Gate, Judgement, State
+    from ergmeter.bench.gate.rules import Rule
+    from ergmeter.views.charts.interval_chart import Kind
 
 _MOST = 60  # rows of a chart; the table below it has all
 _ORDER: tuple[State, ...] = ("red", "inconclusive", "pass", "absent")

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from ergmeter.bench.matrix import FIGURES, matrix, report_of
-from ergmeter.bench.overview import MEMORY
+from ergmeter.bench.results.matrix import FIGURES, matrix, report_of
+from ergmeter.bench.results.overview import MEMORY
 from ergmeter.version import __version__
-from ergmeter.views.bench_report import HEADS, lines, more_in_words, notes, totals
-from ergmeter.views.html.matrix_chart import matrix_chart
+from ergmeter.views.bench.report import HEADS, lines, more_in_words, notes, totals
+from ergmeter.views.charts.matrix_chart import matrix_chart
 from ergmeter.views.html.page import header, listed, page, section, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.bench.matrix import Matrix
-    from ergmeter.bench.overview import Overview
+    from ergmeter.bench.results.matrix import Matrix
+    from ergmeter.bench.results.overview import Overview
 
 # What is looked at first; the others are folded.
 _OPEN = ("tokens_per_s", "joules_per_token")

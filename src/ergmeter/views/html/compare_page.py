@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ergmeter.metrics.grouping import differing
+from ergmeter.compare.grouping import differing
 from ergmeter.version import __version__
-from ergmeter.views.analyze_text import counted
+from ergmeter.views.analyze.text import counted
+from ergmeter.views.charts.chart import Table
+from ergmeter.views.charts.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
+from ergmeter.views.charts.compare_curves import ABOUT, course_charts
 from ergmeter.views.compare import (
     SIGNS,
     around,
@@ -21,18 +24,14 @@ from ergmeter.views.compare import (
     head,
     title,
 )
-from ergmeter.views.html.charts import Table
-from ergmeter.views.html.compare_charts import DIFFERENCES, MEAN, RATIOS, compare_charts
-from ergmeter.views.html.compare_courses import ABOUT, course_charts
 from ergmeter.views.html.page import figure, header, listed, page, section, table, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.metrics.comparison import Comparison, Pair
-    from ergmeter.metrics.courses import Courses
-    from ergmeter.metrics.progress import Axis
-    from ergmeter.views.html.compare_courses import CourseCharts
+    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.run_curves import Axis, Courses
+    from ergmeter.views.charts.compare_curves import CourseCharts
 
 _LINKS = {
     "verdicts": "verdicts",

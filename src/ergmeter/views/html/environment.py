@@ -10,11 +10,11 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.units import number_of
-from ergmeter.views.html.charts import Table
+from ergmeter.views.charts.chart import Table
 from ergmeter.views.html.page import table, text
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device
 
 _LONG = 300  # characters of a value

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.version import __version__
-from ergmeter.views.explain_parts import CHANGES, WATERFALL, change_lines, explain_parts
-from ergmeter.views.html.analyze_blocks import part_section
-from ergmeter.views.html.charts import drawn
+from ergmeter.views.charts.chart import drawn
+from ergmeter.views.charts.waterfall_chart import waterfall_chart
+from ergmeter.views.html.analyze_page import part_section
 from ergmeter.views.html.page import absent, figure, header, listed, page, section, text
-from ergmeter.views.html.waterfall_chart import waterfall_chart
+from ergmeter.views.run.explain import CHANGES, WATERFALL, change_lines, explain_parts
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.explain import Explanation
+    from ergmeter.metrics.explain.waterfall import Explanation
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.html.charts import Chart
+    from ergmeter.views.charts.chart import Chart
 
 SECTION = "waterfall-section"
 _TITLE = "Where the rest of the peak went"

@@ -17,15 +17,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ergmeter.views.html.palette import config, style_variables
+from ergmeter.views.charts.palette import config, style_variables
 from ergmeter.views.plots import converter, lite
-from ergmeter.views.terminal import in_short
+from ergmeter.views.run.card import in_short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.html.charts import Chart, Table
+    from ergmeter.views.charts.chart import Chart, Table
 
 _HERE = Path(__file__).parent
 # Characters: of a cell on one line and of one that is no sentence; beyond which a word is broken.

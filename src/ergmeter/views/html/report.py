@@ -9,29 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics import timeline
-from ergmeter.metrics.ahead import ahead
+from ergmeter.metrics.breakdown import timeline
 from ergmeter.metrics.catalog import catalogue
-from ergmeter.metrics.explain import explain
-from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.explain.waterfall import explain
+from ergmeter.metrics.live.eta import ahead
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
 from ergmeter.units import duration, tallied
 from ergmeter.version import __version__
-from ergmeter.views.html.charts import Table
+from ergmeter.views.charts.chart import Table
+from ergmeter.views.charts.run_charts import figure_charts
+from ergmeter.views.charts.time_charts import time_charts
 from ergmeter.views.html.environment import environment
 from ergmeter.views.html.explain_page import SECTION, waterfall_section
-from ergmeter.views.html.figure_charts import figure_charts
 from ergmeter.views.html.page import absent, figure, listed, page, reasons, section, table, text
-from ergmeter.views.html.time_charts import time_charts
 from ergmeter.views.labels import label_lines
-from ergmeter.views.terminal import interval, to_know, value
+from ergmeter.views.run.card import interval, to_know, value
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.evidence import Evidence
+    from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Result, Summary
     from ergmeter.runlog.reader import Run
-    from ergmeter.views.html.charts import Chart
+    from ergmeter.views.charts.chart import Chart
 
 # What stands at the top. Those with True stay also where they are missing.
 _HEADLINES = (

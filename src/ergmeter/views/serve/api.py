@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from ergmeter.views.serve.desk import Desk
+    from ergmeter.views.serve.app_state import Desk
     from ergmeter.views.serve.folder import Kind, Place
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000

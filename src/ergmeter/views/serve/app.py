@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from ergmeter.views.serve import api, pages
-from ergmeter.views.serve.desk import Desk
+from ergmeter.views.serve.app_state import Desk
 from ergmeter.views.serve.guard import Access, Guard
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from ergmeter.views.html import palette
+from ergmeter.views.charts import palette
 from ergmeter.views.serve.guard import refused
 
 if TYPE_CHECKING:

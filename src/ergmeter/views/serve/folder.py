@@ -18,8 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ergmeter.compare.ledgers import is_ledger
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.ledgers import is_ledger
 from ergmeter.runlog import format as fmt
 
 if TYPE_CHECKING:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
-from ergmeter.metrics.lately import evidence_since, lately
+from ergmeter.metrics.live.recent_window import evidence_since, lately
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
-from ergmeter.views import documents, terminal
+from ergmeter.views import documents
+from ergmeter.views.run import card
 
 if TYPE_CHECKING:
     from ergmeter.records import Result
@@ -130,5 +131,5 @@ def _told(found: Result) -> dict[str, Any]:
     whole = documents.result(found)
     if isinstance(found, Reading):
         # A loss has no unit to show; a tile that is named by its unit shows just the number.
-        whole |= {"text": terminal.value(found), "bare": terminal.bare(found)}
+        whole |= {"text": card.value(found), "bare": card.bare(found)}
     return whole

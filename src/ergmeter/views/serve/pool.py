@@ -85,7 +85,7 @@ def _outlive_not(parent: int) -> None:
 
 def _answer(name: str, *arguments: object) -> bytes:
     # By name, so that the server itself never loads what the workers need.
-    function = getattr(importlib.import_module("ergmeter.views.serve.work"), name)
+    function = getattr(importlib.import_module("ergmeter.views.serve.responses"), name)
     try:
         found: bytes = function(*arguments)
     except OSError as error:  # a file that went while it was read

@@ -18,7 +18,7 @@ import torch
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from ergmeter.workloads.sft.sections import Config
+    from ergmeter.workloads.sft.config.sections import Config
 
 
 def training_arguments(config: Config, kind: Any, *, examples: int) -> Any:  # noqa: ANN401

@@ -23,7 +23,7 @@ from ergmeter.errors import PluginError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.workloads.sft.sections import Config
+    from ergmeter.workloads.sft.config.sections import Config
 
 # What LoRA is put on where nobody says, by the names in use: attention and the feed-forward part.
 _TARGETS = (

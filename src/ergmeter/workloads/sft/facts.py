@@ -22,7 +22,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.workloads.sft.sections import Config
+    from ergmeter.workloads.sft.config.sections import Config
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")
 _GIT_S = 10

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.boards import board_facts
+from ergmeter.metrics.evidence.device_info import board_facts
+from ergmeter.metrics.evidence.window import UNBROKEN
 from ergmeter.metrics.summarize import summarize
-from ergmeter.metrics.window import UNBROKEN
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.settings import Settings
-from ergmeter.sinks import ledger
-from ergmeter.sinks.csvfile import CsvFile
+from ergmeter.sinks.shared import ledger
+from ergmeter.sinks.shared.csv_table import CsvFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.workloads.sft.backends import Loaded
-    from ergmeter.workloads.sft.prepared import Prepared
-    from ergmeter.workloads.sft.sections import Config
+    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.data.prepared import Prepared
 
 
 def trainer(config: Config, loaded: Loaded, data: Prepared, *, callbacks: Sequence[object]) -> Any:  # noqa: ANN401

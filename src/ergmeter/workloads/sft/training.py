@@ -23,14 +23,49 @@ import torch
 from ergmeter.errors import UsageError
 from ergmeter.meter import Meter
 from ergmeter.runlog.reader import Run
-from ergmeter.workloads.sft import backends, facts, ledger, sensors, tiny
+from ergmeter.workloads.sft import backends, facts, ledger, tiny_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.data.prepared import Prepared
     from ergmeter.workloads.sft.ledger import Written
-    from ergmeter.workloads.sft.prepared import Prepared
-    from ergmeter.workloads.sft.sections import Config
+
+# -- sensors ---------------------------------------------------------------------------------------
+# Is there a sensor for the energy? Said once, in the words the guide of SFT-Play lists.
+#
+# The trap: a warning that can never appear. The original swallowed the failed import and wrote 0 J
+# as if the training had been free. Here the three situations of its guide are looked for before the
+# training begins, each with what to do; the training goes on and its energy cells stay empty.
+
+
+_HEAD = "[train] Warning: Could not import metrics: "
+_UNMEASURED = "training goes on, the GPU's energy is not measured"
+
+
+def warning() -> str | None:
+    """What keeps the GPU's sensors from being read; None where nothing does."""
+    try:
+        import pynvml  # noqa: PLC0415  its absence is one of the answers
+    except ImportError:
+        return f"{_HEAD}No module named 'pynvml' ({_UNMEASURED}: pip install nvidia-ml-py)"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
+            todo = "give this user read and write access to /dev/nvidia*"
+            return f"{_HEAD}Insufficient permissions ({_UNMEASURED}: {todo})"
+        todo = (
+            "check the NVIDIA driver with nvidia-smi; without an NVIDIA GPU this is as it must be"
+        )
+        return f"{_HEAD}NVML initialization failed ({error}; {_UNMEASURED}: {todo})"
+    pynvml.nvmlShutdown()
+    return None
+
+
+# -- training --------------------------------------------------------------------------------------
+
 
 _MODELS = Path("outputs/models")  # where models of our own are kept, once made
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -76,7 +111,7 @@ def run(
         for line in _beforehand(config) if _rank() == 0 else ():
             say(f"[train] {line}")
         loaded = backends.loaded(config, source(config))
-        from ergmeter.workloads.sft.prepared import prepared  # noqa: PLC0415  after Unsloth
+        from ergmeter.workloads.sft.data.prepared import prepared  # noqa: PLC0415  after Unsloth
 
         start = getattr(loaded.model.config, "decoder_start_token_id", None)
         data = prepared(config, loaded.tokenizer, decoder_start=start)
@@ -90,7 +125,7 @@ def source(config: Config) -> Path | str:
     """Where the model comes from: made by us, a directory, or a name its library looks up."""
     if config.model.name.startswith("builtin:"):
         # Whole: adapters name it, and are loaded from anywhere.
-        return tiny.saved(config.model.name, (config.model.local_dir or _MODELS).resolve())
+        return tiny_model.saved(config.model.name, (config.model.local_dir or _MODELS).resolve())
     where = config.model.local_dir or config.model.name
     if str(where).startswith((".", "/", "~")) and not Path(where).is_dir():
         raise UsageError(f"model.name: there is no folder {where}")
@@ -113,7 +148,7 @@ def _meter(config: Config, out: Path | None, say: Callable[[str], None]) -> Mete
     if not metrics.enable_energy_logging:
         return None
     if _rank() == 0:
-        warned = sensors.warning()
+        warned = warning()
         if warned:
             say(warned)
         said = f"{metrics.sample_interval_s:g}s interval, {metrics.warmup_s:g}s warmup"
@@ -187,7 +222,7 @@ class _Fit:
         tell: Callable[[Tick], None],
         say: Callable[[str], None],
     ) -> None:
-        from ergmeter.workloads.sft.telling import Teller  # noqa: PLC0415  loads transformers
+        from ergmeter.workloads.sft.progress import Teller  # noqa: PLC0415  loads transformers
         from ergmeter.workloads.sft.trainers import trainer  # noqa: PLC0415
 
         self._config, self._meter, self._stopping, self._say = config, meter, stopping, say

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from ergmeter.metrics.entries import EVAL_LOSS
-from ergmeter.metrics.jobs import Part, job_results
-from ergmeter.metrics.ledgers import read_ledger
-from ergmeter.metrics.ratios import contrast
-from ergmeter.metrics.sources import found_in
+from ergmeter.compare.entry import EVAL_LOSS
+from ergmeter.compare.jobs import Part, job_results
+from ergmeter.compare.ledgers import read_ledger
+from ergmeter.compare.sources import found_in
+from ergmeter.compare.time_to_loss import TIME, to_target
 from ergmeter.metrics.summarize import _result
-from ergmeter.metrics.targets import TIME, to_target
 from ergmeter.records import Missing, Result, Step
+from ergmeter.stats.ratio import contrast
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case
 from tests.unit.metrics.reasons.making import raised

@@ -6,9 +6,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.achievable import ACHIEVABLE, BANDWIDTH_OF_ACHIEVABLE, OF_ACHIEVABLE
-from ergmeter.metrics.ahead import ahead
-from ergmeter.metrics.compute import (
+from ergmeter.metrics.definitions.achievable import (
+    ACHIEVABLE,
+    BANDWIDTH_OF_ACHIEVABLE,
+    OF_ACHIEVABLE,
+)
+from ergmeter.metrics.definitions.compute import (
     BANDWIDTH,
     FLOPS_PER_S,
     FLOPS_PER_TOKEN,
@@ -16,6 +19,7 @@ from ergmeter.metrics.compute import (
     MFU,
     MFU_BF16,
 )
+from ergmeter.metrics.live.eta import ahead
 from ergmeter.records import Device, Flops
 from ergmeter.runlog.reader import Run
 from tests.runs import even_steps, run_of

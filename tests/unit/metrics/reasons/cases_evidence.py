@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.evidence import Evidence
+from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.records import Mark, Window
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.explain_time import time_split
-from ergmeter.metrics.targets import TIME
+from ergmeter.compare.time_to_loss import TIME
+from ergmeter.metrics.explain.time import time_split
 from ergmeter.records import Missing, Step
 from tests.runs import even_steps, run_of
 from tests.unit.metrics.reasons.case import Case

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.spent import spent
+from ergmeter.metrics.breakdown.time_breakdown import spent
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from tests.runs import GPU, even_steps, run_of

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.step_times import distribution
+from ergmeter.metrics.breakdown.step_times import distribution
+from ergmeter.metrics.breakdown.timeline import loss_series, step_series
+from ergmeter.metrics.live.frame import Watching
 from ergmeter.metrics.summarize import summarize
-from ergmeter.metrics.timeline import loss_series, step_series
-from ergmeter.metrics.watching import Watching
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run, run_of

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.progress import Progress
-from ergmeter.metrics.running import Running
-from ergmeter.metrics.tokens import steps_made
+from ergmeter.compare.run_curves import Progress
+from ergmeter.metrics.definitions.tokens import steps_made
+from ergmeter.metrics.live.totals import Running
 from ergmeter.records import Flops, Mark, Missing, Reported, Step
 from ergmeter.runlog.dropped import DroppedSteps
 from tests.runs import even_steps, run_of

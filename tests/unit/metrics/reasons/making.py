@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.evidence import Evidence
-from ergmeter.metrics.explain import explain
-from ergmeter.metrics.fitness import fitness
+from ergmeter.metrics.check.checks import fitness
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Sample
 from ergmeter.runlog.reader import Run

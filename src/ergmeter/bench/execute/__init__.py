@@ -1,0 +1,1 @@
+"""Runs cells: processes, nodes, launch environment, state, outcome."""

@@ -1,0 +1,284 @@
+"""A process of `nvidia-smi` beside a cell, that logs what its devices hold: started, and ended.
+
+Two traps. "What was there before" is the log's first reading, so there must be one before the cell
+begins; otherwise the cell is now and then subtracted from itself. And a logger outlives the program
+it watches: FMS's went on when the cell raised. This one is ended with the cell however that ends,
+and by the kernel where the runner itself is killed.
+
+It is asked for once for all cells of a directory of results, in a file beside them, because cells
+are run by processes of their own, on whatever machine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pynvml
+
+from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.state import write_json
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.probes.nvidia import visible
+
+PROGRAM = "nvidia-smi"
+LOG, NOTE = "gpu_memory_logs.csv", "gpu_memory_logs.json"  # in a cell's directory
+ASKED = "nvidia_smi.json"  # in that of the results
+KEYWORDS = ("timestamp", "name", "index", "memory.used")  # FMS's, as is its interval
+INTERVAL_S = 1.0
+_NEEDED = ("index", "memory.used")
+_KEYWORD = re.compile(r"[a-z][a-z0-9_.]*")
+# Without persistence mode the driver is loaded first, which takes seconds a device.
+_FIRST_S = 30.0
+_END_S = 5.0
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is logged, and how often. `index` and `memory.used` are added where they lack."""
+
+    keywords: tuple[str, ...] = KEYWORDS
+    interval_s: float = INTERVAL_S
+
+    def __post_init__(self) -> None:
+        for word in self.keywords:
+            if not _KEYWORD.fullmatch(word):
+                raise UsageError(
+                    f"{word!r} is no keyword of {PROGRAM}; `{PROGRAM} --help-query-gpu` lists them"
+                )
+        if not 0.001 <= self.interval_s <= 86400:
+            raise UsageError(
+                f"the interval of {PROGRAM} is 0.001 to 86400 s; got {self.interval_s}"
+            )
+
+    def command(self, program: str, *, gpus: str) -> list[str]:
+        """Its words. `gpus`: indices or UUIDs with commas; all where there are none."""
+        words = dict.fromkeys((*self.keywords, *_NEEDED))
+        whole_s = self.interval_s == round(self.interval_s)
+        loop = (
+            f"--loop={round(self.interval_s)}"
+            if whole_s
+            else f"--loop-ms={round(self.interval_s * 1000)}"
+        )
+        which = [f"--id={gpus}"] if gpus else []
+        return [program, f"--query-gpu={','.join(words)}", "--format=csv", *which, loop]
+
+
+def parsed(keywords: str) -> tuple[str, ...]:
+    """Keywords as they are written on a command line."""
+    return tuple(keywords.replace(",", " ").split())
+
+
+def ask(out: Path, query: Query | None) -> None:
+    """Have every cell of this directory logged from now on; None: no longer."""
+    write_json(out / ASKED, None if query is None else asdict(query))
+
+
+def asked(out: Path) -> Query | None:
+    """What is asked for of the cells there."""
+    try:
+        said = json.loads((out / ASKED).read_text(encoding="utf-8"))
+        return Query(tuple(said["keywords"]), float(said["interval_s"])) if said else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def lack(path: str | None = None) -> str:
+    """Why there can be no log on this machine; nothing where there can."""
+    if shutil.which(PROGRAM, path=path) is None:
+        return f"there is no {PROGRAM} on this machine's PATH"
+    return ""
+
+
+def logs(cell: Path) -> dict[str, Path]:
+    """The logs of a cell: by what its devices' ids begin with, which is empty for a single node."""
+    of_nodes = {f"{path.suffixes[-2][1:]}/": path for path in sorted(cell.glob(_nodes(LOG)))}
+    return ({"": cell / LOG} if (cell / LOG).is_file() else {}) | of_nodes
+
+
+def of_nodes(cell: Path) -> list[str]:
+    """The names of what each of several nodes left: logs and notes."""
+    return sorted(path.name for one in (LOG, NOTE) for path in cell.glob(_nodes(one)))
+
+
+def problem(cell: Path) -> str:
+    """Why the log of a cell is not to be read; nothing where it is, or where none was asked for."""
+    for path in (cell / NOTE, *sorted(cell.glob(_nodes(NOTE)))):
+        with suppress(OSError, ValueError, AttributeError):
+            said = json.loads(path.read_text(encoding="utf-8")).get("problem")
+            if said:
+                return str(said)
+    return ""
+
+
+def devices(environment: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
+    """The GPUs that a cell is shown, as nvidia-smi takes them; nothing where it is shown all.
+
+    It numbers them along the bus, and CUDA may not: then they are named by UUID. `gpus` has UUID
+    and name of each one here. Raises NotMeasurable where there are none, or they can't be told.
+    """
+    shown = environment.get("CUDA_VISIBLE_DEVICES")
+    if shown is not None and shown.strip() in ("", "-1"):
+        raise NotMeasurable("CUDA_VISIBLE_DEVICES shows the cell no GPU")
+    named = visible.named(environment, gpus)
+    if named is None:
+        raise NotMeasurable(
+            f"CUDA may number the GPUs here otherwise than {PROGRAM}, and can't be asked;"
+            " CUDA_DEVICE_ORDER=PCI_BUS_ID makes them agree"
+        )
+    return named.get("CUDA_VISIBLE_DEVICES", "").replace(" ", "")
+
+
+def _all_gpus() -> list[tuple[str, str]]:
+    """UUID and name of every GPU here; none where NVML can't say."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [(pynvml.nvmlDeviceGetUUID(h), pynvml.nvmlDeviceGetName(h)) for h in handles]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@contextmanager
+def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> Iterator[None]:
+    """Log what the devices of a cell hold, from before it to its end, if that is asked for.
+
+    `environment` is the cell's: its PATH, and its CUDA_VISIBLE_DEVICES; `suffix` tells the files of
+    one node from another's. What goes wrong is said once and kept there, and the cell runs.
+    """
+    query = asked(cell.parent)
+    if query is None:
+        yield
+        return
+    with Place(cell) as place:
+        log = _Log(place, suffix)
+        try:
+            log.begin(query, environment)
+            yield
+        finally:
+            log.end()
+
+
+def _named(name: str, suffix: str) -> str:
+    stem, dot, ending = name.partition(".")
+    return f"{stem}{suffix}{dot}{ending}"
+
+
+def _nodes(name: str) -> str:
+    return _named(name, ".node*")
+
+
+class _Log:
+    """Owns the process."""
+
+    def __init__(self, place: Place, suffix: str) -> None:
+        self._place, self._suffix = place, suffix
+        self._name = place.path.name + suffix
+        self._log = place.path / _named(LOG, suffix)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._command: list[str] = []
+        self._problem = ""
+
+    def begin(self, query: Query, environment: Mapping[str, str]) -> None:
+        """Start it and wait for its first reading, which is what was there before the cell."""
+        program = shutil.which(PROGRAM, path=environment.get("PATH"))
+        if program is None:
+            self._say(lack(environment.get("PATH")))
+            return
+        try:
+            there = _all_gpus()
+            gpus = devices(environment, there)
+        except NotMeasurable as error:
+            self._say(str(error))
+            return
+        self._command = query.command(program, gpus=gpus)
+        with self._log.open("wb") as out:
+            try:
+                self._process = subprocess.Popen(
+                    self._command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                    preexec_fn=_ends_with(os.getpid()),
+                )  # fmt: skip
+            except OSError as error:
+                self._say(f"{PROGRAM} could not be started: {error}")
+                return
+        shown = [one for one in gpus.split(",") if one] or there
+        self._await_first(1 + len(shown))
+        self._keep()
+
+    def end(self) -> None:
+        """End it, and say so if it had ended before."""
+        process = self._process
+        if process is None:
+            return
+        code = process.poll()
+        if code is not None and not self._problem:
+            self._say(
+                f"{PROGRAM} ended with exit code {code} before the cell did, so its log may lack"
+                " the peak"
+            )
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+                break
+        self._process = None
+
+    def _await_first(self, lines: int) -> None:
+        """Until the header and a line for each device are there, and one at least."""
+        assert self._process is not None
+        until_s = time.monotonic() + _FIRST_S
+        while time.monotonic() < until_s:
+            said = self._log.read_bytes()
+            if said.count(b"\n") >= max(2, lines) and b"memory.used" in said:
+                return
+            if self._process.poll() is not None:
+                words = said.decode("utf-8", errors="replace").split("\n")[0].strip()
+                self._say(f"{PROGRAM} ended at once: {words or self._process.returncode}")
+                return
+            time.sleep(0.02)
+        self._say(f"{PROGRAM} gave no reading within {_FIRST_S:.0f} s")
+        self.end()
+
+    def _say(self, problem: str) -> None:
+        self._problem = problem
+        sys.stderr.write(f"{self._name}: no log of {PROGRAM}: {problem}; the cell goes on\n")
+        self._keep()
+
+    def _keep(self) -> None:
+        with suppress(OSError):
+            said = {"command": shlex.join(self._command), "problem": self._problem}
+            write_json(self._place.path / _named(NOTE, self._suffix), said)
+
+
+def _ends_with(parent: int) -> Callable[[], None] | None:
+    """What a child does before it begins: ask the kernel for a SIGTERM when its parent is gone."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl  # looked up here: between fork and exec nothing may be loaded
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it went between the fork and the call
+            os._exit(1)
+
+    return ask_kernel

@@ -1,0 +1,227 @@
+"""A cell's process on one machine: begun with its output kept, ended with all that it started.
+
+The trap: ending a process and not its family. torchrun gives each rank a group of its own, and a
+rank that nobody ended holds its GPU while the next cell is measured. If torchrun itself is killed,
+its ranks are nobody's: so a runner has the kernel give it all orphans below it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import psutil
+
+from ergmeter.bench.execute import launching, nvidia_smi_logger
+from ergmeter.bench.execute.state import Process, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+STDOUT, STDERR = "stdout", "stderr"
+# From SIGTERM to SIGKILL: `erg train` finishes its step and saves what it has.
+GRACE_S = 20.0
+# A signal for all of a job may end the cell's process a moment before it reaches its runner.
+SETTLE_S = 0.5
+# SIGUSR2 is what submitit has SLURM send before a job's time is up or it is preempted.
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+# Set where whoever runs runners kills them with itself, as Ray does: the cell is then nobody's.
+ENDS_WITH_RUNNER = "ERGMETER_CELL_ENDS_WITH_RUNNER"
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37  # linux/prctl.h
+
+
+class Cancelled(BaseException):
+    """A signal asked for the end, here or on another node of the cell."""
+
+
+def cancel_on_signals() -> None:
+    """From here on a signal raises Cancelled."""
+
+    def cancel(number: int, _frame: FrameType | None) -> NoReturn:
+        raise Cancelled(signal.Signals(number).name)
+
+    for number in SIGNALS:
+        signal.signal(number, cancel)
+
+
+def adopt_orphans() -> None:
+    """From here on a process whose parent is gone is ours, if we started that; Linux only."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def runner_log(directory: Path, number: int = 0) -> Path:
+    """Where a launcher keeps what the runner of a node itself says."""
+    return directory / (f"runner.node{number}.log" if number else "runner.log")
+
+
+def hold_signals() -> None:
+    """From here on the end is under way, and is not to be ended itself."""
+    for number in SIGNALS:
+        with suppress(ValueError):  # not the main thread: it has no handlers
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def begun(
+    how: launching.Start, directory: Path, *, suffix: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The cell's process on this machine. When this is left, it and all that it started are gone.
+
+    `suffix` tells the files of one node from those of another: stdout.node1, command.node1.sh.
+    """
+    write_json(directory / f"environment{suffix}.json", launching.told(how))
+    script = launching.script(how, where=Path.cwd())
+    (directory / f"command{suffix}.sh").write_text(script, encoding="utf-8")
+    out_path, err_path = (directory / f"{name}{suffix}" for name in (STDOUT, STDERR))
+    with (
+        nvidia_smi_logger.logged(directory, environment=how.environment, suffix=suffix),
+        out_path.open("wb") as out,
+        err_path.open("wb") as err,
+    ):
+        others = psutil.Process().children()  # nvidia-smi, which ends by itself
+        child = subprocess.Popen(
+            how.words, env=how.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            start_new_session=True, preexec_fn=_bound_to_runner(),
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            hold_signals()
+            end(child.pid)
+            child.wait()
+            if _adopts():
+                _end_orphans(others)
+
+
+def _bound_to_runner() -> Callable[[], None] | None:
+    """Have the kernel tell the cell to end when its runner is gone, if that was asked for."""
+    if not os.environ.get(ENDS_WITH_RUNNER) or not sys.platform.startswith("linux"):
+        return None
+    prctl, runner = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != runner:  # it went between the fork and the call
+            os._exit(1)
+
+    return ask_kernel
+
+
+def end_leftover(left: Process | None) -> None:
+    """End what an attempt left running whose runner is gone."""
+    if left is not None and left.found() is not None:
+        end(left.pid)
+
+
+def end_leftovers(directory: Path) -> None:
+    """The same of all nodes but the first: this machine may have been another number then.
+
+    Only before the nodes have met, for afterwards they are those of this attempt.
+    """
+    for path in sorted(directory.glob("started.node*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            end_leftover(Process(**json.loads(path.read_text(encoding="utf-8"))))
+
+
+def end(pid: int) -> None:
+    """End a process that leads a group, all of its group and all that they started.
+
+    torchrun gives each rank a group of its own, so the group alone is not enough.
+    """
+    started = _family(pid)
+    _signal(pid, started, signal.SIGTERM)
+    alive = _still_there(started, GRACE_S)
+    if alive:
+        _signal(
+            pid, [*alive, *(more for one in alive for more in _family(one.pid))], signal.SIGKILL
+        )
+        _still_there(alive, GRACE_S)
+
+
+def _adopts() -> bool:
+    """Whether orphans come to this process; in another, children need not be of the cell."""
+    if not sys.platform.startswith("linux"):
+        return False
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def _end_orphans(others: list[psutil.Process]) -> None:
+    """End what was started below us, but for these and what they started."""
+    kept = set(others)
+    for one in others:
+        with suppress(psutil.Error):
+            kept |= set(one.children(recursive=True))
+    left = [one for one in psutil.Process().children(recursive=True) if one not in kept]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        left = [one for one in left if _is_alive(one)]
+        for one in left:
+            with suppress(psutil.Error):
+                one.send_signal(number)
+        left = _still_there(left, GRACE_S)
+
+
+def _still_there(processes: list[psutil.Process], wait_s: float) -> list[psutil.Process]:
+    """Wait for these to end. A zombie has: its parent, who may be gone, has just not asked."""
+    until_s = time.monotonic() + wait_s
+    left = processes
+    while True:
+        left = [one for one in left if _is_alive(one)]
+        if not left or time.monotonic() > until_s:
+            return left
+        time.sleep(0.05)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """The members of its group and their descendants, and it."""
+    found: dict[int, psutil.Process] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) == pid and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = process
+                found |= {child.pid: child for child in process.children(recursive=True)}
+    return list(found.values())
+
+
+def _signal(pid: int, processes: list[psutil.Process], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+    for process in processes:
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) != pid:
+                process.send_signal(number)
+
+
+def kernel_kills() -> int | None:
+    """How many processes the kernel killed for lack of memory so far; None where it won't say."""
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return None
+
+
+def kills_since(before: int | None) -> int | None:
+    """By how much that count has risen."""
+    now = kernel_kills()
+    return None if now is None or before is None else now - before

@@ -1,0 +1,284 @@
+"""Whose is a directory of results: new, taken up again, or put aside? And what is added to it?
+
+The trap: a directory that is one question and no more. Three repeats turn out to be too few, an
+axis gets one more value, and what took a night has to run again. Cells are known by what they run,
+so a directory that is taken up takes new ones too, under numbers of their own; what it had is left
+as it is, and what of it was not asked for is counted, so that nobody takes a part for the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+from ergmeter.bench.execute.state import (
+    CLAIM,
+    DRIVER,
+    JOB,
+    PLAN,
+    Process,
+    claimed,
+    directory_of,
+    is_worked_on,
+    read,
+    states,
+    write_json,
+)
+from ergmeter.bench.plan import erg_train
+from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.errors import UsageError
+
+# -- differences -----------------------------------------------------------------------------------
+# What makes a cell another one than those that are there already?
+#
+# The trap: "4 of 4 cells are not in the plan". The id is a digest, so it says that something
+# changed and not what; and an option such as `--memory` changes every cell without being one of its
+# settings.
+
+
+# What `--memory` changes of a cell, in erg train's file and in sft_trainer's command.
+_OF_MEMORY = ("metrics.hf_memory", "--skip_memory_metrics")
+_SHOWN = 3
+
+
+def difference(cell: Cell, others: Iterable[Cell]) -> str:
+    """The names of what it has otherwise than the one among the others that is most like it."""
+    new = list(_parts(cell))
+    unlike = [[*_unlike(new, list(_parts(other)))] for other in others]
+    nearest = min(unlike, key=lambda parts: sum(map(len, parts)))
+    # A setting is also in the command or a file: what comes first says it all.
+    names = next((part for part in nearest if part), ["what they run"])
+    said = list(dict.fromkeys("--memory" if name in _OF_MEMORY else name for name in names))
+    return ", ".join(said[:_SHOWN]) + (f" and {len(said) - _SHOWN} more" if said[_SHOWN:] else "")
+
+
+def _parts(cell: Cell) -> Iterator[Mapping[str, Any]]:
+    """All that its id is made of, by names that tell something, in pieces by how much they tell."""
+    yield {"another scenario": cell.scenario}
+    yield cell.settings
+    yield {f"environment {name}": value for name, value in cell.environment.items()}
+    yield {"launch": (cell.launch, cell.launch_options, cell.nodes)}
+    words: dict[str, tuple[str, ...]] = {}
+    flag = "the command"
+    for word in cell.command:
+        flag = word if word.startswith("--") else flag
+        words[flag] = (*words.get(flag, ()), word)
+    files = [_flat(erg_train.parsed(text)) for text in cell.files.values()]
+    yield {**words, **{name: value for one in files for name, value in one.items()}}
+    yield {"the repeat": cell.repeat}
+
+
+def _unlike(new: list[Mapping[str, Any]], old: list[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for one, other in zip(new, old, strict=True):
+        yield [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:  # noqa: ANN401  of YAML
+    """`{"metrics.warmup_s": 1.0}` of nested keys; a seed is the repeat's."""
+    if not isinstance(value, dict):
+        return {} if name == "seed" else {name: value}
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        found |= _flat(one, f"{name}.{key}" if name else str(key))
+    return found
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+# What is there before the plan is.
+_FIRST = ("script.json", "requirements.txt", DRIVER, CLAIM)
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What to do with a directory that is there already, and what to write into a new one."""
+
+    resume: bool = False
+    move_aside: bool = False
+    script: Mapping[str, Any] = field(default_factory=dict)
+
+
+def opened(out: Path, plan: Plan, opening: Opening) -> Plan:
+    """Make the directory, or take it up again, and be its driver. Nothing in it is ever deleted.
+
+    The plan to run, with the numbers that its cells have there; its `warnings` say what was added
+    to the directory, and what of it is not asked for.
+    """
+    is_old = is_resumed(out, opening)
+    if opening.move_aside and _is_filled(out):
+        _check_undriven(out)
+        _check_at_rest(out)
+        _move_aside(out)
+    out.mkdir(parents=True, exist_ok=True)
+    claim_driver(out)
+    if is_old:
+        # The plan is replaced whole before a new cell has a directory: whenever this is cut off,
+        # the new cells are not there, or planned and pending.
+        whole, asked = joined(out, plan)
+        if whole is not None:
+            write_json(out / PLAN, whole.to_json(), indent=None)
+        return asked
+    write_json(out / "script.json", dict(opening.script), indent=4)
+    (out / "requirements.txt").write_text(_installed(), encoding="utf-8")
+    write_json(out / PLAN, plan.to_json(), indent=None)
+    return replace(plan, warnings=())
+
+
+def is_resumed(out: Path, opening: Opening) -> bool:
+    """Whether results are there to go on with. Refuses what is there for another reason."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file; --out names a directory")
+    if opening.move_aside or not _is_filled(out):
+        return False
+    if not opening.resume:
+        raise UsageError(
+            f"{out} is not empty: --resume goes on with it, --move-aside keeps it under"
+            " another name and starts anew; results are never deleted"
+        )
+    if (out / PLAN).exists():
+        return True
+    names = [path.name for path in out.iterdir() if not path.name.startswith(".")]
+    if set(names) - {*_FIRST}:
+        raise UsageError(f"{out} has no {PLAN}, so it can't be resumed; --move-aside keeps it")
+    return False
+
+
+def _is_filled(out: Path) -> bool:
+    return out.is_dir() and any(out.iterdir())
+
+
+def joined(out: Path, plan: Plan) -> tuple[Plan | None, Plan]:
+    """The directory's plan with what is new in this one, if anything is; and this one's cells as
+    they are there. New ones have numbers after all others. Nothing is written."""
+    kept = Plan.read(out / PLAN)
+    # Scenarios that differ in a key alone have cells with one id.
+    there = {(cell.scenario, cell.id): cell for cell in kept.cells}
+    asked = {(cell.scenario, cell.id): cell for cell in plan.cells}
+    left = [cell for key, cell in there.items() if key not in asked]
+    new = [cell for key, cell in asked.items() if key not in there]
+    free = 1 + max([*(cell.index for cell in kept.cells), *_numbers(out)], default=-1)
+    added = [replace(cell, index=free + place) for place, cell in enumerate(new)]
+    there |= {(cell.scenario, cell.id): cell for cell in added}
+    remarks = _remarks(out, added=added, left=left, of=len(asked))
+    mine = replace(
+        plan,
+        source=kept.source,
+        cells=tuple(there[key] for key in asked),
+        warnings=tuple(remarks),
+    )
+    return replace(kept, cells=(*kept.cells, *added)) if added else None, mine
+
+
+def _numbers(out: Path) -> Iterator[int]:
+    """Of directories that are there, whoever made them: none is written into."""
+    for path in out.glob("exp_*"):
+        number = path.name.removeprefix("exp_")
+        if number.isdecimal():
+            yield int(number)
+
+
+def _remarks(out: Path, *, added: Sequence[Cell], left: Sequence[Cell], of: int) -> Iterator[str]:
+    """What is added and why it is not there yet, and what is left alone."""
+    ended = [cell for cell in left if read(directory_of(out, cell)).is_final]
+    if added and len(added) == of and ended:
+        none, them = f"none of the {of} cells asked for is in", "them others; they are"
+        if of == 1:
+            none, them = "the cell asked for is not in", "it another; it is"
+        why = difference(added[0], left)
+        yield f"{none} {out}: {why} makes {them} added as {_named(added)}"
+    elif added:
+        yield f"{_cells(len(added))} added to {out}: {_named(added)}"
+    if left:
+        pending = len(left) - len(ended)
+        how = "stay as they are" if len(left) > 1 else "stays as it is"
+        waits = f" ({pending} not ended)" if pending else ""
+        were = "were" if len(left) > 1 else "was"
+        yield f"{_cells(len(left), 'further ')} of {out} {were} not asked for and {how}{waits}"
+
+
+def _cells(number: int, which: str = "") -> str:
+    return f"{number} {which}cell{'s' if number > 1 else ''}"
+
+
+def _named(cells: Sequence[Cell]) -> str:
+    first, last = cells[0].index, cells[-1].index
+    return f"exp_{first}" if first == last else f"exp_{first} to exp_{last}"
+
+
+def _check_at_rest(out: Path) -> None:
+    """A cell that runs holds its paths: it would go on writing into what takes their place.
+
+    So would one that waits in a scheduler's queue, which is known by the job beside it.
+    """
+    if not (out / PLAN).exists():
+        return
+    jobs: dict[Path, str] = {}
+    for cell, state in states(out, Plan.read(out / PLAN)):
+        directory = directory_of(out, cell)
+        if is_worked_on(directory, state):
+            raise UsageError(
+                f"{directory.name} of {out} is running; wait for it or end it, then move it aside"
+            )
+        if not state.is_final and (directory / JOB).exists():
+            jobs[directory] = (directory / JOB).read_text(encoding="utf-8").strip()
+    queued = _queued() if jobs else ""
+    for directory, job in jobs.items():
+        # An id, or where none is known yet the name of its array and a place in it.
+        if queued is None or not {*job.split()[:1]} - {*queued.split()}:
+            raise UsageError(
+                f"{directory.name}'s job {job} may be queued: --resume goes on with it; or scancel"
+                " it, then move it aside"
+                + (f" (squeue can't be asked: remove {directory / JOB})" if queued is None else "")
+            )
+
+
+def _queued() -> str | None:
+    """Our jobs in SLURM's queue, by id and name; None where it can't be asked."""
+    words = ("squeue", "--me", "--noheader", "--array", "--format=%i %j")
+    try:
+        asked = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout
+
+
+def _move_aside(out: Path) -> Path:
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S")
+    aside = out.with_name(f"{out.name}-{stamp}-{secrets.token_hex(2)}")
+    out.rename(aside)
+    return aside
+
+
+def _installed() -> str:
+    """What `pip freeze` would say of this environment, near enough to make it again."""
+    found = {(one.name or "").lower(): one for one in distributions() if one.name}
+    lines = sorted(f"{one.name}=={one.version}" for one in found.values())
+    return "\n".join(lines) + "\n"
+
+
+def claim_driver(out: Path) -> None:
+    """Be the one driver of this directory. Two would run every cell twice."""
+    with claimed(out) as is_ours:
+        if not is_ours:
+            raise UsageError(f"another process is taking up {out} just now; wait for it")
+        _check_undriven(out)
+        write_json(out / DRIVER, asdict(Process.of(os.getpid())))
+
+
+def _check_undriven(out: Path) -> None:
+    try:
+        said = json.loads((out / DRIVER).read_text(encoding="utf-8"))
+        other = Process(**said)
+    except (OSError, ValueError, TypeError):
+        other = None
+    if other is not None and other.pid != os.getpid() and other.found() is not None:
+        raise UsageError(f"process {other.pid} is running {out} already; wait for it, or end it")

@@ -1,0 +1,237 @@
+"""What has become of each cell? Kept in files, so that no process need live to know it.
+
+The trap: a driver that holds the state. It is killed, the machine restarts, and either everything
+runs again or a cell that nobody works on is "running" for ever. Here every cell has a status.json
+that is replaced whole (never half written), and one that says "running" names the process at it:
+by number, start time and boot, so that another process with that number is not taken for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ergmeter.bench.execute.expectations import Checked, broken
+from ergmeter.bench.execute.outcome import FINAL, Outcome, Status
+from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.errors import FormatError
+from ergmeter.runlog.liveness import boot_id, started_s
+
+ALIVE, CLAIM = "alive", "claim"
+JOB = "job"  # of a scheduler, kept beside its cell
+BEAT_S = 5.0
+# Twelve missed beats: file systems of clusters show a change late, and clocks differ by seconds.
+SILENT_S = 60.0
+PLAN, CELL, STATUS, RESULTS, DRIVER = (
+    *("plan.json", "cell.json", "status.json", "results.json", "driver.json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that can be told from a later one with its number."""
+
+    pid: int
+    started_s: float | None
+    boot_id: str | None
+    host: str
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        """The process with that number, now, on this machine."""
+        return cls(pid, started_s(pid), boot_id(), socket.gethostname())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, on this machine since its last start."""
+        return self.host == socket.gethostname() and self.boot_id == boot_id()
+
+    def found(self) -> psutil.Process | None:
+        """The process, if it is still there; None on another machine, which can't be asked."""
+        if not self.is_here or self.started_s is None:
+            return None
+        try:
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.started_s) < 1.0
+            is_same = is_same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return None
+        return process if is_same else None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a cell's status.json says. `worker` runs the cell and judges it; `child` is the cell."""
+
+    status: Status = "pending"
+    reason: str = ""
+    exit_code: int | None = None
+    attempts: tuple[Mapping[str, Any], ...] = ()
+    claims: tuple[Mapping[str, Any], ...] = ()
+    worker: Process | None = None
+    child: Process | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether a resumed bench leaves it alone."""
+        return self.status in FINAL
+
+    def begun(self, worker: Process) -> State:
+        """Under way, once more."""
+        attempt = {
+            "started": now(), "ended": None, "status": "running", "exit_code": None,
+            "host": worker.host,
+        }  # fmt: skip
+        return replace(
+            self, status="running", reason="", exit_code=None, worker=worker, child=None, claims=(),
+            attempts=(*self.attempts, attempt),
+        )  # fmt: skip
+
+    def on(self, hosts: Sequence[str]) -> State:
+        """The same, with the machines that the last attempt is on."""
+        return replace(
+            self, attempts=(*self.attempts[:-1], {**self.attempts[-1], "hosts": [*hosts]})
+        )
+
+    def ended(self, outcome: Outcome, *, exit_code: int | None = None) -> State:
+        """At its end, the last attempt with it."""
+        attempts = list(self.attempts)
+        if attempts and attempts[-1]["ended"] is None:
+            attempts[-1] = {
+                **attempts[-1],
+                "ended": now(),
+                "status": outcome.status,
+                "exit_code": exit_code,
+            }
+        return replace(
+            self, status=outcome.status, reason=outcome.reason, exit_code=exit_code,
+            attempts=tuple(attempts), worker=None, child=None,
+        )  # fmt: skip
+
+    @property
+    def lasted_s(self) -> float | None:
+        """How long the last attempt took; None while it lasts, where there was none, and of a cell
+        that is to run again."""
+        last = self.attempts[-1] if self.attempts else {}
+        if not last.get("ended") or self.status == "pending":
+            return None
+        start, end = (datetime.fromisoformat(last[name]) for name in ("started", "ended"))
+        return (end - start).total_seconds()
+
+    @property
+    def lasts_s(self) -> float | None:
+        """How long the attempt that is under way has taken so far; None if none is."""
+        if self.status != "running" or not self.attempts:
+            return None
+        began = datetime.fromisoformat(self.attempts[-1]["started"])
+        return max(0.0, (datetime.now(timezone.utc) - began).total_seconds())
+
+    @property
+    def broken(self) -> str:
+        """What was claimed of it and did not hold, in one line; empty where all did."""
+        return broken(Checked(**one) for one in self.claims)
+
+
+def now() -> str:
+    """This instant, as ISO 8601 in UTC."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def directory_of(out: Path, cell: Cell) -> Path:
+    """Where all of a cell is kept."""
+    return out / f"exp_{cell.index}"
+
+
+def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
+    """Replace a file whole: a reader sees the old one or the new one."""
+    text = json.dumps(value, indent=indent, allow_nan=False) + "\n"
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def read(directory: Path) -> State:
+    """What is known of the cell there; pending if nothing is."""
+    path = directory / STATUS
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        for name in ("worker", "child"):
+            said[name] = Process(**said[name]) if said.get(name) else None
+        for name in ("attempts", "claims"):
+            said[name] = tuple(said.get(name, ()))
+        return State(**{name: said[name] for name in State.__slots__ if name in said})
+    except FileNotFoundError:
+        return State()
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{path} is no status of a cell: {error}; move it away") from error
+
+
+def write(directory: Path, state: State) -> None:
+    """Keep it."""
+    write_json(directory / STATUS, asdict(state))
+
+
+def beat(directory: Path) -> None:
+    """Say that a runner is at work here: its process can't be looked up from another machine."""
+    (directory / ALIVE).touch()
+
+
+@contextmanager
+def claimed(directory: Path) -> Iterator[bool]:
+    """Be the one runner of this cell; False if another is.
+
+    A lock and no file that is there or not: it goes with its process, however that ends. Where a
+    file system has no locks there is none, and status.json alone says who is at work.
+    """
+    with (directory / CLAIM).open("a") as file:
+        is_ours = True
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_ours = False
+        except OSError:
+            pass
+        yield is_ours
+
+
+def is_worked_on(directory: Path, state: State) -> bool:
+    """Whether a runner is at this cell now, here or on another machine."""
+    if state.status != "running" or state.worker is None:
+        return False
+    if state.worker.is_here:
+        return state.worker.found() is not None
+    try:
+        silent_s = time.time() - (directory / ALIVE).stat().st_mtime
+    except OSError:
+        return False
+    return silent_s < SILENT_S
+
+
+def states(out: Path, plan: Plan) -> Iterator[tuple[Cell, State]]:
+    """Every cell of a plan with its state."""
+    for cell in plan.cells:
+        yield cell, read(directory_of(out, cell))
+
+
+def at_work(out: Path) -> set[int]:
+    """The processes on this machine of cells that run there, whoever started them."""
+    found: set[int] = set()
+    if not (out / PLAN).exists():
+        return found
+    for _, state in states(out, Plan.read(out / PLAN)):
+        process = state.worker.found() if state.status == "running" and state.worker else None
+        if process is not None:
+            with suppress(psutil.Error):
+                found |= {process.pid, *(one.pid for one in process.children(recursive=True))}
+    return found

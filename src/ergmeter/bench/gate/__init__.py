@@ -1,0 +1,1 @@
+"""Compares two benches cell by cell and judges them by rules."""

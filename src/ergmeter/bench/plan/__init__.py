@@ -1,0 +1,1 @@
+"""From a file of scenarios to cells with their commands."""

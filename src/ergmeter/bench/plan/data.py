@@ -1,0 +1,344 @@
+"""Which data does a cell need, and how is it made? Loaded, put in form, and kept.
+
+One file serves all cells of a model, or of all models where no tokenizer has a part in it.
+`erg train` gets a prompt and a response, divided at the response's mark; `sft_trainer` the text in
+one field, or tokens.
+
+The trap: a cache that is known by a name that says nothing. The original's `cache_all.json` is of
+whatever was wanted first. Here the name has a digest of all that the file is made of, a local
+file's contents included: other data is another file, and other cells; a note beside it says which.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import importlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ergmeter.bench.plan.cells import Plan
+from ergmeter.errors import FormatError, PluginError, UsageError
+
+# -- dataforms -------------------------------------------------------------------------------------
+# How does an example of a data set read as text, and where in it does the answer begin?
+#
+# The trap: finding the answer by its tokens. A mark such as "\n### Response:" is other tokens at
+# the beginning of a text than in the middle, so the original cut off the first two and hoped. Here
+# the mark is found in the text, and tokens are told apart by where in the text they begin.
+
+
+Example: TypeAlias = Mapping[str, Any]
+
+ALPACA = "yahma/alpaca-cleaned"  # what the original loads where nothing is said
+_IGNORED = -100  # the label that bears no loss, in torch
+_SLICED = re.compile(r"(\w+)(?:\[(\d*):(\d*)\])?")
+# The form of Stanford Alpaca (Taori et al. 2023), which the original's marks are of.
+_TASK = "Below is an instruction that describes a task"
+_WITH_INPUT = ", paired with an input that provides further context"
+_WRITE = ". Write a response that appropriately completes the request.\n\n"
+
+
+class NoMark(Exception):  # noqa: N818  the text says what is missing
+    """The answer's beginning can't be told."""
+
+
+def loaded(name: str, *, split: str, options: Mapping[str, Any]) -> Iterable[Example]:
+    """The examples of a local file (JSON, JSON Lines or CSV), or of a data set on the hub."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _sliced(_local(path), split)
+    if path.suffix in (".json", ".jsonl", ".csv") or name.startswith((".", "/", "~")):
+        raise UsageError(f"no data at {path}")
+    library = _library("datasets", "data on the hub")
+    found: Iterable[Example] = library.load_dataset(name, split=split, **options)
+    return found
+
+
+def _local(path: Path) -> list[Example]:
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".csv":
+        return list(csv.DictReader(text.splitlines()))
+    try:
+        if text.lstrip().startswith("["):
+            rows = json.loads(text)
+        else:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except ValueError as error:
+        raise FormatError(f"{path} is not JSON: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise FormatError(f"{path}: every example must be an object")
+    return list(rows)
+
+
+def _sliced(rows: list[Example], split: str) -> list[Example]:
+    found = _SLICED.fullmatch(split)
+    if found is None:
+        raise UsageError(f"dataset_split {split!r} is none; write such as train[:2000]")
+    return rows[int(found[2] or 0) : int(found[3]) if found[3] else None]
+
+
+def _library(name: str, what: str) -> Any:  # noqa: ANN401  a module
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise PluginError(f"{what} needs {name}: pip install 'ergmeter[train]'") from error
+
+
+def load_tokenizer(model: str) -> Any:  # noqa: ANN401  of transformers
+    """The model's own."""
+    found = _library("transformers", "tokenising").AutoTokenizer.from_pretrained(model)
+    if not found.is_fast:
+        raise UsageError(f"the tokenizer of {model} can't tell where a token begins in the text")
+    return found
+
+
+def text_form(
+    chat_template: str | None,
+    *,
+    formatting: str,
+    input_field: str,
+    response_field: str,
+    tokenizer: Any,  # noqa: ANN401
+) -> Callable[[Example], str]:
+    """The function that makes text of an example: a chat template's, or the instruction's."""
+    if chat_template:
+        return _chat(chat_template, tokenizer)
+    if formatting != "instruct":
+        raise UsageError(f"formatting {formatting!r} is none; write instruct, or a chat_template")
+
+    def instruct(example: Example) -> str:
+        try:
+            asked, answer = example["instruction"], example[response_field]
+        except KeyError as error:
+            raise FormatError(
+                f"an example has no {error}; it has {', '.join(example) or 'nothing'}"
+            ) from error
+        more = example.get(input_field) or ""
+        said = f"{_TASK}{_WITH_INPUT if more else ''}{_WRITE}### Instruction:\n{asked}\n\n"
+        return said + (f"### Input:\n{more}\n\n" if more else "") + f"### Response: {answer}"
+
+    return instruct
+
+
+def _chat(written: str, tokenizer: Any) -> Callable[[Example], str]:  # noqa: ANN401
+    """The original gives the template one message: the example itself."""
+    jinja = _library("jinja2", "a chat template")
+    sandbox = _library("jinja2.sandbox", "a chat template").ImmutableSandboxedEnvironment
+    marks = {
+        name: getattr(tokenizer, name, None) or "" for name in ("bos_token", "eos_token")
+    }  # without a tokenizer none: `erg train` puts its own
+    try:
+        template = sandbox(trim_blocks=True, lstrip_blocks=True).from_string(written)
+    except jinja.TemplateError as error:
+        raise UsageError(f"chat_template is no Jinja template: {error}") from error
+
+    def chat(example: Example) -> str:
+        try:
+            return str(template.render(messages=[example], **marks))
+        except jinja.TemplateError as error:
+            raise UsageError(f"chat_template refuses an example: {error}") from error
+
+    return chat
+
+
+def pair(text: str, mark: str | None) -> dict[str, str]:
+    """The text as prompt and response, divided behind the mark."""
+    at = _answer_at(text, mark)
+    prompt, response = text[:at], text[at:].strip()
+    if not response:
+        raise NoMark(f"there is nothing behind {mark!r}")
+    return {"prompt": prompt, "response": response}
+
+
+def tokens(text: str, mark: str | None, tokenizer: Any) -> dict[str, list[int]]:  # noqa: ANN401
+    """The text in tokens; without a mark all of them bear loss."""
+    whole = text if text.endswith(tokenizer.eos_token or "") else text + tokenizer.eos_token
+    made = tokenizer(whole, return_offsets_mapping=True)
+    at = _answer_at(whole, mark) if mark else 0
+    labels = [
+        one if start >= at and end > start else _IGNORED
+        for one, (start, end) in zip(made["input_ids"], made["offset_mapping"], strict=True)
+    ]
+    return {
+        "input_ids": list(made["input_ids"]),
+        "attention_mask": list(made["attention_mask"]),
+        "labels": labels,
+    }
+
+
+def _answer_at(text: str, mark: str | None) -> int:
+    if not mark:
+        raise NoMark("where the answer begins is not said; give response_template")
+    at = text.find(mark)
+    if at < 0:
+        raise NoMark(f"its text has no {mark!r}")
+    return at + len(mark)
+
+
+# -- datastage -------------------------------------------------------------------------------------
+
+
+_DIGITS = 16
+_PIECE_BYTES = 1 << 20
+_TEXT_FIELD = "output"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One file to be made. `stanza` is the scenarios' `data_processing`."""
+
+    file: str
+    model: str
+    stanza: Mapping[str, Any]
+    response_template: str | None
+    text_field: str
+    as_pairs: bool
+
+
+def job(
+    stanza: Mapping[str, Any],
+    *,
+    model: str,
+    response_template: object,
+    text_field: object,
+    as_pairs: bool,
+) -> Job:
+    """What is to be made for a model."""
+    by_tokenizer = not as_pairs and (stanza.get("chat_template") or stanza.get("tokenize"))
+    mark = stanza.get("response_template") or response_template
+    field = str(stanza.get("dataset_text_field") or text_field or _TEXT_FIELD)
+    whose = model if by_tokenizer else ""
+    source = Path(str(stanza.get("dataset_name") or ALPACA)).expanduser()
+    made_of = [dict(stanza), _contents(source), whose, mark, field, as_pairs]
+    said = json.dumps(made_of, sort_keys=True, default=str)
+    digest = hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
+    # For people: what tells files apart is the digest.
+    name = re.sub(r"[^\w.]", "_", whose)[-64:] or "all"
+    return Job(
+        file=f"cache_{name}_{digest}.json",
+        model=whose,
+        stanza=stanza,
+        response_template=None if mark is None else str(mark),
+        text_field=field,
+        as_pairs=as_pairs,
+    )
+
+
+def _contents(path: Path) -> str:
+    """A digest of a local file; empty for data on the hub, or where there is no file yet."""
+    try:
+        found = path.stat()
+        return _digest(path, found.st_mtime_ns, found.st_size) if path.is_file() else ""
+    except OSError:
+        return ""
+
+
+@functools.lru_cache(maxsize=32)
+def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
+    """Once for all cells that are planned of it."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def original_name(made: Job) -> str:
+    """What FMS calls such a file: for data that its own program made, where ours is left out."""
+    return f"cache_{re.sub(r'[/-]', '_', made.model) or 'all'}.json"
+
+
+def to_json(made: Job) -> dict[str, Any]:
+    """As a plan keeps it."""
+    return {**dataclasses.asdict(made), "stanza": dict(made.stanza)}
+
+
+def prepare(
+    plan: Plan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
+) -> None:
+    """Make the data that a plan's cells need, in that directory; what is there already is kept.
+
+    Of several drivers that share the directory one makes it, and the others wait.
+    """
+    for one in plan.settings.get("data", ()):
+        directory.mkdir(parents=True, exist_ok=True)
+        wanted = Job(**one)
+        path = directory / wanted.file
+        note = path.with_suffix(".made.json")
+        said = json.dumps(one, sort_keys=True, indent=1)
+        with _locked(directory):
+            if path.is_file() and note.is_file() and note.read_text(encoding="utf-8") == said:
+                continue
+            number = _write(path, _rows(wanted))
+            note.write_text(said, encoding="utf-8")
+        say(f"data: {number} examples in {path}")
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Be the one that makes data there, as far as the file system has locks.
+
+    The directory itself is locked: a file for it would have to be left there.
+    """
+    number = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(number, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(number)
+
+
+def _rows(wanted: Job) -> Iterator[dict[str, Any]]:
+    stanza = wanted.stanza
+    examples = loaded(
+        str(stanza.get("dataset_name") or ALPACA),
+        split=str(stanza.get("dataset_split") or "train"),
+        options=stanza.get("additional_dataset_kwargs") or {},
+    )
+    tokenizer = load_tokenizer(wanted.model) if wanted.model else None
+    form = text_form(
+        stanza.get("chat_template"),
+        formatting=str(stanza.get("formatting") or "instruct"),
+        input_field=str(stanza.get("input_field") or "input"),
+        response_field=str(stanza.get("response_field") or wanted.text_field),
+        tokenizer=tokenizer,
+    )
+    for number, example in enumerate(examples, 1):
+        text = form(example)
+        try:
+            if wanted.as_pairs:
+                yield pair(text, wanted.response_template)
+            elif stanza.get("tokenize"):
+                yield tokens(text, wanted.response_template, tokenizer)
+            else:
+                yield {wanted.text_field: text}
+        except NoMark as error:
+            raise FormatError(f"example {number} of the data: {error}") from error
+
+
+def _write(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    """A line for each, whole or not at all: where there are no locks, two at once do no harm."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    number = 0
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            for row in rows:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                number += 1
+        if not number:
+            raise FormatError(f"the data for {path.name} holds no example")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return number

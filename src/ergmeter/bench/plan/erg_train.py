@@ -1,0 +1,226 @@
+"""What does `erg train` have to be told, so that it does what these arguments ask for?
+
+The trap: an argument that is accepted and has no effect. What `erg train` can't do is an error
+with the argument's name; what it does in any case is listed as such, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import yaml
+
+from ergmeter.bench.plan.cells import FIRST_SEED
+from ergmeter.bench.plan.problems import hint
+
+FILE = "train.yaml"
+# Ten times as quick, where built.
+_Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+KEYS = {
+    "model_name_or_path": "model.name",
+    "max_seq_len": "model.max_seq_len",
+    "max_seq_length": "model.max_seq_len",
+    "trust_remote_code": "model.trust_remote_code",
+    "attn_implementation": "model.attn_implementation",
+    "packing": "data.packing",
+    "training_data_path": "data.train_path",
+    "validation_data_path": "data.val_path",
+    "per_device_train_batch_size": "train.batch_size",
+    "gradient_accumulation_steps": "train.grad_accum",
+    "num_train_epochs": "train.epochs",
+    "max_steps": "train.max_steps",
+    "learning_rate": "train.lr",
+    "lr_scheduler_type": "train.lr_scheduler",
+    "warmup_ratio": "train.warmup_ratio",
+    "warmup_steps": "train.warmup_steps",
+    "weight_decay": "train.weight_decay",
+    "max_grad_norm": "train.max_grad_norm",
+    "fp16": "train.fp16",
+    "bf16": "train.bf16",
+    "optim": "train.optim",
+    "gradient_checkpointing": "train.gradient_checkpointing",
+    "evaluation_strategy": "train.evaluation_strategy",
+    "eval_strategy": "train.evaluation_strategy",
+    "eval_steps": "train.eval_steps",
+    "save_strategy": "train.save_strategy",
+    "save_steps": "train.save_steps",
+    "save_total_limit": "train.save_total_limit",
+    "logging_steps": "train.logging_steps",
+    "dataloader_num_workers": "train.dataloader_workers",
+    "r": "tuning.lora.r",
+    "lora_alpha": "tuning.lora.alpha",
+    "lora_dropout": "tuning.lora.dropout",
+    "target_modules": "tuning.lora.target_modules",
+    "seed": "seed",
+}
+SECTIONS = ("model", "tuning", "train", "data", "metrics")
+TOP = ("task_mode", "seed", "block_size")
+# Of the original's arguments, what a training here does whatever they say.
+HELD = {
+    "include_tokens_per_second": "tokens are counted in any case",
+    "response_template": "only the response bears loss in any case",
+    "dataset_text_field": "the data stage writes prompt and response",
+}
+_AXES = ("effective_batch_size", "num_gpus", "nodes", "framework_config")
+_SEED = re.compile(r"^seed: (-?\d+)$", re.MULTILINE)
+_PRECISION = {"bfloat16": "bf16", "float16": "fp16", "float32": None}
+
+
+class CannotMap(Exception):  # noqa: N818  the text names the argument
+    """`erg train` can't do what this argument asks for."""
+
+
+def config(
+    arguments: Mapping[str, Any], tuning: Mapping[str, Any], *, warmup_s: float | None
+) -> str:
+    """The YAML of a cell, in its first repeat."""
+    values: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if value is None or name in _AXES or name in HELD:
+            continue
+        special = _SPECIAL.get(name)
+        if special is not None:
+            special(values, value)
+        else:
+            _put(values, _key(name), _unquoted(value))
+    for name, value in tuning.items():
+        _put(values, f"tuning.{name}", value)
+    _settle(values, arguments)
+    values["seed"] = _whole_seed(values.get("seed", FIRST_SEED))
+    _put(values, "train.output_dir", "{hf}")
+    _put(values, "metrics.results_csv", "{out}/energy_results.csv")
+    if warmup_s is not None:
+        _put(values, "metrics.warmup_s", warmup_s)
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True))
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """The keys and values of such YAML."""
+    return dict(yaml.load(text, Loader=_Loader))
+
+
+def warmup_s(text: str) -> float | None:
+    """What such YAML leaves out of its figures; None where `erg train` decides."""
+    said = parsed(text).get("metrics", {}).get("warmup_s")
+    return None if said is None else float(said)
+
+
+def reseeded(text: str, repeat: int) -> str:
+    """The same of a later repeat: the seed goes up with it, the same in every configuration."""
+    return _SEED.sub(lambda found: f"seed: {int(found[1]) + repeat - 1}", text, count=1)
+
+
+def _whole_seed(value: Any) -> int:  # noqa: ANN401  of YAML
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise CannotMap(f"seed must be a whole number; got {value!r}")
+    return value
+
+
+def _key(name: str) -> str:
+    if name in KEYS:
+        return KEYS[name]
+    if takes(name):
+        return name
+    raise CannotMap(
+        f"erg train has nothing for the argument {name!r}; {hint(name, TAKEN)};"
+        f" `{name}: null` leaves it out, --command sft_trainer has it if it is FMS's"
+    )
+
+
+def takes(name: str) -> bool:
+    """Whether an argument or axis of this name has an effect, or is known to have none."""
+    section, dot, rest = name.partition(".")
+    return name in TAKEN or name in TOP or bool(dot and rest and section in SECTIONS)
+
+
+def _unquoted(value: Any) -> Any:  # noqa: ANN401  of YAML
+    """`2e-4` is text to YAML; written back it must not be quoted for whoever reads the file."""
+    if isinstance(value, str):
+        try:
+            return float(value) if any(c.isdigit() for c in value) else value
+        except ValueError:
+            return value
+    return value
+
+
+def _put(values: dict[str, Any], key: str, value: Any) -> None:  # noqa: ANN401  of YAML
+    *sections, last = key.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    if last in values and values[last] != value:
+        raise CannotMap(f"{key} is given twice: {values[last]!r} and {value!r}")
+    values[last] = value
+
+
+def _peft(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if value not in ("lora", "none", "None"):
+        raise CannotMap(f"erg train has no peft_method {value!r}; there are lora and none")
+    _put(values, "tuning.mode", "lora" if value == "lora" else "full")
+
+
+def _dtype(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if value not in _PRECISION:
+        raise CannotMap(f"torch_dtype {value!r} is none; {hint(value, _PRECISION)}")
+    wanted = _PRECISION[value]
+    if wanted:
+        _put(values, f"train.{wanted}", True)
+
+
+def _flash(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if value is True:
+        _put(values, "model.attn_implementation", "flash_attention_2")
+    elif value is not False:
+        raise CannotMap(f"use_flash_attn must be true or false; got {value!r}")
+
+
+def _logging(_values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if value != "steps":
+        raise CannotMap(f"erg train logs by steps; got logging_strategy {value!r}")
+
+
+def _memory(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    if not isinstance(value, bool):
+        raise CannotMap(f"skip_memory_metrics must be true or false; got {value!r}")
+    if not value:  # left out, it is off, and a cell is the same as if nobody had spoken of it
+        _put(values, "metrics.hf_memory", True)
+
+
+def _targets(values: dict[str, Any], value: Any) -> None:  # noqa: ANN401
+    given = value.split() if isinstance(value, str) and value != "auto" else value
+    _put(values, KEYS["target_modules"], given)
+
+
+_SPECIAL: dict[str, Callable[[dict[str, Any], Any], None]] = {
+    "peft_method": _peft,
+    "torch_dtype": _dtype,
+    "use_flash_attn": _flash,
+    "logging_strategy": _logging,
+    "skip_memory_metrics": _memory,
+    "target_modules": _targets,
+}
+
+
+TAKEN = (*_AXES, *KEYS, *_SPECIAL, *HELD)
+
+
+def _settle(values: dict[str, Any], arguments: Mapping[str, Any]) -> None:
+    """What follows from several arguments together: the mode, and that the precision is had."""
+    tuning = values.setdefault("tuning", {})
+    mode = tuning.setdefault("mode", "full")
+    if mode == "lora" and tuning.get("bits") == 4:
+        tuning["mode"] = "qlora"
+    dtype = arguments.get("torch_dtype")
+    precision = _PRECISION.get(dtype) if isinstance(dtype, str) else None
+    train = values.get("train", {})
+    asked = [name for name in ("bf16", "fp16") if train.get(name) is True]
+    if dtype is not None and asked not in ([], [precision]):
+        raise CannotMap(f"torch_dtype {dtype} and {' and '.join(asked)} contradict each other")
+    if precision and mode == "full":
+        raise CannotMap(
+            f"torch_dtype {dtype} without peft_method: erg train keeps the weights of a full"
+            f" fine-tuning in float32; write torch_dtype: null and {precision}: true"
+        )

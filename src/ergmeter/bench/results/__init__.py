@@ -1,0 +1,1 @@
+"""Rows of results: schema, files, memory, overview."""

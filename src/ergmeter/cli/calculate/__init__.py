@@ -1,0 +1,1 @@
+"""Commands that calculate without a run: flops, mfu, estimate, hlo, analyze and tables."""

@@ -1,0 +1,29 @@
+"""`erg conventions`: the ways of counting FLOPs, by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import click
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--markdown", is_flag=True, help="The whole page, as in docs/conventions.md.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(name: str | None, markdown: bool, as_json: bool) -> None:
+    """Explain how FLOPs are counted under a convention; without NAME, list them all."""
+    from ergmeter.flops.conventions import CONVENTIONS, convention
+    from ergmeter.views.calculate import conventions as view
+
+    if markdown:
+        click.echo(view.page(), nl=False)
+        return
+    found = [convention(name)] if name else list(CONVENTIONS.values())
+    if as_json:
+        click.echo(json.dumps([view.document(each) for each in found], indent=1))
+        return
+    # 80 where there is no terminal.
+    width = shutil.get_terminal_size().columns
+    click.echo("\n\n".join(view.entry(each, width=width) for each in found))

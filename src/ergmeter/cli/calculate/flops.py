@@ -1,0 +1,193 @@
+"""`erg flops`: what one step of a model costs, by part and under every convention."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.options.work import (
+    CACHE_DTYPE,
+    CONTEXT,
+    CONVENTION,
+    PHASE,
+    WEIGHTS_DTYPE,
+    lengths_of,
+    positive,
+    with_batch,
+    work_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.nn import Module
+
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.work import Training
+
+
+@click.command()
+@click.argument("model", metavar="MODEL_CONFIG")
+@with_batch
+@PHASE
+@CONTEXT
+@WEIGHTS_DTYPE
+@CACHE_DTYPE
+@CONVENTION
+@click.option(
+    "--engine",
+    type=click.Choice(["analytic", "counted"]),
+    default="analytic",
+    show_default=True,
+    help="counted: build the model without its weights and run it; needs torch and transformers.",
+)
+@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON, in FLOPs and bytes.")
+def command(
+    model: str,
+    shape: dict[str, Any],
+    training: Callable[[], Training],
+    engine: str,
+    params: float | None,
+    as_json: bool,
+    **rest: Any,  # noqa: ANN401  phase, context, convention, types
+) -> None:
+    """Count the FLOPs of one step of a model.
+
+    MODEL_CONFIG is a Hugging Face config.json, a directory with one, or a few dimensions:
+    hidden=4096,layers=32,heads=32,kv_heads=8,ffn=14336,vocab=128256. No weights are needed.
+
+    Dimensions mean Llama's layers: a gated feed-forward, an untied head, no biases. Add
+    gated=false, tied=true, window=4096, or experts=8,top_k=2; or type=gpt2, type=qwen3, ... for
+    another family, with the fields of its config.json.
+    """
+    from rich.console import Console
+
+    from ergmeter.errors import FormatError
+    from ergmeter.flops.models import UnknownArchitectureError
+    from ergmeter.views.calculate import flops as view
+
+    if engine == "counted":
+        _count(model, shape, training(), {**rest, "params": params}, as_json=as_json)
+        return
+    try:
+        work = work_of(model, shape, training(), rest, params=params)
+    except UnknownArchitectureError as error:
+        raise FormatError(f"{error}{_or_counted(model)}") from error
+    if as_json:
+        click.echo(json.dumps(view.document(work), indent=1, allow_nan=False))
+        return
+    console = Console()
+    for line in view.lines(work):
+        console.print(line)
+    console.print(view.parts_table(work))
+    table = view.conventions_table(work)
+    if table is not None:
+        console.print(table)
+    for line in view.convention_lines(work):
+        console.print(line)
+
+
+def _or_counted(model: str) -> str:
+    """The other engine, where it knows the architecture."""
+    from ergmeter.flops.source import read_model
+
+    try:
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    except ImportError:
+        return ""
+    is_known = read_model(model).model_type in CONFIG_MAPPING
+    return "; or run it: --engine counted" if is_known else ""
+
+
+def _count(
+    model: str, shape: dict[str, Any], training: Training, rest: dict[str, Any], *, as_json: bool
+) -> None:
+    """Count by running the model, and say where the analytic engine differs."""
+    from rich.console import Console
+
+    from ergmeter.errors import PluginError, UsageError
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.source import read_model
+    from ergmeter.views.calculate import counted as view
+
+    _check_counted(shape, training, rest)
+    if shape["seq_len"] is None:
+        raise UsageError("how long is a sequence? pass --seq-len")
+    batch = Batch.of(shape["batch_size"], shape["seq_len"], lengths=lengths_of(shape))
+    try:
+        from ergmeter.flops.counted.built_model import count_step
+    except ImportError as error:
+        raise PluginError(
+            f"the counted engine needs torch and transformers ({error}): pip install torch"
+            " transformers"
+        ) from error
+    config = read_model(model)
+    train = rest["phase"] == "train"
+    source_len = shape["source_len"]
+    adapted = _adapted(config, training) if training.lora else None
+    counted = count_step(
+        config, batch, training, train=train, source_len=source_len, adapted=adapted
+    )
+    agreed = view.agreed(config, counted, batch, training, train=train, source_len=source_len)
+    if as_json:
+        click.echo(json.dumps(view.document(counted, agreed), indent=1, allow_nan=False))
+        return
+    console = Console()
+    for table in view.tables(counted):
+        console.print(table)
+    for line in view.lines(counted, agreed):
+        console.print(line)
+
+
+def _adapted(config: Config, training: Training) -> Module:
+    from ergmeter.errors import PluginError
+
+    try:
+        from ergmeter.flops.counted.built_model import adapted_model
+    except ImportError as error:
+        raise PluginError(
+            f"--lora with the counted engine needs peft ({error}): pip install peft, or use the"
+            " analytic engine"
+        ) from error
+    assert training.lora is not None
+    full = training.checkpointing == "full"
+    return adapted_model(config, training.lora, is_checkpointed=full)
+
+
+# What the counted engine can't be told, and why.
+_NOT_COUNTED = {
+    "images": "it runs text through the model",
+    "image_size": "it runs text through the model",
+    "mtp": "transformers builds no layers that predict further tokens",
+    "context": "it has no cache",
+    "weights_dtype": "it counts FLOPs, no bytes",
+    "cache_dtype": "it counts FLOPs, no bytes",
+    "params": "it has its own count of parameters",
+}
+
+
+def _check_counted(shape: dict[str, Any], training: Training, rest: dict[str, Any]) -> None:
+    """Refuse what would be left out of the count."""
+    from ergmeter.errors import UsageError
+
+    other = "; leave it out, or use the analytic engine"
+    for name, reason in _NOT_COUNTED.items():
+        if shape.get(name) or rest.get(name):
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} is not for the counted engine: {reason}{other}")
+    if rest["phase"] == "decode":
+        raise UsageError(
+            "the counted engine runs whole sequences, and decoding goes on from a cache that it"
+            f" does not have{other}"
+        )
+    if rest["convention"] != "exact":
+        raise UsageError(f"--convention is of formulas, and the counted engine has none{other}")
+    if training.checkpointing == "selective":
+        raise UsageError(
+            f"the counted engine checkpoints whole layers, as transformers does{other}"
+        )
+    if shape["source_len"] and shape["lengths"]:
+        raise UsageError("the counted engine takes --source-len or --lengths, not both")

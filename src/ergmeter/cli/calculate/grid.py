@@ -1,0 +1,36 @@
+"""`erg grid`: how much carbon is in a kilowatt-hour, where, and who says so."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(name: str | None, as_json: bool) -> None:
+    """Show the carbon intensity of a grid by code or name; without NAME, list all.
+
+    Countries by ISO code (FR, FRA) or name, regions of the United States by their eGRID code
+    (CAMX). Yearly averages where the electricity was generated (location-based). They are what
+    --grid NAME takes in record, report and estimate.
+
+    \b
+    erg grid france
+    erg report --grid FR --pue 1.2
+    """
+    from rich.console import Console
+
+    from ergmeter.hardware.grid import grid_named, grids
+    from ergmeter.views.calculate import grid as view
+
+    rows = [grid_named(name)] if name else list(grids())
+    if as_json:
+        found = [view.document(row) for row in rows]
+        click.echo(json.dumps(found[0] if name else found, indent=1, allow_nan=False))
+    elif name:
+        click.echo("\n".join(view.entry(rows[0])))
+    else:
+        Console().print(view.listing(rows))

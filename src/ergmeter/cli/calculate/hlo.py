@@ -1,0 +1,106 @@
+"""`erg hlo`: what compiled modules multiply, from the files that XLA and Neuron leave behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ergmeter.hlo import FileCount
+
+
+@click.command()
+@click.argument(
+    "paths",
+    nargs=-1,
+    required=True,
+    metavar="PATH...",
+    type=click.Path(exists=True, path_type=Path),
+)
+@click.option(
+    "--by",
+    type=click.Choice(["module", "op", "computation", "kernel"]),
+    help="What to list. Default: op for one file, module for several.",
+)
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Processes to read with. Default: by the work."
+)
+@click.option("--no-memo", is_flag=True, help="Count again what was counted before.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON.")
+@click.option("-v", "--verbose", is_flag=True, help="Say which reader was used.")
+def command(
+    paths: tuple[Path, ...],
+    by: str | None,
+    processes: int | None,
+    no_memo: bool,
+    as_json: bool,
+    verbose: bool,
+) -> None:
+    """Count the multiply-accumulates of HLO modules: files, or directories with all below them.
+
+    A module is counted as it is executed: loops times their trip count, calls at each call site, of
+    a conditional the costliest branch. NKI kernels count what they state; what states nothing is
+    listed as unknown. Complex products count as 4 real ones; Cholesky decompositions, triangular
+    solves and FFTs are listed and not counted. Files may be packed with gzip.
+    """
+    from rich.console import Console
+
+    from ergmeter.errors import FormatError
+    from ergmeter.hlo import count_files
+    from ergmeter.views.calculate import hlo
+
+    files, left_out = _files(paths)
+    with _progress(files) as progress:
+        counted = list(count_files(files, processes=processes, memo=not no_memo, progress=progress))
+    if not as_json and not any(one.count for one in counted):
+        raise FormatError("; ".join(hlo.failures(counted, in_table=False)))
+    if as_json:
+        click.echo(json.dumps(hlo.document(counted, left_out=left_out), indent=1))
+    else:
+        by = by or ("op" if len(files) == 1 else "module")
+        console = Console(soft_wrap=not Console().is_terminal)
+        for part in hlo.shown(counted, by=by, left_out=left_out, verbose=verbose):
+            console.print(part)
+    if any(one.error for one in counted):
+        raise click.exceptions.Exit(1)
+
+
+def _files(paths: tuple[Path, ...]) -> tuple[list[Path], dict[str, int]]:
+    """The files that are meant, each once, and how many were left out, by reason."""
+    from ergmeter.errors import UsageError
+    from ergmeter.hlo.files import SHOWN_NAMES, module_files
+
+    found: dict[Path, None] = {}
+    left_out: Counter[str] = Counter()
+    for path in paths:
+        if path.is_dir():
+            modules, others = module_files(path)
+            left_out.update(others)
+            if not modules:
+                raise UsageError(f"no HLO modules in {path}; they are named {SHOWN_NAMES}")
+            found.update(dict.fromkeys(modules))
+        else:
+            found[path] = None
+    return list(found), dict(left_out)
+
+
+@contextmanager
+def _progress(files: list[Path]) -> Iterator[Callable[[FileCount], None] | None]:
+    """A bar on a terminal, and nothing where nobody looks."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if len(files) < 2 or not console.is_terminal:
+        yield None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task("reading", total=sum(path.stat().st_size for path in files))
+        yield lambda one: bar.advance(task, one.size_bytes)

@@ -1,0 +1,136 @@
+"""`erg mfu`: model-FLOPs utilisation of figures from a log or a paper."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.options.work import (
+    CACHE_DTYPE,
+    CONTEXT,
+    CONVENTION,
+    PHASE,
+    WEIGHTS_DTYPE,
+    positive,
+    with_batch,
+    work_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.work import Training, Work
+    from ergmeter.metrics.definitions.peaks import Peak
+    from ergmeter.records import Missing
+
+
+@click.command()
+@click.argument("model", metavar="MODEL_CONFIG")
+@with_batch
+@click.option(
+    "--tokens-per-s",
+    type=float,
+    callback=positive,
+    help="Of all devices together; with --lengths, without padding.",
+)
+@click.option(
+    "--tokens-per-s-per-device", type=float, callback=positive, help="Of one device, instead."
+)
+@click.option("--step-time", type=float, callback=positive, help="Seconds of a step, instead.")
+@click.option("--device", help="By its driver's name or an alias; `erg peaks` lists them.")
+@click.option(
+    "--num-devices", type=click.IntRange(min=1), default=1, show_default=True, help="How many."
+)
+@click.option("--dtype", help="The type products are computed in. Not given: bf16, as assumed.")
+@click.option("--peak", help="Dense peak of one device, if not the table's: 989.5T.")
+@click.option("--peak-source", help="Where that peak is from.")
+@CONVENTION
+@click.option("--params", type=float, callback=positive, help="Take this as N in formulas of N.")
+@PHASE
+@CONTEXT
+@WEIGHTS_DTYPE
+@CACHE_DTYPE
+@click.option("--json", "as_json", is_flag=True, help="The readings, as JSON.")
+def command(
+    model: str,
+    shape: dict[str, Any],
+    training: Callable[[], Training],
+    tokens_per_s: float | None,
+    tokens_per_s_per_device: float | None,
+    step_time: float | None,
+    device: str | None,
+    num_devices: int,
+    dtype: str | None,
+    peak: str | None,
+    peak_source: str | None,
+    params: float | None,
+    as_json: bool,
+    **rest: Any,  # noqa: ANN401  phase, context, convention, types
+) -> None:
+    """Say what share of the hardware's peak a job got, from figures somebody printed.
+
+    MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
+    """
+    from ergmeter.metrics.definitions.compute import Rate, compute_results
+    from ergmeter.records import dtype_named
+    from ergmeter.views.calculate import flops as view
+
+    dtype = dtype_named(dtype)
+    work = work_of(model, shape, training(), rest, params=params)
+    speed, said = _speed(
+        tokens_per_s, tokens_per_s_per_device, step_time, num_devices, work.batch.tokens_real
+    )
+    found = compute_results(
+        list(work.flops.values()),
+        Rate(speed, num_devices, "reported", said),
+        _peak(device, peak, peak_source, dtype),
+    )
+    if as_json:
+        whole = {**view.readings(found), **view.document(work)}
+        click.echo(json.dumps(whole, indent=1, allow_nan=False))
+        return
+    _print(work, found)
+
+
+def _speed(
+    total: float | None, each: float | None, step_s: float | None, devices: int, tokens: int
+) -> tuple[float, str]:
+    from ergmeter.errors import UsageError
+
+    given = [value for value in (total, each, step_s) if value is not None]
+    if len(given) != 1:
+        raise UsageError(
+            "give one of --tokens-per-s, --tokens-per-s-per-device and --step-time;"
+            f" got {len(given)}"
+        )
+    if total is not None:
+        return total, f"{total:g} tokens/s in all, as given"
+    if each is not None:
+        return each * devices, f"{each:g} tokens/s on each, as given"
+    return tokens / given[0], f"{tokens} tokens in {given[0]:g} s, as given"
+
+
+def _peak(
+    device: str | None, peak: str | None, source: str | None, dtype: str | None
+) -> Peak | Missing:
+    from ergmeter.errors import UsageError
+    from ergmeter.hardware import parse_peak
+    from ergmeter.metrics.definitions.peaks import declared_peak, device_peak
+
+    if peak is not None:
+        return declared_peak(parse_peak(peak), dtype, source, device=device)
+    if device is None:
+        raise UsageError("which device? pass --device (`erg peaks` lists them) or --peak")
+    return device_peak(device, dtype or "bf16", is_dtype_assumed=dtype is None)
+
+
+def _print(work: Work, found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from ergmeter.views.calculate.flops import lines, reading_lines
+
+    console = Console()
+    for line in [*lines(work), *reading_lines(found)]:
+        console.print(line)

@@ -1,0 +1,52 @@
+"""`erg peaks`: what devices could do at best, and who says so."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--vendor", help="Just the devices of this vendor: nvidia, amd, google, aws, ...")
+@click.option("--dtype", help="Just the devices with a peak for this type, and just that peak.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, in FLOP/s, bytes and watts.")
+@click.option("--markdown", is_flag=True, help="The whole page, as in docs/hardware.md.")
+def command(
+    name: str | None, vendor: str | None, dtype: str | None, as_json: bool, markdown: bool
+) -> None:
+    """Show a device's peak, by its driver's name for it or an alias; without NAME, list all.
+
+    Peaks are dense, with FP32 accumulate. Rows of ~/.config/ergmeter/hardware.toml, or of the file
+    that ERGMETER_HARDWARE names, come before the built-in ones.
+    """
+    from rich.console import Console
+
+    from ergmeter.errors import UsageError
+    from ergmeter.hardware import devices, lookup
+    from ergmeter.records import DTYPES
+    from ergmeter.views.calculate import hardware
+
+    if markdown:
+        click.echo(hardware.page(), nl=False)
+        return
+    if name:
+        spec = lookup(name)
+        if dtype:
+            spec.peak(dtype)  # says so if there is none
+        one = json.dumps(hardware.document(spec), indent=1, allow_nan=False)
+        click.echo(one if as_json else "\n".join(hardware.entry(spec, width=Console().width)))
+        return
+    if dtype and dtype not in DTYPES:
+        raise UsageError(f"no type {dtype!r}; the table has {', '.join(DTYPES)}")
+    rows = devices()
+    vendors = {row.vendor for row in rows}
+    if vendor and vendor.lower() not in vendors:
+        raise UsageError(f"no vendor {vendor!r}; the table has {', '.join(sorted(vendors))}")
+    rows = [row for row in rows if not vendor or row.vendor == vendor.lower()]
+    rows = [row for row in rows if not dtype or dtype in row.peak_flops_per_s]
+    if as_json:
+        click.echo(json.dumps([hardware.document(row) for row in rows], indent=1, allow_nan=False))
+    else:
+        Console().print(hardware.listing(rows, dtype=dtype))

@@ -1,0 +1,51 @@
+"""`erg check`: is this measurement fit to be compared?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options.run import with_training
+from ergmeter.cli.options.window import with_settings
+
+if TYPE_CHECKING:
+    from ergmeter.runlog.settings import Settings
+
+
+@click.command()
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1)
+@with_training
+@click.option(
+    "--json", "as_json", is_flag=True, help="As JSON, a list with one entry for each run."
+)
+@with_settings
+def command(settings: Settings, runs: tuple[Path, ...], training: int | None, as_json: bool) -> int:
+    """Say whether measurements are fit to be compared. Without RUNS: the newest under runs/.
+
+    Looks for throttling, clocks that move, warming, stalls, a beginning that is too slow, a window
+    that is too short, noise, gaps in the readings, sensors that disagree, memory that only grows
+    and a device that is hardly used; each with what it does to the figures. Exits 1 if something
+    serious was found: another run of the same would give other figures. Where a decisive check
+    (window, noise, throttling) could not be made the verdict is "not known", and it exits 0.
+    """
+    from rich.console import Console
+
+    from ergmeter.metrics.check.checks import fitness
+    from ergmeter.metrics.summarize import evidence_of
+    from ergmeter.runlog.manage.directory import newest_run
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views.run import check as view
+
+    opened = [Run.open(run) for run in runs or (newest_run(Path("runs")),)]
+    opened = [run.training(training) for run in opened] if training else opened
+    found = [(run, fitness(evidence_of(run, settings))) for run in opened]
+    if as_json:
+        click.echo(json.dumps([view.document(*one) for one in found], indent=1, allow_nan=False))
+    else:
+        console = Console()
+        for run, one in found:
+            console.print(view.page(run, one, is_alone=len(found) == 1))
+    return 1 if any(one.verdict == "not fit" for _, one in found) else 0

@@ -1,0 +1,69 @@
+"""`erg explain`: where the rest of the peak went."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from ergmeter.cli.options.pages import check_page, with_page, write_page
+from ergmeter.cli.options.run import with_run
+from ergmeter.cli.options.window import with_settings
+from ergmeter.cli.options.work import with_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergmeter.records import Flops
+    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="The same as JSON.")
+@click.option("--markdown", is_flag=True, help="The same as Markdown, for an issue.")
+@with_page
+@with_model
+@with_settings
+@with_run
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    run: Run,
+    as_json: bool,
+    markdown: bool,
+    page: Path | None,
+) -> None:
+    """Show where the rest of the peak went. Without RUN: the newest under runs/.
+
+    A waterfall from the peak to what was achieved: stalls and waits, idle time, the clock, kernels
+    that do not multiply, recomputation, padding; in percent of the peak and in joules, each with
+    its evidence. What can't be told apart is one block. Then the changes most worth trying.
+    """
+    from rich.console import Console
+
+    from ergmeter.metrics.explain.waterfall import explain
+    from ergmeter.metrics.summarize import evidence_of
+    from ergmeter.views.run import explain as view
+
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown are two forms; give one")
+    check_page(page)
+    found = explain(evidence_of(run, settings, flops=flops))
+    if page is not None:
+        from ergmeter.views.html.explain_page import explain_page
+
+        write_page(page, explain_page(run, found))
+    if markdown:
+        from ergmeter.views.analyze.markdown import markdown as written
+        from ergmeter.views.run.explain import explain_parts
+
+        title = f"{run.name}: where the rest of the peak went, {found.window}"
+        click.echo(written(title, list(explain_parts(found))), nl=False)
+    elif as_json:
+        click.echo(json.dumps(view.document(run, found), indent=1, allow_nan=False))
+    else:
+        console = Console()
+        console.print(view.page(run, found))
+        console.print(view.evidence(found))

@@ -1,0 +1,60 @@
+"""`erg job`: what the runs of a job that was stopped and resumed came to together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--runs",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where its runs are.",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(job: str | None, directory: Path, as_json: bool) -> int:
+    """Show what a job came to over all its runs: goodput, lost steps, energy and time.
+
+    A job is what `--job` or Meter(job=...) calls it; else a scheduler's job (SLURM, PBS, LSF),
+    which a requeue keeps, or a launch of torchrun's. Without JOB: that of the newest run.
+
+    \b
+    erg job                        the job of the newest run
+    erg job pretrain-7b --json     by its name
+    """
+    from rich.console import Console
+
+    from ergmeter.compare.jobs import Part, job_results, jobs
+    from ergmeter.errors import FormatError, UsageError
+    from ergmeter.runlog.manage.directory import run_paths
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views.run import job as view
+
+    opened, damaged = [], []
+    for path in run_paths(directory):
+        try:
+            opened.append(Run.open(path))
+        except FormatError as error:
+            damaged.append(str(error))
+    found = jobs(opened)
+    name = job or (list(found)[-1] if found else None)
+    if name not in found:
+        there = ", ".join(found) or "none: give --job, or Meter(job=...)"
+        which = f"job {name}" if name else "job"
+        raise UsageError(f"no {which} in {directory} (there are: {there})")
+    parts = [Part.of(run) for run in found[name]]
+    results = job_results(parts)
+    if as_json:
+        click.echo(json.dumps(view.document(name, parts, results), indent=1, allow_nan=False))
+    else:
+        Console().print(view.page(name, parts, results))
+    for line in damaged:
+        click.echo(f"erg: {line}", err=True)
+    return 1 if damaged else 0

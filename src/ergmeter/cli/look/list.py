@@ -1,0 +1,182 @@
+"""`erg list`: the runs there are."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.text import Text
+
+    from ergmeter.runlog.reader import Run
+
+_COLUMNS = ("throughput.tokens_per_s", "time.step_s", "energy.joules_per_token", "time.run_s")
+_STATUS = "failed (2)"  # which a status is not cut below
+_TITLES = ("tokens/s", "step", "J/token", "lasted")
+_FIGURES = 3  # the column that they begin at: after name, when it was made and status
+_GIVE_WAY = ("step", "lasted", "J/token")  # in this order, where there is no room
+_GAP = 2  # between columns
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with the readings of the columns.")
+def command(directory: Path, as_json: bool) -> int:
+    """List the runs in DIRECTORY (default: runs/), the newest last."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ergmeter.errors import ErgmeterError
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.manage.directory import run_paths
+    from ergmeter.runlog.manage.labels import labels_of
+    from ergmeter.runlog.reader import Run
+    from ergmeter.units import printable
+    from ergmeter.views import documents
+    from ergmeter.views.run import card
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column(f"run in {directory.name or directory}/", overflow="fold")
+    table.add_column("made", no_wrap=True)
+    table.add_column("status", min_width=len(_STATUS))
+    listed: list[dict[str, Any]] = []
+    rows: list[tuple[str, ...]] = []
+    damaged: list[str] = []
+    for path in run_paths(directory):
+        try:
+            run = Run.open(path)
+            summary = summarize(run)
+            labels = labels_of(path)
+        except (ErgmeterError, OSError) as error:
+            damaged += _damage(path, str(error))
+            continue
+        readings = {key: summary.readings[key] for key in _COLUMNS}
+        rows.append(
+            (
+                printable(path.name),
+                _made(run),
+                card.brief(summary.status),
+                *(card.bare(r) for r in readings.values()),
+                ", ".join(map(printable, labels.tags)),
+            )
+        )
+        listed.append(
+            {
+                "path": str(path),
+                "name": run.name,
+                "created": run.header.get("created"),
+                "status": summary.status,
+                "tags": list(labels.tags),
+                "notes": [{"at": at, "text": said} for at, said in labels.notes],
+                "readings": {key: documents.result(r) for key, r in readings.items()},
+            }
+        )
+    console = Console()
+    titles: tuple[str, ...] = (str(table.columns[0].header), "made", _STATUS, *_TITLES)
+    unshown = _without_room(rows, titles, console.width)
+    titles, *rows = (_without(row, unshown) for row in (titles, *rows))
+    for title in titles[_FIGURES:]:
+        table.add_column(title, justify="right", no_wrap=True)
+    if any(row[-1] for row in rows):
+        in_a_column, rows = _with_tags(rows, titles, console.width)
+        if in_a_column:
+            table.add_column("tags", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row[: len(table.columns)]))
+    if as_json:
+        click.echo(json.dumps(listed, indent=1, allow_nan=False))
+    elif listed:
+        console.print(table)
+        console.print(_said_of(unshown), style="dim", end="")
+        console.print(*_note_lines(listed), sep="", end="")
+    else:
+        click.echo(f"no run in {directory}; `erg record -- COMMAND` makes one")
+    for line in damaged:
+        click.echo(f"erg: {line}", err=True)
+    return 1 if damaged else 0
+
+
+def _damage(path: Path, said: str) -> list[str]:
+    """A line about a run that can't be read; none about one that was removed since we looked."""
+    if not path.exists():
+        return []
+    return [said if str(path) in said else f"{path}: {said}"]
+
+
+def _without_room(
+    rows: list[tuple[str, ...]], titles: tuple[str, ...], columns: int
+) -> tuple[int, ...]:
+    """The places of figures that are not shown: first what no run has.
+
+    It is whole columns that give way: a figure that is cut in the middle is another figure.
+    """
+    widths = [
+        max(map(len, column)) for column in zip(titles, *(row[:-1] for row in rows), strict=True)
+    ]
+    places = range(_FIGURES, len(titles))
+    nobody_has = [place for place in places if all(row[place] == "-" for row in rows)]
+    left_out: tuple[int, ...] = ()
+    for place in dict.fromkeys(
+        (*nobody_has, *(_FIGURES + _TITLES.index(one) for one in _GIVE_WAY))
+    ):
+        shown = [width for at, width in enumerate(widths) if at not in left_out]
+        if sum(shown) + _GAP * (len(shown) - 1) <= columns:
+            break
+        left_out = (*left_out, place)
+    return left_out
+
+
+def _said_of(unshown: tuple[int, ...]) -> str:
+    names = ", ".join(_TITLES[place - _FIGURES] for place in unshown)
+    return f"no room for {names}: a wider terminal, or --json\n" if names else ""
+
+
+def _note_lines(listed: list[dict[str, Any]]) -> Iterator[Text]:
+    """The newest note on each run, and how many there are where there are more."""
+    from rich.text import Text
+
+    from ergmeter.units import printable
+
+    for one in listed:
+        notes = one["notes"]
+        if notes:
+            more = f" (the last of {len(notes)})" if len(notes) > 1 else ""
+            said = f"note on {Path(one['path']).name}{more}: {notes[-1]['text']}"
+            yield Text(f"{printable(said)}\n", "dim", no_wrap=True, overflow="ellipsis")
+
+
+def _without(row: tuple[str, ...], places: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(cell for place, cell in enumerate(row) if place not in places)
+
+
+def _with_tags(
+    rows: list[tuple[str, ...]], titles: tuple[str, ...], columns: int
+) -> tuple[bool, list[tuple[str, ...]]]:
+    """The rows with their tags, and whether those have a column of their own.
+
+    Where there is no room for one they stand below the name, cut to its width: no figure gives way.
+    """
+    widths = [max(len(title), *(len(row[i]) for row in rows)) for i, title in enumerate(titles)]
+    room = columns - sum(widths) - _GAP * len(widths)
+    if room >= max(len(row[-1]) for row in rows):
+        return True, rows
+    cut = [row[-1] if len(row[-1]) <= widths[0] else row[-1][: widths[0] - 1] + "…" for row in rows]
+    below = [f"{row[0]}\n{tags}" if tags else row[0] for row, tags in zip(rows, cut, strict=True)]
+    return False, [(name, *row[1:-1]) for name, row in zip(below, rows, strict=True)]
+
+
+def _made(run: Run) -> str:
+    """When, by the clock here; of a run whose name begins with the day just the time of day."""
+    try:
+        created = datetime.fromisoformat(str(run.header.get("created"))).astimezone()
+    except ValueError:
+        return ""
+    day, _, time_of_day = created.isoformat()[:16].partition("T")
+    return time_of_day if run.path.name.startswith(day) else f"{day[5:]} {time_of_day}"

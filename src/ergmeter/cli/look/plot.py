@@ -1,0 +1,183 @@
+"""`erg plot`: charts of a run as files.
+
+The trap: a picture that takes the place of something else. A file that is neither a PNG nor an SVG
+of ours is never replaced, and one that is replaced is named.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.options.pages import check_folder, check_writable
+from ergmeter.cli.options.run import with_run
+from ergmeter.cli.options.window import with_settings
+from ergmeter.cli.options.work import with_model
+
+if TYPE_CHECKING:
+    from ergmeter.records import Flops
+    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
+
+# Those of `views.plots`, which would load numpy for `erg plot --help`; a test keeps them the same.
+KINDS = (
+    *("phases", "power", "energy", "memory", "activity", "clocks", "temperature", "node", "disk"),
+    *("network", "steps", "loss", "ladder", "waterfall", "time_spent", "energy_spent"),
+    *("step_times", "roofline"),
+)
+_ALL = "all"
+_FORMATS = ("svg", "png")
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SVG, _OF_VEGA = b"<svg", b'class="marks"'
+_HEAD_BYTES = 512
+
+
+class _Kinds(click.Choice[str]):
+    """The kinds there are, with the nearest for whoever mistypes one."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401  as click's
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401
+        if value not in self.choices:
+            near = difflib.get_close_matches(value, self.choices, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}? There are" if near else "there are"
+            self.fail(f"no kind {value!r} of plot; {hint} {', '.join(self.choices)}", param, ctx)
+        return value
+
+
+class _OfOneRun(click.Command):
+    """Says what draws several runs to whoever names them here."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        left = super().parse_args(ctx, args)
+        if ctx.args:
+            runs = " ".join([str(ctx.params["run"]), *ctx.args])
+            raise click.UsageError(
+                f"a plot is of one run; `erg compare {runs} --html FILE` draws several"
+            )
+        return left
+
+
+@click.command(cls=_OfOneRun, context_settings={"allow_extra_args": True})
+@click.option(
+    "--kind",
+    "kinds",
+    type=_Kinds([*KINDS, _ALL]),
+    multiple=True,
+    default=("power",),
+    show_default=True,
+    help="What to draw; may be repeated. `all`: every chart that can be drawn.",
+)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="Where to (it has to be said): FILE.svg or FILE.png; of several kinds the directory, which"
+    " is made, for files that are called as their kind.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    help="Of the files in a directory. Default: svg.",
+)
+@click.option("--dark", is_flag=True, help="On a dark ground.")
+@with_model
+@with_settings
+@with_run
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    run: Run,
+    kinds: tuple[str, ...],
+    out: Path | None,
+    form: str | None,
+    dark: bool,
+) -> int:
+    """Draw charts of a run into files, without a browser. Without RUN: the newest under runs/.
+
+    The charts are those of `erg report --html`. One that can't be drawn is not written, and the
+    reason is told. Of files that are there, PNGs and our own SVGs are replaced. Needs pip install
+    'ergmeter[html]'.
+
+    \b
+    erg plot runs/a --kind waterfall -o waterfall.svg
+    erg plot runs/a --kind all -o plots
+    """
+    from ergmeter.metrics.summarize import evidence_of, summary_of
+    from ergmeter.views.plots import charts, converter, plot, reasons
+
+    wanted = KINDS if _ALL in kinds else tuple(dict.fromkeys(kinds))
+    if out is None:
+        where = f"-o {wanted[0]}.svg (or .png)" if len(wanted) == 1 else "-o DIR"
+        raise click.UsageError(f"say where the plot goes: {where}")
+    targets = _targets(out, wanted, form)
+    for path in targets.values():
+        _check_target(path)
+    converter()
+    evidence = evidence_of(run, settings, flops=flops)
+    summary = summary_of(evidence)
+    found = charts(evidence, summary, wanted)
+    drawn = [one for one in found if one.spec is not None]
+    if drawn and out not in targets.values():
+        out.mkdir(parents=True, exist_ok=True)
+    for chart in drawn:
+        path = targets[chart.id]
+        theme = "dark" if dark else "light"
+        kind = path.suffix.lower().removeprefix(".")
+        _write(path, plot(chart, run.name, form=kind, theme=theme))
+    for line in reasons(found):
+        click.echo(f"erg: {line}", err=True)
+    if not drawn and _ALL not in kinds:
+        others = [one.id for one in charts(evidence, summary, KINDS) if one.spec is not None]
+        said = f"--kind {', '.join(others)}" if others else "no kind at all"
+        click.echo(f"erg: of this run can be drawn: {said}", err=True)
+    is_enough = bool(drawn) if _ALL in kinds else len(drawn) == len(wanted)
+    return 0 if is_enough else 1
+
+
+def _targets(out: Path, kinds: tuple[str, ...], form: str | None) -> dict[str, Path]:
+    """Where each kind goes: into the one file, or into a directory by its name."""
+    named = out.suffix.lower().removeprefix(".")
+    is_picture = named in _FORMATS
+    if out.is_dir() or (len(kinds) > 1 and not is_picture):
+        check_folder(out, option="-o")
+        return {kind: out / f"{kind}.{form or _FORMATS[0]}" for kind in kinds}
+    if len(kinds) > 1:
+        raise click.UsageError(
+            f"-o {out}: {len(kinds)} plots do not go into one file; name a directory"
+        )
+    if not is_picture:
+        raise click.UsageError(f"{out} is neither .svg nor .png: the name says what it will be")
+    if form not in (None, named):
+        raise click.UsageError(f"-o {out} is not --format {form}: the name says what it will be")
+    check_writable(out, option="-o")
+    return {kinds[0]: out}
+
+
+def _check_target(path: Path) -> None:
+    """Refuse to replace what is neither a PNG nor an SVG that we made."""
+    if path.is_dir():
+        raise click.UsageError(f"-o: {path} is a directory; name another place")
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    is_ours = head.startswith(_PNG) or (head.startswith(_SVG) and _OF_VEGA in head)
+    if head and not is_ours:
+        raise click.UsageError(
+            f"-o: {path} is there and is no plot, and is not replaced; name another place"
+        )
+
+
+def _write(path: Path, drawn: bytes) -> None:
+    is_replaced = path.is_file() and path.stat().st_size > 0
+    path.write_bytes(drawn)
+    click.echo(f"{path} (replaced)" if is_replaced else path)

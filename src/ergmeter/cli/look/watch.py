@@ -1,0 +1,232 @@
+"""`erg watch`: a run while it is going."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.options.alerts import with_rules
+from ergmeter.cli.options.run import with_training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.console import Console
+
+    from ergmeter.metrics.alerts.marks import Noted
+    from ergmeter.metrics.live.frame import Frame, Watching
+
+_LINES_EVERY_S = 10.0
+_FRAMES_EVERY_S = 2.0
+# Figures of the run so far need all of it: they may have a twentieth of the time, and no more.
+_TOTALS_EVERY_S = 5.0
+_TOTALS_SHARE = 0.05
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), required=False, metavar="[RUN|DIRECTORY]")
+@click.option("--once", is_flag=True, help="Show one page and end, also of a run that is over.")
+@click.option("--rank", type=click.IntRange(min=0), help="Steps of just this rank.")
+@with_training
+@click.option("--steps", type=click.IntRange(min=1), help="How many there will be, for the ETA.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.2),
+    metavar="SECONDS",
+    help="How often to look. [default: 2 on a terminal, else 10]",
+)
+@with_rules
+def command(
+    run: Path | None,
+    once: bool,
+    rank: int | None,
+    training: int | None,
+    steps: int | None,
+    interval_s: float | None,
+    alerts: tuple[str, ...],
+) -> int:
+    """Watch a run while it is going; q or Ctrl-C ends. Without RUN: the newest under runs/.
+
+    Where the output is no terminal, a line now and then. When the run ends its card is shown. What
+    is judged is what the run was told to be alarmed by, or --alert; of a run that is over, --once
+    lists the alerts that were told and those that would have been. Of several trainings in one run
+    the newest is shown, unless --training names another.
+    """
+    from rich.console import Console
+
+    from ergmeter.errors import FormatError
+    from ergmeter.metrics.alerts.rules import all_parsed
+    from ergmeter.metrics.live.frame import Watching
+    from ergmeter.views.run import watch
+
+    all_parsed(alerts)  # or what is wrong with one of them
+    path = _chosen(run)
+    console = Console()
+    watching = Watching(path, rules=alerts, rank=rank, training=training, total_steps=steps)
+    try:
+        if once:
+            frame = watching.look(totals=True)
+            console.print(watch.page(frame, columns=console.width))
+            return 0
+        shown = _on_terminal if console.is_terminal else _as_lines
+        every_s = interval_s or (_FRAMES_EVERY_S if console.is_terminal else _LINES_EVERY_S)
+        ended = shown(console, _Looks(watching), every_s)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(f"the run {path} is gone: its directory was moved or removed") from None
+    except FormatError as error:
+        if path.exists():
+            raise
+        raise FormatError(f"the run {path} is gone: its directory was moved or removed") from error
+    finally:
+        watching.close()
+    if ended is not None:
+        _show_card(console, path, training)
+    return 0
+
+
+def _chosen(given: Path | None) -> Path:
+    """The run, or the newest in a directory of runs."""
+    from ergmeter.runlog.format import RUN_FILE
+    from ergmeter.runlog.manage.directory import newest_run
+
+    if given is None:
+        return newest_run(Path("runs"))
+    is_parent = given.is_dir() and not (given / RUN_FILE).exists()
+    return newest_run(given) if is_parent else given
+
+
+class _Looks:
+    """Looks at a run, at its whole only so often as a share of the time allows."""
+
+    def __init__(self, watching: Watching) -> None:
+        self._watching = watching
+        self._due_s = 0.0
+
+    def frame(self) -> Frame:
+        began_s = time.monotonic()
+        totals = began_s >= self._due_s
+        frame = self._watching.look(totals=totals)
+        if not frame.is_going and not totals:
+            frame = self._watching.look(totals=True)
+        if totals:
+            cost_s = time.monotonic() - began_s
+            self._due_s = time.monotonic() + max(_TOTALS_EVERY_S, cost_s / _TOTALS_SHARE)
+        return frame
+
+
+def _on_terminal(console: Console, looks: _Looks, every_s: float) -> Frame | None:
+    """Draw until the run is over. None where the user ended it."""
+    from rich.live import Live
+
+    from ergmeter.views.run import watch
+
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    try:
+        with _restored(), _keys() as key, screen as live:
+            while True:
+                frame = looks.frame()
+                room = {"columns": console.width, "lines": console.height}
+                live.update(watch.page(frame, **room), refresh=True)
+                if not frame.is_going:
+                    return frame
+                if key(every_s) in ("q", "Q"):
+                    return None
+    except KeyboardInterrupt:
+        return None
+
+
+def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
+    from ergmeter.views.run import watch
+
+    printed: list[Noted] = []
+    replaced = 0
+    try:
+        while True:
+            frame = looks.frame()
+            if frame.replaced > replaced:
+                replaced = frame.replaced
+                printed.clear()  # those were the other's
+                click.echo(watch.REPLACED)
+            for number in new_alerts(frame, printed):
+                click.echo(watch.alert_line(frame, number))
+                printed.append(frame.alerts[number])
+            click.echo(watch.line(frame))
+            if not frame.is_going:
+                return frame
+            time.sleep(every_s)
+    except KeyboardInterrupt:
+        return None
+
+
+def new_alerts(frame: Frame, printed: list[Noted]) -> list[int]:
+    """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
+    and one that was seen here first is told by the run a little later."""
+    from ergmeter.metrics.alerts.marks import is_same
+
+    def has_line(alert: Noted) -> bool:
+        seen = (p for p in printed if not p.was_told or not alert.was_told)
+        return alert in printed or any(is_same(alert, p) for p in seen)
+
+    return [at for at, alert in enumerate(frame.alerts) if not has_line(alert)]
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A way to wait so long for a key. The terminal is as it was afterwards."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def key(wait_s: float) -> str:
+        ready = select.select([fd], [], [], wait_s)[0]
+        return os.read(fd, 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(fd)
+        yield key
+    finally:
+        # Where the terminal is gone there is nothing to restore.
+        with suppress(termios.error):
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+def _no_key(wait_s: float) -> str:
+    time.sleep(wait_s)
+    return ""
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """A signal that ends us leaves the terminal as it was: it becomes an exit."""
+
+    def leave(number: int, _frame: Any) -> None:  # noqa: ANN401
+        raise SystemExit(128 + number)
+
+    before = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _show_card(console: Console, path: Path, training: int | None) -> None:
+    from ergmeter.cli.options.run import show_run
+    from ergmeter.runlog.reader import Run
+
+    run = Run.open(path)
+    show_run(console, run.training(training) if training else run)

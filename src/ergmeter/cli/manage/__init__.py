@@ -1,0 +1,1 @@
+"""Commands that manage runs: import, runs, export, doctor."""

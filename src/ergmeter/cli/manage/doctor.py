@@ -1,0 +1,28 @@
+"""`erg doctor`: what can be measured here, and why the rest can't."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(as_json: bool) -> int:
+    """Say what can be measured on this machine, by which probe, and what to do about the rest.
+
+    Takes two readings of everything, half a second apart, so that a counter that exists but never
+    moves is found out. Exits 0 also if little can be measured: that is an answer, not a failure.
+    """
+    from rich.console import Console
+
+    from ergmeter import doctor
+    from ergmeter.views.calculate import doctor as view
+
+    findings = doctor.examine()
+    if as_json:
+        click.echo(json.dumps(doctor.document(findings), indent=1))
+    else:
+        Console().print(view.page(findings))
+    return 0

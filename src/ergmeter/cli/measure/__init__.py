@@ -1,0 +1,1 @@
+"""Commands that measure: record, load, train, prepare, calibrate, demo."""

@@ -1,0 +1,130 @@
+"""`erg calibrate`: what this machine can reach, kept for the runs that follow."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from ergmeter.hardware.calibration import Calibration
+    from ergmeter.workloads.calibrate.calibrate import Tick
+
+_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
+
+
+@click.command()
+@click.option(
+    "--device",
+    default="auto",
+    help="What to measure: cpu, cuda, cuda:1, or all for every GPU, one after the other. [default:"
+    " auto, the first GPU where there is one]",
+)
+@click.option("--quick", is_flag=True, help="Shorter windows, and figures that are less sure.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder to keep it in. [default: ERGMETER_CALIBRATION, or ergmeter/calibration in the"
+    " user's data folder]",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON, a list with one entry a device.")
+@click.option("--quiet", is_flag=True, help="Just the result: no progress.")
+def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bool) -> int:
+    """Measure what this machine can reach, in under a minute, and keep it for later runs.
+
+    Products of matrices in each type and memory bandwidth, each held for a window after a warm-up;
+    of a GPU also its idle power and how often its sensors have something new. Runs that are
+    recorded afterwards are held against it beside the datasheet. No setting of the machine is
+    changed. Ctrl-C keeps what was measured until then. Needs torch.
+
+    \b
+    erg calibrate
+    erg calibrate --device all --json
+    """
+    calibrate = _workload()
+    pace = calibrate.QUICK if quick else calibrate.FULL
+    results: list[Calibration] = []
+    for target in calibrate.targets(device):
+        with _progress(f"measuring {target.device.name}", quiet=quiet) as tell:
+            found = calibrate.run(target, pace=pace, tell=tell)
+        results.append(found)
+        where = kept(found, out)
+        if not as_json:
+            _show(found, where)
+        elif not quiet:
+            click.echo(where, err=True)
+        if found.interrupted:
+            break
+    if as_json:
+        click.echo(json.dumps([one.as_json() for one in results], indent=1, allow_nan=False))
+    return _INTERRUPTED if results[-1].interrupted else 0
+
+
+def _workload() -> ModuleType:
+    from ergmeter.errors import PluginError
+
+    try:
+        from ergmeter.workloads.calibrate import calibrate
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PluginError("erg calibrate needs torch: pip install 'ergmeter[torch]'") from error
+    return calibrate
+
+
+@contextmanager
+def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+    """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        if not quiet:
+            click.echo(what, err=True)
+        yield lambda _tick: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
+    # Drawn at each tick and not in between: drawing takes processor time from what is measured.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
+        task = bar.add_task(what, now="")
+
+        def tell(tick: Tick) -> None:
+            bar.update(task, total=tick.of, completed=tick.done, now=tick.what, refresh=True)
+
+        yield tell
+
+
+def kept(found: Calibration, out: Path | None) -> str:
+    """Keep it, and say where; half a calibration does not take the place of a whole one."""
+    from ergmeter.errors import FormatError
+    from ergmeter.hardware.calibration import store, stored
+
+    try:
+        before = stored(found.device, folder=out)
+    except FormatError:
+        before = None
+    if found.interrupted and before is not None and not before.interrupted:
+        return (
+            f"not kept, as it was interrupted: that of {before.measured[:10]} is whole, and stays"
+        )
+    if not found.matmul and not found.bandwidth:
+        return "not kept: it was interrupted before there was a rate"
+    return f"kept in {store(found, folder=out)}"
+
+
+def _show(found: Calibration, where: str) -> None:
+    from rich.console import Console
+
+    from ergmeter.units import duration
+    from ergmeter.views.calculate.calibrate import page
+
+    Console().print(page(found))
+    how = "interrupted after" if found.interrupted else "measured in"
+    click.echo(f"{how} {duration(found.took_s)}; {where}")

@@ -1,0 +1,149 @@
+"""`erg demo`: a real training, small enough for any machine, and what it came to."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    from ergmeter.records import Summary
+    from ergmeter.workloads.demo.demo import Outcome, Tick
+
+_INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
+
+_THREE_COUNTS = {
+    "throughput.computed_tokens_per_s": "computed (padding included)",
+    "throughput.real_tokens_per_s": "real (text, the card's figure)",
+    "throughput.loss_tokens_per_s": "with loss (the tales, not the requests)",
+}
+
+# How to see every metric of the run stands below the card already.
+_WHERE_NEXT = (
+    "",
+    "erg record -- python train.py   measure your own command, unchanged",
+    "erg doctor                      what this machine can measure, and why the rest can't",
+)
+
+
+@click.command()
+@click.option(
+    "--seconds",
+    type=click.IntRange(1, 3600),
+    default=20,
+    show_default=True,
+    help="How long to train.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-demo-xxxx]",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+    default="auto",
+    help="Where to train. [default: auto, an accelerator where there is one]",
+)
+@click.option("--json", "as_json", is_flag=True, help="The whole summary as JSON, and no card.")
+@click.option("--quiet", is_flag=True, help="Just the result: no progress, no hints.")
+def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: bool) -> int:
+    """Train a small Llama-like model for about 20 seconds and show what was measured.
+
+    The text is made on the spot; nothing is downloaded. Ctrl-C ends it early and still shows what
+    was measured until then. Needs torch.
+
+    \b
+    erg demo
+    erg demo --seconds 60 --device cpu --out runs/first
+    """
+    demo = _workload()
+    where = demo.device_named(device)
+    parameters = demo.size_for(where).model.parameters
+    what = f"training {parameters / 1e6:.1f} M parameters on {where.type} for {seconds} s"
+    with _progress(what, seconds, quiet=quiet) as tell:
+        outcome: Outcome = demo.run(seconds, device=where, out=out, tell=tell)
+    _show(outcome, as_json=as_json, hints=not quiet)
+    return _INTERRUPTED if outcome.interrupted else 0
+
+
+def _workload() -> ModuleType:
+    from ergmeter.errors import PluginError
+
+    try:
+        from ergmeter.workloads.demo import demo
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise PluginError("the demo needs torch: pip install 'ergmeter[torch]'") from error
+    return demo
+
+
+@contextmanager
+def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+    """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        if not quiet:
+            click.echo(what, err=True)
+        yield lambda _tick: None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(30), TextColumn("{task.fields[now]}"))
+    # Drawing takes processor time from what is measured, so: seldom.
+    with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bar:
+        task = bar.add_task(what, total=seconds, now="")
+
+        def tell(tick: Tick) -> None:
+            now = f"{tick.elapsed_s:3.0f} s  step {tick.steps}  loss {tick.loss:.2f}"
+            bar.update(task, completed=tick.elapsed_s, now=now)
+
+        yield tell
+
+
+def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
+    from rich.console import Console
+
+    from ergmeter.cli.options.run import tell_next
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views import documents
+    from ergmeter.views.run.card import show
+
+    opened = Run.open(outcome.run)
+    summary = summarize(opened)
+    if as_json:
+        click.echo(json.dumps(documents.report(opened, summary), indent=1, allow_nan=False))
+        return
+    console = Console()
+    show(console, opened, summary)
+    if hints:
+        for line in (*_what_it_was(summary, outcome), *_WHERE_NEXT):
+            click.echo(line)
+        tell_next(console)
+
+
+def _what_it_was(summary: Summary, outcome: Outcome) -> list[str]:
+    """What the card leaves to those who know the program."""
+    from ergmeter.records import Reading
+    from ergmeter.views.run.card import value
+
+    counts = {key: summary.readings[key] for key in _THREE_COUNTS}
+    said = [
+        f"{value(found)} {_THREE_COUNTS[key]}"
+        for key, found in counts.items()
+        if isinstance(found, Reading)
+    ]
+    lines = ["Tokens are counted three ways:", *(f"  {line}" for line in said)] if said else []
+    if outcome.held_out:
+        course = ", then ".join(f"{loss:.2f}" for loss in outcome.held_out)
+        lines.append(f"Loss on tales it never saw: {course} (a blind guess at each byte is 5.55).")
+    return lines

@@ -1,0 +1,143 @@
+"""`erg prepare`: what a fine-tuning would be given, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.data.amounts import Amounts
+    from ergmeter.workloads.sft.data.prepared import Prepared
+
+_LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The YAML file of the training.",
+)
+@click.option(
+    "--sample",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to write some examples as they read. [default: sample.txt in train.output_dir]",
+)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
+    """Tokenise the data of a training and say what is in it; train nothing.
+
+    Counts rows and tokens: those that are text, those that are computed with padding, and those
+    that bear loss. Writes the first examples as the model reads them, with what bears loss
+    between marks.
+
+    \b
+    erg prepare --config configs/cpu/run_torch.yaml
+    """
+    from ergmeter.errors import PluginError
+    from ergmeter.workloads.sft.config.config import load
+
+    config = load(config_path)
+    try:
+        data, parts = _prepared(config)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _LIBRARIES:
+            raise
+        raise PluginError(f"this needs {missing}: pip install 'ergmeter[train]'") from error
+    where = sample or config.train.output_dir / "sample.txt"
+    where.parent.mkdir(parents=True, exist_ok=True)
+    where.write_text(_rendered(data), encoding="utf-8")
+    if as_json:
+        click.echo(json.dumps(_document(config, data, parts, where), indent=1))
+    else:
+        for line in _lines(config, data, parts):
+            click.echo(line)
+        click.echo(f"The first examples, as the model reads them: {where}")
+    return 0
+
+
+def _prepared(config: Config) -> tuple[Prepared, dict[str, Amounts]]:
+    from ergmeter.workloads.sft.data.amounts import amounts
+    from ergmeter.workloads.sft.data.prepared import prepared
+
+    data = prepared(config, _tokenizer(config))
+    size = config.train.batch_size
+    parts = {"training": amounts(data.train, data.collate, batch_size=size)}
+    if data.evaluation is not None:
+        parts["evaluation"] = amounts(data.evaluation, data.collate, batch_size=size)
+    return data, parts
+
+
+def _tokenizer(config: Config) -> Any:  # noqa: ANN401  of transformers
+    """The model's. Of a built-in one the weights are not made for this."""
+    from ergmeter.errors import UsageError
+
+    if config.model.is_builtin:
+        from ergmeter.workloads.sft.build_model import tokenizer
+
+        return tokenizer(config.model.name)
+    from transformers import AutoTokenizer
+
+    name = str(config.model.local_dir or config.model.name)
+    try:
+        # transformers has types for some of itself only
+        load: Any = AutoTokenizer.from_pretrained
+        return load(name, trust_remote_code=config.model.trust_remote_code)
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise UsageError(f"no tokenizer from {name}: {first}") from error
+
+
+def _rendered(data: Prepared) -> str:
+    """The samples, with what bears loss between marks that no template has."""
+    texts = (
+        "".join(f"⟦{text}⟧" if bears_loss else text for text, bears_loss in one.parts)
+        for one in data.samples
+    )
+    return "what is between ⟦ and ⟧ bears loss\n" + "".join(
+        f"\n--- example {number}\n{text}\n" for number, text in enumerate(texts, 1)
+    )
+
+
+def _document(
+    config: Config, data: Prepared, parts: dict[str, Amounts], sample: Path
+) -> dict[str, Any]:
+    return {
+        "config": str(config.path),
+        "model": config.model.name,
+        "task_mode": config.task_mode,
+        "seq_len": data.seq_len,
+        "packing": config.data.packing,
+        "batch_size": config.train.batch_size,
+        "documents": data.documents,
+        **{name: asdict(found) for name, found in parts.items()},
+        "notes": list(data.notes),
+        "sample": str(sample),
+    }
+
+
+def _lines(config: Config, data: Prepared, parts: dict[str, Amounts]) -> list[str]:
+    packed = ", packed" if config.data.packing else ""
+    lines = [
+        f"{config.path}: {config.task_mode}{packed} for {config.model.name},"
+        f" up to {data.seq_len} tokens a row, {config.train.batch_size} rows a batch",
+        f"{data.documents:,} documents were read to train on",
+    ]
+    for name, found in parts.items():
+        lines += [
+            f"{name}: {found.rows:,} rows of {found.shortest} to {found.longest} tokens"
+            f" (median {found.median:g})",
+            f"  {found.real:>12,} real tokens",
+            f"  {found.computed:>12,} computed, padding included"
+            f" ({100 * found.real / found.computed:.1f} % real)",
+            f"  {found.loss:>12,} bear loss",
+        ]
+    return [*lines, *data.notes]

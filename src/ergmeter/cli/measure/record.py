@@ -1,0 +1,152 @@
+"""`erg record`: measure a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ergmeter.cli.options.alerts import with_alerts
+from ergmeter.cli.options.pages import check_folder
+from ergmeter.cli.options.window import with_settings, with_sinks
+from ergmeter.cli.options.work import with_model
+
+if TYPE_CHECKING:
+    from ergmeter.records import Flops
+    from ergmeter.runlog.settings import Settings
+
+_PACED = ("nvml", "amd", "apple", "grace", "rapl")  # those that --interval sets the pace of
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-NAME-xxxx]",
+)
+@click.option("--name", help="What to call the run. [default: the script's name]")
+@click.option(
+    "--tokens-are",
+    type=click.Choice(["step", "line", "total"]),
+    help="What a printed `tokens` counts, where ergmeter should not find out by itself.",
+)
+@click.option("--probe", "probes", multiple=True, help="Use just these probes (may be repeated).")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.001),
+    help="Seconds between readings of devices.",
+)
+@click.option("--keep-buffering", is_flag=True, help="Do not have Python flush each line.")
+@click.option(
+    "--pty",
+    is_flag=True,
+    help="Give the command a pseudo-terminal for its standard output, so that a program which"
+    " holds its output back in a pipe prints each line as it comes.",
+)
+@click.option(
+    "--no-hook", is_flag=True, help="Do not look into the command's Python, only at its output."
+)
+@click.option("--quiet", is_flag=True, help="Show no card at the end.")
+@with_sinks
+@with_alerts
+@with_model
+@with_settings
+@click.argument("command_line", nargs=-1, required=True, metavar="-- COMMAND [ARGUMENTS]...")
+def command(
+    settings: Settings,
+    flops: tuple[Flops, ...],
+    command_line: tuple[str, ...],
+    out: Path | None,
+    name: str | None,
+    tokens_are: str | None,
+    probes: tuple[str, ...],
+    interval_s: float | None,
+    keep_buffering: bool,
+    pty: bool,
+    no_hook: bool,
+    sinks: list[tuple[str, dict[str, Any]]],
+    sinks_every_s: float,
+    alerts: tuple[str, ...],
+    stop_on: str,
+    alert_command: str | None,
+    alert_webhook: str | None,
+    quiet: bool,
+) -> int:
+    """Measure any command: its output, its signals and its exit code pass through unchanged.
+
+    Steps, tokens, evaluation and checkpoints of a torch, Hugging Face or Lightning program are seen
+    by a hook in its Python; else recognised in what it prints (Trainer logs, key=value and
+    key: value lines); or come from an ergmeter.Meter inside it. The card goes to standard error.
+
+    \b
+    erg record -- python train.py --config a.yaml
+    erg record --warmup-steps 5 --out runs/baseline -- torchrun train.py
+    """
+    if os.name != "posix":
+        raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
+    from ergmeter.meter.run_plan import probe_names
+    from ergmeter.recorder import Request, record
+    from ergmeter.runlog.format import RUN_VARIABLE
+
+    probe_names(probes)  # or which there are
+    if RUN_VARIABLE in os.environ:  # measured already, by the recorder around us
+        unused = f"; --out {out} is not used" if out else ""
+        unused += "; alerts and budgets are not judged here" if alerts else ""
+        around = os.environ[RUN_VARIABLE]
+        click.echo(
+            f"erg: the recorder around this command measures it, into {around}{unused}", err=True
+        )
+        os.execvp(command_line[0], command_line)
+    _check_place(out)
+    options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
+    recording = record(
+        Request(
+            command=command_line,
+            out=out,
+            name=name,
+            settings=settings,
+            flops=flops,
+            probes=probes or None,
+            probe_options=options,
+            tokens_are=tokens_are,
+            keep_buffering=keep_buffering,
+            pty=pty,
+            hook=not no_hook,
+            sinks=sinks,
+            sinks_every_s=sinks_every_s,
+            alerts=alerts,
+            stop_on=stop_on,
+            alert_command=alert_command,
+            alert_webhook=alert_webhook,
+        )
+    )
+    if not quiet:
+        _show(recording.run)
+    return recording.exit_code
+
+
+def _check_place(out: Path | None) -> None:
+    """Before anything is started: a run can be written where it is to be."""
+    if out is None:
+        check_folder(Path("runs"), option="without --out DIR a run goes to")
+    else:
+        check_folder(out.absolute().parent, option="--out")
+
+
+def _show(run: Path) -> None:
+    from rich.console import Console
+
+    from ergmeter.cli.options.run import show_run
+    from ergmeter.errors import ErgmeterError
+    from ergmeter.runlog.reader import Run
+
+    try:
+        show_run(Console(stderr=True), Run.open(run))
+    except ErgmeterError as error:
+        print(f"erg: {error}", file=sys.stderr)

@@ -1,0 +1,301 @@
+"""`erg train`: one fine-tuning, or several that take turns, measured, with a row in the ledger."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.training import Outcome, Tick
+
+
+_LINE_S = 30.0
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The YAML file that says what to train, and how.",
+)
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one key of it, such as train.max_steps=50. May be repeated.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The run directory to make. [default: runs/DATE-train-BACKEND-xxxx]",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Train so many times, with seeds that follow each other, each in a process of its own.",
+)
+@click.option(
+    "--interleave",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Another configuration to take turns with: A B, B A, ... May be repeated.",
+)
+@click.option(
+    "--cool-down",
+    "cool_down_s",
+    type=click.FloatRange(0),
+    default=15.0,
+    show_default=True,
+    help="Seconds between two trainings of a series.",
+)
+@click.option(
+    "--report/--no-report",
+    default=None,
+    help="Show the card at the end. [default: as the configuration's `report:` says]",
+)
+@click.option("--json", "as_json", is_flag=True, help="The row as JSON, and no card.")
+@click.option("--quiet", is_flag=True, help="Just the result: no progress.")
+def command(
+    config_path: Path,
+    changes: tuple[str, ...],
+    out: Path | None,
+    repeats: int,
+    interleave: tuple[Path, ...],
+    cool_down_s: float,
+    report: bool | None,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Fine-tune a model as a YAML file says, measured, and append a row to the energy ledger.
+
+    Backends are torch, bnb (bitsandbytes) and unsloth: what was asked for runs, or it stops with
+    the reason. Under torchrun or accelerate every rank trains and the first writes the row.
+
+    \b
+    erg train --config configs/cpu/run_torch.yaml
+    erg train --config configs/run_bnb.yaml --set train.max_steps=200
+    erg train --config configs/run_bnb.yaml --interleave configs/run_torch.yaml --repeats 5
+    """
+    from ergmeter.workloads.sft.config.config import load
+
+    given = _changes(changes)
+    configs = [load(path, changes=given) for path in (config_path, *interleave)]
+    if repeats > 1 or interleave:
+        if as_json or report:
+            raise click.UsageError("--json and --report are of one training; see erg compare")
+        return _series(
+            configs, repeats, changes=changes, out=out, cool_down_s=cool_down_s, quiet=quiet
+        )
+    return _once(configs[0], out=out, report=report, as_json=as_json, quiet=quiet)
+
+
+def _changes(pairs: Sequence[str]) -> dict[str, object]:
+    import yaml
+
+    from ergmeter.errors import UsageError
+
+    found: dict[str, object] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"--set takes KEY=VALUE, as in train.max_steps=50; got {pair!r}")
+        try:
+            found[key.strip()] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(f"--set {pair}: {value!r} is no YAML value") from error
+    return found
+
+
+def _once(
+    config: Config, *, out: Path | None, report: bool | None, as_json: bool, quiet: bool
+) -> int:
+    training = _workload(config)
+
+    def say(line: str) -> None:
+        click.echo(line, err=as_json)
+
+    with _progress(config, quiet=quiet or as_json) as tell:
+        outcome: Outcome = training.run(config, out=out, tell=tell, say=say)
+    if outcome.is_first:
+        _show(outcome, report=config.report if report is None else report, as_json=as_json)
+    return _code(outcome)
+
+
+def _workload(config: Config) -> Any:  # noqa: ANN401  the module
+    import importlib
+
+    from ergmeter.errors import PluginError
+
+    try:
+        if config.tuning.backend == "unsloth":  # it changes transformers as that is loaded
+            importlib.import_module("ergmeter.workloads.sft.backends").first_imports(config)
+        return importlib.import_module("ergmeter.workloads.sft.training")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("torch", "transformers", "peft", "accelerate", "tokenizers"):
+            raise
+        raise PluginError(f"training needs {missing}: pip install 'ergmeter[train]'") from error
+
+
+@contextmanager
+def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    what = f"{config.model.name} with {config.tuning.backend}"
+    if quiet or not console.is_terminal:
+        yield (lambda _tick: None) if quiet else _lines(what)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        TextColumn("{task.fields[now]}"),
+        TimeRemainingColumn(),
+    )
+    # Drawing takes processor time from what is measured, so: seldom.
+    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
+        task = bar.add_task(what, total=None, now="loading")
+
+        def tell(tick: Tick) -> None:
+            loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"
+            now = f"step {tick.step} of {tick.steps}{loss}"
+            bar.update(task, total=tick.steps, completed=tick.step, now=now)
+
+        yield tell
+
+
+def _lines(what: str) -> Callable[[Tick], None]:
+    """A line every half minute, for logs."""
+    import time
+
+    told_s = time.monotonic()
+
+    def tell(tick: Tick) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _LINE_S:
+            told_s = time.monotonic()
+            loss = "" if tick.loss is None else f", loss {tick.loss:.3f}"
+            click.echo(f"[train] {what}: step {tick.step} of {tick.steps}{loss}", err=True)
+
+    return tell
+
+
+def _show(outcome: Outcome, *, report: bool, as_json: bool) -> None:
+    if as_json:
+        said = {
+            "status": outcome.status,
+            "saved": str(outcome.output_dir) if outcome.saved else None,
+            "run": str(outcome.run) if outcome.run else None,
+            "ledger": str(outcome.written.path) if outcome.written else None,
+            "problem": outcome.problem or None,
+            "row": outcome.row,
+        }
+        click.echo(json.dumps(said, indent=1, allow_nan=False))
+        return
+    if report and outcome.run is not None:
+        _card(outcome.run)
+    why = f" ({outcome.problem})" if outcome.problem else ""
+    kept = f"saved in {outcome.output_dir}" if outcome.saved else "nothing is saved"
+    click.echo(f"[train] {outcome.status}{why}; {kept}")
+    _tell_of_row(outcome)
+
+
+def _card(run: Path) -> None:
+    from rich.console import Console
+
+    from ergmeter.metrics.summarize import summarize
+    from ergmeter.runlog.reader import Run
+    from ergmeter.views.run.card import show
+
+    opened = Run.open(run)
+    show(Console(), opened, summarize(opened))
+
+
+def _tell_of_row(outcome: Outcome) -> None:
+    from ergmeter.workloads.sft.ledger import as_text
+
+    if outcome.row is None or outcome.written is None:
+        return
+    if outcome.written.problem:
+        click.echo(f"[train] Warning: the row is not in {outcome.written.problem}", err=True)
+    if outcome.written.path is None:
+        click.echo("[train] no file takes the row; here it is:", err=True)
+        click.echo(as_text(outcome.row), err=True)
+    else:
+        click.echo(f"[train] Metrics saved to {outcome.written.path}")
+    click.echo(f"[train] Metrics: {_figures(outcome.row)}")
+
+
+def _figures(row: dict[str, object]) -> str:
+    """The original's line; what is not there says so."""
+    shown = {
+        "tokens_processed": "{:.0f} tokens",
+        "tok_per_s": "{:.1f} tok/s",
+        "energy_J": "{:.1f} J",
+        "J_per_token": "{:.4g} J/token",
+    }
+    said = []
+    for name, form in shown.items():
+        value = row.get(name)
+        is_there = isinstance(value, int | float)
+        said.append(form.format(value) if is_there else f"no {name}")
+    return ", ".join(said) + (f" ({row['notes']})" if None in map(row.get, shown) else "")
+
+
+def _code(outcome: Outcome) -> int:
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return 1 if outcome.problem else 0
+
+
+def _series(
+    configs: list[Config],
+    repeats: int,
+    *,
+    changes: Sequence[str],
+    out: Path | None,
+    cool_down_s: float,
+    quiet: bool,
+) -> int:
+    from ergmeter.runlog.identity import new_run_path
+    from ergmeter.workloads.sft import repeats as series
+
+    for config in configs:
+        series.interpreter(config)  # before hours of the others
+    where = out or new_run_path("series")
+    plan = list(series.turns(configs, repeats, runs=where))
+    done = failed = code = 0
+    for number, turn in enumerate(plan):
+        pause_s = cool_down_s if number else 0.0
+        code = series.run(
+            turn,
+            changes=changes,
+            quiet=quiet,
+            pause_s=pause_s,
+            say=lambda line: None if quiet else click.echo(line),
+        )
+        if code in (130, 143):
+            break  # whoever stopped one of them means all
+        done += code == 0
+        failed += code != 0
+    click.echo(f"{done} of {len(plan)} trainings finished; runs in {where}")
+    if len(configs) > 1:
+        backends = {config.tuning.backend for config in configs}
+        by = "backend" if len(backends) == len(configs) else "config"
+        click.echo(f"compare them: erg compare {where} --group-by {by}")
+    if code in (130, 143):
+        return code
+    return 1 if failed else 0

@@ -1,0 +1,1 @@
+"""Compares runs, ledger rows and jobs: entries, groups, verdicts, the Pareto front."""

@@ -1,0 +1,267 @@
+"""A job that stops and resumes is one job: what came of all its runs together.
+
+Goodput is the time in steps whose work was kept, over the time from the first run's start to the
+last one's end. What a job loses: the steps after the last checkpoint, which are made again; loading
+and compiling at each start; evaluation, checkpoints and waits between steps; the time in which it
+waited to be started again.
+
+The trap: adding up the runs. Their steps overlap, since a resumed run makes again what came after
+the checkpoint, and what lies between them is in none of them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.definitions.energy import run_j
+from ergmeter.metrics.definitions.tokens import told
+from ergmeter.metrics.evidence.evidence import Evidence
+from ergmeter.metrics.evidence.missing_ranks import in_words
+from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
+from ergmeter.metrics.summarize import settings_of
+from ergmeter.records import Missing, Reading, is_above, weakest
+from ergmeter.runlog.identity import job_of
+from ergmeter.runlog.settings import Settings
+from ergmeter.units import NS_PER_S, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import FloatArray, Result
+    from ergmeter.runlog.reader import Run
+
+_ALL = Settings(warmup_steps=0)
+
+
+class Whole(Evidence):
+    """A run from its start to its end, what lies before its first step included."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run, settings_of(run, _ALL), heed_marks=False)
+
+    @cached_property
+    def span(self) -> TrainingWindow:
+        """All of it."""
+        return TrainingWindow.single(WATCHED, self.watched.start_ns, self.watched.end_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of a job. Times are the wall clock's."""
+
+    run: Run
+    evidence: Whole
+    start_s: float
+    end_s: float
+
+    @classmethod
+    def of(cls, run: Run) -> Part:
+        """A run as part of a job."""
+        evidence = Whole(run)
+        zero_ns = run.wall_zero_ns
+        start_ns = end_ns = run.start_ns
+        with suppress(NotMeasurable):  # it was cut off before it said anything
+            start_ns, end_ns = evidence.watched.start_ns, evidence.watched.end_ns
+        return cls(run, evidence, (zero_ns + start_ns) / NS_PER_S, (zero_ns + end_ns) / NS_PER_S)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it came to its first step; one that failed before that is time and no more."""
+        return len(self.run.trainings) > 1 or self.evidence.has_work
+
+    @property
+    def rank(self) -> Steps:
+        """The training steps of the rank that made the most."""
+        try:
+            return self.evidence.work.longest
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{self.run.path.name}: {error}") from error
+
+    def first_step(self) -> int:
+        """The number of its first step."""
+        return int(self._numbers()[0])
+
+    def kept(self, before: int | None) -> tuple[int, int, float]:
+        """Steps it made, those among them that no later run made again, and the time of these.
+
+        `before`: the number at which a later run went on; None for the last.
+        """
+        if not self.has_steps:
+            return 0, 0, 0.0
+        numbers = self._numbers()
+        counts = numbers < before if before is not None else np.ones(len(numbers), dtype=bool)
+        return len(numbers), int(counts.sum()), self.rank.where(counts).busy_s
+
+    def _numbers(self) -> FloatArray:
+        numbers = self.rank["index"]
+        if np.isnan(numbers).any():
+            raise NotMeasurable(f"the steps of {self.run.path.name} have no numbers")
+        return numbers
+
+
+def job_id(run: Run) -> str | None:
+    """Which job a run is a part of. Other programs in the same allocation are other jobs."""
+    found = job_of(run.settings.get("job"), run.header)
+    if found is None or run.settings.get("job"):
+        return found
+    return f"{found}/{run.header.get('name') or run.path.name}"
+
+
+def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs by their job, each in the order they began; runs of no job are left out."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        name = job_id(run)
+        if name is not None:
+            found.setdefault(name, []).append(run)
+    return {name: sorted(parts, key=lambda run: run.wall_zero_ns + run.start_ns)
+            for name, parts in found.items()}  # fmt: skip
+
+
+def job_results(parts: Sequence[Part]) -> dict[str, Result]:
+    """What all runs of a job came to, by key; what can't be known with its reason."""
+    return {
+        key: _result(compute, parts)
+        for key, compute in {
+            "job.wall_s": wall_s,
+            "job.down_s": down_s,
+            "job.goodput_frac": goodput_frac,
+            "job.steps": steps,
+            "job.lost_steps": lost_steps,
+            "job.tokens": tokens_kept,
+            "job.energy_j": energy_j,
+        }.items()
+    }
+
+
+def _result(compute: Callable[[Sequence[Part]], Reading], parts: Sequence[Part]) -> Result:
+    try:
+        return compute(parts)
+    except NotMeasurable as error:
+        return Missing(str(error))
+
+
+def wall_s(parts: Sequence[Part]) -> Reading:
+    """From the first run's start to the last one's end."""
+    note = f"{_runs(parts)}, the time between them included"
+    return Reading(_wall_s(parts), "s", "measured", note=note)
+
+
+def down_s(parts: Sequence[Part]) -> Reading:
+    """The time between the runs."""
+    up_s = reached_s = 0.0
+    for part in sorted(parts, key=lambda one: one.start_s):
+        up_s += max(0.0, part.end_s - max(part.start_s, reached_s))
+        reached_s = max(reached_s, part.end_s)
+    return Reading(_wall_s(parts) - up_s, "s", "measured", note=f"between {_runs(parts)}")
+
+
+def goodput_frac(parts: Sequence[Part]) -> Reading:
+    """Share of the time that went into steps whose work was kept."""
+    kept_s = sum(time_s for _, _, time_s in _kept(parts))
+    note = (
+        f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
+        f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
+    )
+    found = Reading(kept_s / _wall_s(parts), "frac", "measured", note=note)
+    why = "above 100 %: steps of the runs overlap in time" if is_above(found, 1.0) else ""
+    return replace(found, impossible=why)
+
+
+def steps(parts: Sequence[Part]) -> Reading:
+    """Steps whose work was kept."""
+    value = sum(kept for _, kept, _ in _kept(parts))
+    return Reading(float(value), "steps", "measured", note=f"made and kept, {_runs(parts)}")
+
+
+def lost_steps(parts: Sequence[Part]) -> Reading:
+    """Steps that a later run made again."""
+    lost = [made - kept for made, kept, _ in _kept(parts)]
+    each = ", ".join(f"{one} of run {number}" for number, one in enumerate(lost, 1) if one)
+    return Reading(float(sum(lost)), "steps", "measured", note=each or "none was made twice")
+
+
+def tokens_kept(parts: Sequence[Part]) -> Reading:
+    """Tokens of all ranks in the steps whose work was kept."""
+    total = 0.0
+    note = f"of steps that were kept, {_runs(parts)}"
+    for part, before in zip(parts, _resumed(parts), strict=True):
+        if not part.has_steps:
+            continue
+        try:
+            total += _tokens(part, before)
+            whose = in_words(part.evidence)
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{part.run.path.name}: {error}") from error
+        note += f"; {part.run.path.name}: {whose}" if whose else ""
+    return Reading(total, "tokens", "measured", note=note)
+
+
+def _tokens(part: Part, before: int | None) -> float:
+    rows = part.evidence.work
+    for column in ("tokens_real", "tokens_computed"):
+        values = told(part.evidence, rows, column)
+        if values is not None:
+            if before is None:
+                return values.sum()
+            each = (values.of(lane)[lane["index"] < before] for lane in rows.lanes)
+            return sum(float(one.sum()) for one in each)
+    raise NotMeasurable("its steps have no token count")
+
+
+def energy_j(parts: Sequence[Part]) -> Reading:
+    """What all runs drew, from each one's start to its end: also for what was lost."""
+    found = []
+    for part in parts:
+        try:
+            found.append(run_j(part.evidence))
+        except NotMeasurable as error:
+            raise NotMeasurable(f"{part.run.path.name}: {error}") from error
+    low, high = (
+        sum(getattr(one, edge) for one in found)
+        if all(getattr(one, edge) is not None for one in found)
+        else None
+        for edge in ("low", "high")
+    )
+    note = f"{_runs(parts)} from start to end, lost steps included, the time between them not"
+    basis = weakest(*(one.basis for one in found))
+    return Reading(sum(one.value for one in found), "J", basis, low, high, note)
+
+
+def _kept(parts: Sequence[Part]) -> list[tuple[int, int, float]]:
+    return [part.kept(before) for part, before in zip(parts, _resumed(parts), strict=True)]
+
+
+def _resumed(parts: Sequence[Part]) -> list[int | None]:
+    """For each run the number at which one of the later ones went on furthest back."""
+    if not any(part.has_steps for part in parts):
+        parts[0].first_step()  # says why not
+    firsts = [part.first_step() if part.has_steps else None for part in parts]
+    known = [first for first in firsts if first is not None]
+    if len(known) > 1 and not any(known):
+        raise NotMeasurable(
+            f"all {len(known)} runs count their steps from 0, so where each resumed is not known:"
+            " call meter.continue_from(step), or use an integration"
+        )
+    later = (firsts[number + 1 :] for number in range(len(firsts)))
+    return [min((one for one in ones if one is not None), default=None) for ones in later]
+
+
+def _wall_s(parts: Sequence[Part]) -> float:
+    return max(part.end_s for part in parts) - min(part.start_s for part in parts)
+
+
+def _without_steps(parts: Sequence[Part]) -> str:
+    names = ", ".join(part.run.path.name for part in parts if not part.has_steps)
+    return f"; {names} made no step" if names else ""
+
+
+def _runs(parts: Sequence[Part]) -> str:
+    return "1 run" if len(parts) == 1 else f"{len(parts)} runs"

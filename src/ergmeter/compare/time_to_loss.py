@@ -1,0 +1,111 @@
+"""How long, and how many joules, until the loss came down to a target?
+
+The trap: a single lucky batch. The loss of one step jumps; the target counts as reached where the
+mean of the last five recorded losses is at or below it, and that is when it was told, not when the
+first of them was. Time runs from the start of the first training step, so compiling and warm-up
+are in it, and so are evaluations on the way: they are what it takes to get there.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import ErgmeterError, NotMeasurable
+from ergmeter.metrics.definitions.energy import run_j
+from ergmeter.metrics.evidence.evidence import OUTPUT, Evidence
+from ergmeter.metrics.evidence.steps import Steps
+from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
+from ergmeter.metrics.summarize import settings_of
+from ergmeter.records import PHASES, Missing, Reading, Window
+from ergmeter.runlog.reader import Run
+from ergmeter.runlog.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergmeter.records import FloatArray, Result
+
+TIME = "target.time_s"
+ENERGY = "target.energy_j"
+SMOOTHED = 5
+SMOOTHING = f"mean of the last {SMOOTHED} recorded losses"
+_ALL = Settings(warmup_steps=0)
+_TRAIN = PHASES.index("train")
+
+
+class _Until(Evidence):
+    """A run from the start of its first step until an instant."""
+
+    def __init__(self, run: Run, until: Window) -> None:
+        super().__init__(run, settings_of(run, _ALL), heed_marks=False)
+        self._until = until
+
+    @cached_property
+    def span(self) -> TrainingWindow:
+        """From the first step to the target."""
+        return TrainingWindow.single(WATCHED, self._until.start_ns, self._until.end_ns)
+
+
+def to_target(path: Path | None, loss: float, *, training: int | None = None) -> dict[str, Result]:
+    """Time and energy of a run, or of one of its trainings, until its loss came to a target; or why
+    they are not known."""
+    if path is None:
+        why = "a ledger's row has no losses by step: name the run's directory"
+        return {TIME: Missing(why), ENERGY: Missing(why)}
+    try:
+        run = Run.open(path)
+        run = run if training is None else run.training(training)
+        window, told = _reached(run, loss)
+    except ErgmeterError as error:
+        return {TIME: Missing(str(error)), ENERGY: Missing(str(error))}
+    note = f"from the first step until the {SMOOTHING} was {loss:g} or less, after {told} of them"
+    found: dict[str, Result] = {TIME: Reading(window.duration_s, "s", "measured", note=note)}
+    try:
+        drawn = run_j(_Until(run, window))
+        found[ENERGY] = Reading(drawn.value, "J", drawn.basis, drawn.low, drawn.high, note)
+    except NotMeasurable as error:
+        found[ENERGY] = Missing(str(error))
+    return found
+
+
+def _reached(run: Run, loss: float) -> tuple[Window, int]:
+    if len(run.trainings) > 1:
+        raise NotMeasurable(
+            f"{len(run.trainings)} trainings in {run.path}, each with its own loss: name one,"
+            f" {run.path}:1"
+        )
+    rows = _training(run)
+    told = ~np.isnan(rows["loss"])
+    if int(told.sum()) < SMOOTHED:
+        count = int(told.sum())
+        raise NotMeasurable(f"{count} of the steps have a loss: a target needs {SMOOTHED} of them")
+    ends, losses = rows["end_ns"][told], rows["loss"][told]
+    smooth = _trailing(losses)
+    below = np.flatnonzero(smooth <= loss)
+    if not len(below):
+        raise NotMeasurable(
+            f"the loss never reached {loss:g}: the lowest {SMOOTHING} is {smooth.min():.4g}"
+        )
+    at = int(below[0]) + SMOOTHED - 1
+    return Window(int(rows["start_ns"].min()), int(ends[at])), at + 1
+
+
+def _training(run: Run) -> Steps:
+    """The training steps of the rank that told the most losses."""
+    for stream in ("", OUTPUT):
+        rows = Steps(run.steps(stream))
+        rows = rows.where(rows["phase"] == _TRAIN)
+        lanes = (
+            [lane for lane in rows.lanes if not np.isnan(lane["loss"]).all()] if len(rows) else []
+        )
+        if lanes:
+            return max(lanes, key=lambda lane: int((~np.isnan(lane["loss"])).sum()))
+    raise NotMeasurable("no step has a loss")
+
+
+def _trailing(values: FloatArray) -> FloatArray:
+    sums = np.cumsum(np.insert(values, 0, 0.0))
+    return (sums[SMOOTHED:] - sums[:-SMOOTHED]) / SMOOTHED

@@ -1,0 +1,509 @@
+"""EfficientLLM's metrics module, under its names: only the import line changes.
+
+    from ergmeter.compat.efficientllm import (
+        initialize_efficientllm_metrics, finalize_efficientllm_metrics, get_metrics_collector,
+        should_log_metrics,
+    )
+
+What it did wrong shaped this: iteration times in a buffer of a thousand and tokens in a sum without
+end, so that TT and ST read ten times too high after ten thousand iterations; device 0, whatever the
+rank; 0 for what could not be measured. Here iterations go to a run on disk, and every figure is of
+that run from its first iteration on (`metrics.running`), absent where it is not known. The history
+size bounds what is kept in memory; no figure is made from it.
+
+Nothing in here raises into a training. What the calls mean, and where figures differ from the
+original's, is in docs/migrating-from-efficientllm.md.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ergmeter.errors import UsageError
+from ergmeter.integrations.guard import Guarded, guarded, reason_of, say, warn_once
+from ergmeter.meter import Meter, active_meters
+from ergmeter.records import Missing, Step
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ergmeter.metrics.live.totals import Amount, Running, Totals
+
+# -- efficientllm figures --------------------------------------------------------------------------
+# EfficientLLM's figures from a run's totals, and the forms in which people look at them.
+#
+# The console block and the TensorBoard names are those of the EfficientLLM module's documentation.
+# The trap they come with: 0 for what was not measured. A figure that is absent says why in the
+# block, and TensorBoard gets no point for it.
+#
+# Which time a figure is over: AL, TT and ST over the time inside iterations, as their formulas have
+# it (so that TT x parameters x AL is the tokens of an iteration); AMU, PCU and AEC over the wall
+# clock from the first iteration to the last. The catalogue's tokens/s/param, which `erg report`
+# shows, is over the wall clock too: evaluation and whatever else lies between iterations lowers it.
+
+
+Figures: TypeAlias = "Mapping[str, Amount]"
+
+# The documented lines: name in TensorBoard and in `get_all_metrics`, label and form on the console.
+DOCUMENTED = (
+    ("amu_gb", "AMU (GB)", ".2f"),
+    ("pcu_ratio", "PCU (Ratio)", ".3f"),
+    ("al_seconds", "AL (Seconds)", ".4f"),
+    ("tt_tokens_per_param_per_sec", "TT (Tokens/Param/Sec)", ".2e"),
+    ("st_samples_per_param_per_sec", "ST (Samples/Param/Sec)", ".2e"),
+    ("aec_watts", "AEC (Watts)", ".2f"),
+)
+ENERGY = ("energy_joules", "Energy (J)", ".1f")  # what AEC's name promises; after the documented
+IT = "it_tokens_per_sec"
+TAG = "efficientllm/"
+_BYTES_PER_GB = 1e9
+
+
+def figures(totals: Totals | Missing, parameters: int | None) -> dict[str, Amount]:
+    """The figures of a run so far, in the order of the block. `totals` may say why there are none.
+
+    `parameters` is what the caller declared to be the size of the model.
+    """
+    if isinstance(totals, Missing):
+        return {name: totals for name, _, _ in (*DOCUMENTED, ENERGY)}
+    size: Amount = float(parameters) if parameters else Missing(_NO_SIZE)
+    per_parameter = _times(size, totals.in_steps_s)
+    return {
+        "amu_gb": _over(totals.memory_byte_s, totals.window_s * _BYTES_PER_GB),
+        "pcu_ratio": _over(totals.busy_s, totals.window_s),
+        "al_seconds": totals.in_steps_s / totals.steps,
+        "tt_tokens_per_param_per_sec": _over(_counted(totals.tokens, "tokens"), per_parameter),
+        "st_samples_per_param_per_sec": _over(_counted(totals.samples, "samples"), per_parameter),
+        "aec_watts": _over(totals.energy_j, totals.window_s),
+        "energy_joules": totals.energy_j,
+    }
+
+
+_NO_SIZE = "the number of parameters was not given to initialize_efficientllm_metrics"
+
+
+def block(head: str, loss: Amount, found: Figures) -> str:
+    """The console block, with the energy as one line more than is documented."""
+    lines = [f"[EfficientLLM Metrics] {head}:", f"  Loss: {_text(loss, '.6f')}"]
+    lines += [f"  {label}: {_text(found[name], form)}" for name, label, form in DOCUMENTED]
+    name, label, form = ENERGY
+    lines.append(f"  {label}: {_text(found[name], form)}")
+    return "\n".join(lines) + "\n"
+
+
+def scalars(found: Figures) -> dict[str, float]:
+    """What goes to TensorBoard, by tag: the six documented, as far as they are known."""
+    known = ((name, found[name]) for name, _, _ in DOCUMENTED)
+    return {f"{TAG}{name}": value for name, value in known if not isinstance(value, Missing)}
+
+
+def _text(amount: Amount, form: str) -> str:
+    """A figure, or why there is none: in few words, because the block comes again and again."""
+    if isinstance(amount, Missing):
+        return f"- ({amount.reason.partition(' (')[0].partition('; ')[0]})"
+    return format(amount, form)
+
+
+def _counted(amount: Amount, what: str) -> Amount:
+    """A count of 0 says that nobody counted."""
+    return Missing(f"the iterations count 0 {what}") if amount == 0 else amount
+
+
+def _times(amount: Amount, factor: float) -> Amount:
+    return amount if isinstance(amount, Missing) else amount * factor
+
+
+def _over(amount: Amount, by: Amount) -> Amount:
+    if isinstance(amount, Missing):
+        return amount
+    return by if isinstance(by, Missing) else amount / by
+
+
+# -- efficientllm environment ----------------------------------------------------------------------
+# The four EFFICIENTLLM_* variables, by the original's rules.
+#
+# One of those is a trap: only "true" enables, so that 1 and yes switch everything off without a
+# word. The rule stays, and the word is said. A value that is no number is remarked on and not
+# raised.
+
+
+ENABLED = "EFFICIENTLLM_METRICS_ENABLED"
+
+
+def collection_interval_s() -> float:
+    """How often devices are to be read, at the least."""
+    return _number("EFFICIENTLLM_COLLECTION_INTERVAL", 1.0)
+
+
+def history_size() -> int:
+    """How many iteration times are kept in memory."""
+    return max(1, int(_number("EFFICIENTLLM_HISTORY_SIZE", 1000)))
+
+
+def log_interval() -> int:
+    """Every how many iterations to log. Read anew at each call, as in the original."""
+    return max(1, int(_number("EFFICIENTLLM_LOG_INTERVAL", 10)))
+
+
+def is_enabled() -> bool:
+    """Only "true" enables, as in the original; what is neither true nor false is remarked on."""
+    value = os.environ.get(ENABLED, "true")
+    if value.lower() not in ("true", "false"):
+        warn_once(f"{ENABLED}={value} is neither true nor false: taken as false; set it to true")
+    return value.lower() == "true"
+
+
+def _number(name: str, default: float) -> float:
+    value = os.environ.get(name, "")
+    try:
+        number = float(value) if value else default
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        warn_once(f"{name}={value} is no number above 0: taken as {default:g}")
+        return default
+    return number
+
+
+# -- efficientllm ----------------------------------------------------------------------------------
+
+
+__all__ = [
+    "MetricsCollector",
+    "finalize_efficientllm_metrics",
+    "get_efficientllm_collector",
+    "get_metrics_collector",
+    "initialize_efficientllm_metrics",
+    "model_compression_ratio",
+    "should_log_metrics",
+]
+
+_DISABLED = Missing(f"disabled by {ENABLED}")
+# What blocks may cost a training: this share of its time, and a second to begin with. A loop that
+# logs more often than that is shown the figures of a moment ago again.
+_LOOK_FRAC = 0.01
+_LOOK_S = 1.0
+_READ_EVERY_S = 0.1  # as often as NVML is read anyway: an interval may ask for more, not for less
+
+_collector: MetricsCollector | None = None
+
+
+class MetricsCollector(Guarded):
+    """The iterations of one process, in a run; and EfficientLLM's figures of it so far."""
+
+    def __init__(
+        self,
+        collection_interval: float = 1.0,
+        history_size: int = 1000,
+        *,
+        model_parameters: int | None = None,
+        sequence_length: int = 0,
+        batch_size: int = 0,
+    ) -> None:
+        self.enabled = is_enabled()
+        self.collection_interval = collection_interval
+        self.model_parameters = model_parameters
+        self.sequence_length = sequence_length
+        self.batch_size = batch_size
+        # The newest iteration times, for whoever looks at them.
+        self.latency_history: deque[float] = deque(maxlen=max(1, history_size))
+        self._meter: Meter | None = None
+        self._is_own = False
+        self._running: Running | None = None
+        self._start_ns: int | None = None
+        self._last: Step | None = None  # held back: the loss of an iteration is logged after it
+        self._index = 0
+        self._generated = 0.0
+        self._generating_s = 0.0
+        self._known: Totals | Missing | None = None
+        self._began_ns = time.monotonic_ns()
+        self._looking_s = 0.0
+
+    # -- life -----------------------------------------------------------------------------------
+
+    @guarded
+    def start_collection(self) -> None:
+        """Begin the run, unless it has begun. The first iteration does it too."""
+        if self._meter is not None:
+            return
+        active_meters.make_way()
+        others = active_meters.meters()
+        self._is_own = not others
+        self._meter = others[0] if others else self._own_meter()
+        self.reset()
+
+    @guarded
+    def stop_collection(self) -> None:
+        """End the run. Its figures can still be asked for."""
+        if self._meter is None or self._running is None:
+            return
+        self._let_go()
+        if self._is_own:
+            self._meter.close()
+
+    @guarded
+    def reset(self) -> None:
+        """Figures are of what comes after this. The run on disk goes on, with a mark in it."""
+        from ergmeter.metrics.live.totals import Running  # noqa: PLC0415  loads numpy and pyarrow
+
+        self.latency_history.clear()
+        self._generated = self._generating_s = 0.0
+        handover = self._meter._handover if self._meter is not None else None
+        if self._meter is None or handover is None:
+            return
+        self._let_go()
+        since_ns = time.monotonic_ns() if self._running is not None else 0
+        if self._running is not None:
+            self._meter.mark("figures_reset")
+        self._known = None
+        self._running = Running(handover._writer.id, since_ns=since_ns)
+
+    @property
+    def run_path(self) -> Path | None:
+        """The run directory: `erg report` shows it."""
+        return self._meter.path if self._meter is not None else None
+
+    # -- what a loop calls ------------------------------------------------------------------------
+
+    @guarded
+    def record_iteration_start(self) -> None:
+        """An iteration begins."""
+        if self._meter is None:
+            self.start_collection()
+        if self._meter is None or self._meter._handover is None:
+            return  # it could not begin, or is over
+        self._let_go()
+        self._start_ns = time.monotonic_ns()
+
+    @guarded
+    def record_iteration_end(
+        self, tokens_processed: int | None = None, samples_processed: int | None = None
+    ) -> None:
+        """It is over: so many tokens (padding included) and samples of this rank."""
+        end_ns = time.monotonic_ns()
+        start_ns, self._start_ns = self._start_ns, None
+        if start_ns is None or end_ns <= start_ns:
+            return
+        self.latency_history.append((end_ns - start_ns) / 1e9)
+        self._last = Step(
+            start_ns,
+            end_ns,
+            index=self._index,
+            tokens_computed=tokens_processed,
+            samples=samples_processed,
+        )
+        self._index += 1
+
+    def record_step_start(self) -> None:
+        """As `record_iteration_start`."""
+        self.record_iteration_start()
+
+    def record_step_end(self, tokens: int | None = None, samples: int | None = None) -> None:
+        """As `record_iteration_end`; without tokens sequence_length x batch_size, if given."""
+        samples = self.batch_size or None if samples is None else samples
+        tokens = self.sequence_length * self.batch_size or None if tokens is None else tokens
+        self.record_iteration_end(tokens, samples)
+
+    def should_log_metrics(self, iteration: int) -> bool:
+        """Whether this iteration is one to log after."""
+        return should_log_metrics(iteration)
+
+    @guarded
+    def log_metrics(self, iteration: int, loss: Any = None, writer: Any = None) -> None:  # noqa: ANN401
+        """Print the block, and give the six scalars to a TensorBoard writer if there is one."""
+        value = _efficientllm_number(loss)
+        self._let_go(None if isinstance(value, Missing) else value)
+        if self._known is None or self._has_time_to_look:
+            self._known = self._totals()
+        found = figures(self._known, self.model_parameters)
+        say(block(f"Iteration {iteration}", value, found))
+        if writer is None:
+            return
+        try:
+            for tag, scalar in scalars(found).items():
+                writer.add_scalar(tag, scalar, iteration)
+        except Exception as error:  # noqa: BLE001  anybody's writer
+            warn_once(f"the TensorBoard writer refused: {reason_of(error)}")
+
+    def calculate_it(self, tokens_generated: float, time_seconds: float) -> float:
+        """IT of one generation, in tokens/s; `get_all_metrics` has it over all of them. nan for no
+        time."""
+        if not time_seconds > 0:
+            return math.nan
+        self._generated += tokens_generated
+        self._generating_s += time_seconds
+        return tokens_generated / time_seconds
+
+    # -- what comes of it -------------------------------------------------------------------------
+
+    def get_all_metrics(self) -> dict[str, float]:
+        """Every figure by its TensorBoard name, with IT and energy. nan: see `why_missing`."""
+        found = self._all()
+        return {n: math.nan if isinstance(v, Missing) else v for n, v in found.items()}
+
+    def why_missing(self) -> dict[str, str]:
+        """The reasons for what is nan in `get_all_metrics`."""
+        return {n: v.reason for n, v in self._all().items() if isinstance(v, Missing)}
+
+    def _all(self) -> dict[str, Amount]:
+        it: Amount = Missing("nothing was generated: calculate_it was not called")
+        if self._generating_s:
+            it = self._generated / self._generating_s
+        return {**figures(self._totals(), self.model_parameters), IT: it}
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _own_meter(self) -> Meter:
+        interval_s = min(_READ_EVERY_S, self.collection_interval)
+        options = {"nvml": {"period_s": interval_s}} if interval_s < _READ_EVERY_S else {}
+        meter = Meter(parameters=self.model_parameters, probe_options=options)
+        return meter.start()
+
+    def _let_go(self, loss: float | None = None) -> None:
+        last, self._last = self._last, None
+        if last is not None and self._meter is not None:
+            self._meter.record(last if loss is None else replace(last, loss=loss))
+
+    @property
+    def _has_time_to_look(self) -> bool:
+        """Whether looking at the run has cost no more than its share so far."""
+        elapsed_s = (time.monotonic_ns() - self._began_ns) / 1e9
+        return self._looking_s < _LOOK_S + _LOOK_FRAC * elapsed_s
+
+    def _totals(self) -> Totals | Missing:
+        """What adds up to the figures, of the run as it is on disk now."""
+        if not self.enabled:
+            return _DISABLED
+        if self.failed:
+            return Missing(self.failed)
+        if self._meter is None or self._running is None:
+            return Missing("no iteration has been recorded")
+        from ergmeter.runlog.reader import Run  # noqa: PLC0415  loads numpy and pyarrow
+
+        before_s = time.perf_counter()
+        try:
+            self._let_go()
+            if self._meter._handover is not None:
+                self._meter._handover.flush()
+            return self._running.totals(Run.open(self._meter.path), gpus=_own_gpus())
+        except Exception as error:  # noqa: BLE001  a disk that fails now may work the next time
+            return Missing(reason_of(error))
+        finally:
+            self._looking_s += time.perf_counter() - before_s
+
+
+# -- the module's functions ------------------------------------------------------------------------
+
+
+def initialize_efficientllm_metrics(
+    model_parameters: int,
+    collection_interval: float | None = None,
+    sequence_length: int = 0,
+    batch_size: int = 0,
+) -> MetricsCollector:
+    """Begin to collect. Where the variable says so, say that it is disabled, and nothing more."""
+    global _collector
+    if _collector is not None:
+        _collector.stop_collection()
+    interval_s = collection_interval
+    if interval_s is None or not interval_s > 0:
+        interval_s = collection_interval_s()
+    history = history_size()
+    _collector = MetricsCollector(
+        interval_s,
+        history,
+        model_parameters=_whole(model_parameters),
+        sequence_length=sequence_length,
+        batch_size=batch_size,
+    )
+    if not _collector.enabled:
+        say(f"[EfficientLLM] Metrics collection disabled via {ENABLED}=false\n")
+        return _collector
+    _collector.start_collection()
+    if _collector.failed:  # it has said why
+        return _collector
+    said = f"Metrics collection initialized for model with {model_parameters} parameters"
+    say(
+        f"[EfficientLLM] {said}\n"
+        f"[EfficientLLM] Collection interval: {interval_s}s, History size: {history}\n"
+    )
+    return _collector
+
+
+def finalize_efficientllm_metrics() -> None:
+    """End the run, and say where it is."""
+    if _collector is None or not _collector.enabled:
+        return
+    _collector.stop_collection()
+    where = f"[EfficientLLM] erg report {_collector.run_path}\n" if _collector.run_path else ""
+    say(f"[EfficientLLM] Metrics collection finalized\n{where}")
+
+
+def get_metrics_collector() -> MetricsCollector:
+    """The process's collector. Without `initialize_efficientllm_metrics` one that knows no
+    parameters; disabled, one that does nothing."""
+    global _collector
+    if _collector is None:
+        _collector = MetricsCollector(collection_interval_s(), history_size())
+    return _collector
+
+
+get_efficientllm_collector = get_metrics_collector
+
+
+def should_log_metrics(iteration: int) -> bool:
+    """Whether this iteration is one to log after: every EFFICIENTLLM_LOG_INTERVAL, read anew."""
+    return is_enabled() and iteration % log_interval() == 0
+
+
+def model_compression_ratio(
+    original_bytes: float,
+    compressed_bytes: float,
+    *,
+    original_performance: float = 1.0,
+    compressed_performance: float = 1.0,
+) -> float:
+    """MCR of a compressed model: how much smaller it is, times how much of its score it keeps.
+
+    (size_original / size_compressed) x (performance_compressed / performance_original): equation 9
+    of arXiv 2505.13840. Without scores the ratio of the sizes. A score must grow with quality: of a
+    perplexity pass the inverse.
+    """
+    given = (original_bytes, compressed_bytes, original_performance, compressed_performance)
+    if not all(math.isfinite(one) for one in given) or min(given[:3]) <= 0 or given[3] < 0:
+        raise UsageError(f"sizes and the original's score must be above 0; got {given}")
+    return original_bytes / compressed_bytes * (compressed_performance / original_performance)
+
+
+def _own_gpus() -> set[str]:
+    """The GPUs that this process holds memory on, by NVML's names; empty where torch can't say."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_available() or not cuda.is_initialized():
+        return set()
+    held = [index for index in range(cuda.device_count()) if cuda.memory_reserved(index)]
+    return {f"GPU-{getattr(cuda.get_device_properties(index), 'uuid', '')}" for index in held}
+
+
+def _efficientllm_number(loss: Any) -> Amount:  # noqa: ANN401  a number, or what holds one
+    if loss is None:
+        return Missing("no loss was given")
+    try:
+        return float(loss)
+    except (TypeError, ValueError, RuntimeError) as error:
+        return Missing(f"a {type(loss).__name__} was given as the loss: {error}")
+
+
+def _whole(parameters: Any) -> int | None:  # noqa: ANN401  whatever a caller counted them to
+    try:
+        return int(parameters) or None
+    except (TypeError, ValueError):
+        warn_once(f"{parameters!r} was given as the number of parameters: TT and ST are absent")
+        return None

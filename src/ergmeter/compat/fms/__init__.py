@@ -1,0 +1,1 @@
+"""Result files in the form that FMS's programs and notebooks read."""

@@ -1,0 +1,1 @@
+"""The original Trainium calculator's own numbers, with its quirks listed."""

@@ -1,0 +1,1 @@
+"""The profiler-based MFU monitor: its functions, its class, its log."""

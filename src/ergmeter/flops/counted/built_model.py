@@ -1,0 +1,241 @@
+"""A step as the command line describes it, counted by building its model and running it.
+
+Documents of a packed or padded batch are run one by one, those of a length together: a kernel that
+keeps them apart is not seen by a count without values, and a kernel that does not would be counted
+for pairs that never meet.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import peft
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ergmeter.errors import FormatError, UsageError
+from ergmeter.flops.analytic import PartFlops
+from ergmeter.flops.counted.count import count, count_built
+from ergmeter.flops.counted.op_totals import Counted
+from ergmeter.flops.graph.lora_targets import ALL_LINEAR, EXPERTS
+from ergmeter.flops.models import model_graph
+from ergmeter.flops.work import trained_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.graph.adapters import Lora
+    from ergmeter.flops.work import Training
+
+# -- adapted ---------------------------------------------------------------------------------------
+# The model of a configuration with PEFT's own adapters on it, without memory, to be counted.
+
+
+_AUTO: Any = transformers.AutoModelForCausalLM
+
+
+def adapted_model(config: Config, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
+    """The model with PEFT's adapters, on the device that has no memory."""
+    fields: dict[str, Any] = json.loads(json.dumps(config.fields))
+    fields.pop("quantization_config", None)
+    kind = fields.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise FormatError(f"{config.where}: transformers has no architecture {kind!r}")
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = _AUTO.from_config(CONFIG_MAPPING[kind](**fields))
+            adapters = peft.LoraConfig(r=lora.r, use_dora=lora.is_dora, **_targets(lora))
+            model = peft.get_peft_model(model, adapters)
+            if is_checkpointed:
+                model.enable_input_require_grads()
+                model.gradient_checkpointing_enable()
+    except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as error:
+        said = str(error).strip().partition("\n")[0][:200]
+        raise UsageError(f"{config.where}: PEFT can't put these adapters on it: {said}") from error
+    return model
+
+
+def _targets(lora: Lora) -> dict[str, Any]:
+    """The targets as PEFT takes them: modules, and the tensors that experts are held in."""
+    modules = [target for target in lora.targets if target.partition(".")[0] != EXPERTS]
+    tensors = [target for target in lora.targets if target.startswith(f"{EXPERTS}.")]
+    if EXPERTS in lora.targets:
+        tensors += [f"{EXPERTS}.gate_up_proj", f"{EXPERTS}.down_proj"]
+    return {
+        "target_modules": ALL_LINEAR if modules == [ALL_LINEAR] else modules,
+        "target_parameters": tensors or None,
+    }
+
+
+# -- architectures ---------------------------------------------------------------------------------
+# FLOPs of the model a configuration describes: transformers builds it, without its weights.
+#
+# Seconds and no memory for a model of any size, because nothing in it has values.
+
+
+def count_config(
+    config: Mapping[str, Any] | transformers.PretrainedConfig,
+    *,
+    batch_size: int,
+    seq_len: int,
+    source_len: int | None = None,
+    train: bool = True,
+    trainable: Callable[[str], bool] | None = None,
+    checkpointing: bool = False,
+    attention: str | None = None,
+) -> Counted:
+    """The FLOPs of one step of the model in a `config.json`, or in transformers' own object.
+
+    `trainable` says by name which parameters are trained, `checkpointing` switches gradient
+    checkpointing on, `attention` is an implementation ("eager", "sdpa") in place of the usual one.
+    FormatError for an architecture that transformers does not have.
+    """
+    with _quietly():
+        made = _config(config)
+    key = (made.model_type, made.to_json_string(use_diff=False), attention)
+
+    def build() -> nn.Module:
+        return _builder(made)(copy.deepcopy(made), attn_implementation=attention)
+
+    with _quietly():
+        return count_built(
+            key,
+            build,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            source_len=source_len,
+            train=train,
+            trainable=trainable,
+            checkpointing=checkpointing,
+        )
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without transformers' advice on kernels, which nobody is about to run."""
+    level = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(level)
+
+
+def _config(config: Mapping[str, Any] | transformers.PretrainedConfig) -> Any:  # noqa: ANN401
+    if isinstance(config, transformers.PretrainedConfig):
+        return config
+    fields = json.loads(json.dumps(dict(config)))
+    kind = fields.pop("model_type", None)
+    if kind not in CONFIG_MAPPING:
+        raise FormatError(
+            f"transformers {transformers.__version__} has no architecture {kind!r};"
+            " a newer version may"
+        )
+    # What is quantized on disk counts as the plain layers it stands for.
+    fields.pop("quantization_config", None)
+    try:
+        return CONFIG_MAPPING[kind](**fields)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise FormatError(f"transformers does not accept this {kind} configuration: {error}") from (
+            error
+        )
+
+
+def _builder(config: Any) -> Callable[..., nn.Module]:  # noqa: ANN401
+    """What builds the model: the class in `architectures`, else one that writes text if any."""
+    listed = getattr(config, "architectures", None) or [""]
+    named: Any = getattr(transformers, listed[0], None)
+    config_class = getattr(named, "config_class", None)
+    if isinstance(config_class, type) and isinstance(config, config_class):
+        build: Callable[..., nn.Module] = named._from_config
+        return build
+    for name in ("ForCausalLM", "ForSeq2SeqLM", "ForMaskedLM", "ForImageTextToText", ""):
+        auto = getattr(transformers, f"AutoModel{name}")
+        if type(config) in auto._model_mapping:
+            break
+    found: Callable[..., nn.Module] = auto.from_config
+    return found
+
+
+# -- built -----------------------------------------------------------------------------------------
+
+
+_ONE_BY_ONE = "documents are run one by one, padding between them not at all"
+
+
+def count_step(
+    config: Config,
+    batch: Batch,
+    how: Training,
+    *,
+    train: bool = True,
+    source_len: int | None = None,
+    adapted: nn.Module | None = None,
+) -> Counted:
+    """The FLOPs of a step of the model in a configuration, by running it.
+
+    `adapted` is that model with its adapters, where it has any (`adapted.adapted_model`).
+    """
+    shapes = [(document.count, document.new) for document in batch.documents]
+    if adapted is not None:
+        counts = [
+            count(adapted, batch_size=rows, seq_len=length, train=train) for rows, length in shapes
+        ]
+    else:
+        trainable = _by_name(config, how) if how.frozen and train else None
+        counts = [
+            count_config(
+                config.fields,
+                batch_size=rows,
+                seq_len=length,
+                source_len=source_len,
+                train=train,
+                trainable=trainable,
+                checkpointing=train and how.checkpointing == "full",
+            )
+            for rows, length in shapes
+        ]
+    return counts[0] if batch.is_grid else _together(counts)
+
+
+def _together(counts: Iterable[Counted]) -> Counted:
+    """Several counts of one model as one."""
+    counts = list(counts)
+    rows: dict[tuple[str, str], PartFlops] = {}
+    missed: dict[str, int] = {}
+    for one in counts:
+        for key, cost in one.rows.items():
+            rows[key] = rows.get(key, PartFlops()) + cost
+        for name, calls in one.calls_not_counted.items():
+            missed[name] = missed.get(name, 0) + calls
+    first = counts[0]
+    said = (*first.assumptions, _ONE_BY_ONE)
+    return Counted(rows, first.params, first.params_trained, missed, said)
+
+
+def _by_name(config: Config, how: Training) -> Callable[[str], bool]:
+    """Whether a parameter is trained, by its name: as the operation of the graph it belongs to."""
+    graph, trainable = trained_graph(model_graph(config), how)
+    trained = {node.name: trainable(node) for node in graph if node.params}
+
+    def trains(name: str) -> bool:
+        module = name
+        while module and module not in trained:
+            module = module.rpartition(".")[0]
+        if module:
+            return trained[module]
+        return not any(f".{frozen}." in f".{name}." for frozen in how.frozen)
+
+    return trains

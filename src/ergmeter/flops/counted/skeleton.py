@@ -1,0 +1,359 @@
+"""Serialises torch modules without their weights, so that another process can count their FLOPs.
+
+Tensors become shapes. Classes and functions of installed packages go by reference, those of the
+user's own files by value: no file of the user's is imported or run a second time. What can't be
+sent (locks, streams, trainers, datasets) is replaced by an object that names itself when it is
+used. Nothing is read from a device, and no tensor is copied.
+
+Serialising runs beside a training that may be pure Python, so it works a fifth of a millisecond and
+then sleeps five: a step loses at most 4 % of its time to it.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import sysconfig
+import time
+from functools import _lru_cache_wrapper, cache, partial
+from pathlib import Path
+from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import ReferenceType
+
+import cloudpickle
+import numpy as np
+import torch
+from cloudpickle import cloudpickle as by_value
+from torch import nn
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.flops.counted.call_specs import TensorSpec
+from ergmeter.flops.counted.meta_model import HOOKS, needed_hooks, unwrapped
+from ergmeter.flops.counted.remote import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from threading import Event
+
+    from ergmeter.flops.counted.call_specs import ModuleCall
+
+_MOST_BYTES = 64 * 2**20
+_MOST_S = 10.0  # of work, pauses not counted
+_MOST_VALUES = 4096  # of a numpy array; of a larger one only the shape is sent
+_WORK_S, _PAUSE_S = 0.0002, 0.005
+# Objects of these packages hold trainers, process groups and data, never what a forward computes.
+_NOT_SENT = frozenset(
+    {"lightning", "pytorch_lightning", "lightning_fabric", "accelerate", "deepspeed", "wandb"}
+    | {"tensorboard", "tensorboardX", "datasets", "mlflow", "trl"}
+)
+_NOT_SENT_TYPES = (
+    *(torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset),
+    *(torch.cuda.Stream, torch.cuda.Event, torch.Generator, torch.jit.ScriptModule),
+)
+
+
+class NotSent:
+    """Takes the place of an object that could not be serialised; using it says so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Calling it is using it."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        # An AttributeError, so that whoever only asks what it has is told: nothing.
+        raise AttributeError(f"its forward uses a {self._name}, which can't be sent elsewhere")
+
+
+def serialised(
+    groups: Sequence[Sequence[ModuleCall]],
+    outer: Mapping[int, nn.Module] | None = None,
+    training_over: Event | None = None,
+) -> Request:
+    """These calls without weights or data. A group is what has one module in common.
+
+    `outer` is what FSDP has put around modules, by their ids: it has their parameters. Once
+    `training_over` is set, the pauses end.
+    """
+    found: list[bytes] = []
+    errors: dict[int, str] = {}
+    for number, calls in enumerate(groups):
+        try:
+            module = calls[0].module
+            whole = (outer or {}).get(id(module), module)
+            found.append(dumps(list(calls), modules=[whole], training_over=training_over))
+        except NotMeasurable as error:
+            found.append(b"")
+            errors[number] = str(error)
+    return Request(tuple(found), errors, tuple(len(calls) for calls in groups), _search_path())
+
+
+def _search_path() -> tuple[str, ...]:
+    """Folders of installed packages: the user's own files are not to be found from there."""
+    installed = installed_folders()
+    own = str(installed[-1]).rpartition("/")[0]
+    return tuple(p for p in (*sys.path, own) if p.startswith(installed[:-1]) or p == own)
+
+
+def dumps(
+    value: object, *, modules: Iterable[nn.Module] = (), training_over: Event | None = None
+) -> bytes:
+    """`value` as bytes, modules in it without weights. NotMeasurable says why it can't be.
+
+    `modules` are those in it, to look for parameters that FSDP has put into one vector. Without
+    `training_over` there are no pauses.
+    """
+    for is_last in (False, False, True):
+        file = _LimitedFile()
+        try:
+            # The last try makes no pauses, so that the training changes less beside it.
+            pickler = _Pickler(file, None if is_last else training_over)
+            pickler.flat = _flat_parameters(modules)
+            pickler.dump(value)
+            break
+        except NotMeasurable:
+            raise
+        except Exception as error:
+            if isinstance(error, RuntimeError) and not is_last:
+                continue  # the training beside us has put something into a dictionary
+            what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
+            why = f"the model can't be serialised without its weights: {what}"
+            raise NotMeasurable(why) from error
+    return file.getvalue()
+
+
+def loads(data: bytes) -> Any:  # noqa: ANN401
+    """What `dumps` was given, on empty tensors. Under a FakeTensorMode."""
+    return pickle.loads(data)
+
+
+class _LimitedFile(io.BytesIO):
+    def write(self, data: Any) -> int:  # noqa: ANN401  a buffer
+        if self.tell() > _MOST_BYTES:
+            raise NotMeasurable(
+                f"without its weights the model is still larger than {_MOST_BYTES >> 20} MiB"
+            )
+        return super().write(data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    flat: dict[int, dict[str, TensorSpec]]
+
+    def __init__(self, file: io.BytesIO, training_over: Event | None) -> None:
+        super().__init__(file, protocol=5)
+        self._training_over = training_over
+        self._resumed_s = time.perf_counter()
+        self._worked_s = 0.0
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401
+        """How one object is serialised; called for all but numbers, texts and plain containers."""
+        self._pause()
+        if isinstance(obj, torch.Tensor):
+            return _reduced_tensor(obj)
+        if isinstance(obj, nn.Module):
+            return self._reduced_module(obj)
+        if isinstance(obj, type):
+            if not _is_users(obj.__module__):
+                return _untracked(self._by_default(obj), obj)
+            # Through its hooks an optimizer's class would bring whoever watches the training.
+            if issubclass(obj, _NOT_SENT_TYPES) and not issubclass(obj, nn.Module):
+                return NotSent, (obj.__name__,)
+            return _untracked(by_value._dynamic_class_reduce(obj), obj)
+        if isinstance(obj, FunctionType):
+            inner = getattr(obj, "_torchdynamo_orig_callable", None)
+            if inner is not None:
+                return _same, (inner,)
+            is_users = _is_users(obj.__module__)
+            return self._dynamic_function_reduce(obj) if is_users else self._by_default(obj)
+        if isinstance(obj, ModuleType):
+            return _reduced_python_module(obj)
+        if isinstance(obj, TypeVar):  # else its whole module would go with it
+            return by_value._make_typevar, by_value._decompose_typevar(obj)
+        return NotImplemented if type(obj) in self.dispatch_table else _reduced_object(obj)
+
+    def _by_default(self, obj: Any) -> Any:  # noqa: ANN401
+        return super().reducer_override(obj)
+
+    def _reduced_module(self, module: nn.Module) -> tuple[Any, ...]:
+        inner = unwrapped(module)
+        inner = getattr(inner, "_fsdp_wrapped_module", inner)
+        if inner is not module:
+            return _same, (inner,)
+        if isinstance(module, torch.jit.ScriptModule):
+            return NotSent, (f"scripted module ({type(module).__name__})",)
+        state = dict(module.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            state[name] = dict(state[name])
+        flat = self.flat.get(id(module), {})
+        state["_parameters"].update(flat)
+        for name in flat:  # FSDP leaves a view in the parameter's place
+            state.pop(name, None)
+        for name in HOOKS:
+            if isinstance(state.get(name), dict):
+                state[name] = needed_hooks(state[name])
+        state["_compiled_call_impl"] = None
+        if "_original_forward" in state:  # Accelerate's autocast around it
+            del state["_original_forward"]
+            state.pop("forward", None)
+        return _made, (_own_class(module),), state, None, None, _set_state
+
+    def _pause(self) -> None:
+        now_s = time.perf_counter()
+        if now_s - self._resumed_s < _WORK_S:
+            return
+        self._worked_s += now_s - self._resumed_s
+        if self._worked_s > _MOST_S:
+            raise NotMeasurable(f"serialising the model took longer than {_MOST_S:g} s")
+        if self._training_over is not None:
+            self._training_over.wait(_PAUSE_S)  # returns at once when the training is over
+        self._resumed_s = time.perf_counter()
+
+
+def _untracked(reduced: Any, kind: type) -> Any:  # noqa: ANN401
+    """A class without the id by which cloudpickle finds the original and overwrites its methods.
+
+    What is loaded in the program's own process must be a class of its own.
+    """
+    if not isinstance(reduced, tuple):
+        return reduced
+    tracked = by_value._DYNAMIC_CLASS_TRACKER_BY_CLASS.get(kind)
+    make, given, *rest = reduced
+    return make, tuple(None if one is tracked else one for one in given), *rest
+
+
+def _reduced_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    try:
+        return TensorSpec.of(tensor).__reduce__()
+    except Exception:  # noqa: BLE001  a lazy parameter, or somebody's own kind of tensor
+        return NotSent, (type(tensor).__name__,)
+
+
+def _reduced_python_module(module: ModuleType) -> tuple[Any, ...]:
+    if not _is_users(module.__name__):
+        return by_value.subimport, (module.__name__,)
+    state = {k: v for k, v in module.__dict__.items() if k not in ("__builtins__", "__loader__")}
+    state.pop("__spec__", None)
+    # Filled afterwards: what is in it may refer to it.
+    return by_value.dynamic_subimport, (module.__name__, {}), state, None, None, _set_state
+
+
+def _reduced_object(obj: Any) -> Any:  # noqa: ANN401
+    kind = type(obj)
+    if isinstance(obj, torch.device):
+        return torch.device, ("cpu",)
+    if isinstance(obj, np.ndarray):
+        if obj.dtype.hasobject:
+            return NotSent, ("numpy array of objects",)
+        if obj.size > _MOST_VALUES:
+            return np.zeros, (obj.shape, obj.dtype.str)
+        return NotImplemented
+    if isinstance(obj, ReferenceType):
+        target = obj()
+        return (_reference, (target,)) if target is not None else (NotSent, ("dead reference",))
+    if isinstance(obj, MethodType | BuiltinMethodType):
+        return _reduced_method(obj)
+    if isinstance(obj, _lru_cache_wrapper):
+        return (cache, (obj.__wrapped__,)) if _is_users(obj.__module__) else NotImplemented
+    package = kind.__module__.partition(".")[0]
+    if isinstance(obj, _NOT_SENT_TYPES) or (package in _NOT_SENT and not isinstance(obj, dict)):
+        return NotSent, (kind.__name__,)
+    try:
+        obj.__reduce_ex__(5)
+    except Exception:  # noqa: BLE001  whatever it says: it can't be sent
+        return NotSent, (kind.__name__,)
+    return NotImplemented
+
+
+def _reduced_method(method: MethodType | BuiltinMethodType) -> Any:  # noqa: ANN401
+    owner = method.__self__
+    if isinstance(method, MethodType):
+        return MethodType, (method.__func__, owner)
+    if owner is None or isinstance(owner, ModuleType | type | torch.Tensor):
+        return NotImplemented
+    reduced = _reduced_object(owner)  # where a lock can't be sent, `lock.acquire` can't either
+    return reduced if isinstance(reduced, tuple) and reduced[0] is NotSent else NotImplemented
+
+
+def _own_class(module: nn.Module) -> type:
+    """A module's class, without the one that `fully_shard` puts before it."""
+    kinds = type(module).__mro__
+    names = [kind.__name__ for kind in kinds]
+    return kinds[names.index("FSDPModule") + 1] if "FSDPModule" in names else kinds[0]
+
+
+def _flat_parameters(modules: Iterable[nn.Module]) -> dict[int, dict[str, TensorSpec]]:
+    """By module, the parameters that FSDP has taken out of it, in their own shapes."""
+    found: dict[int, dict[str, TensorSpec]] = {}
+    for outer in modules:
+        for module in outer.modules():
+            vector: Any = getattr(getattr(module, "_handle", None), "flat_param", None)
+            if vector is None or not hasattr(vector, "_param_infos"):
+                continue
+            for info, shape in zip(vector._param_infos, vector._shapes, strict=True):
+                found.setdefault(id(info.module), {})[info.param_name] = TensorSpec(
+                    shape, vector.dtype, requires_grad=vector.requires_grad, is_parameter=True
+                )
+            for info in getattr(vector, "_shared_param_infos", ()):
+                first = found[id(info.prim_module)][info.prim_param_name]
+                found.setdefault(id(info.module), {})[info.param_name] = first
+    return found
+
+
+@cache
+def _is_users(name: str | None) -> bool:
+    """Whether a module is a file of the user's own, and not an installed package."""
+    if not name or name in ("__main__", "__mp_main__"):
+        return True
+    root = sys.modules.get(name.partition(".")[0])
+    path = getattr(root, "__file__", None)
+    if path is None:  # built in, or a package of several folders
+        folders = list(getattr(root, "__path__", ()))
+        if root is None or not folders:
+            return root is None
+        path = folders[0]
+    return not any(Path(path).is_relative_to(folder) for folder in installed_folders())
+
+
+@cache
+def installed_folders() -> tuple[str, ...]:
+    """Where this Python keeps its own and installed modules; ergmeter's own beside them."""
+    paths = sysconfig.get_paths()
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    own = str(Path(__file__).parents[3])
+    more = [path for path in sys.path if _is_installed(Path(path))]
+    return tuple(dict.fromkeys([*(paths[name] for name in names), *more, f"{own}/ergmeter"]))
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether pip has put packages here; not the program's own folder, whatever is beside it."""
+    if folder.name in ("site-packages", "dist-packages"):
+        return True
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    own = {Path.cwd(), Path(program).resolve().parent if program else Path.cwd()}
+    return folder.resolve() not in own and any(folder.glob("*.dist-info"))  # pip install --target
+
+
+def _reference(target: Any) -> Any:  # noqa: ANN401
+    """What a weak reference returned when it was called; it keeps its target."""
+    return partial(_same, target)
+
+
+def _same(value: Any) -> Any:  # noqa: ANN401
+    return value
+
+
+def _made(kind: type) -> Any:  # noqa: ANN401
+    return object.__new__(kind)
+
+
+def _set_state(module: nn.Module | ModuleType, state: dict[str, Any]) -> None:
+    module.__dict__.update(state)

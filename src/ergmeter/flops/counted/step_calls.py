@@ -1,0 +1,181 @@
+"""The FLOPs of the module calls that one training step made, from their shapes alone.
+
+`skeleton` makes bytes of calls without any weight or data; `count` runs them on empty tensors: in
+another process by `ergmeter.flops.counted.remote`, or in this one after its last step.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+from ergmeter.errors import ErgmeterError, NotMeasurable
+from ergmeter.flops.counted import remote
+from ergmeter.flops.counted.count import RAISED, apart, scalar_of, why_not_run
+from ergmeter.flops.counted.counter import Counter
+from ergmeter.flops.counted.meta_model import Shadow
+from ergmeter.flops.counted.op_totals import CallFlops
+from ergmeter.flops.counted.remote import Request
+from ergmeter.flops.counted.skeleton import loads
+
+if TYPE_CHECKING:
+    from ergmeter.flops.counted.call_specs import ModuleCall
+    from ergmeter.flops.counted.op_totals import Counted
+
+_CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`erg flops`)"
+# Products of positions with each other: they grow with the length of a sequence.
+_PAIRS = ("attention", "attn", "aten::bmm", "aten::baddbmm")
+
+_SDPA = "scaled_dot_product_attention"
+_attention = nn.functional.scaled_dot_product_attention
+
+
+def count(request: Request) -> list[list[CallFlops]]:
+    """The FLOPs of each call, group by group; of one that can't be counted, why."""
+    found = []
+    for number, data in enumerate(request.groups):
+        if number in request.errors:
+            failed = CallFlops(error=request.errors[number])
+            found.append([failed] * request.sizes[number])
+            continue
+        try:
+            found.append(_count_group(data))
+        except ErgmeterError as error:
+            found.append([CallFlops(error=str(error))] * request.sizes[number])
+    return found
+
+
+def main(path: str) -> None:
+    """In an interpreter of its own: count the request that lies in this folder."""
+    folder = Path(path)
+    about, groups = remote.files(folder)
+    errors = {int(number): why for number, why in about["errors"].items()}
+    remote.answer(folder, count(Request(groups, errors, tuple(about["sizes"]))))
+
+
+def _count_group(data: bytes) -> list[CallFlops]:
+    depth = torch._C._len_torch_dispatch_stack()
+    generator = torch.get_rng_state()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(apart())
+            stack.enter_context(_OnCpu())
+            stack.callback(setattr, nn.functional, _SDPA, _attention)
+            setattr(nn.functional, _SDPA, _attention_without_dropout)
+            try:
+                calls: list[ModuleCall] = loads(data)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:200]
+                raise NotMeasurable(f"the model can't be made again elsewhere: {what}") from error
+            shadow = Shadow()
+            return [_count_call(call, shadow) for call in calls]
+    finally:
+        while torch._C._len_torch_dispatch_stack() > depth:
+            torch._C._pop_torch_dispatch_stack(None)
+        torch.set_rng_state(generator)
+
+
+def _count_call(call: ModuleCall, shadow: Shadow) -> CallFlops:
+    try:
+        return _flops_of(call, *_run(call, shadow), tuple(shadow.assumptions))
+    except RAISED as error:
+        return CallFlops(error=why_not_run(error, cure=_CURE))
+    except ErgmeterError as error:
+        return CallFlops(error=str(error))
+
+
+def _run(call: ModuleCall, shadow: Shadow) -> tuple[Counted, bool]:
+    """The count of a forward and, where there was one, a backward pass; and whether there was."""
+    model = shadow.of(call.module)
+    if model.training != call.training:
+        model.train(call.training)
+    parameters = list(model.parameters())
+    has_grad = call.has_grad
+    if len(parameters) == len(call.trained):
+        for parameter, is_trained in zip(parameters, call.trained, strict=True):
+            # Without gradients torch takes fused short cuts that have no rule.
+            wanted = is_trained or not has_grad
+            parameter.requires_grad_(wanted and parameter.is_floating_point())
+    args, kwargs = tree_map(lambda one: _mapped(one, shadow), (call.args, call.kwargs))
+    counter = Counter()
+    counter.follow(model)
+    try:
+        with counter:
+            result = model(*args, **kwargs)
+            is_back = has_grad and call.is_walked_back
+            number: Any = scalar_of(result) if is_back else None
+            if number is not None:
+                number.backward()
+    finally:
+        counter.unfollow()
+    for parameter in parameters:
+        parameter.grad = None
+    return counter.counted(), number is not None
+
+
+def _mapped(value: Any, shadow: Shadow) -> Any:  # noqa: ANN401
+    if isinstance(value, nn.Parameter | nn.Module):
+        return shadow.mapped(value)
+    return value
+
+
+def _flops_of(
+    call: ModuleCall, counted: Counted, is_back: bool, assumptions: tuple[str, ...]
+) -> CallFlops:
+    needed, spared = counted.needed, counted.spared
+    pairs = [cost for (_, name), cost in counted.rows.items() if any(p in name for p in _PAIRS)]
+    pairs_forward = sum(cost.forward for cost in pairs) - spared.forward
+    pairs_backward = sum(cost.backward for cost in pairs) - spared.backward
+    again = needed.forward if call.is_recomputed and is_back else 0.0
+    return CallFlops(
+        needed.forward,
+        needed.backward,
+        needed.recomputed + again,
+        pairs_forward,
+        pairs_backward,
+        counted.not_counted,
+        assumptions,
+        pairs_masked=spared.forward + spared.backward,
+    )
+
+
+def _attention_without_dropout(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: ANN401
+    """Attention as a kernel. The CPU has none with dropout and computes masked pairs too."""
+    args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+    if "dropout_p" in kwargs:
+        kwargs["dropout_p"] = 0.0
+    return _attention(*args, **kwargs)
+
+
+class _OnCpu(TorchFunctionMode):
+    """Keeps what a forward puts on a named device on the CPU, where all of the copy is."""
+
+    def __torch_function__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Call a function of torch, its device replaced."""
+        kwargs = kwargs or {}
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": "cpu"}
+        name = getattr(func, "__name__", "")
+        if name == "cuda" and args and isinstance(args[0], torch.Tensor):
+            return args[0]
+        if name == "to":
+            args = tuple("cpu" if _is_device(one) else one for one in args)
+        return func(*args, **kwargs)
+
+
+def _is_device(value: Any) -> bool:  # noqa: ANN401
+    if isinstance(value, torch.device | int) and not isinstance(value, bool):
+        return True
+    return isinstance(value, str)

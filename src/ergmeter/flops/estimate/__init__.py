@@ -1,0 +1,1 @@
+"""Estimates before a run: memory, time, energy and cost."""

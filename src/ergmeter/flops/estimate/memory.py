@@ -1,0 +1,466 @@
+"""Does it fit? The bytes one device holds at the moments of a step that can be its largest.
+
+The trap: one sum. Weights, gradients, optimizer and activations are never all there at once: the
+gradients come as the activations go, the logits are there when the first gradient is not yet, the
+optimizer's scratch when the activations are gone. Adding them up is wrong by a third, in either
+direction. So three kinds of moments are laid out and the largest is the peak:
+
+  backward through the loss      every activation, and the logits with their gradient
+  backward through a layer       the layers below it, the gradients of those above it
+  optimizer step                 every gradient, no activation
+
+Under pipeline stages a device holds its own layers for as many micro-batches as are under way.
+
+What the allocator loses to fragmentation, a CUDA context and the buffers of collectives are not
+here: an allocator's own count of tensors does not have them either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import UsageError
+from ergmeter.flops.estimate.arrangement import (
+    FP32,
+    Kernels,
+    Parallel,
+    Setup,
+    assumptions,
+    check_sizes,
+    is_masked,
+    is_written_out,
+    precision,
+)
+from ergmeter.flops.estimate.backward_peak import LayerBackward, LayerPeak
+from ergmeter.flops.estimate.parameter_memory import Holdings
+from ergmeter.flops.estimate.saved_activations import SavedTensors
+from ergmeter.flops.graph.activation_traits import written
+from ergmeter.flops.graph.graph import Attention, Fold, Linear
+from ergmeter.flops.work import Training, trained_graph
+from ergmeter.units import scaled
+
+if TYPE_CHECKING:
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.estimate.saved_activations import Saved
+    from ergmeter.flops.graph.graph import Graph, Node
+
+KINDS = (
+    "weights",
+    "cast weights",  # autocast's copies of them in 16 bits
+    "gradients",
+    "optimizer",
+    "activations",
+    "loss",
+    "output",  # what the model returned: logits, and its cache of keys and values
+    "working",  # gradients of activations, weights unpacked, an optimizer's scratch
+    "gathered",  # what sharding puts together for the layer at work
+    "workspace",
+)
+
+
+# The parts of a model that are in no layer.
+_HEAD = "the head"
+_EMBEDDING = "the embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a device holds at one instant of a step, by kind."""
+
+    name: str
+    bytes: dict[str, float]
+
+    @property
+    def total_bytes(self) -> float:
+        """All of it."""
+        return sum(self.bytes.values())
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The moments of a step, on the device that holds the most."""
+
+    moments: tuple[Moment, ...]
+    stage: int  # of the pipeline
+    sequences: int  # of one micro-batch on one device
+    host_bytes: float  # an optimizer's states that live in the host's memory
+    assumptions: tuple[str, ...]
+
+    @property
+    def peak(self) -> Moment:
+        """The largest."""
+        return max(self.moments, key=lambda moment: moment.total_bytes)
+
+
+def step_memory(
+    graph: Graph, batch: Batch, *, training: Training | None = None, setup: Setup | None = None
+) -> Memory:
+    """Bytes on the fullest device. The batch is a whole step's, of all devices."""
+    how, given = training or Training(), setup or Setup()
+    _check(how, given)
+    return _Layout(graph, batch, how, given).memory()
+
+
+def _check(how: Training, setup: Setup) -> None:
+    if setup.quantize is not None and how.lora is None:
+        raise UsageError("quantised weights can't be trained: add adapters with --lora")
+    if setup.micro_batches < 1:
+        raise UsageError(f"a step has 1 micro-batch or more; got {setup.micro_batches}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Bytes of the loss, without the logits that the model returns."""
+
+    forward: float = 0
+    backward: float = 0
+    logits: float = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Bytes of what the model returns."""
+
+    logits: float
+    cache: dict[str, float]  # keys and values by layer, where autograd keeps the same tensors
+    copied: float  # keys and values of which autograd keeps other copies
+
+    @property
+    def total(self) -> float:
+        """The whole output, once autograd keeps nothing."""
+        return self.logits + self.copied + sum(self.cache.values())
+
+    @property
+    def unsaved(self) -> float:
+        """What autograd does not keep anyway."""
+        return self.logits + self.copied
+
+
+class _Layout:
+    """A model cut into the stages of a pipeline, and what each of them holds."""
+
+    def __init__(self, graph: Graph, batch: Batch, how: Training, setup: Setup) -> None:
+        self.graph, self.trainable = trained_graph(graph, how)
+        if how.checkpointing == "full":  # transformers then turns the cache off
+            setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
+        self.batch, self.how, self.setup = batch, how, setup
+        self.numbers, self.code = precision(setup.dtype), written(graph)
+        self.layers = list(dict.fromkeys(node.layer for node in graph if node.layer is not None))
+        check_sizes(graph, batch, setup)
+        parallel = setup.parallel
+        spread = parallel.data * setup.micro_batches
+        self.sequences = batch.sequences // spread
+        # Everything kept grows with the rows alone, the length of a sequence being what it is.
+        self.rows_share = 1 / (spread * parallel.context)
+        if setup.kernels.has_adapter_dropout and any(isinstance(n.work, Fold) for n in self.graph):
+            raise UsageError(
+                "PEFT has no dropout for adapters on experts: leave out --lora-dropout"
+            )
+        self.parameters = Holdings(self.graph, self.trainable, setup)
+        self.trained, self.needs = self.parameters.trained, self.parameters.needs
+        if not any(self.trained.values()):
+            frozen = f" ({', '.join(how.frozen)})" if how.frozen else ""
+            raise UsageError(
+                f"nothing is trained: all that the loss comes from is frozen{frozen}, and an"
+                " estimate is of a training; leave something to train"
+            )
+        self.tensors = SavedTensors(self.graph, batch, self.trainable, self.numbers, setup.kernels)
+        self.saved = self._saved()
+        self.stage_of = self._stages()
+        after = {node.name for node in _after_layers(list(self.graph))}
+        self.part_of = {
+            node.name: node.layer or (_HEAD if node.name in after else _EMBEDDING)
+            for node in self.graph
+        }
+        self.saved_in: dict[str, list[Saved]] = {part: [] for part in self.part_of.values()}
+        for each in self.saved:
+            self.saved_in[self.part_of[each.node]].append(each)
+
+    def memory(self) -> Memory:
+        """On the stage that holds the most."""
+        count = self.setup.parallel.pipeline
+        each = [self._moments(stage) for stage in range(count)]
+        fullest = max(range(count), key=lambda s: max(m.total_bytes for m in each[s]))
+        nodes = [node for node in self.graph if self.stage_of[node.name] == fullest]
+        host = sum(self.parameters.states(node)[1] for node in nodes)
+        return Memory(each[fullest], fullest, self.sequences, host, self._assumptions(nodes))
+
+    def _saved(self) -> list[Saved]:
+        """Storages that autograd keeps, a device's share of each."""
+
+        def here(each: Saved) -> Saved:
+            share = self._share(each.is_split)
+            if each.is_weight:
+                share = 1 / self.setup.parallel.tensor
+            return replace(each, bytes=each.bytes * share)
+
+        return list(map(here, self.tensors.all()))
+
+    def _share(self, is_split: bool) -> float:
+        """A device's share of a tensor of activations."""
+        parallel = self.setup.parallel
+        between = parallel.tensor if parallel.is_sequence_parallel else 1
+        return self.rows_share / (parallel.tensor if is_split else between)
+
+    def _stages(self) -> dict[str, int]:
+        """Which stage of the pipeline each node is on: layers evenly, the rest beside them."""
+        count = len(self.layers)
+        number = {layer: at for at, layer in enumerate(self.layers)}
+        found, now = {}, 0
+        for node in self.graph:
+            if node.layer is not None:
+                now = number[node.layer] * self.setup.parallel.pipeline // count
+            found[node.name] = now
+        return found
+
+    def _moments(self, stage: int) -> tuple[Moment, ...]:
+        parallel, setup = self.setup.parallel, self.setup
+        nodes = [node for node in self.graph if self.stage_of[node.name] == stage]
+        held = {
+            "weights": sum(map(self.parameters.weight_bytes, nodes)) / parallel.sharded(3)
+            + self._tied_bytes(nodes, stage),
+            "optimizer": sum(self.parameters.states(node)[0] for node in nodes),
+            "workspace": setup.workspace_bytes,
+        }
+        whole = sum(map(self.parameters.gradient_bytes, nodes)) / parallel.sharded(2)
+        output = self._output(nodes)
+        step = {
+            "gradients": whole,
+            "working": self.parameters.scratch(nodes),
+            "output": output.total if setup.output == "until-next" else 0.0,
+        }
+        last = _moment("optimizer step", held, step)
+        # What an earlier micro-batch left is whole; otherwise gradients come one by one.
+        waiting = whole if setup.micro_batches > 1 else None
+        return (*self._passes(nodes, stage, held, waiting, output), last)
+
+    def _passes(
+        self,
+        nodes: list[Node],
+        stage: int,
+        held: dict[str, float],
+        waiting: float | None,
+        output: _Output,
+    ) -> tuple[Moment, ...]:
+        """The moment between the passes, and the largest of the backward pass below the loss."""
+        by_layer: dict[str, list[Node]] = {}
+        for node in nodes:
+            if node.layer is not None:
+                by_layer.setdefault(node.layer, []).append(node)
+        held = {**held, "gathered": self.parameters.gathered_bytes(nodes, list(by_layer))}
+        kept = self._kept(nodes, by_layer)
+        under_way = min(self.setup.parallel.pipeline - stage, self.setup.micro_batches)
+        activations = under_way * sum(kept.values())
+        cast = self._cast_bytes(nodes)
+        waits = cast
+        if self.how.checkpointing == "full":  # no graph holds on to the layers' copies
+            waits = {part: 0.0 if part in by_layer else size for part, size in cast.items()}
+        loss = self._loss_bytes(nodes)
+        base = {"gradients": waiting or 0.0, "activations": activations}
+        previous = output.total if self.setup.output == "until-next" else 0
+        ends = {**_both(cast, loss.forward), "output": output.unsaved + previous}
+        middle = [_moment("end of the forward pass", held, {**base, **ends})]
+        returned = output.unsaved if self.setup.output != "freed" else 0.0
+        if loss.backward:
+            name = "backward through the loss"
+            turns = {**_both(waits, loss.backward), "output": returned}
+            middle.append(_moment(name, held, {**base, **turns}))
+        # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
+        shards = self.setup.parallel.sharded(2)
+        done = latest = 0.0
+        back: list[Moment] = []
+        parts = {_HEAD: _after_layers(nodes), **dict(reversed(by_layer.items()))}
+        for part, inside in parts.items():
+            copies = {**waits, part: cast[part]}
+            peak = self._backward_peak(part, inside, loss)
+            made = peak.weight_gradients
+            is_again = part in by_layer and self.how.checkpointing == "full"
+            now = {
+                "cast weights": sum(copies.values()),
+                "gradients": (done + made) / shards if waiting is None else waiting,
+                "gathered": held["gathered"] + (latest + made) * (1 - 1 / shards),
+                "activations": activations - (0 if is_again else kept[part]) + peak.saved,
+                "working": peak.working,
+                "output": returned,
+            }
+            back.append(_moment(f"backward through {part}", held, now))
+            activations -= kept[part]
+            returned += output.cache.get(part, 0.0) if self.setup.output != "freed" else 0.0
+            latest = sum(map(self.parameters.made_gradient_bytes, inside))
+            done += latest
+        end = {
+            "gradients": sum(map(self.parameters.gradient_bytes, nodes)) / shards,
+            "activations": activations,
+            "working": self._embedding_bytes(nodes),
+            "output": returned,
+        }
+        back.append(_moment(f"backward through {_EMBEDDING}", held, end))
+        return tuple(max(some, key=lambda m: m.total_bytes) for some in (middle, back))
+
+    def _backward_peak(self, part: str, nodes: list[Node], loss: _Loss) -> LayerPeak:
+        """The largest moment of a part's backward pass."""
+        if not any(self.needs[node.name] for node in nodes):
+            return LayerPeak()
+        saved = self.saved_in[part]
+        if self.how.checkpointing == "full":  # a layer's input is kept already
+            saved = [each for each in saved if self.part_of.get(each.storage, part) == part]
+        arriving, flowing = dict[str, float](), 0.0
+        if part == _HEAD:
+            arriving = {node.name: loss.logits for node in nodes if node.role == "head"}
+        else:
+            rows = self.batch.grid().rows(nodes[0].stream)
+            flowing = rows * self.graph.hidden * self.numbers.stream * self._share(is_split=False)
+        walk = LayerBackward(
+            self.tensors,
+            self.parameters,
+            self._share,
+            recomputes_core=self.how.checkpointing == "selective",
+        )
+        return walk.peak(nodes, saved, arriving, flowing)
+
+    def _embedding_bytes(self, nodes: list[Node]) -> float:
+        """The gradient that arrives at the embedding; of a tied one, its own beside the head's."""
+        found = 0.0
+        tied = {node.tied_to for node in nodes if node.tied_to and self.trained[node.name]}
+        for node in nodes:
+            if node.role == "embedding" and self.trained[node.name]:
+                rows = self.batch.grid().rows(node.stream) * self._share(is_split=False)
+                found += rows * self.graph.hidden * self.numbers.stream
+                found += self.parameters.gradient_bytes(node) if node.name in tied else 0.0
+        return found
+
+    def _cast_bytes(self, nodes: list[Node]) -> dict[str, float]:
+        """Autocast's 16-bit copies of matrices, by part."""
+        found = dict.fromkeys([*self.part_of.values(), _HEAD], 0.0)
+        for node in nodes:
+            found[self.part_of[node.name]] += self.parameters.cast_bytes(node)
+        return found
+
+    def _tied_bytes(self, nodes: list[Node], stage: int) -> float:
+        """A tied matrix is held a second time where its other use is on another stage."""
+        found = 0.0
+        for node in nodes:
+            if node.tied_to is not None and self.stage_of[node.tied_to] != stage:
+                other = next(each for each in self.graph if each.name == node.tied_to)
+                found += self.parameters.weight_bytes(other) / self.setup.parallel.sharded(3)
+        return found
+
+    def _kept(self, nodes: list[Node], layers: dict[str, list[Node]]) -> dict[str, float]:
+        """Bytes that wait for the backward pass, by part."""
+        kept = dict.fromkeys([*layers, _HEAD, _EMBEDDING], 0.0)
+        inputs = self._input_bytes(layers) if self.how.checkpointing == "full" else {}
+        here = {node.name for node in nodes}
+        for each in self.saved:
+            part = self.part_of[each.node]
+            is_again = part in inputs or (self.how.checkpointing == "selective" and each.is_core)
+            if each.node in here and not is_again:
+                kept[part] += each.bytes
+        for layer, size in inputs.items():
+            kept[layer] += size
+        return kept
+
+    def _input_bytes(self, layers: dict[str, list[Node]]) -> dict[str, float]:
+        """What a checkpointed layer keeps: what it was given. One without a gradient keeps none."""
+        parallel = self.setup.parallel
+        between = parallel.tensor if parallel.is_sequence_parallel else 1
+        found: dict[str, float] = {}
+        for layer, inside in layers.items():
+            if not any(self.needs[node.name] for node in inside):
+                continue
+            rows = self.batch.grid().rows(inside[0].stream)
+            size = rows * self.graph.hidden * self.numbers.stream
+            found[layer] = size * self.rows_share / between
+        return found
+
+    def _output(self, nodes: list[Node]) -> _Output:
+        """What the model returns: logits, and keys and values where it fills a cache."""
+        logits, cache, copied = self._loss_bytes(nodes).logits, dict[str, float](), 0.0
+        # Under autocast keys are rotated in 32 bits, so the cache is in 32; attention casts a copy.
+        kernels, size = self.setup.kernels, self.numbers.stream
+        for node in nodes if kernels.has_cache else []:
+            work = node.work
+            if not isinstance(work, Attention) or work.mask != "causal" or work.keys is not None:
+                continue
+            rows = self.batch.grid().rows(node.stream) * self.rows_share
+            pair = work.kv_heads * (work.qk_dim + work.v_dim) / self.setup.parallel.tensor
+            is_repeated = work.kv_heads != work.heads and (
+                is_written_out(work, self.numbers, kernels, self.code)
+                or is_masked(work, self.batch.seq_len, kernels, self.code)
+            )
+            if is_repeated or self.numbers.is_autocast:
+                copied += rows * pair * size
+            else:
+                part = self.part_of[node.name]
+                cache[part] = cache.get(part, 0.0) + rows * pair * size
+        return _Output(logits, cache, copied)
+
+    def _loss_bytes(self, nodes: list[Node]) -> _Loss:
+        """What the loss needs.
+
+        As transformers has it: the logits, which the model returns; the same in 32 bits, until
+        their log-softmax is made, which is kept; then two gradients of that size, of the
+        log-softmax and of its input. A fused loss makes the logits by pieces as large as its input,
+        and the gradients at once.
+        """
+        for node in nodes:
+            if node.role == "head" and isinstance(node.work, Linear):
+                head, work = node, node.work
+                break
+        else:
+            return _Loss()
+        rows = self.batch.grid().rows(head.stream) * self.rows_share
+        size = self.numbers.compute
+        if self.setup.kernels.loss == "fused":
+            inputs = rows * work.inputs
+            weight = work.held * self.numbers.weight if self.trained[head.name] else 0
+            given = inputs * size + weight / self.setup.parallel.tensor
+            return _Loss(given + inputs * (size + FP32), given)
+        logits = rows * work.outputs / self.setup.parallel.tensor
+        first = FP32 if size == FP32 else 2 * FP32  # what is in 32 bits already is not copied
+        return _Loss(logits * first, logits * 3 * FP32, logits=logits * size)
+
+    def _assumptions(self, nodes: list[Node]) -> tuple[str, ...]:
+        return (
+            *self.graph.assumptions,
+            *assumptions(self.setup, self.how, self.graph),
+            *self._alternatives(nodes),
+        )
+
+    def _alternatives(self, nodes: list[Node]) -> list[str]:
+        """What the program decides and no configuration says, with what the other choice takes."""
+        held = scaled(self._output(nodes).total, "B")
+        output = {
+            "freed": f"the model's output is freed before the backward pass, as in transformers'"
+            f" Trainer; `output = model(...)` in a loop holds {held} more: --output until-next",
+            "until-step": f"the model's output, {held}, is held through the backward pass",
+            "until-next": f"the model's output, {held}, is held until the next forward pass"
+            " replaces it, as `output = model(...)` in a loop does",
+        }
+        found = [output[self.setup.output]]
+        if self.setup.optimizer == "adamw-fused":
+            foreach = replace(self.setup, optimizer="adamw")
+            more = Holdings(self.graph, self.trainable, foreach).scratch(nodes)
+            found.append(
+                f"torch's own default on CUDA, foreach AdamW, takes {scaled(more, 'B')} more in the"
+                " optimizer's step: --optimizer adamw"
+            )
+        return found
+
+
+def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> Moment:
+    both = {**held, **now}
+    return Moment(name, {kind: both.get(kind, 0.0) for kind in KINDS})
+
+
+def _both(cast: dict[str, float], loss: float) -> dict[str, float]:
+    return {"cast weights": sum(cast.values()), "loss": loss}
+
+
+def _after_layers(nodes: list[Node]) -> list[Node]:
+    """Those that the backward pass meets before any layer."""
+    last = max((at for at, node in enumerate(nodes) if node.layer is not None), default=-1)
+    return nodes[last + 1 :]
+
+
+__all__ = ["KINDS", "Kernels", "Memory", "Moment", "Parallel", "Setup", "step_memory"]

@@ -1,0 +1,420 @@
+"""What a forward pass keeps for the backward one: autograd's saved tensors, read off the graph.
+
+The trap: a constant. "34 s b h bytes a layer" (Korthikanti et al., arXiv 2205.05198) is the sum for
+one GPT with dropout and 16-bit LayerNorm, all of it trained. A frozen matrix does not keep its
+input, an RMSNorm written out in Python keeps a copy in 32 bits, an adapter in 32 bits copies what
+it reads. So each operation keeps what its own derivative needs, and no more:
+
+  matrix          its input, if the matrix is trained (for its gradient; the input's needs it not)
+  RMSNorm         its input in 32 bits; what it scales, if the scale is trained
+  LayerNorm       its input, two numbers a row
+  attention       queries, keys and values as they met, its result, one number a row and head;
+                  for a window under sdpa the mask, and keys and values repeated for each head;
+                  written out, the probabilities: in 32 bits, and as cast for the product
+  cap             the tanh of what it caps
+  act(gate) x up  gate, up and act(gate)
+  act(up)         up; where the derivative follows from the result, as of a ReLU, that
+  sum             nothing
+  experts         the same on the rows sent to each, and their results, which the router weighs;
+                  the order that the rows were sent in
+  experts with    the weight with its update in it, whole: PEFT adds the two and multiplies with
+  adapters        the sum
+
+Two operations that keep the same tensor keep it once, and a view keeps all of the tensor that it is
+of, so everything is listed by its storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.estimate.arrangement import FP32, is_masked, is_math, is_written_out
+from ergmeter.flops.graph.activation_traits import written
+from ergmeter.flops.graph.graph import (
+    Attention,
+    Convolution,
+    Fold,
+    Linear,
+    Scan,
+    gradients,
+    trained_nodes,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.flops.batch import Batch
+    from ergmeter.flops.estimate.arrangement import Kernels, Precision
+    from ergmeter.flops.graph.graph import Graph, Node, Trainable
+
+_FEED = frozenset({"mlp", "experts", "shared expert"})
+_INDEX = 8  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """One storage that is kept."""
+
+    storage: str
+    bytes: float
+    node: str  # the first in the graph that keeps it, so the last to need it
+    layer: str | None
+    is_split: bool  # tensor parallelism gives each device a share
+    is_core: bool = False  # inside attention: what selective checkpointing computes again
+    is_weight: bool = False  # as large as a weight, however many rows there are
+
+
+class SavedTensors:
+    """Visits the nodes with what each needs to know about those before it."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        batch: Batch,
+        trainable: Trainable,
+        numbers: Precision,
+        kernels: Kernels,
+    ) -> None:
+        self.nodes = {node.name: node for node in graph}
+        self.batch = batch.grid()  # padding is computed and kept like anything else
+        self.needs = gradients(graph, trainable)
+        self.trained = trained_nodes(graph, trainable)
+        self.numbers, self.kernels = numbers, kernels
+        self.widths = widths(graph)
+        self.is_rotary = not any(node.role == "positions" for node in graph)
+        self.code = written(graph)
+        self.folds = {node.name for node in graph if isinstance(node.work, Fold)}
+        self.used = {  # experts that a row is sent to, by the module that holds them
+            node.name.partition(".experts.")[0]: node.work.used
+            for node in graph
+            if isinstance(node.work, Linear) and node.work.copies > 1
+        }
+
+    def all(self) -> list[Saved]:
+        """Everything kept until its layer is walked back through, each storage once. No loss."""
+        found: dict[str, Saved] = {}
+        for node in self.nodes.values():
+            for each in self.of(node):
+                first = found.get(each.storage)
+                if first is None:
+                    found[each.storage] = each
+                elif first.is_core:  # a matrix that keeps it too makes it no core's own
+                    found[each.storage] = replace(each, node=first.node)
+        return [each for each in found.values() if each.bytes]
+
+    def of(self, node: Node) -> Iterator[Saved]:
+        """What one node keeps."""
+        work = node.work
+        if isinstance(work, Linear):
+            if node.role == "head" and self.code.caps_logits and self.kernels.loss == "logits":
+                size = work.outputs * self.numbers.compute
+                yield self._keep(node, f"{node.name}:tanh", size, split=True)
+            if node.part == "lora" and self.site(node) in self.folds:
+                return
+            yield from self._matrix(node, work)
+        elif isinstance(work, Fold):
+            yield from self._fold(node, work)
+        elif isinstance(work, Attention):
+            yield from self._attention(node, work)
+        elif isinstance(work, Convolution | Scan):
+            yield from self._recurrence(node)
+        elif node.part == "norm":
+            yield from self._norm(node)
+        elif node.part == "residual":
+            yield from self._weighed(node)
+
+    def _keep(
+        self, node: Node, storage: str, per_row: float, *, split: bool, core: bool = False
+    ) -> Saved:
+        rows = self.batch.rows(node.stream)
+        return Saved(storage, rows * per_row, node.name, node.layer, split, core)
+
+    def _storage(self, name: str) -> str:
+        """Where a node's result is: one that does nothing hands on what it was given."""
+        node = self.nodes[name]
+        is_bare = node.part == "norm" and not node.params and not self.code.norms_bare
+        return self._storage(node.of[0]) if is_bare and len(node.of) == 1 else name
+
+    def _bytes_out(self, name: str) -> int:
+        """Of one number of a node's result."""
+        node = self.nodes[name]
+        if node.work is not None or node.part == "lora":
+            return self.numbers.compute
+        return self.numbers.stream
+
+    def is_split(self, name: str) -> bool:
+        """Whether a node's result is inside attention or feed-forward, not between layers."""
+        node = self.nodes[name]
+        if node.part == "lora" and not isinstance(node.work, Linear):
+            return self.is_split(node.of[0])
+        closes = node.part == "attention output" or node.name.endswith(("down_proj", "out_proj"))
+        return node.layer is not None and node.part not in ("norm", "residual") and not closes
+
+    def _part(self, name: str) -> str:
+        """The part a result belongs to; the sum of a matrix and its adapter is the matrix's."""
+        node = self.nodes[name]
+        is_sum = node.part == "lora" and not isinstance(node.work, Linear)
+        return self.nodes[node.of[0]].part if is_sum else node.part
+
+    def _matrix(self, node: Node, work: Linear) -> Iterator[Saved]:
+        size = self.numbers.compute
+        copies = work.used if work.copies > 1 else 1
+        is_adapter = node.part == "lora"
+        is_product = self.follows_activation(node)
+        if is_product:
+            yield from self._activation(node, work, copies)
+            source, held, split = f"{self.site(node)}:product", size, True
+        elif len(node.of) == 1:
+            source, held = self._storage(node.of[0]), self._bytes_out(node.of[0])
+            split = self.is_split(source)
+        else:
+            source, held, split = f"{node.name}:input", size, False
+        if node.part == "router" and self.needs[node.name]:
+            yield from self._choice(node, work)
+        if not (self.trained[node.name] or self.site(node) in self.folds):
+            return
+        wanted = self.kernels.adapter_bytes if is_adapter and not self.numbers.is_autocast else size
+        if node.part == "router" and self.code.routes_in_32_bits:
+            wanted = FP32
+        dropped = is_adapter and self.kernels.has_adapter_dropout and node.name.endswith("lora_A")
+        gathered = work.copies > 1 and not is_product  # the rows of each expert, copied out
+        if wanted != held or dropped or gathered:
+            source = f"{node.name}:copy"
+        yield self._keep(node, source, work.inputs * copies * wanted, split=split)
+        if dropped and any(self.needs[name] for name in node.of):
+            yield self._keep(node, f"{node.name}:mask", work.inputs * copies, split=split)
+
+    def _choice(self, node: Node, work: Linear) -> Iterator[Saved]:
+        """Probabilities over the experts, in 32 bits; where each row is sent to, and comes back."""
+        yield self._keep(node, f"{node.name}:weights", work.outputs * FP32, split=False)
+        used = self.used.get(node.name.rpartition(".")[0], 0)
+        yield self._keep(node, f"{node.name}:order", 4 * used * _INDEX, split=False)
+
+    def _fold(self, node: Node, work: Fold) -> Iterator[Saved]:
+        """A weight with its update in it, for the gradient of what it is multiplied with."""
+        small = work.rank * (work.inputs + work.outputs) * work.copies
+        base = self.nodes[node.of[0]]
+        whole = work.held if any(self.needs[name] for name in base.of) else 0
+        size = (small + whole) * self.numbers.compute
+        name = f"{node.name}:folded"
+        yield Saved(name, size, node.name, node.layer, is_split=True, is_weight=True)
+
+    def _base_part(self, node: Node) -> str:
+        """The part of the matrix an adapter is for."""
+        if node.part != "lora":
+            return node.part
+        base = self.nodes.get(f"{self.site(node)}.base_layer")
+        return base.part if base is not None else node.part
+
+    @staticmethod
+    def site(node: Node) -> str:
+        """The module a matrix or its adapter is in."""
+        for ending in (".base_layer", ".lora_A", ".lora_B"):
+            if node.name.endswith(ending):
+                return node.name.removesuffix(ending)
+        return node.name
+
+    def follows_activation(self, node: Node) -> bool:
+        """Whether a matrix closes a feed-forward layer, an activation before it.
+
+        The second matrix of an adapter reads the first, with nothing between them.
+        """
+        if not node.of or node.name.endswith(".lora_B"):
+            return False
+        return {self._part(name) for name in node.of} == {self._base_part(node)} & _FEED
+
+    def _activation(self, node: Node, work: Linear, copies: int) -> Iterator[Saved]:
+        """What lies between the matrices of a feed-forward layer."""
+        if not any(self.needs[name] for name in node.of):
+            return
+        size, width = self.numbers.compute, work.inputs * copies
+        wide = {name: self.widths[name] * copies for name in node.of}
+        is_gated = sum(wide.values()) == 2 * width
+        if self.code.keeps_result and not is_gated:  # which the next matrix keeps too
+            steps = 0
+            yield self._keep(node, f"{self.site(node)}:product", width * size, split=True)
+        else:
+            steps = is_gated + self.code.steps
+            for name, each in wide.items():
+                yield self._keep(node, name, each * size, split=True)
+        if self.kernels.feed == "fused":
+            return
+        for step in range(steps):
+            name = f"{self.site(node)}:activated {step}"
+            yield self._keep(node, name, width * size, split=True)
+
+    def _norm(self, node: Node) -> Iterator[Saved]:
+        if self._storage(node.name) != node.name:
+            return
+        source = self._storage(node.of[0])
+        carries = any(self.needs[name] for name in node.of)
+        trained = self.trained[node.name]
+        if not carries and not trained:
+            return
+        of_heads = self.normed_heads(node)
+        if of_heads == 0:
+            return
+        width = of_heads or self.widths[node.name]
+        split = bool(of_heads)
+        held = self._bytes_out(source)
+        if self.is_fused_norm(node, width):
+            yield self._keep(node, source, width * held, split=split)
+            yield self._keep(node, f"{node.name}:scale", 2 * FP32, split=False)
+            return
+        if carries and self.code.centres_twice:
+            yield self._keep(node, f"{node.name}:centred", 2 * width * FP32, split=split)
+        elif carries:
+            name = source if held == FP32 and len(node.of) == 1 else f"{node.name}:wide"
+            yield self._keep(node, name, width * FP32, split=split)
+        yield self._keep(node, f"{node.name}:scale", FP32, split=False)
+        if trained:
+            size = FP32 if self.code.scales_in_32_bits else held
+            yield self._keep(node, f"{node.name}:scaled", width * size, split=split)
+
+    def is_fused_norm(self, node: Node, width: int) -> bool:
+        """Whether a norm is one kernel, as torch's LayerNorm is, which has a bias."""
+        is_layer_norm = node.params == 2 * width or self.code.is_layer_norm
+        return self.kernels.norm == "fused" or is_layer_norm
+
+    def normed_heads(self, node: Node) -> int | None:
+        """Width of the queries and keys that a node inside attention norms; None: another norm.
+
+        0 where its parameters are no norm's (sinks, tables of positions).
+        """
+        core = self.nodes.get(f"{node.name.rpartition('.')[0]}.core")
+        if core is None or core.of[0] != node.name or not isinstance(core.work, Attention):
+            return None
+        if node.params < 2 * core.work.qk_dim:
+            return 0
+        return (core.work.heads + core.work.kv_heads) * core.work.qk_dim
+
+    def _attention(self, node: Node, work: Attention) -> Iterator[Saved]:
+        if not any(self.needs[name] for name in node.of):
+            return
+        size = self.numbers.compute
+        is_eager = is_written_out(work, self.numbers, self.kernels, self.code)
+        keys = self.keys(node, work)
+        masked = not is_eager and is_masked(work, keys, self.kernels, self.code)
+        yield from self._met(node, work, is_eager=is_eager, masked=masked)
+        out = self._keep(node, node.name, work.heads * work.v_dim * size, split=True, core=True)
+        if not is_eager:
+            yield out
+            if self.code.joins_heads:
+                yield replace(out, storage=f"{node.name}:joined")
+            yield self._keep(node, f"{node.name}:sums", work.heads * FP32, split=True, core=True)
+            if masked:
+                yield self._keep(node, f"{node.name}:mask", keys * size, split=False, core=True)
+            return
+        each = work.heads * keys
+        if self.code.caps_scores:
+            yield self._keep(node, f"{node.name}:tanh", each * size, split=True, core=True)
+        softmax = self.softmax_bytes(work)
+        yield self._keep(node, f"{node.name}:softmax", each * softmax, split=True, core=True)
+        if size != softmax and not is_math(work, self.kernels, self.code):
+            yield self._keep(node, f"{node.name}:cast", each * size, split=True, core=True)
+
+    def softmax_bytes(self, work: Attention) -> int:
+        """Of one probability where attention is written out; autocast has softmax in 32 bits."""
+        as_it_comes = self.code.softmax_as_it_comes and not self.numbers.is_autocast
+        is_32_bits = is_math(work, self.kernels, self.code) or not as_it_comes
+        return FP32 if is_32_bits else self.numbers.compute
+
+    def keys(self, node: Node, work: Attention) -> int:
+        """Keys that a query meets, masked ones included."""
+        return max(each.past + each.new for each in self.batch.stream(work.keys or node.stream))
+
+    def _met(self, node: Node, work: Attention, *, is_eager: bool, masked: bool) -> Iterator[Saved]:
+        """Queries, keys and values as they met."""
+        size = self.numbers.compute
+        query, key, value = node.of
+        repeated = (is_eager or masked) and work.kv_heads != work.heads
+        kv_heads = work.heads if repeated else work.kv_heads
+        if query == key == value and not is_eager:
+            yield from self._views(node, work, kv_heads, is_repeated=repeated)
+            return
+        moved = {
+            query: work.heads * work.qk_dim,
+            key: kv_heads * work.qk_dim,
+            value: kv_heads * work.v_dim,
+        }
+        if query == key == value:
+            moved = {query: work.heads * work.qk_dim + kv_heads * (work.qk_dim + work.v_dim)}
+        elif key == value:  # latent: keys are joined with their turned part, values a view
+            values = work.v_dim if is_eager else self.widths[value] // work.kv_heads
+            moved[key] = kv_heads * (work.qk_dim + values)
+        if is_math(work, self.kernels, self.code):
+            size = FP32
+        elif is_eager and self.code.scores_in_32_bits and size != FP32:
+            moved = {query: moved[query] * 2, key: moved[key] * 2, value: moved[value]}
+        for name, width in moved.items():
+            is_new = repeated or self.is_rotary or self.nodes[name].part == "norm"
+            storage = f"{node.name}:{name}" if is_new else name
+            yield self._keep(node, storage, width * size, split=True)
+
+    def _views(
+        self, node: Node, work: Attention, kv_heads: int, *, is_repeated: bool
+    ) -> Iterator[Saved]:
+        """Queries, keys and values that one matrix made, as a fused kernel keeps them.
+
+        Rotating, repeating and caching copy. What is not copied is a view, and a single view keeps
+        the matrix's whole result alive.
+        """
+        size, cached = self.numbers.compute, self.kernels.has_cache
+        widths = {
+            "query": work.heads * work.qk_dim,
+            "key": kv_heads * work.qk_dim,
+            "value": kv_heads * work.v_dim,
+        }
+        is_copied = {
+            "query": self.is_rotary,
+            "key": self.is_rotary or is_repeated or cached,
+            "value": is_repeated or cached,
+        }
+        for name, width in widths.items():
+            if is_copied[name]:
+                yield self._keep(node, f"{node.name}:{name}", width * size, split=True)
+        if not all(is_copied.values()):
+            buffer = node.of[0]
+            yield self._keep(node, buffer, self.widths[buffer] * size, split=True)
+
+    def _recurrence(self, node: Node) -> Iterator[Saved]:
+        """A convolution or a scan as a fused kernel has it: what goes in, and what comes out."""
+        if not self.needs[node.name]:
+            return
+        size = self.numbers.compute
+        for name in node.of:
+            yield self._keep(node, name, self.widths[name] * size, split=True)
+        yield self._keep(node, node.name, self.widths[node.name] * size, split=True)
+
+    def _weighed(self, node: Node) -> Iterator[Saved]:
+        """A product of two results, such as experts' and the router's; a sum keeps nothing."""
+        weighs = [name for name in node.of if self._part(name) == "router"]
+        gates = [name for name in node.of if isinstance(self.nodes[name].work, Scan)]
+        if not (weighs or gates) or not self.needs[node.name]:
+            return
+        for name in node.of:
+            work = self.nodes[name].work
+            if name in weighs or (weighs and not self.needs[weighs[0]]):
+                continue
+            used = work.used if isinstance(work, Linear | Fold) and work.copies > 1 else 1
+            per_row = self.widths[name] * used * self.numbers.compute
+            yield self._keep(node, name, per_row, split=False)
+
+
+def widths(graph: Graph) -> dict[str, int]:
+    """Numbers in one row of each node's result; of an expert's, for one expert."""
+    found: dict[str, int] = {}
+    for node in graph:
+        work = node.work
+        if isinstance(work, Linear):
+            found[node.name] = work.outputs
+        elif isinstance(work, Attention):
+            found[node.name] = work.heads * work.v_dim
+        elif isinstance(work, Convolution):
+            found[node.name] = work.channels
+        elif node.role == "embedding" and node.params % graph.vocab == 0:
+            found[node.name] = node.params // graph.vocab
+        else:
+            found[node.name] = found[node.of[0]] if node.of else graph.hidden
+    return found

@@ -1,0 +1,1 @@
+"""How each model family's configuration becomes a graph."""

@@ -1,0 +1,332 @@
+"""Encoder-decoders: T5, BART and their kin, Whisper.
+
+The trap: one sequence length. There are two, the source that is read once and the target that is
+written, and the keys of cross attention are computed for the source's positions although they stand
+in the decoder's layers. The encoder's rows are `source`, the decoder's `tokens`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import FormatError
+from ergmeter.flops.graph.encoder_block import Block, add_block, biased_attention, renamed
+from ergmeter.flops.graph.graph import Builder, Graph
+from ergmeter.flops.graph.layers import Mlp, SelfAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.flops.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One of the two halves: its layers, and what is before and after them."""
+
+    blocks: tuple[Block, ...]
+    prefix: str
+    positions: int = 0  # parameters of the table
+    embedding_norm: int = 0
+    final_norm: int = 0
+
+
+@dataclass(frozen=True)
+class Seq2Seq:
+    """An encoder and the decoder that reads it."""
+
+    family: str
+    hidden: int
+    vocab: int
+    encoder: Stack
+    decoder: Stack
+    is_tied: bool
+    shared: str | None = "model.shared"  # the embedding of both
+    layer_name: str = "layers"
+    head_name: str = "lm_head"
+    mel_bins: int = 0  # of the spectrogram that two convolutions read
+    facts: tuple[tuple[str, int], ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def seq2seq_graph(m: Seq2Seq) -> Graph:
+    """The graph of an encoder-decoder: the encoder's rows are `source`, the decoder's `tokens`."""
+    b = Builder()
+    shared = None
+    if m.shared is not None:
+        shared = b.add(m.shared, "embedding", params=m.vocab * m.hidden, role="embedding")
+    reader = Builder()
+    if m.mel_bins:
+        first = _front_end(reader, m)
+    else:
+        first = _embedding(reader, m, m.encoder, shared, stream="source")
+    memory = _add_stack(reader, m, m.encoder, first, stream="source")
+    b.nodes.extend(renamed(reader.nodes, "encoder"))
+    target = _embedding(b, m, m.decoder, shared, stream="tokens")
+    out = _add_stack(b, m, m.decoder, target, stream="tokens", memory=memory)
+    b.linear(
+        m.head_name,
+        "head",
+        out,
+        m.hidden,
+        m.vocab,
+        stream="logits",
+        role="head",
+        tied_to=(shared or target) if m.is_tied else None,
+    )
+    layers = len(m.encoder.blocks) + len(m.decoder.blocks)
+    facts = dict(m.facts)
+    return Graph(m.family, tuple(b.nodes), m.hidden, layers, m.vocab, m.assumptions, facts)
+
+
+def _embedding(b: Builder, m: Seq2Seq, stack: Stack, shared: str | None, *, stream: str) -> str:
+    return b.add(
+        f"{stack.prefix}.embed_tokens",
+        "embedding",
+        params=0 if shared else m.vocab * m.hidden,
+        stream=stream,
+        role="embedding",
+        tied_to=shared,
+    )
+
+
+def _front_end(b: Builder, m: Seq2Seq) -> str:
+    """Two convolutions of width 3 over the spectrogram, the second at every second frame.
+
+    Each is a matrix product of a row and its two neighbours: 3 x channels in, the hidden size out.
+    """
+    name, part = m.encoder.prefix, "convolution"
+    first = b.linear(
+        f"{name}.conv1",
+        part,
+        (),
+        3 * m.mel_bins,
+        m.hidden,
+        bias=True,
+        is_module=False,
+        stream="frames",
+    )
+    return b.linear(
+        f"{name}.conv2",
+        part,
+        first,
+        3 * m.hidden,
+        m.hidden,
+        bias=True,
+        is_module=False,
+        stream="source",
+    )
+
+
+def _add_stack(
+    b: Builder, m: Seq2Seq, stack: Stack, x: str, *, stream: str, memory: str | None = None
+) -> str:
+    taken: tuple[str, ...] = (x,)
+    if stack.positions:
+        table = b.add(
+            f"{stack.prefix}.embed_positions",
+            "embedding",
+            params=stack.positions,
+            stream=stream,
+            role="positions",
+        )
+        taken = (x, table)
+    at = f"{stack.prefix}.embedding_norm"
+    x = b.add(at, "norm", taken, params=stack.embedding_norm, stream=stream)
+    for number, block in enumerate(stack.blocks):
+        name = f"{stack.prefix}.{m.layer_name}.{number}"
+        x = add_block(b, block, x, name=name, hidden=m.hidden, stream=stream, memory=memory)
+    return b.add(f"{stack.prefix}.norm", "norm", x, params=stack.final_norm, stream=stream)
+
+
+def t5(c: Config) -> Seq2Seq:
+    """T5, mT5 and FLAN: a table of relative positions in the first layer of each half."""
+    return _t5(c, tables_everywhere=False)
+
+
+def umt5(c: Config) -> Seq2Seq:
+    """UMT5: a table of relative positions in every layer."""
+    return _t5(c, tables_everywhere=True)
+
+
+def _t5(c: Config, *, tables_everywhere: bool) -> Seq2Seq:
+    hidden, heads = c.whole("d_model"), c.whole("num_heads")
+    names = ("q", "k", "v", "o")
+    attention = SelfAttention(heads, heads, c.whole("d_kv"), names=names)
+    attention = replace(attention, module="layer.0.SelfAttention")
+    table = c.whole("relative_attention_num_buckets") * heads
+    is_gated = (c.word("feed_forward_proj") or "relu").startswith("gated-")
+    feed = Mlp(
+        c.whole("d_ff"),
+        is_gated=is_gated,
+        names=("wi_0", "wi_1", "wo") if is_gated else ("wi", "wo"),
+        module="layer.1.DenseReluDense",
+    )
+    cross = replace(attention, module="layer.1.EncDecAttention", mask="full")
+    reads = Block(replace(attention, mask="full"), feed, hidden, hidden)
+    last = replace(feed, module="layer.2.DenseReluDense")
+    writes = Block(attention, last, hidden, hidden, cross=cross)
+    count = c.whole("num_layers")
+
+    def stack(block: Block, layers: int, prefix: str) -> Stack:
+        tabled = replace(block, attention=replace(block.attention, extra_params=table))
+        rest = tabled if tables_everywhere else block
+        return Stack((tabled, *(rest,) * (layers - 1)), prefix, final_norm=hidden)
+
+    return Seq2Seq(
+        c.model_type,
+        hidden,
+        c.whole("vocab_size"),
+        stack(reads, count, "encoder"),
+        stack(writes, c.whole("num_decoder_layers", default=count), "decoder"),
+        is_tied=c.flag("tie_word_embeddings", default=True),
+        shared="shared",
+        layer_name="block",
+    )
+
+
+def _like_bart(
+    c: Config,
+    *,
+    is_post_norm: bool,
+    has_embedding_norm: bool,
+    has_final_norm: bool,
+    positions: tuple[int, int],
+    k_bias: bool = True,
+) -> Seq2Seq:
+    """The encoder-decoder of BART and its many kin; `positions` are the rows of both tables."""
+    hidden = c.whole("d_model")
+    norm = 2 * hidden
+
+    def stack(what: str, rows: int) -> Stack:
+        attention = biased_attention(
+            c,
+            hidden,
+            c.whole(f"{what}_attention_heads"),
+            k_bias=k_bias,
+            names=("q_proj", "k_proj", "v_proj", "out_proj"),
+        )
+        size = c.whole(f"{what}_ffn_dim")
+        feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")
+        block = Block(attention, feed, norm, norm, is_post_norm=is_post_norm)
+        if what == "decoder":
+            cross = replace(attention, module="encoder_attn")
+            block = replace(block, attention=replace(attention, mask="causal"), cross=cross)
+        return Stack(
+            (block,) * c.whole(f"{what}_layers"),
+            f"model.{what}",
+            positions=rows * hidden,
+            embedding_norm=norm if has_embedding_norm else 0,
+            final_norm=norm if has_final_norm else 0,
+        )
+
+    return Seq2Seq(
+        c.model_type,
+        hidden,
+        c.whole("vocab_size"),
+        stack("encoder", positions[0]),
+        stack("decoder", positions[1]),
+        is_tied=c.flag("tie_word_embeddings", default=True),
+    )
+
+
+def bart(c: Config) -> Seq2Seq:
+    """BART: norms after the sum; two rows of the table of positions are never used."""
+    rows = c.whole("max_position_embeddings") + 2
+    return _like_bart(
+        c,
+        is_post_norm=True,
+        has_embedding_norm=True,
+        has_final_norm=False,
+        positions=(rows, rows),
+    )
+
+
+def mbart(c: Config) -> Seq2Seq:
+    """mBART: BART with its norms before each part, and one at the end."""
+    rows = c.whole("max_position_embeddings") + 2
+    return _like_bart(
+        c,
+        is_post_norm=False,
+        has_embedding_norm=True,
+        has_final_norm=True,
+        positions=(rows, rows),
+    )
+
+
+def pegasus(c: Config) -> Seq2Seq:
+    """Pegasus: mBART with sines for positions, kept as parameters, and no norm before layers."""
+    rows = c.whole("max_position_embeddings")
+    return _like_bart(
+        c,
+        is_post_norm=False,
+        has_embedding_norm=False,
+        has_final_norm=True,
+        positions=(rows, rows),
+    )
+
+
+def m2m(c: Config) -> Seq2Seq:
+    """M2M-100 and NLLB: mBART with sines for positions, and no norm before layers."""
+    return _like_bart(
+        c,
+        is_post_norm=False,
+        has_embedding_norm=False,
+        has_final_norm=True,
+        positions=(0, 0),
+    )
+
+
+def marian(c: Config) -> Seq2Seq:
+    """Marian: BART without the norm of the embedding."""
+    if not c.flag("share_encoder_decoder_embeddings", default=True):
+        raise FormatError(
+            f"{c.where}: share_encoder_decoder_embeddings is false; a Marian model of two"
+            " embeddings can't be read"
+        )
+    rows = c.whole("max_position_embeddings")
+    return _like_bart(
+        c,
+        is_post_norm=True,
+        has_embedding_norm=False,
+        has_final_norm=False,
+        positions=(rows, rows),
+    )
+
+
+def whisper(c: Config) -> Seq2Seq:
+    """Whisper: two convolutions before the encoder, which always reads thirty seconds."""
+    read = c.whole("max_source_positions")
+    base = _like_bart(
+        c,
+        is_post_norm=False,
+        has_embedding_norm=False,
+        has_final_norm=True,
+        positions=(read, c.whole("max_target_positions")),
+        k_bias=False,
+    )
+    return replace(
+        base,
+        shared=None,
+        head_name="proj_out",
+        mel_bins=c.whole("num_mel_bins"),
+        facts=(("source_len", read), ("frames_per_source", 2)),
+        assumptions=(
+            f"each sequence comes with {2 * read} frames of audio, padded to that where it is"
+            " shorter",
+        ),
+    )
+
+
+SEQ2SEQ: dict[str, Callable[[Config], Seq2Seq]] = {
+    "t5": t5,
+    "mt5": t5,
+    "umt5": umt5,
+    "bart": bart,
+    "mbart": mbart,
+    "pegasus": pegasus,
+    "m2m_100": m2m,
+    "marian": marian,
+    "whisper": whisper,
+}

@@ -1,0 +1,180 @@
+"""What stands on top of a model's layers: the head of a language model, a classifier, or nothing.
+
+The trap: one configuration, many classes. `LlamaForCausalLM` and `LlamaForSequenceClassification`
+share every field that has a size, and on a small model with a large vocabulary the head that only
+one of them has is more than half of the work. The class decides: of a live model its own, of a
+config.json the one in its field `architectures`. What head a class has is read from transformers'
+own mappings (defaults.py), not from how its name ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.flops.config import head_of
+from ergmeter.flops.graph.graph import Builder
+
+if TYPE_CHECKING:
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.graph.graph import Graph
+
+# The head of a class that is not in transformers' mappings, by how its name ends. Not "Model":
+# MarianMTModel and ChatGLMModel have a head, MarianModel has none.
+_ENDINGS = {
+    **dict.fromkeys(
+        ("ForCausalLM", "LMHeadModel", "LMHead", "ForMaskedLM", "DoubleHeadsModel",
+         "ForConditionalGeneration", "ForSeq2SeqLM", "ForImageTextToText", "ForSpeechSeq2Seq"),
+        "language",
+    ),
+    "ForSequenceClassification": "sequence classification",
+    "ForTokenClassification": "token classification",
+    "ForQuestionAnswering": "question answering",
+}  # fmt: skip
+
+# Layers between an encoder's last one and its classifier, as transformers builds them: the
+# matrices that a whole sequence goes through as one row.
+_POOLED = {
+    "bert": "bert.pooler.dense",
+    "roberta": "classifier.dense",
+    "xlm-roberta": "classifier.dense",
+    "camembert": "classifier.dense",
+    "electra": "classifier.dense",
+    "distilbert": "pre_classifier",
+    "modernbert": "head.dense",
+    "deberta-v2": "pooler.dense",
+    "albert": "albert.pooler",
+    "mpnet": "classifier.dense",
+    "esm": "classifier.dense",
+    "ernie": "ernie.pooler.dense",
+    "data2vec-text": "classifier.dense",
+}
+_BARE_POOLERS = {  # bare encoders that pool all the same
+    "bert": "bert.pooler.dense",
+    "roberta": "roberta.pooler.dense",
+    "xlm-roberta": "roberta.pooler.dense",
+    "camembert": "roberta.pooler.dense",
+    "albert": "albert.pooler",
+    "mpnet": "mpnet.pooler.dense",
+    "esm": "esm.pooler.dense",
+    "ernie": "ernie.pooler.dense",
+    "data2vec-text": "data2vec_text.pooler.dense",
+}
+
+
+def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
+    """The graph of a language model, its head exchanged for what this class has."""
+    name = architecture or ""
+    head = _head(name)
+    if not name or head == "language":
+        return graph
+    if head == "pretraining":
+        return _pretraining(graph)
+    if head == "encoder":
+        return _reader_alone(graph)
+    if head == "bare":
+        return _bare(graph)
+    has_source = any(node.stream == "source" for node in graph)
+    if head is not None and not has_source:
+        return _classifying(graph, config, head)
+    instead = (
+        "as an encoder-decoder that writes" if has_source else "with the head of a language model"
+    )
+    line = f"the class {name} is not known: counted {instead}"
+    return replace(graph, assumptions=(*graph.assumptions, line))
+
+
+def _head(name: str) -> str | None:
+    """What head a class has: as transformers maps it, else by its ending."""
+    by_ending = (head for ending, head in _ENDINGS.items() if name.endswith(ending))
+    return head_of(name) or next(by_ending, None)
+
+
+def is_bare(name: str) -> bool:
+    """Whether a class of this name has no head at all."""
+    return head_of(name) == "bare"
+
+
+def _headless(graph: Graph) -> Graph:
+    return graph.with_nodes(tuple(node for node in graph if node.stream != "logits"))
+
+
+def _reader_alone(graph: Graph) -> Graph:
+    """The encoder of an encoder-decoder, with the embedding it shares."""
+    read = tuple(node for node in graph if node.part.startswith("encoder "))
+    shared = {node.tied_to for node in read}
+    held = tuple(node for node in graph if node.name in shared)
+    return graph.with_nodes((*held, *read))
+
+
+def _bare(graph: Graph) -> Graph:
+    bare = _headless(graph)
+    pooler = _BARE_POOLERS.get(graph.family)
+    if pooler is None:
+        return bare
+    b = Builder()
+    b.linear(
+        pooler, "head", bare.nodes[-1].name, graph.hidden, graph.hidden, bias=True, stream="pooled"
+    )
+    return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def _pretraining(graph: Graph) -> Graph:
+    """ELECTRA's tells words that were exchanged; others have a pooler and two classes besides."""
+    b, hidden = Builder(), graph.hidden
+    if graph.family == "electra":
+        bare = _headless(graph)
+        out = b.linear(
+            "discriminator_predictions.dense", "head", bare.nodes[-1].name, hidden, hidden,
+            bias=True,
+        )  # fmt: skip
+        name = "discriminator_predictions.dense_prediction"
+        b.linear(name, "head", out, hidden, 1, bias=True, role="head")
+        return bare.with_nodes((*bare.nodes, *b.nodes))
+    if graph.family not in ("bert", "ernie", "albert"):
+        return graph
+    last = next(node.of[0] for node in graph if node.stream == "logits")
+    out = b.linear("bert.pooler.dense", "head", last, hidden, hidden, bias=True, stream="pooled")
+    b.linear("cls.seq_relationship", "head", out, hidden, 2, bias=True, stream="pooled")
+    return graph.with_nodes((*graph.nodes, *b.nodes))
+
+
+def _classifying(graph: Graph, config: Config, head: str) -> Graph:
+    bare, hidden = _headless(graph), graph.hidden
+    b = Builder()
+    out = bare.nodes[-1].name
+    is_encoder = graph.family in _POOLED
+    stream = "tokens"
+    if is_encoder and head == "sequence classification":
+        stream = "pooled"
+    if stream == "pooled" or graph.family == "modernbert":
+        bias = graph.family != "modernbert" or config.flag("classifier_bias", default=False)
+        out = b.linear(_POOLED[graph.family], "head", out, hidden, hidden, bias=bias, stream=stream)
+        if graph.family == "modernbert":
+            params = hidden * (1 + config.flag("norm_bias", default=False))
+            out = b.add("head.norm", "norm", out, params=params, stream=stream)
+    b.linear(
+        "classifier" if is_encoder else "score",
+        "head",
+        out,
+        hidden,
+        2 if head == "question answering" else labels_of(config),  # of an answer, both ends
+        bias=is_encoder or head != "sequence classification",
+        stream=stream,
+        role="head",
+    )
+    return bare.with_nodes((*bare.nodes, *b.nodes))
+
+
+def labels_of(config: Config) -> int:
+    """Classes told apart: two, as transformers has it, where the config does not say."""
+    named = config.raw("id2label")
+    if isinstance(named, dict) and named:
+        return len(named)
+    said = f"num_labels = {_LABELS}: the config has neither it nor id2label"
+    if "num_labels" not in config and said not in config.assumed:
+        config.assumed.append(said)
+    return config.whole("num_labels", default=_LABELS)
+
+
+_LABELS = 2  # transformers' own default

@@ -1,0 +1,1 @@
+"""What importers share: lines, step lines, spans of time, tables."""

@@ -1,0 +1,349 @@
+"""The step lines of a log as columns: how are they gathered, and what did each line add?
+
+The trap: a running total, a count of one step and a count of a line all look alike in a column.
+Counts are kept as printed until the log's end, and only then turned into what was done since the
+row before, by the rules that the live importers use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, repeat
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.importers.engine.counts import COUNTS, HELD_LINES, decided, explained
+from ergmeter.importers.engine.folding import FOLD_ROWS, MOST_ROWS, Folded, Printed, parts_of
+from ergmeter.importers.engine.step_lines import Told
+from ergmeter.units import NS_PER_S
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from ergmeter.importers.engine.folding import Key
+    from ergmeter.records import FloatArray
+
+# -- tally -----------------------------------------------------------------------------------------
+# Which steps and losses did a run print, whatever the number of its lines?
+#
+# The trap: a loss that is `nan` and one that was not printed look alike in a column of means.
+
+
+@dataclass
+class Tally:
+    """What is known of the lines of a run whatever their number: its steps and losses."""
+
+    steps: int = 0  # numbers; beyond so many rows, those above all before
+    first_step: int | None = None
+    last_step: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    losses_not_finite: int = 0
+    first_not_finite_step: int | None = None
+    losses_not_printed: int = 0
+
+    def take(self, step: FloatArray, loss: FloatArray, has_loss: npt.NDArray[np.bool_]) -> None:
+        """Further lines."""
+        numbers = step[~np.isnan(step)]
+        if len(numbers):
+            before = self.last_step
+            fresh = numbers if before is None else numbers[numbers > before]
+            self.steps += len(np.unique(fresh))
+            least, most = int(numbers.min()), int(numbers.max())
+            self.first_step = least if self.first_step is None else min(self.first_step, least)
+            self.last_step = most if before is None else max(before, most)
+        losses = loss[np.isfinite(loss)]
+        if len(losses):
+            self.first_loss = float(losses[0]) if self.first_loss is None else self.first_loss
+            self.last_loss = float(losses[-1])
+        is_broken = has_loss & ~np.isfinite(loss)
+        if is_broken.any() and not self.losses_not_finite:
+            self.first_not_finite_step = whole(float(step[is_broken][0]))
+        self.losses_not_finite += int(is_broken.sum())
+        self.losses_not_printed += int((~has_loss).sum())
+
+
+def whole(value: float) -> int | None:
+    """A step's number; None if it is NaN."""
+    return int(value) if value == value else None
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+_NAN = float("nan")
+# A pause is longer than this, and than so many times the usual time between rows, as in `spans`.
+_GAP_S, _GAP_PERIODS, _RECENT = 1.0, 5, 16
+PLAIN = ("step", "epoch", "loss", "learning_rate", "grad_norm", "step_time_s", "t_s")
+_STEP, _EPOCH, _LOSS, _T = (PLAIN.index(name) for name in ("step", "epoch", "loss", "t_s"))
+_LAST = ("step", "epoch", "learning_rate", "t_s")  # of a row of several lines, that of the last
+_LINES, _HAS_LOSS = "lines", "has a loss"  # and of these the sum
+_MEAN = ("loss", "grad_norm", "step_time_s")  # and of these the mean
+
+
+class Columns:
+    """The rows of one run in a log: a line each, until there are too many of them."""
+
+    def __init__(self, *, began: str = "") -> None:
+        self.began = began  # why it is another run than the one before
+        self.clock: str | None = None
+        self.of_one_rank = False
+        self.first_stamp_ns: int | None = None  # of those that are not the clock
+        self.last_stamp_ns: int | None = None
+        self.notes: list[str] = []
+        self.tally = Tally()
+        self._rows = 0  # that are lines
+        self._row = [_NAN] * len(PLAIN)  # the last of them
+        self._most = MOST_ROWS + 1 + _RECENT
+        self._folded: Folded | None = None  # the rows before them, which stand for several lines
+        self._columns = {name: array("d") for name in PLAIN}
+        self._counts: dict[str, array[float]] = {}
+        self._rates: dict[str, array[float]] = {}
+        self._said: set[str] = set()  # units that the last line gave
+        self._has_loss = bytearray()  # of each row: a loss was printed, if only `nan`
+        self._modes: dict[str, str] = {}  # of counts
+        self._before: dict[str, float] = {}  # the last values that were folded
+
+    def __len__(self) -> int:
+        return self._rows + (self._folded.rows if self._folded else 0)
+
+    def add(self, told: Told) -> None:
+        """A step line: a further row, or more about the last one."""
+        seen = told.seen
+        t_s = None if told.t_ns is None else told.t_ns / NS_PER_S
+        values = (
+            seen.number, told.epoch, seen.loss, seen.learning_rate, seen.grad_norm, seen.own_s, t_s
+        )  # fmt: skip
+        if seen.number is not None and seen.number == self._row[_STEP]:
+            self._add_more(values)
+        else:
+            self._begin_row(values)
+        if self.clock is None:
+            self.clock = told.clock
+        self.of_one_rank |= told.of_one_rank
+        if told.stamp_ns is not None:
+            self.first_stamp_ns = self.first_stamp_ns or told.stamp_ns
+            self.last_stamp_ns = told.stamp_ns
+        for name, count in told.counts.items():
+            self._put(self._counts, name, count)
+        for means, printed, value, _ in told.found:
+            # Of two names for one thing, the first.
+            if means.kind == "rate" and means.unit not in self._said and "peak" not in printed:
+                self._said.add(means.unit)
+                self._put(self._rates, means.unit, value)
+
+    @property
+    def reached(self) -> tuple[float, float, float]:
+        """The last row's step, epoch and time; NaN where it has none."""
+        row = self._row
+        return row[_STEP], row[_EPOCH], row[_T]
+
+    def paused(self, t_ns: int | None) -> bool:
+        """Whether more time went by than goes by between rows; so too where that is not known."""
+        if t_ns is None or self.clock is None:
+            return True
+        times = self._columns["t_s"]
+        recent, end = [self._row[_T]], len(times)
+        while end and recent[-1] != recent[-1]:  # of the last rows that have none
+            end -= 1
+            recent = [times[end]]
+        recent = [*times[max(0, end + 1 - _RECENT) : end], *recent]
+        if len(recent) < 2 or recent[-1] != recent[-1]:
+            return True
+        usual_s = float(np.nanmedian(np.diff(recent)))
+        return not 0 <= t_ns / NS_PER_S - recent[-1] <= max(_GAP_S, _GAP_PERIODS * usual_s)
+
+    def close(self) -> None:
+        """No line comes any more."""
+        self._end_row()
+        self._tally(self._rows)
+        if self._folded is not None:
+            self._fold(self._rows)
+
+    def shrink(self, most: int) -> None:
+        """Keep no more than so many rows of a run that is closed, and its first."""
+        if len(self) > most + 1:
+            if self._folded is None:
+                self._fold(self._rows)
+            assert self._folded is not None
+            self._folded.shrink(most)
+
+    def lines(self) -> FloatArray:
+        """How many step lines each row stands for."""
+        return self._folded.printed(_LINES).total if self._folded else np.ones(self._rows)
+
+    def plain(self) -> dict[str, FloatArray]:
+        """The columns that need no reading."""
+        if self._folded is None:
+            return {name: self._whole(column) for name, column in self._columns.items()}
+        last = {name: self._folded.last(name) for name in _LAST}
+        return last | {name: self._folded.printed(name).means for name in _MEAN}
+
+    def printed(self) -> dict[str, Printed]:
+        """Figures, and what the program said of its own pace, by unit."""
+        if self._folded is not None:
+            return {name: self._folded.printed(name) for name in (*_MEAN, *self._rates)}
+        named = {name: self._columns[name] for name in _MEAN} | self._rates
+        return {name: Printed.of(self._whole(column)) for name, column in named.items()}
+
+    def has_loss(self) -> npt.NDArray[np.bool_]:
+        """Of each row whether one of its lines printed a loss, `nan` or not."""
+        if self._folded is not None:
+            return self._folded.printed(_HAS_LOSS).total > 0
+        return np.frombuffer(self._has_loss, dtype=bool)
+
+    def rates(self) -> dict[str, FloatArray]:
+        """What the program said of its own pace, by unit."""
+        if self._folded is not None:
+            return {unit: self._folded.printed(unit).means for unit in self._rates}
+        return {unit: self._whole(column) for unit, column in self._rates.items()}
+
+    def done(self, *fields: str) -> FloatArray:
+        """What was done of the first of these fields of Step that was printed, since the row
+        before; NaN where that is not known."""
+        for field in fields:
+            names = [name for name in self._counts if COUNTS[name][0] == field]
+            if names:
+                found = [self._folded.amount(n) if self._folded else self._since(n) for n in names]
+                return max(found, key=lambda values: int(np.isfinite(values).sum()))
+        return np.full(len(self), _NAN)
+
+    def _add_more(self, values: tuple[float | None, ...]) -> None:
+        """Fill what the last row does not have yet."""
+        row, loss = self._row, self._row[_LOSS]
+        for place, value in enumerate(values):
+            if value is not None and row[place] != row[place]:
+                row[place] = value
+        if self._has_loss[-1]:
+            row[_LOSS] = loss  # a `nan` that was printed is a fact
+        self._has_loss[-1] |= values[_LOSS] is not None
+
+    def _begin_row(self, values: tuple[float | None, ...]) -> None:
+        self._end_row()
+        if self._rows == self._most:
+            self._tally(self._rows - _RECENT)
+            self._fold(self._rows - _RECENT)
+            self._most = FOLD_ROWS + _RECENT
+        self._rows += 1
+        self._row = [_NAN if value is None else value for value in values]
+        self._said.clear()
+        self._has_loss.append(values[_LOSS] is not None)
+
+    def _end_row(self) -> None:
+        if self._rows:
+            for column, value in zip(self._columns.values(), self._row, strict=True):
+                column.append(value)
+
+    def _tally(self, rows: int) -> None:
+        step, loss = (self._whole(self._columns[name])[:rows] for name in ("step", "loss"))
+        self.tally.take(step, loss, np.frombuffer(self._has_loss, dtype=bool)[:rows])
+
+    def _fold(self, rows: int) -> None:
+        """The first of the rows that are lines become part of those that are several."""
+        while rows > FOLD_ROWS + 1:  # a part at a time, for the room it takes
+            part = FOLD_ROWS + (self._folded is None)
+            self._fold_part(part)
+            rows -= part
+        self._fold_part(rows)
+
+    def _fold_part(self, rows: int) -> None:
+        if not rows:
+            return
+        values = {name: self._whole(column) for name, column in self._columns.items()}
+        has_loss = np.frombuffer(self._has_loss, dtype=bool)
+        more: dict[Key, FloatArray] = {(_LINES, "sum"): np.ones(rows)}
+        more[_HAS_LOSS, "sum"] = has_loss[:rows].astype(float)
+        more |= {(name, "last"): values[name][:rows] for name in _LAST}
+        more |= {(name, "amount"): self._since(name)[:rows] for name in self._counts}
+        for name in _MEAN:
+            more |= parts_of(name, values[name][:rows])
+        for unit, column in self._rates.items():
+            more |= parts_of(unit, self._whole(column)[:rows])
+        self._folded = self._folded or Folded()
+        self._folded.append(more)
+        self._drop(rows)
+
+    def _drop(self, rows: int) -> None:
+        for columns in (self._columns, self._counts, self._rates):
+            for name, column in columns.items():
+                self._before[name] = column[rows - 1] if len(column) >= rows else _NAN
+                columns[name] = column[rows:]  # a copy: arrays over the old one may still be held
+        self._has_loss = self._has_loss[rows:]
+        self._rows -= rows
+
+    def _since(self, name: str) -> FloatArray:
+        values, steps = self._whole(self._counts[name]), self._whole(self._columns["step"])
+        mode = COUNTS[name][1] or self._modes.get(name) or self._decided(name, values, steps)
+        self._modes[name] = mode
+        if mode == "total":
+            grown = np.diff(values, prepend=self._before.get(name, _NAN))
+            return np.where(grown > 0, grown, _NAN)
+        if mode == "line":
+            return values
+        covered = np.nan_to_num(np.diff(steps, prepend=self._before.get("step", _NAN)), nan=1.0)
+        if covered.max(initial=1) > 1:
+            self.notes.append(f"{name} taken times the steps a line covers")
+        return values * np.where(covered > 0, covered, 1.0)
+
+    def _decided(self, name: str, values: FloatArray, steps: FloatArray) -> str:
+        known = np.isfinite(values)
+        firsts = [int(value) for value in islice(values[known], HELD_LINES)]
+        numbers = [whole(step) for step in islice(steps[known], HELD_LINES)]
+        mode = decided(numbers, firsts, final=True) or "step"
+        self.notes.append(explained(name, mode, firsts))
+        return mode
+
+    def _put(self, columns: dict[str, array[float]], name: str, value: float) -> None:
+        """Fill the last row of a column, if it is empty. A column may begin late, and end early."""
+        column = columns.get(name)
+        if column is None:
+            column = columns[name] = array("d")
+        rows = len(column)
+        if rows == self._rows - 1:
+            column.append(value)
+        elif rows < self._rows:
+            column.extend(repeat(_NAN, self._rows - 1 - rows))
+            column.append(value)
+        elif column[-1] != column[-1]:
+            column[-1] = value
+
+    def _whole(self, column: array[float]) -> FloatArray:
+        """All rows, without a copy: a log may have many."""
+        if not column:
+            return np.broadcast_to(np.float64(_NAN), self._rows)
+        if len(column) < self._rows:
+            column.extend(repeat(_NAN, self._rows - len(column)))
+        return np.frombuffer(column, dtype=np.float64)
+
+
+def runs_of(told: Iterator[Told]) -> Iterator[Columns]:
+    """The rows of each run in a log: a number, an epoch or a time that falls begins another."""
+    columns = Columns()
+    for one in told:
+        if began := one.restarted or _began_again(columns, one):
+            columns.close()
+            yield columns
+            columns = Columns(began=began)
+        columns.add(one)
+    columns.close()
+    yield columns
+
+
+def _began_again(columns: Columns, told: Told) -> str:
+    """Why a line is no next one. A number that falls may be of the next epoch: if the epoch stands,
+    or the log has paused, it is not."""
+    if not len(columns):
+        return ""
+    number, epoch = told.seen.number, told.epoch
+    last, before, last_s = columns.reached
+    if epoch is not None and epoch < before:
+        return f"the epoch went from {before:g} back to {epoch:g}"
+    if number is not None and number < last:
+        rose = before < (epoch or 0)
+        if epoch == before or (not rose and columns.paused(told.t_ns)):
+            return f"the step number went from {last:.0f} back to {number}"
+    went_back = told.t_ns is not None and told.t_ns / NS_PER_S < last_s
+    return "the time went back" if went_back else ""

@@ -1,0 +1,169 @@
+"""What does a line of Megatron's hold, or of one of its many relatives?
+
+    [2024-04-06 02:59:36] iteration 43/ 100 | consumed samples: 5504 | elapsed time per iteration
+    (ms): 5444.9 | throughput per GPU (TFLOP/s/GPU): 239.8 | ... | lm loss: 1.825991E+00 | ...
+
+The trap: names with blanks, units and slashes in them. `throughput per GPU (TFLOP/s/GPU)` is no
+rate of tokens, and `load_balancing_loss` no loss of the model's. So a line is cut at its bars, and
+a field counts by its whole name. Megatron-DeepSpeed and GPT-NeoX add fields of their own; the pipe
+engine of DeepSpeed prints one of another make.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ergmeter.importers.engine.dialect import MEGATRON, Dialect
+from ergmeter.importers.engine.names import NUMBER, Meaning, count, number, plain
+from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
+
+_ITERATION = re.compile(r"\biteration\s{1,12}(\d{1,12})\s?/\s{0,12}\d{1,12}\s{0,4}$")
+_FIGURE = re.compile(rf"\s{{0,24}}({NUMBER})\s?(TFLOPS)?\s{{0,8}}$")
+_PIPE = re.compile(
+    r"\bsteps: (\d{1,12}) loss: ([^\s]{1,24}) iter time \(s\): ([^\s]{1,24})"
+    r"(?: samples/sec: ([^\s]{1,24}))?"
+)
+# `  seq_length ...................................... 4096`, among the arguments at the start.
+_ARGUMENT = re.compile(r"\s{0,12}(seq_length|global_batch_size) \.{3,80} (\d{1,9})\s*$")
+_MEMORY = re.compile(r"memory \(MB\) \|(.{0,400})")
+_MIB = 1 << 20  # Megatron divides by 1024 twice, and calls it MB
+
+# Bytes that each of its lines holds one of.
+WORDS = (MEGATRON.encode(), b"memory (MB) |", b"iter time (s):", b"seq_length ...")
+
+_PER_DEVICE = Meaning("rate", "tflops", unit="TFLOP/s/device")
+_TOKENS_PER_DEVICE = Meaning("rate", "tokens_per_s_per_device", unit="tokens/s/device")
+_SAMPLES = Meaning("rate", "samples_per_s", unit="samples/s")
+STEP = Meaning("step", "iteration")
+_LOSS = Meaning("loss", "lm_loss")
+_FIELDS = {
+    "consumed samples": Meaning("count", "consumed_samples"),
+    "consumed train samples": Meaning("count", "consumed_samples"),
+    "consumed tokens": Meaning("count", "consumed_tokens"),
+    "global batch size": Meaning("count", "global_batch_size"),
+    "elapsed time per iteration (ms)": Meaning("own_time", "elapsed", unit="ms", scale=1e-3),
+    "learning rate": Meaning("learning_rate", "learning_rate"),
+    "lm loss": _LOSS,
+    "lm_loss": _LOSS,
+    "loss": Meaning("loss", "loss", rank=1),
+    "grad norm": Meaning("grad_norm", "grad_norm"),
+    "throughput per gpu (tflop/s/gpu)": _PER_DEVICE,
+    "throughput (tflop/s/gpu)": _PER_DEVICE,
+    "approx flops per gpu": _PER_DEVICE,
+    "tflops": _PER_DEVICE,
+    "tokens per gpu per second (tgs)": _TOKENS_PER_DEVICE,
+    "tokens per gpu per second": _TOKENS_PER_DEVICE,
+    "tokens/sec/gpu": _TOKENS_PER_DEVICE,
+    "samples per second": _SAMPLES,
+    "samples/sec": _SAMPLES,
+    "power per gpu (w/gpu)": Meaning("rate", "power", unit="W/device"),
+    "energy per gpu (j/iter/gpu)": Meaning("rate", "energy", unit="J/step/device"),
+}
+_TOKENS = Meaning("count", "consumed_tokens")
+_SEQ_LENGTH = (
+    "tokens are consumed samples times seq_length {} of the log's arguments: computed tokens, "
+    "padding included"
+)
+
+
+class Iterations(Dialect):
+    """Megatron-LM, Megatron-DeepSpeed, GPT-NeoX, and DeepSpeed's pipe engine."""
+
+    whole_numbers = True
+    counts_all_ranks = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seq_length: int | None = None
+
+    def wanted(self, text: str) -> bool:
+        """Whether it may be a line of an iteration, of memory, or an argument."""
+        return (
+            MEGATRON in text
+            or "memory (MB) |" in text
+            or "iter time (s):" in text
+            or (" ...." in text and _ARGUMENT.match(text) is not None)
+        )
+
+    def pairs(self, text: str) -> list[Pair]:
+        """The fields that mean something."""
+        text = plain(text[:MAX_CHARS])
+        if MEGATRON in text:
+            return self._with_tokens(_fields(text))
+        if match := _PIPE.search(text):
+            return _pipe(match)
+        if match := _MEMORY.search(text):
+            return _memory(match[1])
+        if (match := _ARGUMENT.match(text)) and match[1] == "seq_length":
+            self._seq_length = int(match[2])
+        return []
+
+    def is_step(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+        """Every line with an iteration's number is one."""
+        return any(pair.means.kind == "step" for pair in found)
+
+    def is_evaluation(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+        """None: Megatron's ` validation loss at iteration ..` is not among what is wanted."""
+        return False
+
+    def _with_tokens(self, found: list[Pair]) -> list[Pair]:
+        """With the tokens, where the arguments told how long a sample is."""
+        counts = {pair.means.name: pair.value for pair in found if pair.means.kind == "count"}
+        samples = counts.get("consumed_samples")
+        if self._seq_length is None or samples is None or "consumed_tokens" in counts:
+            return found
+        self.note(_SEQ_LENGTH.format(self._seq_length))
+        return [*found, Pair(_TOKENS, "consumed samples x seq_length", samples * self._seq_length)]
+
+
+def is_iteration(text: str) -> bool:
+    """Whether this line, or one of the arguments before it, is Megatron's or DeepSpeed's."""
+    if MEGATRON in text:
+        return bool(_fields(plain(text[:MAX_CHARS])))
+    if "iter time (s):" in text:
+        return _PIPE.search(plain(text[:MAX_CHARS])) is not None
+    return " ...." in text and _ARGUMENT.match(text) is not None
+
+
+def _fields(text: str) -> list[Pair]:
+    found = []
+    for part in text.split("|"):
+        name, colon, figure = part.rpartition(":")
+        if match := _ITERATION.search(part):
+            found.append(Pair(STEP, "iteration", float(match[1])))
+            continue
+        name = " ".join(name.split())
+        means = _FIELDS.get(name.lower()) if colon else None
+        value = _value(means, figure) if means else None
+        if means is not None and value is not None:
+            found.append(Pair(means, name, value))
+    return found if any(pair.means is STEP for pair in found) else []
+
+
+def _value(means: Meaning, figure: str) -> float | None:
+    match = _FIGURE.match(figure)
+    if match is None:
+        return None
+    return count(match[1]) if means.kind == "count" else number(match[1])
+
+
+def _pipe(match: re.Match[str]) -> list[Pair]:
+    said = (
+        (Meaning("loss", "loss"), "loss", number(match[2])),
+        (Meaning("own_time", "iter_time", unit="s"), "iter time (s)", number(match[3])),
+        (_SAMPLES, "samples/sec", number(match[4] or "")),
+    )
+    step = Pair(STEP, "steps", float(match[1]))
+    return [step, *(Pair(means, name, v) for means, name, v in said if v is not None)]
+
+
+def _memory(text: str) -> list[Pair]:
+    """`[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...`."""
+    found = []
+    for part in text.split("|"):
+        name, colon, figure = part.partition(":")
+        value = number(figure.strip()) if colon else None
+        if value is not None and name.strip().endswith(("allocated", "reserved")):
+            printed = f"memory {' '.join(name.split())}"
+            found.append(Pair(Meaning("rate", printed, unit="B"), printed, value * _MIB))
+    return found

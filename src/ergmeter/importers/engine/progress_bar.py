@@ -1,0 +1,389 @@
+"""Which step was that log about? Only the progress bar beside it knows.
+
+The Trainer redraws its bar right after each log, so the first bar after a log has its step. The
+trap: the bar goes to another stream and has no line end until it is drawn again, so the bar of the
+step before may be seen first, or the log's own before the log. One redraw is often one step, and
+19 for 20 makes 29 steps of 30. So a log keeps the bars seen around it, and takes the one that is in
+proportion to the epochs (`pace`). Where these are too rounded to tell neighbours apart, it takes
+the one that goes on at the usual stride. A log whose bar was missed gets the number that the epochs
+give it, where that is plainly one. And a bar may not be drawn again at all: then each log stands
+right behind its bar, at a multiple of the stride between logs, and the bar after it is one further.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from typing import Generic, TypeVar
+
+# -- pace ------------------------------------------------------------------------------------------
+# How many steps make an epoch, and which step is this epoch's?
+#
+# Steps and epochs grow together, so an epoch tells its step. Two traps. Epochs are printed rounded,
+# to two decimals (transformers before 5.0) or four digits, so they tell a range of steps. And the
+# last step of an epoch may be a short one, of fewer micro-batches: each turn of an epoch may hold
+# up to one step more than the proportion says.
+
+
+_TWO_DECIMALS = 0.005
+_FOUR_DECIMALS = 5e-5
+_EXACT = 1e-9  # of floats
+
+
+class Epoch:
+    """A printed epoch, and the range it was rounded from."""
+
+    __slots__ = ("high", "low", "value")
+
+    def __init__(self, value: float, *, fine: bool) -> None:
+        digit = 10.0 ** (math.floor(math.log10(value)) - 3)
+        rounding = max(_FOUR_DECIMALS, digit / 2) if fine else max(_TWO_DECIMALS, digit / 2)
+        self.value = value
+        self.low, self.high = max(0.0, value - rounding), value + rounding
+
+
+class Pace:
+    """The steps of an epoch, as far as known, and the last step that was believed."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self._low, self._high = low, high
+        self._strides: deque[int] = deque(maxlen=2)
+        self._n: int | None = None
+        self.last: Epoch | None = None
+
+    @classmethod
+    def through(cls, points: Sequence[tuple[int, Epoch]]) -> Pace | None:
+        """The pace at which each of these steps is at its epoch, if there is one."""
+        bounds = [_bounds(n, epoch) for n, epoch in points]
+        low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
+        return cls(low, high) if low <= high * (1 + _EXACT) else None
+
+    def steps(self, epoch: Epoch, total: int | None) -> range:
+        """The steps that this epoch may be of."""
+        low, high = self._low * epoch.low, self._high * epoch.high + math.floor(epoch.high)
+        if self._n is not None and self.last is not None:
+            turns = math.floor(epoch.high) - math.floor(self.last.low)
+            low = max(low, self._n + 1, self._n + self._low * (epoch.low - self.last.high))
+            high = min(high, self._n + self._high * (epoch.high - self.last.low) + turns)
+        high = high if total is None else min(high, total)
+        return range(math.ceil(low - _EXACT), math.floor(high + _EXACT) + 1)
+
+    @property
+    def next_regular(self) -> int | None:
+        """The next step at the usual stride, where two strides in a row were the same."""
+        if self._n is None or len(self._strides) < 2 or self._strides[0] != self._strides[1]:
+            return None
+        return self._n + self._strides[0]
+
+    @property
+    def next_multiple(self) -> int | None:
+        """The next step, if logs are at the multiples of the last stride; no bar has to say so."""
+        stride = self._strides[-1] if self._strides else 0
+        return self._n + stride if self._n and stride and self._n % stride == 0 else None
+
+    def believe(self, n: int, epoch: Epoch) -> None:
+        """This step was at this epoch. Only what left no choice makes the pace more exact."""
+        if len(self.steps(epoch, None)) == 1:
+            low, high = _bounds(n, epoch)
+            low, high = max(low, self._low), min(high, self._high)
+            if low <= high:
+                self._low, self._high = low, high
+        if self._n is not None:
+            self._strides.append(n - self._n)
+        self._n, self.last = n, epoch
+
+
+def _bounds(n: int, epoch: Epoch) -> tuple[float, float]:
+    """The least and most steps of an epoch that put step n here."""
+    high = n / epoch.low if epoch.low > 0 else math.inf
+    return (n - math.floor(epoch.high)) / epoch.high, high
+
+
+# -- bars ------------------------------------------------------------------------------------------
+# Is this line a tqdm bar, and how far is it?
+#
+# The trap: many bars in one output. A bar with a description ("Map:", "Loading weights:") is not
+# the training; one that ends by moving the cursor up is drawn below another bar, as evaluation is.
+# A bar of epochs counts no steps, whatever loss it shows. And a bar may have no meter, where it is
+# narrow, or no total, where the loop does not know its end: `7/12 [00:01<00:02`, `7it [00:01`.
+
+
+_BAR = re.compile(
+    r"(?:\d{1,3}%\|[^|]{0,400}\| ?(\d{1,15})/(\d{1,15}) \["
+    r"|(?<![\w./-])(\d{1,15})(?:/(\d{1,15})|it) \[(?:\d{1,4}:)?\d\d:\d\d(?:<[\d:?]{1,10})?,)"
+)
+_ELAPSED = re.compile(r"\[(?:(\d{1,5}):)?(\d\d):(\d\d)(?=[<,\]])")
+_CURSOR_UP = "\x1b[A"
+_OTHER = re.compile(
+    r"\b(?:eval|valid|val\b|test|predict|infer|epochs)|\bepoch\W*$", re.IGNORECASE
+)  # what a bar is about if it is not about training steps; "Epoch 3:" is
+_OTHER_UNIT = re.compile(r"epochs?/s\b|s/epochs?\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A drawn bar: n of total, which a loop without a known end has not."""
+
+    n: int
+    total: int | None
+    described: bool
+    nested: bool
+    of_steps: bool = True  # nothing says that it counts something else
+    elapsed_s: float | None = None  # since it began, in whole seconds
+
+
+def bar(text: str) -> Bar | None:
+    """The bar drawn in this line, if there is one. A bar of a file's bytes is none."""
+    if "%|" not in text and " [" not in text:
+        return None
+    match = _BAR.search(text)
+    if not match:
+        return None
+    before, after = text[: match.start()].replace(_CURSOR_UP, ""), text[match.end() :]
+    described = any(letter.isalnum() for letter in before)
+    nested = text.rstrip().endswith(_CURSOR_UP)
+    of_steps = not (_OTHER.search(before) or _OTHER_UNIT.search(after))
+    n, total = match[1] or match[3], match[2] or match[4]
+    elapsed_s = _elapsed_s(text, match.start())
+    return Bar(int(n), int(total) if total else None, described, nested, of_steps, elapsed_s)
+
+
+def _elapsed_s(text: str, start: int) -> float | None:
+    """What stands before the "<" of `[02:59<58:44, ...`."""
+    match = _ELAPSED.search(text, start)
+    if match is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return hours * 3600.0 + minutes * 60 + seconds
+
+
+# -- progress --------------------------------------------------------------------------------------
+
+
+T = TypeVar("T")
+_LONGEST_WAIT = 6  # logs; a bar that is later than this is not coming
+_ENOUGH = 3  # logs that settle the pace, if bars come in turn with them
+_APART = 3  # steps between a log and the bars around it, at most, if both are of one training
+_AROUND = 2  # bars after a log of which one should be its own
+_KEPT = 64  # bars after a log
+# What speaks against a choice of bars for the first logs: another bar after a log than the one that
+# is its own if bars and logs come in turn, the last one before it, numbers that are no multiples of
+# one stride, a log whose own bar was missed.
+_PROGRESS_OTHER, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
+
+
+_MISSES = 2  # in a row: the pace is wrong
+_Reading = tuple[int, tuple[int | None, ...], Pace]
+
+
+@dataclass(slots=True)
+class _Log(Generic[T]):
+    item: T
+    epoch: Epoch
+    before: int | None  # the last bar seen before it
+    after: list[int] = field(default_factory=list)  # those seen since
+    own: int | None = None  # the first of them that is not an earlier log's
+    n: int | None = None
+
+    def choices(self) -> list[tuple[int | None, int]]:
+        """The bars that may be its own, each with what speaks against it."""
+        costs: dict[int | None, int] = {None: _MISSED, self.before: _BEFORE}
+        costs |= dict.fromkeys(self.after[:_AROUND], _PROGRESS_OTHER)
+        if self.own is not None:
+            costs[self.own] = 0
+        return list(costs.items())
+
+
+class Progress(Generic[T]):
+    """Gives logs their step number, in order, or None where it can't be known."""
+
+    def __init__(self) -> None:
+        self._total: int | None = None
+        self._barless = False  # there is no bar: nothing to wait for
+        self._queue: deque[_Log[T]] = deque()
+        self._pace: Pace | None = None  # once the first logs agree on one
+        self._missed = 0  # logs in a row that no bar confirmed
+        self._drawn: int | None = None  # the last bar
+        self._fine = False  # epochs are printed to more than two decimals
+
+    def log(self, item: T, epoch: float | None) -> Iterator[tuple[T, int | None]]:
+        """A log was printed. Yields the logs that need wait no longer."""
+        if epoch is None or not math.isfinite(epoch) or epoch <= 0:
+            yield from self.flush()
+            yield item, None
+            return
+        if self._pace and self._pace.last and epoch < self._pace.last.value:
+            yield from self.flush()
+            self._pace = None
+        self._fine |= round(epoch, 2) != epoch
+        self._queue.append(_Log(item, Epoch(epoch, fine=self._fine), self._drawn))
+        if len(self._queue) > _LONGEST_WAIT:
+            self._barless = self._total is None
+            if self._pace is None:
+                self._compare(final=True)
+            yield self._popped()
+        if self._barless:
+            yield from self.flush()
+        yield from self._settled()
+
+    def draw(self, drawn: Bar) -> Iterator[tuple[T, int | None]]:
+        """A bar was drawn. Yields the logs whose number is now known."""
+        if not self._is_training(drawn) or drawn.n < 1:
+            return
+        self._drawn = drawn.n
+        for log in self._queue:
+            if len(log.after) < _KEPT and drawn.n not in log.after:
+                log.after.append(drawn.n)
+        if self._pace is None:
+            self._hand_out(drawn.n)
+        yield from self._settled()
+
+    def flush(self) -> Iterator[tuple[T, int | None]]:
+        """Nothing more will come for these: yield every log that waits."""
+        if self._pace is None:
+            self._compare(final=True)
+        yield from self._settled()
+        while self._queue:
+            log = self._queue[0]
+            # The one log of a short training has nothing to be compared with but the end.
+            if self._pace is None and log.own == self._total:
+                log.n = self._total
+            yield self._popped()
+
+    @property
+    def total(self) -> int | None:
+        """The steps of the training, by its bar."""
+        return self._total
+
+    def is_own(self, drawn: Bar) -> bool:
+        """Whether this was a bar of the training, once it was drawn."""
+        return not drawn.described and not drawn.nested and drawn.total == self._total
+
+    def _is_training(self, drawn: Bar) -> bool:
+        """Whether this is the training's bar: undescribed, and the longest since one began."""
+        if drawn.described or drawn.nested or drawn.total is None:
+            return False
+        if self._total is None or drawn.n == 0 or drawn.total > self._total:
+            if drawn.total != self._total:
+                self._pace = None
+            self._total, self._drawn = drawn.total, None
+            self._barless = False
+        return drawn.total == self._total
+
+    def _hand_out(self, n: int) -> None:
+        """Give the bar to the first log that has none, and compare what the logs have now."""
+        taken = max((log.own or 0 for log in self._queue), default=0)
+        waiting = next((log for log in self._queue if log.own is None), None)
+        if waiting is not None and n > taken:
+            waiting.own = n
+        if self._queue and len(self._queue[-1].after) <= _AROUND:
+            self._compare(final=False)
+
+    def _settled(self) -> Iterator[tuple[T, int | None]]:
+        while self._queue and self._pace is not None:
+            first = self._queue[0]
+            if first.n is None and not self._decide(first, self._pace):
+                return
+            yield self._popped()
+
+    def _decide(self, log: _Log[T], pace: Pace) -> bool:
+        """Give a log its number. False: the bar that tells it may still come."""
+        likely = pace.steps(log.epoch, self._total)
+        if len(likely) == 1:
+            wanted: int | None = likely[0]
+        else:
+            wanted = pace.next_regular if pace.next_regular in likely else None
+        if wanted is not None and (wanted == log.before or wanted in log.after):
+            log.n = wanted
+            return True
+        end = likely.stop if wanted is None else wanted + 1
+        log.n = next((n for n in log.after if n in likely), None) if wanted is None else None
+        # With a bar beyond it, its own was missed; a low one is an old bar, seen late.
+        return log.n is not None or any(n >= end for n in log.after)
+
+    def _popped(self) -> tuple[T, int | None]:
+        """The first log with its number, which the epochs tell where no bar did."""
+        log = self._queue.popleft()
+        if self._pace is not None:
+            if log.n is None:
+                log.n = self._by_epochs(log, self._pace)
+            confirmed = self._is_near(log) or not log.after
+            self._missed = 0 if confirmed else self._missed + 1
+            if self._missed >= _MISSES:
+                log.n = self._pace = None
+            elif log.n is not None:
+                self._pace.believe(log.n, log.epoch)
+        return log.item, log.n
+
+    def _is_near(self, log: _Log[T]) -> bool:
+        """Whether the bars around a log speak for its number. One that is exact by its epoch need
+        not have been seen itself: bars and logs that come quickly may be some lines apart."""
+        if log.n is None:
+            return False
+        if log.n == log.before or log.n in log.after:
+            return True
+        exact = self._pace is not None and len(self._pace.steps(log.epoch, self._total)) == 1
+        seen = [n for n in (log.before, *log.after) if n is not None]
+        return exact and min(abs(n - log.n) for n in seen) <= _APART
+
+    def _by_epochs(self, log: _Log[T], pace: Pace) -> int | None:
+        likely = pace.steps(log.epoch, self._total)
+        if len(likely) == 1:
+            return likely[0]
+        return next((n for n in (*log.after, pace.next_multiple) if n in likely), None)
+
+    def _compare(self, *, final: bool) -> None:
+        """Hold the first logs against one another. Two settle it if they leave no choice."""
+        logs = [log for log in self._queue if final or self._heard(log)]
+        if len(logs) < 2:
+            return
+        readings = list(self._behind(logs) or self._readings(logs))
+        if not readings:
+            return
+        least, numbers, pace = min(readings, key=lambda reading: reading[0])
+        alone = least == 0 and sum(None not in numbers for _, numbers, _ in readings) == 1
+        if final or alone or len(logs) >= _ENOUGH:
+            self._pace, self._missed = pace, 0
+            for log, n in zip(logs, numbers, strict=True):
+                log.n = n
+
+    def _behind(self, logs: Sequence[_Log[T]]) -> list[_Reading]:
+        """The bars right before the logs, where these plainly are their own: see above."""
+        before = [log.before or 0 for log in logs]
+        follow = all(
+            log.own == n + 1 or (not log.after and n == self._total)
+            for log, n in zip(logs, before, strict=True)
+        )
+        if not follow or not _even(before) or before[1] - before[0] < 2:
+            return []
+        pace = Pace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
+        return [(_PROGRESS_OTHER, tuple(before), pace)] if pace else []  # three of them settle it
+
+    def _heard(self, log: _Log[T]) -> bool:
+        """Whether the bars around a log have been seen."""
+        return log.own is not None and (len(log.after) >= _AROUND or log.own == self._total)
+
+    def _readings(self, logs: Sequence[_Log[T]]) -> Iterator[_Reading]:
+        """The ways to give each of these logs a bar, at one pace; with what speaks against it."""
+        for choice in product(*(log.choices() for log in logs)):
+            against = sum(cost for _, cost in choice)
+            chosen = [(n, log.epoch) for (n, _), log in zip(choice, logs, strict=True) if n]
+            missed = len(logs) - len(chosen)
+            if len(chosen) < 2 or (missed and against > missed * _MISSED):
+                continue
+            pace = Pace.through(chosen)
+            if pace is None or any(b[0] <= a[0] for a, b in pairwise(chosen)):
+                continue
+            plain = against == 0 and all(len(pace.steps(e, self._total)) == 1 for _, e in chosen)
+            against += 0 if plain or _even([n for n, _ in chosen]) else _UNEVEN
+            yield against, tuple(n for n, _ in choice), pace
+
+
+def _even(numbers: Sequence[int]) -> bool:
+    """Whether these are multiples of one stride, one after the other, as logs are."""
+    strides = {later - earlier for earlier, later in pairwise(numbers)}
+    return len(strides) == 1 and numbers[0] % strides.pop() == 0

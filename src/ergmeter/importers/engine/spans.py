@@ -1,0 +1,562 @@
+"""Which span of time does a printed line speak of, and what was done in it?
+
+A line marks the end of the steps it speaks of; they began when the line before it came. Two traps
+shaped this. Output comes in blocks: lines that arrive in one read share one time, and a span
+between them would be empty, so they become one span of several steps. And a running total says
+nothing on its own: the first one seen only opens the window, whatever came before it. Where the
+lines of a block say themselves how long their steps took, each is a Step of that length. A third:
+numbers that begin again with each epoch look like a restart. They are none if anything says that
+the training goes on (the epoch, a running total, an evaluation before them); else the pace tells.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from statistics import median, median_low
+
+from ergmeter.importers.engine.step_line import Seen
+from ergmeter.records import Mark, Step
+from ergmeter.units import NS_PER_S
+
+# -- work ------------------------------------------------------------------------------------------
+# What was done between two lines, or in a block of them?
+#
+# The trap: adding up what only some lines say. A count that one line of a block lacks is not known
+# for the block; a running total is, if the line before the block and the last one of it have it.
+
+
+MAX_COUNT = 2**53  # more tokens than any run has; a bigger number is noise, and no column holds it
+
+
+@dataclass(slots=True)
+class Edge:
+    """The end of the last span: where the next one starts."""
+
+    t_ns: int
+    number: int | None
+    totals: dict[str, int]
+    flushed: bool = False  # by lines that came faster than they can be printed
+    came_ns: int | None = None  # when its lines came, where their own times say when they ended
+
+
+@dataclass(slots=True)
+class Span:
+    """Lines that will be one Step."""
+
+    t_ns: int
+    first: bool
+    fell: bool = False  # it began with a number below the last, and nothing says why
+    number: int | None = None
+    lines: int = 0
+    steps: int | None = 0
+    last_steps: int | None = None
+    sums: dict[str, int] = field(default_factory=dict)
+    summed_lines: dict[str, int] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    loss: float | None = None
+    learning_rate: float | None = None
+    grad_norm: float | None = None
+    stamped: bool = False  # its times were printed, and are not when its lines came
+    # Its lines with their steps, each with further lines about the same step; for as long as all
+    # came at one instant and say themselves how long their step took.
+    parts: list[tuple[Seen, int | None, list[Seen]]] | None = field(default_factory=list)
+
+    def take(self, seen: Seen, steps: int | None) -> None:
+        """A line, and the steps since the one before it."""
+        self.stamped = seen.stamped
+        has_own_time = bool(seen.own_s) and not seen.own_from_start and not seen.stamped
+        if self.parts is not None and has_own_time and seen.t_ns == self.t_ns:
+            self.parts.append((seen, steps, []))
+        else:
+            self.parts = None
+        self.t_ns = seen.t_ns
+        self.number = seen.number
+        self.lines += 1
+        self.steps = None if self.steps is None or steps is None else self.steps + steps
+        self.last_steps = steps
+        self.totals = {}
+        self._note(seen)
+
+    def complete(self, seen: Seen) -> None:
+        """A further line about the step just seen: take what was not known yet."""
+        if self.parts:
+            self.parts[-1][2].append(seen)
+        known = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
+        known |= set(self.totals)
+        fresh = tuple(c for c in seen.counts if c.field not in known)
+        fresh_line = Seen(
+            seen.t_ns,
+            counts=fresh,
+            loss=seen.loss if seen.redrawn else _or(self.loss, seen.loss),
+            learning_rate=_or(self.learning_rate, seen.learning_rate),
+            grad_norm=_or(self.grad_norm, seen.grad_norm),
+        )
+        self._note(fresh_line)
+
+    def stalled(self, edge: Edge) -> bool:
+        """Whether the token totals stand still: printed rounded, they move once in many lines.
+
+        A step of no tokens would be false, so such a span stays open until the total moves. A total
+        of zero that stays zero is no total at all, and does not hold anything up.
+        """
+        if not self.totals:
+            return False
+        totals = {f: v for f, v in self.totals.items() if f != "samples" and v > 0}
+        return bool(totals) and all(edge.totals.get(f) == v for f, v in totals.items())
+
+    def own_ns(self) -> list[int]:
+        """How long each of its lines took by itself; empty where one does not say."""
+        return [
+            round((seen.own_s or 0) * NS_PER_S) * max(steps or 1, 1)
+            for seen, steps, _ in self.parts or ()
+        ]
+
+    def step_by_step(self, edge: Edge, end_ns: int) -> Iterator[Step]:
+        """A Step for each of its lines, by their own times, the last of which ends then."""
+        each_ns = self.own_ns()
+        start_ns = end_ns - sum(each_ns)
+        for (seen, steps, more), own_ns in zip(self.parts or (), each_ns, strict=True):
+            span = Span(seen.t_ns, first=False)
+            span.take(seen, steps)
+            for further in more:
+                span.complete(further)
+            span.t_ns = start_ns + own_ns
+            yield span.step(edge, start_ns=start_ns)
+            edge = Edge(span.t_ns, span.number, {**edge.totals, **span.totals})
+            start_ns = span.t_ns
+
+    def step(self, edge: Edge, *, start_ns: int | None = None) -> Step:
+        """The Step from the edge, or from `start_ns`, to the last line."""
+        return Step(
+            start_ns=edge.t_ns if start_ns is None else start_ns,
+            end_ns=self.t_ns,
+            index=self.number,
+            steps=self.steps,
+            loss=self.loss,
+            learning_rate=self.learning_rate,
+            grad_norm=self.grad_norm,
+            tokens_computed=self._count("tokens_computed", edge),
+            tokens_real=self._count("tokens_real", edge),
+            tokens_loss=self._count("tokens_loss", edge),
+            samples=self._count("samples", edge),
+        )
+
+    def _note(self, seen: Seen) -> None:
+        for count in seen.counts:
+            if count.mode == "total":
+                self.totals[count.field] = count.value
+                continue
+            steps = 1 if count.mode == "line" or self.last_steps is None else self.last_steps
+            self.sums[count.field] = self.sums.get(count.field, 0) + count.value * steps
+            self.summed_lines[count.field] = self.summed_lines.get(count.field, 0) + 1
+        self.loss = _or(seen.loss, self.loss)
+        self.learning_rate = _or(seen.learning_rate, self.learning_rate)
+        self.grad_norm = _or(seen.grad_norm, self.grad_norm)
+
+    def _count(self, name: str, edge: Edge) -> int | None:
+        """How much of this was done in the span, or None where some line of it did not say."""
+        if name not in self.sums and name not in self.totals:
+            return None
+        total, before = self.totals.get(name), edge.totals.get(name)
+        if total is not None and before is not None:
+            return total - before if total > before else None
+        if self.summed_lines.get(name) != self.lines or self.sums[name] > MAX_COUNT:
+            return None
+        return self.sums[name]
+
+
+def _or(first: float | None, second: float | None) -> float | None:
+    return second if first is None else first
+
+
+# -- spans -----------------------------------------------------------------------------------------
+
+
+# A second line about the same step (`step=5 loss=..`, then `step=5 tokens=..`) still belongs to the
+# first if it comes this soon; after that the span is handed on, so that a live view is not late.
+GRACE_NS = 50_000_000
+
+# A step number that falls is a restart after a gap longer than this, and longer than so many times
+# the usual one; at the usual pace it is the next epoch's numbering.
+_GAP_NS = NS_PER_S
+_GAP_PERIODS = 5
+_RECENT = 16
+
+# No program formats and writes a line in less: a system call alone takes about this long. Lines
+# that come faster were kept back and came at once, in more than one read, as from `cat`: their
+# times say when they were flushed, not when steps ended.
+_PRINTED_NS = 300
+_TAIL_NS = 1_000_000  # what comes this soon after such lines is the rest of them
+
+# Lines that are further apart than this, on average, and yet came at one instant were held back in
+# a buffer. In a faster loop, several are printed between two looks at the output.
+_HELD_BACK_NS = 1_000_000
+_BLOCK_LINES = 3
+_MOSTLY = 0.5  # of all lines came so: the output is block-buffered
+
+_CURE = (
+    "to see each step when it ends, run the program under `erg record --pty` or `stdbuf -oL`, or "
+    "let it flush its output"
+)
+_AT_ONCE = (
+    "no steps: {} step lines came at once, or in blocks that each begin again, so nothing tells "
+    f"how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
+)
+_TWO_BLOCKS = (
+    "no steps: {} step lines came in two blocks, the second when the program ended, so nothing "
+    f"tells how long a step took; {_CURE}; or use ergmeter.Meter in the loop"
+)
+_IN_BLOCKS = (
+    "the program's output is block-buffered: {} of its step lines came at one instant with others, "
+    f"up to {{}} together; {{}}; {_CURE}"
+)
+_OWN_TIMES = "step times are those that the lines give"
+_BLOCK_MEANS = "a step's time is the mean over its block"
+_LAST_BLOCK = (
+    "{} step lines came last and together: when their steps ended is not known, and they are "
+    "left out"
+)
+_TOO_LONG = (
+    "the step times on {} lines add up to {:.3g} s, but the lines came within {:.3g} s: the "
+    "printed times are not used"
+)
+_FASTER = (
+    "step lines came at once, faster than lines are printed ({} in one instant): they are left out"
+)
+
+
+class Spans:
+    """Turns what lines say, in order, into Steps that follow one another and are never empty."""
+
+    def __init__(self) -> None:
+        self._edge: Edge | None = None
+        self._open: Span | None = None
+        self._periods_ns: deque[int] = deque(maxlen=_RECENT)
+        self._strides: deque[int] = deque(maxlen=_RECENT)
+        self._made = False  # a Step
+        self._lines = 0  # of all spans so far
+        self._took_ns = 0  # by them
+        self._block_lines = self._largest = 0  # lines that were held back, and came at one instant
+        self._has_own_times = False  # lines of one instant are Steps of the times that they give
+        self._said: set[str] = set()
+        self._since_ns: int | None = None  # no step began before
+        self._untimed = 0  # lines that came with the one before them, and are in no Step
+        self._told = False  # of them
+
+    def began(self, t_ns: int) -> None:
+        """The program was started then: no step began before."""
+        self._since_ns = t_ns
+
+    def push(self, seen: Seen) -> Iterator[Step | Mark]:
+        """Take the next line. Yields the span before it once that is known to be complete."""
+        if self._open is not None and seen.number is not None and seen.number == self._open.number:
+            self._open.complete(seen)
+            return
+        if self._open is not None and seen.t_ns != self._open.t_ns:
+            yield from self._close()
+        if self._edge is None:
+            self._begin(seen)
+        elif reason := self._restart(seen):
+            yield from self._close()
+            yield Mark(seen.t_ns, "restarted", reason)
+            self._begin(seen)
+        elif self._open is not None and self._open.fell and seen.t_ns == self._open.t_ns:
+            yield self._began_again_at_once(self._open, seen)
+        elif seen.number == 0 and seen.number_done and self._fell(seen):
+            yield from self._renumber(seen)
+        elif seen.number is None or seen.number != self._last_number:
+            self._add(seen)
+
+    def tick(self, t_ns: int) -> Iterator[Step | Mark]:
+        """Time went on: a span that has waited long enough is complete.
+
+        A block may be the last one, which came because the program ended: it waits for the next.
+        """
+        span = self._open
+        if span is not None and t_ns > span.t_ns + GRACE_NS and not self._may_be_last_block(span):
+            yield from self._close()
+
+    def end(self) -> Iterator[Step | Mark]:
+        """The training is over: yield what is open. The next line opens a new window."""
+        if self._open is not None and self._may_be_last_block(self._open):
+            yield from self._leave_out_last(self._open)
+        yield from self._close()
+        if self._made and self._comes_in_blocks():
+            yield from self._say_blocks()
+        if not self._made and not self._told and self._untimed > 1:
+            self._told = True
+            said = (_TWO_BLOCKS if self._largest else _AT_ONCE).format(self._untimed + 1)
+            yield Mark(self._last_t_ns, "output_unrecognised", said)
+        self._edge = self._open = None
+
+    def paused(self, t_ns: int) -> Iterator[Step | Mark]:
+        """Something else ended now and began where the last span did: training resumes here."""
+        yield from self._close()
+        if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
+            self._edge.t_ns = t_ns
+
+    def resumes(self, seen: Seen) -> bool:
+        """Whether all of an evaluation, and no training, lies between the last line and this one.
+
+        So it is where every step has its line. Else some steps between two lines may lie before
+        the evaluation, and without their time the others would be too fast.
+        """
+        between = seen.evaluated_ns is not None and (
+            self._last_t_ns < seen.evaluated_ns < seen.t_ns and self._edge is not None
+        )
+        last, single = self._last_number, set(self._strides) <= {1}
+        if not between or last is None or seen.number is None or not single:
+            return False
+        return seen.number == last + 1 or (bool(self._strides) and self._fell(seen))
+
+    def evaluated(self, t_ns: int) -> Iterator[Step | Mark]:
+        """An evaluation took the time from the last line until now."""
+        start_ns = self._last_t_ns
+        yield from self.paused(t_ns)
+        if self._edge is not None and self._edge.t_ns == t_ns:
+            yield Step(start_ns, t_ns, steps=None, phase="eval")
+
+    @property
+    def opened(self) -> bool:
+        """Whether a line has been seen: the next one can be given a start."""
+        return self._edge is not None
+
+    @property
+    def pending(self) -> bool:
+        """Whether a Step is under way."""
+        return self._open is not None
+
+    @property
+    def _last_number(self) -> int | None:
+        if self._open is not None:
+            return self._open.number
+        return self._edge.number if self._edge else None
+
+    @property
+    def _last_t_ns(self) -> int:
+        if self._open is not None:
+            return self._open.t_ns
+        return self._edge.t_ns if self._edge else -(1 << 63)
+
+    @property
+    def _totals(self) -> dict[str, int]:
+        """The last of each running total: a line of a block may lack one."""
+        before = self._edge.totals if self._edge else {}
+        return {**before, **self._open.totals} if self._open else before
+
+    def _restart(self, seen: Seen) -> str | None:
+        reason = self._back(seen)
+        if self._fell(seen) and (reason or (self._late(seen.t_ns) and not self._goes_on(seen))):
+            return f"the step number went from {self._last_number} back to {seen.number}"
+        return reason
+
+    def _fell(self, seen: Seen) -> bool:
+        last = self._last_number
+        return last is not None and seen.number is not None and seen.number < last
+
+    def _goes_on(self, seen: Seen) -> bool:
+        """Whether something says that this is the training of the line before."""
+        totals = self._totals
+        return seen.goes_on or any(
+            c.mode == "total" and c.value > totals.get(c.field, c.value) for c in seen.counts
+        )
+
+    def _late(self, t_ns: int) -> bool:
+        """Whether more time went by than goes by between lines; so too where that is not known."""
+        if not self._periods_ns:
+            return t_ns > self._last_t_ns
+        usual_ns = median(self._periods_ns)
+        return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
+
+    def _back(self, seen: Seen) -> str | None:
+        if seen.t_ns < self._last_t_ns:
+            return "the time went back"
+        totals = self._totals if seen.counts else {}
+        for count in seen.counts:
+            before = totals.get(count.field)
+            if count.mode == "total" and before is not None and count.value < before:
+                return f"a running total went from {before} back to {count.value}"
+        return None
+
+    def _begin(self, seen: Seen) -> None:
+        """Open a window. A line that gives its own time is a span already."""
+        totals = {count.field: count.value for count in seen.counts if count.mode == "total"}
+        own_ns = round((seen.own_s or 0) * NS_PER_S)
+        known = seen.totals_from_zero or not totals
+        # Its own time can't reach back over a span that is already accounted for.
+        free = self._edge is None or seen.t_ns - own_ns >= self._last_t_ns
+        free &= self._since_ns is None or seen.t_ns - own_ns >= self._since_ns
+        self._open = None
+        if own_ns <= 0 or not known or not free:
+            self._edge = Edge(seen.t_ns, seen.number, totals)
+            return
+        before = 0 if seen.own_from_start else None if seen.number is None else seen.number - 1
+        self._edge = Edge(seen.t_ns - own_ns, before, dict.fromkeys(totals, 0))
+        self._add(seen, first=True)
+
+    def _add(self, seen: Seen, *, first: bool = False) -> None:
+        edge = self._edge
+        assert edge is not None
+        if self._open is None and seen.t_ns == edge.t_ns:
+            # It came in the same read as the line that opened the window: its work lies before.
+            edge.number = seen.number
+            edge.totals = {c.field: c.value for c in seen.counts if c.mode == "total"}
+            self._untimed += 1
+            return
+        fell = self._fell(seen) and not self._goes_on(seen) and not seen.stamped
+        steps = self._steps(seen)
+        if seen.t_ns > self._last_t_ns:
+            self._periods_ns.append(seen.t_ns - self._last_t_ns)
+        span = self._open = self._open or Span(seen.t_ns, first, fell)
+        if span.first and not first and not self._stretch(span, seen, steps):
+            self._edge, self._open = Edge(seen.t_ns, seen.number, {}), None
+            self._add(seen)
+            return
+        span.take(seen, steps)
+
+    def _steps(self, seen: Seen) -> int | None:
+        """The steps since the last line; at the turn of an epoch, as many as between two others."""
+        last = self._last_number
+        if seen.number is None or last is None:
+            return None
+        steps = seen.steps_since(last)
+        if steps is not None:
+            if seen.number > last:
+                self._strides.append(steps)
+            return steps
+        if seen.number_done:
+            return seen.number
+        return median_low(self._strides) if self._strides else 1
+
+    def _began_again_at_once(self, span: Span, seen: Seen) -> Mark:
+        """Numbers that fell, and more in the same read: an older block, or another's.
+
+        An epoch's end falls within a block, and hardly ever between two. So the block has no time.
+        """
+        totals = {c.field: c.value for c in seen.counts if c.mode == "total"}
+        before = self._edge.number if self._edge else None
+        self._edge, self._open = Edge(seen.t_ns, seen.number, totals), None
+        self._untimed += span.lines + 1
+        said = f"the step number went from {before} back to {span.number}, in lines of one instant"
+        return Mark(seen.t_ns, "restarted", said)
+
+    def _renumber(self, seen: Seen) -> Iterator[Step | Mark]:
+        """A bar that begins again at 0: nothing was done since, and the next counts from here."""
+        if self._open is not None and self._open.t_ns != seen.t_ns:
+            yield from self._close()
+        if self._open is not None:
+            self._open.number = 0
+        elif self._edge is not None:
+            self._edge.number = 0
+
+    def _stretch(self, span: Span, seen: Seen, steps: int | None) -> bool:
+        """Let a first span, whose start is known from its own time, take in a later line."""
+        edge = self._edge
+        if edge is None or not seen.own_s or seen.own_s <= 0:
+            return False
+        own_ns = round(seen.own_s * NS_PER_S)
+        if seen.own_from_start:
+            edge.t_ns = span.t_ns - own_ns
+        else:
+            edge.t_ns -= own_ns * (steps or 1)
+        return True
+
+    def _close(self) -> Iterator[Step | Mark]:
+        edge, span = self._edge, self._open
+        if edge is None or span is None or span.stalled(edge):
+            return
+        if span.lines > 1 and span.parts and (yield from self._lay_out(edge, span)):
+            return
+        # Only totals of the last line: an older one belongs to an older time.
+        self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
+        took_ns = span.t_ns - edge.t_ns
+        self._count(span, took_ns)
+        # By all lines so far: after a pause of the machine one read may follow another at once.
+        at_once = took_ns < span.lines * _PRINTED_NS and self._took_ns < self._lines * _PRINTED_NS
+        if at_once or (edge.flushed and took_ns < _TAIL_NS):
+            self._edge.flushed = True
+            yield from self._leave_out(span)
+            return
+        self._made = True
+        yield span.step(edge)
+
+    def _leave_out(self, span: Span) -> Iterator[Mark]:
+        self._untimed += span.lines
+        if self._made and not self._told:
+            self._told = True
+            yield Mark(span.t_ns, "rows_dropped", _FASTER.format(span.lines))
+
+    def _lay_out(self, edge: Edge, span: Span) -> Generator[Step | Mark, None, bool]:
+        """Make each line of one instant a Step of its own time; False if their times don't fit.
+
+        A buffer is written out while a line is printed that does not fit into it: the first line
+        of the next block ended when this one came.
+        """
+        own_ns = span.own_ns()
+        total_ns, slack_ns, since_ns = sum(own_ns), own_ns[-1], edge.t_ns
+        if span.first:
+            since_ns = span.t_ns - total_ns if self._since_ns is None else self._since_ns
+            slack_ns = 0
+            end_ns = max(span.t_ns - own_ns[-1], since_ns + total_ns)
+        else:
+            end_ns = max(edge.t_ns + own_ns[0], edge.came_ns or 0) + total_ns - own_ns[0]
+        if total_ns > span.t_ns - since_ns + slack_ns:
+            came_s = (span.t_ns - since_ns) / NS_PER_S
+            said = _TOO_LONG.format(span.lines, total_ns / NS_PER_S, came_s)
+            yield from self._say(span.t_ns, "value_refused", said)
+            if span.first:  # nothing else says when they began
+                self._edge, self._open = Edge(span.t_ns, span.number, span.totals), None
+                self._untimed += span.lines - 1
+            return span.first
+        self._count(span, total_ns)
+        self._made = self._has_own_times = True
+        yield from span.step_by_step(edge, end_ns)
+        self._edge = Edge(end_ns, span.number, span.totals, came_ns=span.t_ns)
+        self._open = None
+        return True
+
+    def _count(self, span: Span, took_ns: int) -> None:
+        self._lines += span.lines
+        self._took_ns += took_ns
+        if _are_held_back(span, took_ns):
+            self._block_lines += span.lines
+            self._largest = max(self._largest, span.lines)
+
+    def _comes_in_blocks(self, more: int = 0) -> bool:
+        """Whether most lines, with these, were held back and came at one instant with others."""
+        blocks = self._block_lines + more
+        return blocks > 0 and blocks + self._untimed >= _MOSTLY * (
+            self._lines + more + self._untimed
+        )
+
+    def _may_be_last_block(self, span: Span) -> bool:
+        """Whether a span is a block of lines that don't say themselves how long they took."""
+        edge = None if span.first else self._edge
+        is_block = edge is not None and _are_held_back(span, span.t_ns - edge.t_ns)
+        came_before = self._block_lines > 0 or self._untimed >= _BLOCK_LINES - 1
+        return is_block and came_before and not span.parts and self._comes_in_blocks(span.lines)
+
+    def _leave_out_last(self, span: Span) -> Iterator[Mark]:
+        """A block that came last: the program may have ended long after the last of its steps."""
+        self._untimed += span.lines
+        self._largest = max(self._largest, span.lines)
+        self._open = None
+        if self._made:
+            yield Mark(span.t_ns, "rows_dropped", _LAST_BLOCK.format(span.lines))
+
+    def _say_blocks(self) -> Iterator[Mark]:
+        times = _OWN_TIMES if self._has_own_times else _BLOCK_MEANS
+        said = _IN_BLOCKS.format(self._block_lines + self._untimed, self._largest, times)
+        yield from self._say(self._last_t_ns, "output_buffered", said)
+
+    def _say(self, t_ns: int, name: str, said: str) -> Iterator[Mark]:
+        if name not in self._said:
+            self._said.add(name)
+            yield Mark(t_ns, name, said)
+
+
+def _are_held_back(span: Span, took_ns: int) -> bool:
+    is_block = span.lines >= _BLOCK_LINES and not span.stamped
+    return is_block and took_ns > span.lines * _HELD_BACK_NS

@@ -1,0 +1,234 @@
+"""What is the clock of a log file: its stamps, its step times, or its progress bar?
+
+The trap: two of them in one figure. They do not count from the same zero, nor the same things: a
+sum of step times has no evaluations in it, a bar's own time is in whole seconds. Whichever the
+first step line has is kept for all, and a mark says which it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from typing import Literal
+
+from ergmeter.importers.engine.names import plain
+from ergmeter.importers.engine.step_line import Seen
+from ergmeter.records import Mark
+from ergmeter.units import NS_PER_S
+
+# -- stamps ----------------------------------------------------------------------------------------
+# When was this line of a log written, by its own account?
+#
+# The trap: a file's date or the reader's clock in place of the missing time. A line without a
+# timestamp has none here. Values count from 1970, so they are wall-clock, not monotonic time;
+# within one log only differences are used. A stamp without a zone is read as UTC, one without a
+# year as of 2000, and one without a date as of that year's first day.
+
+
+_REACH = 200  # a log's stamp stands near the start of its line
+_CLOCK = r"(\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(?!\d)"
+_ISO = re.compile(rf"(?<!\d)(\d{{4}}[-/]\d\d[-/]\d\d)[ T_]{_CLOCK}(Z|[+-]\d\d:?\d\d(?!\d))?")
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+_NO_YEAR = "2000"  # a leap year: the 29th of February has its place
+# Above this and below a day later, a stamp had no date.
+DATELESS_S = 946_684_800
+S_PER_DAY = 86_400
+
+
+def _slashed(match: re.Match[str]) -> str:
+    """`06/10/2025`, month first; `25/06/10`, year first, as a month is none above 12."""
+    first, second, third = match[1], match[2], match[3]
+    if len(third) == 4:
+        month, day, year = first, second, third
+    elif int(first) > 12:
+        year, month, day = f"20{first}", second, third
+    else:
+        month, day, year = first, second, f"20{third}"
+    if int(month) > 12:
+        month, day = day, month
+    return f"{year}-{month}-{day}"
+
+
+def _named_month(match: re.Match[str]) -> str:
+    month = _MONTHS.index(match[1]) // 3 + 1
+    return f"{match[5] or _NO_YEAR}-{month:02d}-{int(match[2]):02d}"
+
+
+# Each with the groups of its clock and fraction, and how its date is spelt.
+_OTHERS: tuple[tuple[re.Pattern[str], int, Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(rf"(?<![\d/])(\d\d)/(\d\d)/(\d{{4}}|\d\d)[ ,]{{1,2}}{_CLOCK}"), 4, _slashed),
+    (re.compile(rf"(?<!\w)[IWEF](\d\d)(\d\d) {_CLOCK}"), 3, lambda m: f"{_NO_YEAR}-{m[1]}-{m[2]}"),
+    (
+        re.compile(
+            r"\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}(\d{1,2}) "
+            rf"{_CLOCK}(?: (\d{{4}})\b)?"
+        ),
+        3,
+        _named_month,
+    ),
+    (re.compile(rf"^[\[(]?{_CLOCK}(?=[\]):,\s])"), 1, lambda _: f"{_NO_YEAR}-01-01"),
+)
+_COMPACT = re.compile(r"(?<!\d)(\d{4}-\d\d-\d\d)[-_](\d\d)(\d\d)(\d\d)(?!\d)")
+
+
+def stamp_ns(text: str) -> int | None:
+    """The timestamp in a line: `2026-11-15 10:00:00,123` with T, a fraction or a zone,
+    `11/15/2026 10:00:00`, `I1115 10:00:00.123456`, `Nov 15 10:00:00`, `[10:00:00]`."""
+    text = text[:_REACH]
+    match = _ISO.search(text)
+    if match:
+        day, clock, fraction, zone = match.groups()
+        return _ns(day.replace("/", "-"), clock, fraction, zone or "Z")
+    if ":" not in text and "-" not in text:
+        return None
+    text = plain(text).lstrip()
+    for pattern, at, date in _OTHERS:
+        if match := pattern.search(text):
+            return _ns(date(match), match[at], match[at + 1], "Z")
+    if match := _COMPACT.search(text):
+        return _ns(match[1], f"{match[2]}:{match[3]}:{match[4]}", None, "Z")
+    return None
+
+
+def is_dateless(t_ns: int) -> bool:
+    """Whether a stamp had a time of day and no date."""
+    return DATELESS_S <= t_ns / NS_PER_S < DATELESS_S + S_PER_DAY
+
+
+def _ns(day: str, clock: str, fraction: str | None, zone: str) -> int | None:
+    second = _epoch_s(day, clock, zone)
+    return None if second is None else second * NS_PER_S + int((fraction or "0").ljust(9, "0"))
+
+
+@lru_cache(maxsize=64)
+def _epoch_s(day: str, clock: str, zone: str) -> int | None:
+    try:
+        moment = datetime.fromisoformat(f"{day}T{clock}").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    offset = timedelta()
+    if zone != "Z":
+        offset = timedelta(hours=int(zone[1:3]), minutes=int(zone[-2:]))
+        offset = -offset if zone[0] == "-" else offset
+    whole = moment - datetime(1970, 1, 1, tzinfo=timezone.utc) - offset
+    return whole.days * S_PER_DAY + whole.seconds
+
+
+# -- times -----------------------------------------------------------------------------------------
+
+
+Clock = Literal["stamps", "step times", "bar"]
+_EARLIEST_S, _LATEST_S = 946_684_800, 4_102_444_800  # 2000 and 2100: outside, it is no date
+_DAY_NS = S_PER_DAY * NS_PER_S
+_TOLD: dict[Clock, str] = {
+    "stamps": "times are the log's own timestamps",
+    "step times": "the log has no timestamps: times are its step times added up, each taken "
+    "times the steps its line covers",
+    "bar": "the log has no timestamps: times are its progress bar's own, in whole seconds",
+}
+_NOT_BY_STAMPS = (
+    "nothing says how many steps lie between two of the log's timestamps: times are its step times "
+    "added up"
+)
+_DATELESS = "times are the log's own timestamps, which have no date"
+
+
+def epoch_ns(value: float) -> int | None:
+    """A number under a name such as `timestamp`: seconds or milliseconds since 1970."""
+    seconds = value / 1000 if value >= _LATEST_S else value
+    return round(seconds * NS_PER_S) if _EARLIEST_S <= seconds <= _LATEST_S else None
+
+
+class BarClock:
+    """The time that progress bars took: one that begins again goes on where the last one was."""
+
+    def __init__(self) -> None:
+        self._before_ns = 0  # by the bars before this one
+        self._last_ns = 0
+
+    def time(self, elapsed_s: float) -> int:
+        """When a bar was drawn that says this of itself."""
+        elapsed_ns = round(elapsed_s * NS_PER_S)
+        if self._before_ns + elapsed_ns < self._last_ns:
+            self._before_ns = self._last_ns
+        self._last_ns = self._before_ns + elapsed_ns
+        return self._last_ns
+
+
+class FileClock:
+    """The time of a step line in a file."""
+
+    def __init__(self) -> None:
+        self.kind: Clock | None = None
+        self.is_dated = True  # its stamps say which day it was
+        self._ns = 0  # the sum so far, or the days
+        self._last_ns = 0
+        self._bars = BarClock()
+        self._number: int | None = None
+        self.is_untold = True  # where the times come from
+        self.leaves_stamps = False  # there are some, and step times are the clock
+
+    def time(self, text: str, seen: Seen, *, sums_step_times: bool = False) -> int | None:
+        """When this line was written, or None if it does not say."""
+        if sums_step_times and self.kind is None:
+            self.leaves_stamps = stamp_ns(text) is not None
+        if sums_step_times:
+            text = ""
+        stamp = seen.stamp_ns
+        if stamp is None and self.kind in (None, "stamps"):
+            stamp = stamp_ns(text)
+        if self.kind is None:
+            self.kind = _kind(stamp, seen)
+        if self.kind == "stamps":
+            return None if stamp is None else self._stamped(stamp)
+        if self.kind == "bar":
+            return self._by_bar(seen)
+        return self._sum(seen) if self.kind == "step times" else None
+
+    def begin_again(self) -> None:
+        """Another run begins: its step numbers say nothing about how far the last one was."""
+        self._number = None
+
+    def told(self, t_ns: int | None) -> Iterator[Mark]:
+        """Say once, with the first time there is, where the times come from."""
+        if t_ns is not None and self.is_untold:
+            yield from self.told_again(t_ns)
+
+    def told_again(self, t_ns: int) -> Iterator[Mark]:
+        """Say it of a further run."""
+        if self.kind is not None:
+            self.is_untold = False
+            told = _TOLD[self.kind] if self.is_dated else _DATELESS
+            yield Mark(t_ns, "assumed", _NOT_BY_STAMPS if self.leaves_stamps else told)
+
+    def _stamped(self, stamp_ns: int) -> int:
+        """The stamp; of a log that has only times of day, midnight begins another day."""
+        if is_dateless(stamp_ns):
+            self.is_dated = False
+            stamp_ns += self._ns
+            if stamp_ns < self._last_ns - _DAY_NS // 2:
+                stamp_ns += _DAY_NS
+                self._ns += _DAY_NS
+            self._last_ns = stamp_ns
+        return stamp_ns
+
+    def _by_bar(self, seen: Seen) -> int | None:
+        return None if seen.elapsed_s is None else self._bars.time(seen.elapsed_s)
+
+    def _sum(self, seen: Seen) -> int | None:
+        if seen.own_s is None:
+            return None
+        last, self._number = self._number, seen.number
+        steps = None if last is None else 0 if seen.number == last else seen.steps_since(last)
+        self._ns += round(seen.own_s * NS_PER_S) * (1 if steps is None else steps)
+        return self._ns
+
+
+def _kind(stamp: int | None, seen: Seen) -> Clock | None:
+    if stamp is not None:
+        return "stamps"
+    if seen.own_s:
+        return "step times"
+    return "bar" if seen.elapsed_s is not None else None

@@ -1,0 +1,1 @@
+"""What `erg record` runs inside a program that does not import ergmeter."""

@@ -1,0 +1,418 @@
+"""What a run says of the model that is trained: its parameters, its type, the FLOPs of a step.
+
+The calls of the first two steps are recorded by shape; the second is counted, or the first where
+there is no other. From a configuration FLOPs are read on a thread of ours; modules without one are
+run without weights by another process (`flops.remote`), and this thread only looks whether it is
+done. The training never waits for either; its end does, for a bounded time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary, ref
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.flops.counted import remote
+from ergmeter.flops.counted.op_totals import CallFlops
+from ergmeter.flops.counted.step_work import Lengths, StepRecord, step_flops
+from ergmeter.integrations.training_identity import training_identity
+from ergmeter.runlog import format as fmt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.flops.counted.call_specs import ModuleCall
+    from ergmeter.flops.counted.remote import Request
+    from ergmeter.integrations.batches import Counts
+    from ergmeter.integrations.torch.calls import StepRecorder
+    from ergmeter.integrations.torch.roots import InnerShapes, Layout
+    from ergmeter.integrations.unsettled_steps import Seen
+    from ergmeter.meter import Meter
+    from ergmeter.records import Flops
+
+_STEPS = 2  # that are recorded
+_SHORT_S = 1.0  # a training that is over sooner is counted at its end, in this process if it may be
+_AT_THE_END_S = 10.0  # that a training which was shorter waits for it, at most
+_LOOK_S = 0.25
+_IDENTITY_S = 1.0  # that the end of a training waits for its name, at most
+_WAITING = "the count of a step's FLOPs was not finished"
+# FLOPs are counted again at the end if sequences were this much longer or shorter than the first.
+_LENGTHS_ALIKE_FRAC = 0.01
+
+_left: list[threading.Thread] = []  # of trainings that another one followed
+_written: WeakKeyDictionary[Meter, tuple[Flops, ...]] = WeakKeyDictionary()
+
+
+class Description:
+    """Of one training, for its Meter."""
+
+    def __init__(
+        self,
+        meter: Meter,
+        model: object,
+        recorder: StepRecorder | None = None,
+    ) -> None:
+        """`recorder` records the calls already, where somebody has armed one."""
+        self.model = _weakly(model)  # not held: its memory is the program's
+        self.is_settled = False  # nothing is to be asked of the training's thread any more
+        self._meter = meter
+        # By the user, who knows better; not by an earlier training of the same Meter.
+        self._given = () if meter.plan.flops is _written.get(meter) else meter.plan.flops
+        self._inside: InnerShapes | None = None  # looked at in a framework's first step
+        self._layout: Layout | None = None
+        self._recorder = recorder or _recorder_of(model)
+        self._is_framework = recorder is None
+        self._amounts: list[tuple[int | None, int | None, float]] = []
+        self._thread: threading.Thread | None = None
+        self._recorded = threading.Event()
+        self._closing = threading.Event()
+        self._groups: list[list[ModuleCall]] = []
+        self._outer: dict[int, Any] = {}
+        self._record: StepRecord | None = None
+        self._request: Request | None = None
+        self._folder: Path | None = None
+        self._counts: list[list[CallFlops]] | None = None
+        self._seen: Seen | None = None  # of all steps, at the end
+        self._lengths = Lengths()
+        self._writer_id = ""
+        self._identified = threading.Event()
+        self._is_begun = False  # somebody counts it elsewhere
+        self._is_left = False  # to the recorder, whatever is not counted yet
+        self._reread: Callable[[float], tuple[Flops, ...]] | None = None
+        self._length = 0.0
+
+    # -- on the training's thread -----------------------------------------------------------------
+
+    def step_begun(self) -> None:
+        """A framework's step begins: what is called from here on is part of it."""
+        if self._recorder is None:
+            return
+        self._recorder.is_paused = False
+        model = self.model()
+        if self._is_framework and self._layout is None and self._inside is None:
+            from ergmeter.integrations.torch.roots import InnerShapes  # noqa: PLC0415
+
+            self._inside = InnerShapes(cast("Any", model))  # a module, as it has a recorder
+
+    def laid_out(self, counts: list[Counts]) -> list[Counts]:
+        """Counts of batches that a framework showed, as the model takes them.
+
+        A batch may have a token more in each row than the model is given.
+        """
+        inside, self._inside = self._inside, None
+        if inside is not None:
+            for one in counts:
+                if one.computed and isinstance(one.samples, int) and one.samples:
+                    inside.given((one.samples, one.computed // one.samples))
+            if self._recorder is not None:
+                inside.called_with(self._recorder.ids_shapes)
+            self._layout = inside.layout()
+            inside.detach()
+        layout = self._layout
+        return counts if layout is None else [layout.applied(one) for one in counts]
+
+    def step_over(self, counts: list[Counts], *, is_paused: bool = False) -> None:
+        """A step has ended. `is_paused`: what is called until the next begins is not part of it."""
+        if self.is_settled:
+            return
+        self._amounts.append(_amounts(counts))
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._describe, name="ergmeter-model", daemon=True
+            )
+            self._thread.start()
+        recorder = self._recorder
+        if recorder is None or recorder.step_over() >= _STEPS or recorder.failure:
+            self._settle()
+        else:
+            recorder.is_paused = is_paused
+
+    def _settle(self) -> None:
+        self.is_settled = True
+        if self._inside is not None:
+            self._inside.detach()
+        if self._recorder is not None:
+            self._recorder.stop()
+        self._recorded.set()
+
+    def drop(self) -> None:
+        """Another model takes its place."""
+        self._closing.set()
+        self._settle()
+
+    def finish(self, seen: Seen, *, waits: bool = True) -> None:
+        """The training is over, or somebody asks for its metrics: wait for the count, bounded.
+
+        Where another training begins in this process, `erg record` finishes it without a wait.
+        """
+        if self._thread is None:
+            return
+        give_up_s = time.monotonic() + _AT_THE_END_S
+        self._settle()
+        self._seen = seen
+        self._is_left = not waits and _has_recorder(self._meter.path)
+        self._closing.set()
+        if self._is_left:
+            self._identified.wait(_IDENTITY_S)
+            _left.append(self._thread)
+            return
+        for thread in (self._thread, *_left):
+            thread.join(max(0.0, give_up_s - time.monotonic()))
+        if self._thread.is_alive():
+            return
+        try:
+            self._lengths = self._all_lengths()
+            self._count_at_the_end(give_up_s)
+            self._count_lengths()
+        except Exception as error:  # noqa: BLE001  steps are told all the same
+            self._give_up(error)
+
+    # -- on a thread of ours ----------------------------------------------------------------------
+
+    def _describe(self) -> None:
+        handover = self._meter._handover
+        if handover is None:
+            return
+        try:
+            self._writer_id = handover.writer_id
+            identity = training_identity(self.model())
+            handover.describe(training=identity)
+            self._identified.set()
+            self._recorded.wait()
+            if self._recorder is None:
+                self._read_configuration(self._amounts[0])
+                return
+            if not self._recorder.steps:
+                return
+            self._read_step()
+            assert self._record is not None
+            if self._record.parameters:
+                handover.describe(training={**identity, "parameters": self._record.parameters})
+            if self._groups and not self._given:
+                self._ask_for_count()
+            self._groups, self._outer = [], {}  # which hold the program's modules
+        except Exception as error:  # noqa: BLE001  steps are told all the same
+            self._give_up(error)
+
+    def _read_configuration(self, amounts: tuple[int | None, int | None, float]) -> None:
+        """Of a model that is no module of torch: a configuration, a tree of arrays."""
+        model = self.model()
+        if model is not None and not self._given:
+            self._length = amounts[2]
+            self._meter.describe(model, seq_len=round(amounts[2]) or None)
+
+    def _read_step(self) -> None:
+        from ergmeter.integrations.torch.recorded_step import StepAmounts, recorded_step  # noqa: PLC0415  loads torch
+
+        assert self._recorder is not None
+        steps = self._recorder.steps[:_STEPS]
+        place = max(range(len(steps)), key=lambda n: (bool(steps[n].trained), n))
+        step = steps[place]
+        if not place:  # from before the first step: what ran without gradients may be evaluation
+            step.calls = {key: call for key, call in step.calls.items() if call.has_grad}
+        amounts = StepAmounts(*self._amounts[place])
+        self._record, self._groups, self._reread = recorded_step(step, amounts, self.model())
+        self._length, self._outer = amounts.length, step.outer
+        self._recorder.steps = []
+        if self._recorder.failure:
+            failure = self._recorder.failure
+            self._record = replace(
+                self._record,
+                not_counted=(*self._record.not_counted, f"after {failure}"),
+                reason=f"ergmeter failed to record the calls of a step ({failure})",
+            )
+        self._write()
+
+    def _ask_for_count(self) -> None:
+        from ergmeter.flops.counted.skeleton import serialised  # noqa: PLC0415  loads torch
+
+        assert self._record is not None
+        self._request = serialised(self._groups, self._outer, self._closing)
+        self._groups, self._outer = [], {}
+        if self._closing.wait(_SHORT_S) and not self._is_left:
+            return
+        self._begin_elsewhere()
+        while not self._closing.wait(_LOOK_S):
+            if self._is_counted():
+                return
+        if self._is_left and self._folder is not None:
+            remote.write_lengths(self._folder, self._all_lengths())
+
+    def _begin_elsewhere(self) -> None:
+        """Have it counted: by the recorder around us, else by a process of our own."""
+        run = self._meter.path
+        if self._request is None or self._record is None:
+            return
+        self._folder = remote.folder_for(run, self._writer_id, id(self))
+        if self._is_left:
+            self._lengths = self._all_lengths()
+        try:
+            remote.write(self._request, self._record, self._folder)
+            remote.write_lengths(self._folder, self._lengths)
+            if not _has_recorder(run):
+                remote.start(self._folder)
+            self._is_begun = True
+        except (OSError, RuntimeError) as error:  # the latter while Python shuts down
+            self._folder = None
+            self._write(why_not=f"the counter can't be started ({error})")
+
+    def _is_counted(self) -> bool:
+        """Whether the count has come; it is written then."""
+        found = remote.result(self._folder) if self._folder is not None else None
+        if found is None:
+            return False
+        self._counts = found
+        self._write()
+        self._clear()
+        return True
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            with suppress(OSError):
+                self._folder.parent.rmdir()
+            self._folder = None
+        self._request = None
+
+    # -- at the end -------------------------------------------------------------------------------
+
+    def _count_at_the_end(self, give_up_s: float) -> None:
+        if self._request is None or self._counts is not None or self._is_counted():
+            return
+        if may_count_here():
+            if self._folder is not None:
+                remote.stop(self._folder)
+            from ergmeter.flops.counted.step_calls import count  # noqa: PLC0415  loads the counter
+
+            self._counts = count(self._request)
+            self._write()
+            self._clear()
+            return
+        if not self._is_begun:
+            self._begin_elsewhere()
+        if self._folder is None or _has_recorder(self._meter.path):
+            return  # which finishes it when this program is gone
+        remote.hurry(self._folder)
+        while time.monotonic() < give_up_s:
+            if self._is_counted():
+                return
+            time.sleep(_LOOK_S / 5)
+
+    def _all_lengths(self) -> Lengths:
+        """The lengths that sequences had on average, where they were not as in the first step."""
+        seen = self._seen
+        if seen is None or not seen.real or not self._length:
+            return Lengths()
+        is_padded = seen.computed > seen.real
+        is_alike = abs(seen.length - self._length) <= _LENGTHS_ALIKE_FRAC * self._length
+        return Lengths() if is_alike and not is_padded else Lengths(seen.length, is_padded)
+
+    def _count_lengths(self) -> None:
+        """With the lengths that sequences had on average, as attention counts them."""
+        length = self._lengths.length
+        if not length:
+            return
+        if self._record is None:
+            self._read_configuration((None, None, length))
+            return
+        if self._reread is not None:
+            analytic = self._reread(length) or self._record.analytic
+            self._record = replace(self._record, analytic=analytic)
+        if self._folder is not None:
+            remote.write_lengths(self._folder, self._lengths)
+        self._write()
+
+    def _give_up(self, error: Exception) -> None:
+        """Our own fault: the run has no FLOPs, and says why."""
+        why = f"ergmeter failed to count them ({type(error).__name__}: {error})"[:500]
+        if self._given:
+            return
+        self._meter.plan = replace(self._meter.plan, flops=(), no_flops=why)
+        if self._meter._handover is not None:
+            self._meter._handover.describe(flops=[], no_flops=why)
+
+    # -- what is written --------------------------------------------------------------------------
+
+    def _write(self, why_not: str = _WAITING) -> None:
+        record, meter = self._record, self._meter
+        assert record is not None
+        counts = self._counts or _not_counted(record, why_not)
+        reason = ""
+        flops: Sequence[Any] = ()
+        try:
+            flops = self._given or step_flops(record, counts, self._lengths)
+        except NotMeasurable as error:
+            reason = str(error)
+        settings = meter.plan.settings
+        settings = replace(
+            settings,
+            parameters=settings.parameters or record.parameters,
+            dtype=settings.dtype or record.dtype,
+        )
+        meter.plan = replace(meter.plan, settings=settings, flops=tuple(flops), no_flops=reason)
+        if not self._given:
+            _written[meter] = meter.plan.flops
+        if meter._handover is not None:
+            facts = {"flops": [], "no_flops": "", **meter.plan.facts()}
+            meter._handover.describe(**facts)
+
+
+def _not_counted(record: StepRecord, why: str) -> list[list[CallFlops]]:
+    return [[CallFlops(error=why)] * len(group) for group in record.groups]
+
+
+def may_count_here() -> bool:
+    """Whether running modules on empty tensors in this process can touch no accelerator."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return False
+    is_built = torch.version.cuda is not None or torch.version.hip is not None
+    return not is_built and not torch.backends.mps.is_built()
+
+
+def _has_recorder(run: Path) -> bool:
+    """Whether `erg record` is around this program, and counts what lies in its run."""
+    given = os.environ.get(fmt.RUN_VARIABLE)
+    return bool(given) and Path(given or "") == run and (run / ".hook").is_dir()
+
+
+def _recorder_of(model: object) -> StepRecorder | None:
+    """A recorder, armed, where a module of torch is trained."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        return None
+    from ergmeter.integrations.torch.calls import StepRecorder  # noqa: PLC0415  loads torch
+
+    recorder = StepRecorder()
+    recorder.is_paused = True  # until a step begins
+    recorder.arm()
+    return recorder
+
+
+def _amounts(counts: list[Counts]) -> tuple[int | None, int | None, float]:
+    """Tokens, samples and the length of a sequence, where they are known."""
+    tokens = [one.computed for one in counts if one.computed is not None]
+    samples = [one.samples for one in counts if isinstance(one.samples, int)]
+    whole = sum(tokens) if counts and len(tokens) == len(counts) else None
+    rows = sum(samples) if counts and len(samples) == len(counts) else None
+    length = max(1.0, whole / (rows or len(counts))) if whole else 0.0
+    return whole, rows, length
+
+
+def _weakly(model: object) -> Callable[[], object]:
+    """The model as long as the program has it."""
+    if model is None:
+        return lambda: None
+    try:
+        return ref(model)
+    except TypeError:  # a tree of arrays
+        return lambda: model

@@ -1,0 +1,766 @@
+"""Outermost module calls of a loop, and the record of those that one training step makes.
+
+Three pitfalls shaped it. A global hook is seen by torch.compile, which warns and compiles anew when
+it goes: so the call of Module itself is replaced, and put back for as long as an outermost call
+lasts; nothing inside ever sees it. A record must not keep data alive: arguments become shapes at
+once, and a call is found again in the autograd graph by sequence numbers, never by its outputs. And
+a head may be multiplied outside of any module: matrix products between the recorded calls and the
+loss are read from the graph's own sizes when backward is called.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import replace
+from enum import Enum
+from math import prod
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakSet, ref
+
+import numpy as np
+import torch
+from torch import nn
+
+from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec, ids_shape
+from ergmeter.flops.counted.op_costs import PRODUCT_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_Module: Any = nn.Module
+_is_grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
+_backward_task = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+_sequence_nr = torch._C._autograd._get_sequence_nr
+_saved_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+# What only passes a call on to the module it wraps, which is called the same way.
+_TRANSPARENT = frozenset(
+    {"DistributedDataParallel", "DeepSpeedEngine", "FullyShardedDataParallel", "_FabricModule"}
+)
+_REDIRECTED = ("_ForwardRedirection", "_redirection_through_forward")  # Lightning's and Fabric's
+
+
+# -- outermost calls -------------------------------------------------------------------------------
+
+
+class Listener(Protocol):
+    """Who is told of outermost calls."""
+
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
+    ) -> Any:  # noqa: ANN401
+        """A call is about to be made. What is returned comes back with `after`."""
+
+    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401
+        """It has been made."""
+
+    def fail(self, error: Exception) -> None:
+        """One of these two has failed."""
+
+
+class OutermostCalls:
+    """Tells listeners of outermost calls on the thread that armed it; of those in wrappers too."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._original: Any = None
+        self._ours: Any = None
+        self._inside = False  # an outermost call is under way
+        self._thread = 0
+
+    def add(self, listener: Listener) -> None:
+        """Tell this one from now on, of calls on the present thread."""
+        self._thread = get_ident()
+        if listener not in self._listeners:
+            self._listeners = (*self._listeners, listener)
+        if self._original is None:
+            self._original = _Module.__call__
+            _Module.__call__ = self._ours = self._replacement(self._original)
+
+    def remove(self, listener: Listener) -> None:
+        """Tell it no more; with the last one no trace is left."""
+        self._listeners = tuple(one for one in self._listeners if one is not listener)
+        if not self._listeners and self._original is not None:
+            if _Module.__call__ is self._ours:  # else somebody stands before us: we only pass on
+                _Module.__call__ = self._original
+            self._original = self._ours = None
+            self._thread = 0
+            self._inside = False
+
+    def _replacement(self, original: Any) -> Any:  # noqa: ANN401
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401, N807
+            if _is_compiling() or self._thread != get_ident() or self._inside:
+                return original(module, *args, **kwargs)
+            is_wrapper = _is_transparent(module)
+            self._inside = not is_wrapper
+            # Else somebody stands before us, and stays there.
+            is_first = _Module.__call__ is ours and not is_wrapper
+            if is_first:
+                _Module.__call__ = original
+                _keep_from_dynamo(original)
+            tokens = list(self._before(module, args, kwargs, is_wrapper=is_wrapper))
+            result = None
+            try:
+                result = original(module, *args, **kwargs)
+                return result
+            finally:
+                self._inside = False
+                self._after(tokens, result)
+                if is_first and self._ours is ours and _Module.__call__ is original:
+                    _Module.__call__ = ours
+
+        ours = __call__
+        return ours
+
+    def _before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
+    ) -> Iterator[tuple[Listener, Any]]:
+        for listener in self._listeners:
+            try:
+                yield listener, listener.before(module, args, kwargs, is_wrapper=is_wrapper)
+            except Exception as error:  # noqa: BLE001  never break training
+                listener.fail(error)
+
+    def _after(self, tokens: list[tuple[Listener, Any]], result: Any) -> None:  # noqa: ANN401
+        for listener, token in tokens:
+            if token is not None:
+                try:
+                    listener.after(token, result)
+                except Exception as error:  # noqa: BLE001  never break training
+                    listener.fail(error)
+
+
+outermost = OutermostCalls()
+
+
+def _is_transparent(module: nn.Module) -> bool:
+    if type(module).__name__ in _TRANSPARENT:
+        return True
+    forward = module.__dict__.get("forward")
+    return forward is not None and any(
+        name in getattr(forward, "__qualname__", "") for name in _REDIRECTED
+    )
+
+
+def _keep_from_dynamo(original: Any) -> None:  # noqa: ANN401
+    """It remembers the call that it found when it was imported, to know one that was changed."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    if dynamo is not None and hasattr(dynamo, "unpatched_nn_module_call"):
+        dynamo.unpatched_nn_module_call = original
+
+
+# -- the calls of a step ---------------------------------------------------------------------------
+
+_FSDP = "FullyShardedDataParallel"
+_WRAPPER = object()  # stands for a wrapper's call
+_NO_BACKWARD = (
+    "no call of backward was seen: it is taken to go through every call of a trained module"
+)
+_MOST_CALLS = 4096  # different ones in a step
+_MOST_NOTED = 50_000  # calls before the first step: then it is none of theirs
+_CACHES = ("past_key_values", "past_key_value", "cache_params")
+
+
+class StepCalls:
+    """What one step ran: module calls by shape, and matrix products outside of them."""
+
+    def __init__(self, nodes: CallNodes) -> None:
+        self.calls: dict[Any, ModuleCall] = {}
+        self.outside = OutsideProducts(nodes)
+        self.generated: dict[int, tuple[nn.Module, int]] = {}  # positions, by module
+        self.outer: dict[int, nn.Module] = {}  # FSDP around a module, which has its parameters
+        self.backwards = 0  # calls of backward that were seen
+        self.not_recorded: Counter[str] = Counter()  # calls that could not be
+
+    @property
+    def trained(self) -> list[ModuleCall]:
+        """Calls that a backward pass went through."""
+        is_walked = self.backwards and self.outside.is_complete
+        return [
+            one
+            for one in self.calls.values()
+            if one.has_grad and (one.is_walked_back or (not is_walked and any(one.trained)))
+        ]
+
+    @property
+    def others(self) -> list[ModuleCall]:
+        """All other calls: of frozen models, or without gradients."""
+        trained = {id(one) for one in self.trained}
+        return [one for one in self.calls.values() if id(one) not in trained]
+
+
+class StepRecorder:
+    """Records the calls of a training's first steps, until it is stopped."""
+
+    def __init__(self) -> None:
+        self.failure = ""  # why nothing is recorded any more
+        self.is_evaluating: Callable[[], bool] = lambda: False
+        self.is_paused = False  # between the steps of a framework that says where they begin
+        self.steps: list[StepCalls] = []
+        self._nodes = CallNodes()
+        self._now = StepCalls(self._nodes)
+        # By the id of a module, for as long as it is there.
+        self._parameters: dict[int, tuple[ref[nn.Module], list[nn.Parameter]]] = {}
+        self._wrappers: list[nn.Module] = []  # that the present call is inside of
+        self._backward: Any = None
+        self._ours: Any = None
+
+    @property
+    def ids_shapes(self) -> set[tuple[int, ...]]:
+        """Shapes of the tokens that modules were called with in the step under way."""
+        found = (ids_shape(call) for call in self._now.calls.values())
+        return {shape for shape in found if shape is not None}
+
+    def arm(self) -> None:
+        """Record from now on."""
+        if self._backward is None:
+            _armed.add(self)
+            outermost.add(self)
+            self._backward = torch.autograd.backward
+            self._ours = torch.autograd.backward = self._then_walked(self._backward)
+
+    def stop(self) -> None:
+        """Record no more, and leave no trace."""
+        _armed.discard(self)
+        outermost.remove(self)
+        if self._backward is not None and torch.autograd.backward is self._ours:
+            torch.autograd.backward = self._backward
+        self._backward = self._ours = None
+        self._parameters = {}
+        self._nodes = CallNodes()  # which hold the program's modules
+        self._now = StepCalls(self._nodes)
+
+    def step_over(self) -> int:
+        """A step has ended; returns how many were recorded."""
+        is_unseen = not self._now.backwards and any(
+            one.has_grad for one in self._now.calls.values()
+        )
+        if is_unseen:  # torch.autograd.grad, or an engine of the program's own
+            self._now.outside.assumptions.append(_NO_BACKWARD)
+        for key, call in tuple(self._now.calls.items()):
+            walked = min(call.times, len(self._now.outside.reached.get(key, ())))
+            if is_unseen and call.has_grad and any(call.trained):
+                walked = call.times
+            call.is_walked_back = walked > 0
+            if 0 < walked < call.times:  # as a GAN's generator, called for the critic alone too
+                rest = replace(call, times=call.times - walked, is_walked_back=False)
+                self._now.calls[key, "forward alone"] = rest
+                call.times = walked
+            if _is_whole_in_graph(call):
+                call.graph_flops = self._now.outside.inside_flops(key)
+        self.steps.append(self._now)
+        self._now = StepCalls(self._nodes)
+        return len(self.steps)
+
+    def fail(self, error: Exception) -> None:
+        """Our own fault: say so, and record no more."""
+        self.stop()
+        self.failure = f"{type(error).__name__}: {error}"[:300]
+
+    # -- as a listener ----------------------------------------------------------------------------
+
+    def before(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
+    ) -> Any:  # noqa: ANN401
+        """Note the shapes of what a module is given."""
+        if is_wrapper:
+            self._wrappers.append(module)
+            return _WRAPPER
+        if self.is_paused or _backward_task() != -1:
+            return None
+        has_grad = _is_grad_enabled()
+        if not has_grad and not self.steps and not _is_in_reentrant_checkpoint():
+            return None  # before the first step: it may be evaluation, and gone by then
+        parameters = self._parameters_of(module)
+        if not parameters and not _gives_parameters(args, kwargs):
+            return None  # what it multiplies is found in the graph, as if it were no module
+        if not has_grad and any(kwargs.get(name) is not None for name in _CACHES):
+            self._generates(module, args, kwargs)
+            return None
+        for tensor in _tensors((args, kwargs)):
+            if tensor.grad_fn is not None:
+                self._now.outside.walk(tensor.grad_fn)
+        key: list[Any] = []
+        specs = _spec(args, key), _spec(kwargs, key)
+        trained = tuple([parameter.requires_grad for parameter in parameters])
+        is_recomputed = _is_checkpointed()
+        whole_key = (id(module), has_grad, module.training, trained, is_recomputed, tuple(key))
+        call = self._now.calls.get(whole_key)
+        if call is None:
+            call = ModuleCall(
+                module, *specs, has_grad, module.training, trained, 0, is_walked_back=False
+            )
+            call.is_recomputed = is_recomputed
+        return whole_key, call, _sequence_nr()
+
+    def after(self, token: Any, result: Any) -> None:  # noqa: ANN401, ARG002
+        """The call is over; which nodes of the autograd graph are its own is known."""
+        if token is _WRAPPER:
+            self._wrappers.pop()
+            return
+        key, call, start_nr = token
+        if self.is_evaluating():
+            return
+        now = self._now
+        if key not in now.calls:
+            if len(now.calls) >= _MOST_CALLS:
+                now.not_recorded[type(call.module).__name__] += 1
+                return
+            now.calls[key] = call
+        call.times += 1
+        if len(self._nodes) > _MOST_NOTED:  # an hour of inference, say, before the first step
+            self._nodes = CallNodes()
+            self._now = StepCalls(self._nodes)
+            return
+        sharded = (one for one in self._wrappers if type(one).__name__ == _FSDP)
+        now.outer.update({id(call.module): one for one in sharded})
+        self._nodes.add(start_nr, _sequence_nr(), key, call)
+
+    def _parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
+        number, books = id(module), self._parameters
+        if number not in books:
+
+            def gone(_dead: object) -> None:  # another one may get its id
+                books.pop(number, None)
+
+            books[number] = ref(module, gone), list(module.parameters())
+        return books[number][1]
+
+    def _generates(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = next((t for t in _tensors((args, kwargs)) if t.dim() >= 2), None)
+        if given is not None:
+            _, before = self._now.generated.get(id(module), (module, 0))
+            positions = given.shape[0] * given.shape[1]
+            self._now.generated[id(module)] = (module, before + positions)
+
+    def _then_walked(self, backward: Any) -> Any:  # noqa: ANN401
+        def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            try:
+                is_inner = _backward_task() != -1  # of a re-entrant checkpoint
+                if not (self.is_paused or is_inner or self.is_evaluating()):
+                    self._now.backwards += 1
+                    nodes = [one.grad_fn for one in _tensors(tensors) if one.grad_fn is not None]
+                    self._now.outside.walk_back(nodes)
+            except Exception as error:  # noqa: BLE001  never break training
+                self.fail(error)
+            return backward(tensors, *args, **kwargs)
+
+        return call
+
+
+_armed: WeakSet[StepRecorder] = WeakSet()
+
+
+def stop_recording() -> None:
+    """In a forked child: what was recorded is the parent's, and nobody here ends it."""
+    for recorder in tuple(_armed):
+        recorder.stop()
+
+
+def _is_whole_in_graph(call: ModuleCall) -> bool:
+    """Whether all that a call multiplies has gradients. A frozen first layer would have none."""
+    values = (*call.args, *call.kwargs.values())
+    return all(call.trained) or any(
+        isinstance(one, TensorSpec) and one.requires_grad for one in values
+    )
+
+
+def _is_in_reentrant_checkpoint() -> bool:
+    """Whether this call is made by a checkpoint that runs it without gradients first."""
+    checkpoint: Any = sys.modules.get("torch.utils.checkpoint")
+    frame: Any = sys._getframe(1)
+    wanted = getattr(getattr(checkpoint, "CheckpointFunction", None), "forward", None)
+    while frame is not None and wanted is not None:
+        if frame.f_code is wanted.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_checkpointed() -> bool:
+    """Whether torch.utils.checkpoint (without re-entry) is around this call."""
+    hooks: Any = _saved_hooks(True)
+    return bool(hooks) and "_checkpoint_hook" in getattr(hooks[0], "__qualname__", "")
+
+
+def _gives_parameters(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    values = (*args, *kwargs.values())
+    return any(
+        isinstance(one, nn.Parameter)
+        or (isinstance(one, nn.Module) and next(one.parameters(), None) is not None)
+        for one in values
+    )
+
+
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:  # noqa: ANN401
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict) and depth < 4:
+        for one in value.values():
+            yield from _tensors(one, depth + 1)
+    elif isinstance(value, list | tuple) and depth < 4:
+        for one in value:
+            yield from _tensors(one, depth + 1)
+
+
+# -- arguments as shapes ---------------------------------------------------------------------------
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, slice)
+_DEEPEST = 6
+
+
+class _ObjectSpec:
+    """An object of some class whose tensors are shapes; made again where it is read."""
+
+    def __init__(self, kind: type, state: Any, items: Any) -> None:  # noqa: ANN401
+        self.kind, self.state, self.items = kind, state, items
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        items = None if self.items is None else iter(self.items.items())
+        return _new, (self.kind,), self.state, None, items, _set_state
+
+
+def _new(kind: Any) -> Any:  # noqa: ANN401  a class, made without its constructor
+    return kind.__new__(kind)
+
+
+def _set_state(made: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+    for name, value in state.items():
+        object.__setattr__(made, name, value)
+
+
+def _state_of(value: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The attributes of an object, in its dictionary or in slots."""
+    slots = [getattr(kind, "__slots__", ()) for kind in type(value).__mro__]
+    names = [n for own in slots for n in ((own,) if isinstance(own, str) else own)]
+    held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return {name: one for name, one in held.items() if not name.startswith("__")} | getattr(
+        value, "__dict__", {}
+    )
+
+
+def _spec(value: Any, key: list[Any], depth: int = 0) -> Any:  # noqa: ANN401, C901  one case a line
+    """A value without data, and what tells it from others appended to `key`."""
+    if isinstance(value, nn.Parameter | nn.Module):
+        key.append(id(value))
+        return value
+    if isinstance(value, torch.Tensor):
+        key.append((value.shape, value.dtype, value.requires_grad))
+        return TensorSpec.of(value)
+    if isinstance(value, (*_PLAIN, Enum)):
+        key.append(value if not isinstance(value, slice) else repr(value))
+        return value
+    if isinstance(value, np.ndarray):
+        key.append((value.shape, value.dtype.str))
+        return np.zeros(value.shape, value.dtype)
+    if depth > _DEEPEST:
+        key.append(type(value))
+        return None
+    key.append(type(value))
+    if isinstance(value, dict):
+        items = {name: _spec(one, key, depth + 1) for name, one in value.items()}
+        key.extend(map(str, items))
+        if type(value) is dict:
+            return items
+        own = {name: _spec(one, key, depth + 1) for name, one in _state_of(value).items()}
+        return _ObjectSpec(type(value), own, items)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        # Not by its own constructor, which may want tensors.
+        return tuple.__new__(type(value), [_spec(one, key, depth + 1) for one in value])
+    if isinstance(value, list | tuple | set | frozenset):
+        kind = torch.Size if isinstance(value, torch.Size) else type(value)
+        return kind(_spec(one, key, depth + 1) for one in value)
+    if callable(value):
+        return value
+    state = _state_of(value)
+    if not state:
+        key.append(id(value))  # nothing tells it from another of its kind
+        return value
+    specs = {name: _spec(one, key, depth + 1) for name, one in state.items()}
+    return _ObjectSpec(type(value), specs, None)
+
+
+# -- matrix products outside of modules ------------------------------------------------------------
+
+_MOST_NODES = 20_000
+_MOST_INSIDE = 5_000  # of all calls of a step together
+_LEAF_NR = 2**64 - 1
+_VIEWS = ("View", "UnsafeView", "T", "Transpose", "Permute", "ToCopy", "Alias", "Expand", "Clone")
+_FUSED_HEAD = ("crossentropy", "linear_cross", "lmhead")
+
+
+class CallNodes:
+    """Which call made a node of the autograd graph, by sequence numbers, over all recorded steps.
+
+    A step may begin between a model's call and its way back: in a GAN the generator's batch is used
+    by both optimizers.
+    """
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._calls: list[tuple[int, Any, ModuleCall]] = []  # the first number after it, its key
+        self.visited: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def add(self, start_nr: int, end_nr: int, key: Any, call: ModuleCall) -> None:  # noqa: ANN401
+        """Nodes from the one number up to the other are of this call."""
+        self._starts.append(start_nr)
+        self._calls.append((end_nr, key, call))
+
+    def call_of(self, number: int) -> tuple[Any, int, int] | None:
+        """The call that a node is of: its key, first number and the number after its last."""
+        place = bisect_right(self._starts, number) - 1
+        if place < 0:
+            return None
+        end_nr, key, _ = self._calls[place]
+        return (key, self._starts[place], end_nr) if number < end_nr else None
+
+    def without_nodes_at(self, number: int) -> list[tuple[Any, ModuleCall]]:
+        """Calls that made no node when this was the next number."""
+        calls = zip(self._starts, self._calls, strict=True)
+        return [(key, call) for start, (end, key, call) in calls if start == end == number]
+
+
+class Products:
+    """Matrix products of some nodes of the autograd graph."""
+
+    def __init__(self) -> None:
+        self.forward = 0
+        self.backward = 0
+        self.unknown: Counter[str] = Counter()  # functions that may multiply, by name
+        self.assumptions: list[str] = []
+
+    def add(self, node: Any, name: str) -> None:  # noqa: ANN401  a node of the autograd graph
+        """What this node multiplies."""
+        if name in _RULES:
+            forward, backward = _RULES[name](node)
+            if forward is None:
+                self.unknown[name] += 1
+                return
+            self.forward += forward
+            self.backward += backward
+        elif isinstance(node, torch._C._FunctionBase):
+            self._add_function(node, name)
+        elif PRODUCT_NAME.search(_snake(name)):
+            self.unknown[name] += 1
+
+    def _add_function(self, node: Any, name: str) -> None:  # noqa: ANN401
+        """Somebody's own function may multiply, if it is given a matrix of weights."""
+        weights = [
+            edge
+            for edge in node.next_functions
+            if (leaf := _leaf(edge[0])) is not None and leaf.variable.dim() >= 2
+        ]
+        if not weights:
+            return
+        if len(weights) == 1 and any(word in name.lower() for word in _FUSED_HEAD):
+            shape = _edge_shape(weights[0])
+            inputs = [_edge_shape(e) for e in node.next_functions if e[0] and e != weights[0]]
+            rows = [
+                one for one in inputs if one and shape and one[-1] == shape[-1] and len(one) > 1
+            ]
+            if len(rows) == 1 and shape is not None:
+                once = 2 * prod(rows[0]) * shape[0]
+                self.forward += once
+                self.backward += 2 * once
+                said = f"{name} is counted as one product of its input and its weights"
+                if said not in self.assumptions:
+                    self.assumptions.append(said)
+                return
+        self.unknown[name] += 1
+
+
+class OutsideProducts(Products):
+    """Those that no recorded call made; and inside of small calls, for when one can't be run."""
+
+    def __init__(self, nodes: CallNodes) -> None:
+        super().__init__()
+        self._nodes = nodes
+        # Calls that a backward pass goes through: by key, the first number of each.
+        self.reached: dict[Any, set[int]] = {}
+        self._inside: dict[Any, dict[int, Products]] = {}  # by key and first number
+        self._left, self._left_inside = _MOST_NODES, _MOST_INSIDE
+        self._walked_back: set[int] = set()
+        self.is_complete = True
+
+    def inside_flops(self, key: Any) -> tuple[float, float] | None:  # noqa: ANN401
+        """FLOPs of a call forward and backward, on the average of those that were walked."""
+        found = list(self._inside.get(key, {}).values())
+        if not found or any(one.unknown for one in found):
+            return None
+        forward, backward = sum(p.forward for p in found), sum(p.backward for p in found)
+        return forward / len(found), backward / len(found)
+
+    def walk_back(self, nodes: Sequence[Any]) -> None:
+        """What a backward pass from these goes through. A second one is named as not counted."""
+        met: set[int] = set()
+        for node in nodes:
+            self.walk(node, met)
+        if met & self._walked_back:
+            self.unknown["a second backward pass over one graph"] += 1
+        self._walked_back |= met
+
+    def walk(self, node: Any, met: set[int] | None = None) -> None:  # noqa: ANN401
+        """From this node of the autograd graph back to the recorded calls, or to the leaves.
+
+        `met` takes the number of each node that it comes to, or the first of its call.
+        """
+        waiting = [node]
+        while waiting:
+            node = waiting.pop()
+            number = node._sequence_nr()
+            if number == _LEAF_NR:
+                continue
+            call = self._nodes.call_of(number)
+            if met is not None:
+                met.add(number if call is None else call[1])
+            products: Products | None = self
+            if call is not None:
+                self._reach(*call[:2])
+                products = self._inside_of(*call)
+            if products is None or number in self._nodes.visited:
+                continue
+            self._nodes.visited.add(number)
+            self._left -= call is None
+            if self._left < 0:
+                self.is_complete = False
+                self.unknown[f"more than {_MOST_NODES} operations outside of modules"] = 1
+                return
+            self._look_at(node, products)
+            waiting += [one for one, _ in node.next_functions if one is not None]
+
+    def _inside_of(self, key: Any, start_nr: int, end_nr: int) -> Products | None:  # noqa: ANN401
+        """Products of a call, as far as calls of its size can still be walked in this step."""
+        calls = self._inside.setdefault(key, {})
+        if start_nr not in calls and end_nr - start_nr <= self._left_inside:
+            self._left_inside -= end_nr - start_nr
+            calls[start_nr] = Products()
+        return calls.get(start_nr)
+
+    def _look_at(self, node: Any, products: Products) -> None:  # noqa: ANN401
+        name = node.name().rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+        if name != "CheckpointFunction":
+            products.add(node, name)
+        elif products is self:
+            self._checkpointed(node._sequence_nr())
+        else:
+            products.unknown[name] += 1
+
+    def _checkpointed(self, number: int) -> None:
+        """Calls in a re-entrant checkpoint: first without gradients, with them on the way back."""
+        for key, call in self._nodes.without_nodes_at(number + 1):
+            call.has_grad = call.is_recomputed = True
+            self._reach(key, number)
+
+    def _reach(self, key: Any, start_nr: int) -> None:  # noqa: ANN401
+        self.reached.setdefault(key, set()).add(start_nr)
+
+
+def _leaf(node: Any) -> Any:  # noqa: ANN401
+    """The parameter behind a node that only reshapes or converts it, or None."""
+    for _ in range(4):
+        if node is None:
+            return None
+        if hasattr(node, "variable"):
+            return node
+        name = node.name().rstrip("0123456789").removesuffix("Backward")
+        if name not in _VIEWS or not node.next_functions:
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _edge_shape(edge: tuple[Any, int]) -> tuple[int, ...] | None:
+    node, place = edge
+    if node is None or not hasattr(node, "_input_metadata"):
+        return None
+    return tuple(int(size) for size in node._input_metadata[place].shape)
+
+
+def _out(node: Any) -> tuple[int, ...]:  # noqa: ANN401
+    return tuple(int(size) for size in node._input_metadata[0].shape)
+
+
+_Cost = tuple[int | None, int]
+
+
+def _summed(sizes: str, *, first: int) -> Callable[[Any], _Cost]:
+    """A product of two matrices: which saved sizes end in what is summed over."""
+
+    def rule(node: Any) -> _Cost:  # noqa: ANN401
+        once = 2 * prod(_out(node)) * int(getattr(node, sizes)[-1])
+        return once, once * _wanted(node, first, first + 2)
+
+    return rule
+
+
+def _batched(first: int) -> Callable[[Any], _Cost]:
+    def rule(node: Any) -> _Cost:  # noqa: ANN401
+        left, right = (_edge_shape(edge) for edge in node.next_functions[first : first + 2])
+        inner = left[-1] if left else right[-2] if right else None
+        if inner is None:
+            return None, 0
+        once = 2 * prod(_out(node)) * inner
+        return once, once * _wanted(node, first, first + 2)
+
+    return rule
+
+
+def _vector(node: Any) -> _Cost:  # noqa: ANN401
+    left, right = (_edge_shape(edge) for edge in node.next_functions[:2])
+    inner = left[-1] if left else right[0] if right else None
+    if inner is None:
+        return None, 0
+    once = 2 * prod(_out(node)) * inner
+    return once, once * _wanted(node, 0, 2)
+
+
+def _convolution(node: Any) -> _Cost:  # noqa: ANN401
+    image, weight = (_edge_shape(edge) for edge in node.next_functions[:2])
+    met = image if node._saved_transposed else _out(node)
+    if weight is None or met is None:
+        return None, 0
+    once = 2 * prod(met) * prod(weight[1:])
+    return once, once * _wanted(node, 0, 2)
+
+
+def _attention(node: Any) -> _Cost:  # noqa: ANN401
+    query, key, value = (_edge_shape(edge) for edge in node.next_functions[:3])
+    out = _out(node)
+    key = key or value
+    if key is None or len(out) != 4:
+        return None, 0
+    batch, heads, queries, v_dim = out
+    qk_dim = (query or key)[-1]
+    pairs = batch * heads * queries * key[-2]
+    if getattr(node, "_saved_is_causal", False) and queries == key[-2]:
+        pairs = batch * heads * queries * (queries + 1) // 2
+    return 2 * pairs * (qk_dim + v_dim), 4 * pairs * (qk_dim + v_dim)
+
+
+def _wanted(node: Any, start: int, end: int) -> int:  # noqa: ANN401
+    return sum(edge[0] is not None for edge in node.next_functions[start:end])
+
+
+_SDPA = "ScaledDotProduct{}Attention{}"
+_RULES: dict[str, Callable[[Any], _Cost]] = {
+    "Mm": _summed("_saved_self_sym_sizes", first=0),
+    "Addmm": _summed("_saved_mat1_sym_sizes", first=1),
+    "Bmm": _batched(0),
+    "Baddbmm": _batched(1),
+    "Mv": _vector,
+    "Convolution": _convolution,
+    _SDPA.format("Flash", ""): _attention,
+    _SDPA.format("Flash", "ForCpu"): _attention,
+    _SDPA.format("Efficient", ""): _attention,
+    _SDPA.format("Cudnn", ""): _attention,
+}
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name)

@@ -1,0 +1,183 @@
+"""Where torch is looked at: optimizers, evaluation mode, data loaders, and what saves a checkpoint.
+
+The trap: `torch.save` alone. Most checkpoints are safetensors by now, and the little torch.save of
+the arguments beside them makes "0.0 s, measured" of a minute. Everything here is put in place once
+and for all and tells whichever loops are watched; one that is over hears no more.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from functools import wraps
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ergmeter.integrations.torch.calls import stop_recording
+from ergmeter.integrations.torch.roots import alone
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from ergmeter.integrations.torch.steps import Loop
+    from ergmeter.integrations.training import Training
+
+loops: list[Loop] = []
+SAVES = {
+    "torch": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
+    "lightning.fabric.fabric": ("Fabric.save",),
+    "lightning_fabric.fabric": ("Fabric.save",),
+    "deepspeed": ("DeepSpeedEngine.save_checkpoint",),
+}
+# Those that took the name for themselves when they were imported.
+_HOLD_NAMES = (
+    *("transformers.", "accelerate.", "peft.", "deepspeed.", "diffusers."),
+    *("lightning.", "lightning_fabric.", "pytorch_lightning."),
+)
+_wrapped: set[str] = set()
+
+
+_waits: list[Waits] = []
+
+
+class Waits:
+    """Times what a training waits for its data, where a framework tells of everything else."""
+
+    def __init__(self, training: Training, trains: Callable[[], bool]) -> None:
+        """On this thread; `trains` says whether a batch is for training or for evaluation."""
+        self._training = training
+        self._trains = trains
+        self._thread = get_ident()
+        look_at_torch()
+        _waits.append(self)
+
+    def fetched(self, start_ns: int) -> None:
+        """A batch was waited for."""
+        if get_ident() == self._thread and self._trains():
+            self._training.phase_over("data", start_ns)
+
+    def close(self) -> None:
+        """It is over."""
+        if self in _waits:
+            _waits.remove(self)
+
+
+def look_at_torch() -> None:
+    """Evaluation mode, data loaders, checkpoints and new optimizers."""
+    if "torch" in _wrapped:
+        return
+    _wrapped.add("torch")
+    module, optimizer = torch.nn.Module, torch.optim.Optimizer
+    module.train = _with_mode(module.train)  # type: ignore[method-assign]
+    optimizer.__init__ = _then_made(optimizer.__init__)  # type: ignore[method-assign]
+    iterator = torch.utils.data.dataloader._BaseDataLoaderIter
+    iterator.__next__ = _timed_fetch(iterator.__next__)  # type: ignore[method-assign]
+    module._replicate_for_data_parallel = _then_alone(module._replicate_for_data_parallel)  # type: ignore[method-assign]
+    for name in SAVES:
+        if name in sys.modules:
+            look_at_saves(name, sys.modules[name])
+    if hasattr(os, "register_at_fork"):  # Windows does not fork
+        os.register_at_fork(after_in_child=_forked)
+
+
+def _forked() -> None:
+    """In a forked child: what was seen is the parent's."""
+    _waits.clear()
+    stop_recording()
+    for loop in loops:
+        loop.forked()
+
+
+def look_at_saves(name: str, module: ModuleType) -> None:
+    """Time what this module writes checkpoints with. A save inside another counts once.
+
+    A module that imports torch is still empty when torch has been imported: whatever it does not
+    define yet is wrapped once it has been executed.
+    """
+    for path in SAVES[name]:
+        owner, _, method = path.rpartition(".")
+        holder = getattr(module, owner, None) if owner else module
+        save = getattr(holder, method, None)
+        if save is not None and f"{name}.{path}" not in _wrapped:
+            _wrapped.add(f"{name}.{path}")
+            _replace(holder, method, save, _timed_save(save))
+
+
+def _replace(holder: Any, name: str, save: Any, timed: Any) -> None:  # noqa: ANN401
+    setattr(holder, name, timed)
+    home = getattr(save, "__module__", None)  # where it is looked for when it is pickled
+    # Copies, which are made at once: another thread may be importing, and going through what grows
+    # is an error, also where a list is made of it.
+    loaded = sys.modules.copy().items()
+    others = [one for key, one in loaded if key.startswith(_HOLD_NAMES) or key == home]
+    for other in others:
+        for held, value in getattr(other, "__dict__", {}).copy().items():
+            if value is save:
+                setattr(other, held, timed)
+
+
+def _with_mode(train: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(train)
+    def call(self: Any, mode: bool = True) -> Any:  # noqa: ANN401  as torch's
+        found = train(self, mode)
+        for loop in loops:
+            loop.mode(self, training=mode)
+        return found
+
+    return call
+
+
+def _then_alone(replicate: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(replicate)
+    def call(self: Any) -> Any:  # noqa: ANN401
+        return alone(replicate(self))
+
+    return call
+
+
+def _then_made(init: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401
+        init(self, *args, **kwargs)
+        for loop in loops:
+            loop.optimizer_made(self)
+
+    return call
+
+
+def _timed_fetch(fetch: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(fetch)
+    def call(self: Any) -> Any:  # noqa: ANN401
+        start_ns = time.monotonic_ns()
+        batch = fetch(self)
+        for loop in loops:
+            loop.fetched(start_ns)
+        for waits in _waits:
+            waits.fetched(start_ns)
+        return batch
+
+    return call
+
+
+def _timed_save(save: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(save)
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        if any(isinstance(one, io.BytesIO) for one in args):  # passed on to somebody, not kept
+            return save(*args, **kwargs)
+        starts_ns = [(loop, loop.saves()) for loop in loops]
+        try:
+            return save(*args, **kwargs)
+        finally:
+            for loop, start_ns in starts_ns:
+                loop.saved(start_ns)
+
+    return call

@@ -1,0 +1,190 @@
+"""A recorded step as plain data: which calls are the trained model's, and what is to be counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+from weakref import ref
+
+import torch
+
+from ergmeter.errors import ErgmeterError, UsageError
+from ergmeter.flops.counted.call_specs import ModuleCall, TensorSpec, ids_shape
+from ergmeter.flops.counted.meta_model import unwrapped
+from ergmeter.flops.counted.step_work import MODEL, OTHER, RecordedCall, StepRecord
+from ergmeter.flops.counted.unsharded import sizes, whole_parameters
+from ergmeter.flops.live import dtype_of, model_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import nn
+
+    from ergmeter.integrations.torch.calls import StepCalls
+    from ergmeter.records import Flops
+
+_KEPT_LOGITS = ("logits_to_keep", "num_logits_to_keep")
+_EXACT = "exact"
+_UNCALLED = "no call of the model with gradients was seen in the first steps"
+_UNSEEN = "no call of the model was seen: a step is taken to be one pass over its tokens"
+
+
+@dataclass(frozen=True)
+class StepAmounts:
+    """Tokens, samples and sequence length of the recorded step, as its integration counts them."""
+
+    tokens: int | None = None
+    samples: int | None = None
+    length: float = 0.0
+
+
+Reread = Callable[[float], "tuple[Flops, ...]"]
+
+
+def recorded_step(
+    step: StepCalls, amounts: StepAmounts, model: object = None
+) -> tuple[StepRecord, list[list[ModuleCall]], Reread | None]:
+    """The record of a step, and the calls of it that have to be run to be counted, by module.
+
+    Where the largest model was counted from its configuration, also what counts it again for
+    sequences of another length. `model` is counted so where no call was seen, as in a step that is
+    compiled as a whole.
+    """
+    trained, others = step.trained, step.others
+    modules = _modules(trained)
+    unseen: tuple[str, ...] = ()
+    if not modules and not step.outside.forward and isinstance(model, torch.nn.Module):
+        modules, unseen = [model], (_UNSEEN,)
+    analytic: tuple[Flops, ...] = ()
+    reason, dtype, positions, reread = "", None, None, None
+    whole = [step.outer.get(id(one), one) for one in modules]
+    held = whole_parameters(_Together(whole)) if whole else []
+    if modules:
+        primary = [one for one in trained if one.module is modules[0]]
+        try:
+            reread = _configured(whole[0], primary, amounts)
+            analytic = reread(amounts.length)
+        except ErgmeterError as error:
+            reread, reason = None, f"{_UNCALLED}; {error}" if unseen else ""
+        dtype = dtype_of(held)
+        if analytic:
+            positions = _positions(primary, amounts)
+            trained = [one for one in trained if one.module is not modules[0]]
+    calls = [(one, MODEL) for one in trained] + [(one, OTHER) for one in others]
+    groups: dict[int, list[tuple[ModuleCall, str]]] = {}
+    for call, part in calls:
+        groups.setdefault(id(call.module), []).append((call, part))
+    outside = step.outside
+    lost = (f"{name} x {times}" for name, times in (outside.unknown + step.not_recorded).items())
+    found = sizes(held) if held else None
+    record = StepRecord(
+        groups=tuple(
+            tuple(
+                RecordedCall(_name(one.module), part, one.times, one.graph_flops)
+                for one, part in group
+            )
+            for group in groups.values()
+        ),
+        tokens=amounts.tokens,
+        samples=amounts.samples,
+        length=amounts.length,
+        outside_forward=outside.forward,
+        outside_backward=outside.backward,
+        not_counted=tuple(lost),
+        assumptions=(*unseen, *outside.assumptions),
+        analytic=analytic,
+        positions=positions,
+        generated={_name(module): n for module, n in step.generated.values()},
+        parameters=None if found is None else found[0] or None,
+        dtype=dtype,
+        reason=reason if not trained and not outside.forward else "",
+    )
+    return record, [[one for one, _ in group] for group in groups.values()], reread
+
+
+def _modules(calls: Sequence[ModuleCall]) -> list[nn.Module]:
+    """Each module of these calls once, the largest first."""
+    found = {id(one.module): one.module for one in calls}
+    return sorted(found.values(), key=lambda one: -sum(p.numel() for p in one.parameters()))
+
+
+class _Together:
+    """Several modules as if they were one, for whoever lists their parameters."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules_in = modules
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        seen: set[int] = set()
+        several = len(self._modules_in) > 1
+        for number, outer in enumerate(self._modules_in):
+            for name, module in outer.named_modules():
+                if id(module) not in seen:
+                    seen.add(id(module))
+                    yield f"{number}.{name}" if several else name, module
+
+
+def _configured(primary: nn.Module, calls: Sequence[ModuleCall], amounts: StepAmounts) -> Reread:
+    """Counts a model of transformers from its configuration, as it was called."""
+    if not amounts.tokens:
+        raise UsageError("it is given no tokens")
+    model, share = ref(primary), _share_of_head(calls)
+
+    def count(length: float) -> tuple[Flops, ...]:
+        module = model()
+        if module is None:
+            return ()
+        work, _ = model_work(module, max(1, round(length)))
+        flops, head = tuple(work.flops.values()), work.parts.get("head")
+        if share is None or head is None:
+            return flops
+        less = head.model * (1 - share)
+        said = f"the head is applied to {share:.1%} of the positions (logits_to_keep)"
+        return tuple(
+            _without(one, less, said) if one.convention == _EXACT else one for one in flops
+        )
+
+    return count
+
+
+def _without(flops: Flops, less: float, said: str) -> Flops:
+    hardware = flops.hardware_per_step
+    return replace(
+        flops,
+        model_per_step=flops.model_per_step - less,
+        hardware_per_step=None if hardware is None else hardware - less,
+        assumptions=(*flops.assumptions, said),
+    )
+
+
+def _share_of_head(calls: Sequence[ModuleCall]) -> float | None:
+    """Share of the positions that logits were asked for; None where it is all of them."""
+    kept = total = 0
+    for call in calls:
+        shape = ids_shape(call)
+        asked = next((call.kwargs[n] for n in _KEPT_LOGITS if call.kwargs.get(n)), None)
+        if shape is None or asked is None:
+            return None
+        length = asked.shape[0] if isinstance(asked, TensorSpec) else asked
+        kept += call.times * shape[0] * min(int(length), shape[1])
+        total += call.times * shape[0] * shape[1]
+    return kept / total if total else None
+
+
+def _positions(calls: Sequence[ModuleCall], amounts: StepAmounts) -> float | None:
+    """Positions that the model was called with, where that is a multiple of the step's tokens."""
+    if not calls or getattr(getattr(calls[0].module, "config", None), "is_encoder_decoder", False):
+        return None
+    shapes = [(ids_shape(call), call.times) for call in calls]
+    if not amounts.tokens or any(shape is None for shape, _ in shapes):
+        return None
+    total = sum(prod(shape) * times for shape, times in shapes if shape is not None)
+    passes = round(total / amounts.tokens)
+    is_whole = passes > 1 and abs(total / amounts.tokens - passes) < 0.05 * passes
+    return float(passes * amounts.tokens) if is_whole else None
+
+
+def _name(module: nn.Module) -> str:
+    return type(unwrapped(module)).__name__

@@ -1,0 +1,486 @@
+"""Steps of any torch loop, put together from what can be seen without asking: optimizers that step,
+models that are called, data that is fetched, files that are saved.
+
+The rules. A step lasts from the first training forward of the model to the end of its optimizer's
+step; one that a GradScaler skips is none, and what it was given counts with the next. Optimizers
+that step for the same batch make one step: back to back, or in rounds as in a GAN, where a step is
+over when one of them steps again. An optimizer of another model that steps twice while the others
+rest, or whose forerunners are gone, begins a training of its own. Evaluation lasts from `.eval()`,
+or the first forward without gradients, to `.train()` or the next training forward.
+
+The trap: believing in one model, one optimizer and one training per process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet, ref
+
+import torch
+
+from ergmeter.integrations.torch.calls import StepRecorder
+from ergmeter.integrations.torch.roots import Discovery, Root, is_captured, parameters_of
+from ergmeter.meter.clock import moment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from ergmeter.integrations.batches import Counts
+    from ergmeter.integrations.training import Training
+
+_EARLY_WAITS = 64
+_NO_START = "no call of the model was seen: a step is taken to last from the end of the one before"
+_CAPTURED = "steps recorded in a CUDA graph are not seen when it is replayed: use a Meter for them"
+_is_compiling = torch.compiler.is_compiling
+
+
+def _say_nothing(*_step: object) -> None:
+    """No training is seen."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What an optimizer ended: a step, or its part of one."""
+
+    start_ns: int | None  # None: no call of a model was seen
+    end_ns: int
+    counts: list[Counts]
+    micro_steps: int
+    after: Any = None
+
+
+@dataclass
+class Newcomer:
+    """An optimizer of another model, of which it is not known yet whether it joins the others."""
+
+    optimizer: ref[Optimizer]
+    piece: Piece
+
+
+class Loop:
+    """What goes on in this process. Its methods are told events, and never raise."""
+
+    def __init__(
+        self,
+        make: Callable[[], Training | None],
+        *,
+        is_told: Callable[[], bool] = lambda: False,
+        on_made: Callable[[], None] = lambda: None,
+        root: nn.Module | None = None,
+    ) -> None:
+        """`make` gives a Training for one that begins, or None if there is to be no more.
+
+        `is_told`: somebody else tells what goes on here. `on_made` is called when the first
+        optimizer is made. `root` is the model, where it is known.
+        """
+        self._make = make
+        self._is_told = is_told
+        self._on_made: Callable[[], None] | None = on_made
+        self.training: Training | None = None
+        self.discovery = Discovery(self)
+        self.off = False
+        self._given = Root(root, self) if root is not None else None
+        # The calls of the first steps, from before it is known who trains.
+        self._recorder: StepRecorder | None = None
+        if self._given is not None:
+            self._given.attach()
+            self._record()
+        self._roots: list[Root] = []  # of this training; the first is the one whose tokens count
+        self._members: dict[int, ref[Optimizer]] = {}
+        self._root: Root | None = None  # the first of them
+        self._say: Callable[..., None] = _say_nothing
+        self._told: dict[str, Any] = {}  # logged within the step under way
+        self._only = 0  # the one member's id, if there is one: all but a few loops
+        self._round: set[int] = set()
+        self._newcomers: list[Newcomer] = []
+        self._unresolved: WeakSet[Optimizer] = WeakSet()
+        self._roots_of: WeakKeyDictionary[Optimizer, Root | None] = WeakKeyDictionary()
+        self._end_ns = 0
+        self.optimizers_made = 0
+        self.eval_ns: int | None = None
+        self._eval_end_ns = 0  # when the last forward of an evaluation returned
+        self._eval_fetch: tuple[int, int] | None = None
+        self._waits: deque[tuple[int, int]] = deque(maxlen=_EARLY_WAITS)
+        self._saving = 0
+        self._thread = 0  # that trains
+        self._said_captured = self._said_no_start = False
+
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Somebody is going to train: look who is called."""
+        if self.off or self._given is not None:
+            return
+        self._unresolved.add(optimizer)
+        self.optimizers_made += 1
+        self.discovery.arm()
+        if self.training is None:
+            self._record()
+        if self._on_made is not None:
+            self._on_made()
+            self._on_made = None
+
+    def _record(self) -> None:
+        if self._recorder is None:
+            self._recorder = StepRecorder()
+            self._recorder.arm()
+
+    def _stop_recording(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.stop()
+
+    def stepped(self, optimizer: Optimizer, *_hooked: object) -> None:
+        """An optimizer has stepped."""
+        if self.off or _is_compiling():
+            return
+        end_ns = moment()
+        root = self._root
+        try:
+            if is_captured():
+                self._say_captured()
+            elif (
+                id(optimizer) == self._only
+                and root is not None
+                and root.start_ns is not None
+                and not (root.unknown or root.aside or root.on_device is not None)
+                and not (self._waits or self._told or self._newcomers or self.discovery.armed)
+                and self.training is not None
+                and not self.training.failed
+            ):  # nothing to do but to tell it, as of all steps but a few
+                counts, root.counts = root.counts, []
+                self._say(root.start_ns, end_ns, counts, len(counts))
+                root.start_ns, self._end_ns = None, end_ns
+            elif self.training is None and self._is_told():
+                self._resolved(optimizer)
+            else:
+                self._stepped(optimizer, end_ns)
+                self._thread = get_ident()
+        except Exception as error:  # noqa: BLE001  never break training
+            self.fail(error)
+
+    def _stepped(self, optimizer: Optimizer, end_ns: int) -> None:
+        training = self.training
+        if training is not None and (training.failed or training.meter is None):
+            self._let_go()  # it was ended for somebody who measures by their own will
+            training = None
+        if training is None and self._is_told():
+            self._resolved(optimizer)
+        elif training is None:
+            self._begin(optimizer, [], end_ns)
+        elif id(optimizer) in self._members:
+            self._member_stepped(optimizer, end_ns, training)
+        else:
+            self._other_stepped(optimizer, end_ns, training)
+
+    def _member_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
+        for one in self._newcomers:  # they stepped between two steps of ours: of one round
+            training.extend(one.piece.end_ns)
+            self._join(one.optimizer())
+            self._round.add(id(one.optimizer()))
+        self._newcomers = []
+        piece = self._piece(end_ns)
+        if id(optimizer) in self._round or not self._round:
+            self._round = {id(optimizer)}
+            self._tell(piece)
+        else:
+            self._round.add(id(optimizer))
+            self._end_ns = end_ns
+            training.extend(end_ns)
+
+    def _other_stepped(self, optimizer: Optimizer, end_ns: int, training: Training) -> None:
+        root = self._root_of(optimizer)
+        began_ns = root.start_ns if root is not None else None
+        before = [one.piece for one in self._newcomers if one.optimizer() is optimizer]
+        if before or not self._members:
+            self._begin(optimizer, before, end_ns)
+        elif root in self._roots or began_ns is None or began_ns < self._end_ns:
+            self._join(optimizer)  # of the same model, or of the same batch
+            self._member_stepped(optimizer, end_ns, training)
+        else:
+            self._newcomers.append(Newcomer(ref(optimizer), self._piece(end_ns, root)))
+            for one in self._roots:
+                one.taken()
+
+    def _join(self, optimizer: Optimizer | None) -> None:
+        if optimizer is None:
+            return
+        root = self._root_of(optimizer)
+        if root is not None and root not in self._roots:
+            root.active = True
+            self._roots.append(root)
+        self._enter(optimizer)
+        self._only = 0
+
+    def _root_of(self, optimizer: Optimizer) -> Root | None:
+        """Its root, looked for when it steps for the first time."""
+        if optimizer in self._roots_of:
+            return self._roots_of[optimizer]
+        root = self._given or self.discovery.root_of(optimizer)
+        if root is None:
+            trained = parameters_of(optimizer)
+            root = next((one for one in self._roots if one.owned(trained)), None)
+        self._roots_of[optimizer] = root
+        if root is not None:
+            root.attach()
+            self.discovery.know(root)
+        self._resolved(optimizer)
+        return root
+
+    def _resolved(self, optimizer: Optimizer) -> None:
+        self._unresolved.discard(optimizer)
+        if not self._unresolved:
+            self.discovery.disarm()
+            if self.training is None and self._is_told():
+                self._stop_recording()  # somebody else tells what goes on here
+
+    # -- trainings --------------------------------------------------------------------------------
+
+    def _begin(self, optimizer: Optimizer, before: list[Piece], end_ns: int) -> None:
+        """A training begins, whose first step has just been seen."""
+        root = self._root_of(optimizer)
+        told = self._told if self.training is None else {}
+        self.end(is_followed=True)
+        training = self._make()
+        if training is None:
+            self._stop_recording()
+            return
+        self.training = training
+        self._roots = [root] if root is not None else []
+        self._root = root
+        self._told = told
+        self._say = training.stepped
+        self._members = {}
+        self._enter(optimizer)
+        self._only = id(optimizer)
+        self._round = {id(optimizer)}
+        piece = self._piece(end_ns)
+        training.begin(root.module() if root is not None else None, recorder=self._recorder_now())
+        training.products_in(root.dtype if root is not None else None)
+        training.before_end = self._end_evaluation
+        for start_ns, evaluated_ns in root.early_evals if root is not None else ():
+            training.phase_over("eval", start_ns, end_ns=evaluated_ns)
+        for one in (*before, piece):
+            self._tell(one)
+        if root is not None:
+            root.active = True
+
+    def _recorder_now(self) -> StepRecorder:
+        """Who records the calls of the training that begins."""
+        recorder, self._recorder = self._recorder or StepRecorder(), None
+        recorder.is_evaluating = self._is_evaluating
+        recorder.arm()
+        return recorder
+
+    def _is_evaluating(self) -> bool:
+        return self.eval_ns is not None
+
+    def _enter(self, optimizer: Optimizer) -> None:
+        number, members = id(optimizer), self._members
+
+        def gone(_dead: object) -> None:  # and another one may get its id
+            members.pop(number, None)
+            if self._only == number:
+                self._only = 0
+
+        members[number] = ref(optimizer, gone)
+
+    def end(self, *, is_followed: bool = False) -> None:
+        """The training that was seen is over, and another begins if it is followed."""
+        training = self.training
+        self._end_evaluation()
+        self._let_go()
+        if training is not None:
+            training.end(is_followed=is_followed)
+
+    def stop(self) -> None:
+        """Look no further."""
+        self.off = True
+        self.discovery.disarm()
+        self._stop_recording()
+        self.end()
+        self._detach()
+
+    def _detach(self) -> None:
+        for root in {self._given, *self._roots, *self._roots_of.values()}:
+            if root is not None:  # nobody will take what they count
+                root.detach()
+                root.taken()
+
+    def _let_go(self) -> None:
+        self.training = None
+        for root in self._roots:
+            root.active = False
+        self._roots, self._members, self._round, self._newcomers = [], {}, set(), []
+        self._root = None
+        self._say = _say_nothing
+        self._told = {}
+        self._only = self._end_ns = self._thread = 0
+        self._said_captured = self._said_no_start = False
+        self.eval_ns = self._eval_fetch = None
+
+    def fail(self, error: Exception) -> None:
+        """Our own fault: say so in the run, and look no further."""
+        self.off = True
+        self.discovery.disarm()
+        self._stop_recording()
+        if self.training is not None:
+            self.training._fail(error)
+        self._detach()
+        self._roots = []
+
+    def forked(self) -> None:
+        """In a forked child: what was seen is the parent's."""
+        self._recorder = None
+        self._let_go()
+        self._roots_of = WeakKeyDictionary()
+
+    def _piece(self, end_ns: int, root: Root | None = None) -> Piece:
+        """What was seen of the roots since the step before."""
+        first = root or (self._roots[0] if self._roots else None)
+        if first is None:
+            return Piece(None, end_ns, [], 1)
+        start_ns, counts, micro_steps, after = first.taken()
+        starts_ns = [start_ns] if start_ns is not None else []
+        if root is None and len(self._roots) > 1:
+            more = [one.taken()[0] for one in self._roots[1:]]
+            starts_ns += [one for one in more if one is not None]
+        return Piece(min(starts_ns, default=None), end_ns, counts, micro_steps, after)
+
+    def _tell(self, piece: Piece) -> None:
+        before_ns, self._end_ns = self._end_ns, piece.end_ns
+        assert self.training is not None
+        if self.discovery.armed:
+            self.discovery.forget()
+        while self._waits:
+            start_ns, end_ns = self._waits.popleft()
+            self.training.phase_over("data", start_ns, end_ns=end_ns)
+        if piece.start_ns is None:
+            self._say_no_start()
+        start_ns = piece.start_ns or before_ns
+        if start_ns:  # else it is the first, and nobody knows how long it took
+            self._say(start_ns, piece.end_ns, piece.counts, piece.micro_steps, piece.after)
+        if self._told:
+            told, self._told = self._told, {}
+            self.training.logged(told)
+
+    def _say_captured(self) -> None:
+        """A step is recorded, not made; when it is replayed, nobody calls anything."""
+        for root in self._roots:
+            root.drop()
+        if not self._said_captured and self.training is not None:
+            self._said_captured = True
+            self.training.mark("steps_in_cuda_graph", _CAPTURED)
+
+    def _say_no_start(self) -> None:
+        if not self._said_no_start and self.training is not None:
+            self._said_no_start = True
+            self.training.mark("step_starts_not_seen", _NO_START)
+
+    # -- what else takes time ---------------------------------------------------------------------
+
+    def trains(self, root: Root, now_ns: int) -> None:
+        """A root is called for a training step: an evaluation is over."""
+        if self.eval_ns is not None and root in self._roots:
+            fetch, self._eval_fetch = self._eval_fetch, None
+            self._evaluated(fetch[0] if fetch else now_ns)
+            if fetch and self.training is not None:
+                self.training.phase_over("data", fetch[0], end_ns=fetch[1])
+
+    def evaluates(self, root: Root, now_ns: int) -> None:
+        """A root is called for something else."""
+        if self._roots and root is self._roots[0]:
+            self._eval_fetch = None
+            if self.eval_ns is None:
+                self.eval_ns = now_ns
+        elif self.training is None and not torch.is_grad_enabled():
+            root.evaluates_early(now_ns)
+
+    def evaluated(self, root: Root) -> None:
+        """That call has returned: where no training follows, the evaluation ends here."""
+        if self.training is None:
+            root.evaluated_early(time.monotonic_ns())
+        elif self.eval_ns is not None and root in self._roots:
+            self._eval_end_ns = time.monotonic_ns()
+
+    def _end_evaluation(self) -> None:
+        """The training is over in the middle of an evaluation, or after its last one."""
+        if self.eval_ns is not None and self._eval_end_ns > self.eval_ns:
+            self._evaluated(self._eval_end_ns)
+
+    def evaluated_nothing(self) -> None:
+        """What looked like an evaluation was the training."""
+        self.eval_ns = self._eval_fetch = None
+
+    def mode(self, module: nn.Module, *, training: bool) -> None:
+        """`.train()` or `.eval()` was called."""
+        if not self._roots or id(module) not in self._roots[0].parts or self.training is None:
+            return
+        now_ns = time.monotonic_ns()
+        if not training and self.eval_ns is None and not self._roots[0].trains_in_eval:
+            self.eval_ns = now_ns
+        elif training and self.eval_ns is not None:
+            self._evaluated(now_ns)
+
+    def _evaluated(self, end_ns: int) -> None:
+        start_ns, self.eval_ns = self.eval_ns, None
+        self._eval_fetch = None
+        if self._roots:
+            self._roots[0].aside = None
+        if self.training is not None and start_ns is not None:
+            self.training.phase_over("eval", start_ns, end_ns=end_ns)
+
+    def fetched(self, start_ns: int) -> None:
+        """A batch was waited for."""
+        end_ns = time.monotonic_ns()
+        if self._is_elsewhere():
+            return
+        if self.eval_ns is not None:
+            self._eval_fetch = (start_ns, end_ns)
+        elif self.training is not None and not self._unresolved:
+            self.training.phase_over("data", start_ns, end_ns=end_ns)
+        else:  # of which training is known when the next optimizer steps
+            self._waits.append((start_ns, end_ns))
+
+    def _is_elsewhere(self) -> bool:
+        """Whether this is a thread that does not train: the training does not wait for it."""
+        return self._thread != 0 and self._thread != get_ident()
+
+    def saves(self) -> int | None:
+        """A checkpoint begins, if the training waits for it. One inside another is the same one."""
+        if self._is_elsewhere():
+            return None
+        self._saving += 1
+        return time.monotonic_ns()
+
+    def saved(self, start_ns: int | None) -> None:
+        """It is written."""
+        if start_ns is None:
+            return
+        self._saving -= 1
+        training = self.training
+        if self._saving or training is None:
+            return
+        if self.eval_ns is not None:  # between two parts of an evaluation
+            if start_ns > self.eval_ns:
+                training.phase_over("eval", self.eval_ns, end_ns=start_ns)
+            self.eval_ns = time.monotonic_ns()
+        training.phase_over("checkpoint", start_ns)
+
+    def logged(self, values: dict[str, Any]) -> None:
+        """The program logs these figures: of the step under way, or else of the last one."""
+        if self.off or (self.training is None and not self._unresolved):
+            return
+        if self.eval_ns is not None:  # figures of an evaluation, whatever they are called
+            return
+        if self.training is None or (self._root is not None and self._root.start_ns is not None):
+            self._told.update(values)
+        else:
+            self.training.logged(values)

@@ -1,0 +1,324 @@
+"""How a Meter gets its run: which probes are opened, which run is made or joined, who writes in it.
+
+The trap: half a beginning. A run that can't be written leaves no directory behind, and no probe
+open; one that can't be joined is no reason to measure nothing.
+
+Of the ranks on a node one reads the devices, whichever is first (`claim`); the others record their
+steps and stand by. If it ends or is killed, or its probe fails, one of them goes on within a
+second: what a counter counted in between is not lost.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter import registry
+from ergmeter.errors import UsageError
+from ergmeter.meter.device_claim import Claim
+from ergmeter.meter.handover import HandOver, own_id
+from ergmeter.ports import ProbeRequest
+from ergmeter.records import Device, Flops
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
+from ergmeter.runlog.parallel_ranks import Layout
+from ergmeter.runlog.process_group import told_size, world_size
+from ergmeter.runlog.writer import Writer, create_or_join
+from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from ergmeter.meter.alert_watch import AlertPlan
+    from ergmeter.meter.progress import Budget
+    from ergmeter.runlog.settings import Settings
+
+
+_LAUNCHES = 1000  # of one name on one day
+
+
+def probe_names(asked: Iterable[str] | None) -> tuple[str, ...] | None:
+    """What a user may ask for. UsageError for a probe there isn't: in a run it would be one more
+    that is not available here."""
+    if asked is None:
+        return None
+    if isinstance(asked, str):
+        raise UsageError(f"probes is a list; got {asked!r}: give probes=[{asked!r}]")
+    names, known = tuple(asked), registry.names("probes")
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"no probe {name!r}{hint} (there are: {', '.join(known)})")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """Another program to measure, into a run that was made for it already. See `Meter.watch`."""
+
+    run: Path
+    environment: dict[str, str]
+    # CPU seconds of the processes that do nothing but measure; left out, our threads' are counted.
+    cost_s: Callable[[], float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a Meter was asked to measure, and where to. Each way to begin gives a `HandOver`."""
+
+    name: str
+    settings: Settings
+    out: Path | None
+    probes: tuple[str, ...] | None  # None: those that suit the place
+    probe_options: Mapping[str, Mapping[str, Any]]
+    rank: int | None
+    budget: Budget | None
+    flops: tuple[Flops, ...]  # of a step, under each convention, the chosen one first
+    no_flops: str  # why there are none, where they were asked for
+    around: Around | None
+    alerts: AlertPlan | None = None
+
+    def begun(self, *, only_joins: bool = False) -> HandOver:
+        """A share of the run that this process belongs to, or of a run of its own."""
+        if self.around is not None:
+            names = [name for name in self._wanted if name != "process"]
+            return self._share(self.around.run, self._opened(names, path=self.around.run))
+        named = os.environ.get(fmt.RUN_VARIABLE) if self.out is None else None
+        if not named:
+            return self._own()
+        try:
+            return self._joined(Path(named))
+        except OSError as error:
+            said = f"the run that {fmt.RUN_VARIABLE} names, {named}, can't be joined ({why(error)})"
+            if only_joins:  # nobody asked for a run
+                raise UsageError(said) from error
+            say(f"{said}; making a run of its own")
+            return self._own()
+
+    def forked(self, run: Path) -> HandOver:
+        """The share of a forked process. Its parent reads the probes already."""
+        return self._share(run, Opened())
+
+    def watched(self, run: Path, pid: int) -> Opened:
+        """What reads the program that is measured from outside, if that was asked for."""
+        names = ["process"] if "process" in self._wanted else []
+        return self._opened(names, path=run, pid=pid)
+
+    def facts(self) -> dict[str, Any]:
+        """What the head of a share says of the model and of what was declared."""
+        said: dict[str, Any] = {"settings": self.settings.as_json()}
+        if self.flops:
+            said["flops"] = [asdict(flops) for flops in self.flops]
+        if self.no_flops:
+            said["no_flops"] = self.no_flops
+        return said
+
+    @property
+    def _wanted(self) -> tuple[str, ...]:
+        return DEFAULT_PROBES if self.probes is None else self.probes
+
+    def _opened(
+        self,
+        names: Iterable[str],
+        *,
+        path: Path,
+        pid: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Opened:
+        opened = Opened()
+        around = self.around.environment if self.around else os.environ
+        for name in names:
+            request = ProbeRequest(
+                pid=pid
+                or os.getpid(),  # whose descendants the program's processes are, in any case
+                path=str(path),
+                environment=dict(environment or around),
+                options=dict(self.probe_options.get(name, {})),
+            )
+            one = open_probes(request, [name])
+            opened.probes += one.probes
+            opened.unavailable |= one.unavailable
+        return opened
+
+    def _joined(self, run: Path) -> HandOver:
+        """Join the run of the recorder around this program."""
+        # It samples the devices already; a second reader adds only cost.
+        names = ("allocator",) if self.probes is None else self.probes
+        (run / fmt.RUN_FILE).stat()
+        return self._share(run, self._opened(names, path=run))
+
+    def _own(self) -> HandOver:
+        group = launched_group()
+        self._check_layout()
+        path = self.out or new_run_path(self.name, group=group)
+        is_made = False
+        try:
+            path = self._made(path, run_header(self.name, sys.argv, group=group))
+            is_made = group is None
+            if group is None:
+                names = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+                return self._share(path, self._opened(names, path=Path.cwd()))
+            return self._ranks_share(path, group)
+        except OSError as error:
+            if is_made:
+                shutil.rmtree(path, ignore_errors=True)
+            raise UsageError(
+                f"the run {path} can't be written ({why(error)}); choose another directory"
+            ) from error
+
+    def _made(self, path: Path, header: dict[str, Any]) -> Path:
+        """The run, made or joined. Where we name it, beside that of an earlier launch, which may
+        have all in common with ours that a rank knows."""
+        if self.out is not None or header["group"] is None:
+            return create_or_join(path, header)
+        for number in range(2, _LAUNCHES):
+            with suppress(UsageError):
+                return create_or_join(path, header)
+            path = path.with_name(f"{path.name.removesuffix(f'-{number - 1}')}-{number}")
+        return create_or_join(path, header)
+
+    def _check_layout(self) -> None:
+        """Refuse now what could only be refused in the report of a run of hours."""
+        world = max(told_size(), world_size())
+        if self.settings.layout is not None and world > 1:
+            Layout.parsed(self.settings.layout).check(world)
+
+    def _ranks_share(self, run: Path, group: str) -> HandOver:
+        """The share of one of several ranks: its own process, and the devices if it is the first
+        here that asks for them."""
+        wanted = (*DEFAULT_PROBES, "allocator") if self.probes is None else self.probes
+        opened = self._opened([n for n in wanted if n in _OWN_PROBES], path=Path.cwd())
+        duties = [
+            _Duty(self, name, word=f"{group}|{run.absolute()}")
+            for name in wanted
+            if name not in _OWN_PROBES
+        ]
+        for duty in duties:
+            first = duty.taken()
+            opened.probes += first.probes
+            opened.unavailable |= first.unavailable
+        handover = self._share(run, opened, duties)
+        handover.duties += [duty for duty in duties if duty.stands_by]
+        handover.on_end += [duty.release for duty in duties]
+        return handover
+
+    def _share(self, run: Path, opened: Opened, duties: Iterable[_Duty] = ()) -> HandOver:
+        """A writer in this run, with what it needs to know at its head."""
+        source, stream = ("recorder", "output") if self.around else ("meter", "")
+        header = writer_header(source)
+        header.update(self.facts())
+        header["unavailable"] = opened.unavailable
+        header["probes"] = {probe.name: {"period_s": probe.period_s} for probe in opened.probes}
+        if self.budget is not None:
+            header["budget"] = self.budget.as_json()
+        if self.alerts is not None and self.alerts.rules:
+            header["alerts"] = self.alerts.as_json()
+        cost_s = self.around.cost_s if self.around else None
+        devices = [_own_device(header["writer"], whole_processes=cost_s is not None)]
+        devices += [device for probe in opened.probes for device in probe.devices]
+        try:
+            writer = Writer(run, header=header, devices=devices)
+        except OSError:
+            for probe in opened.probes:
+                probe.close()
+            raise
+        duty_of = {duty.name: duty for duty in duties}
+
+        def failed(probe: str) -> None:
+            if probe in duty_of:
+                duty_of[probe].release()
+
+        sampler = Sampler(opened.probes, on_failed=failed)
+        handover = HandOver(writer, sampler, stream=stream, rank=self.rank, cost_s=cost_s)
+        if "torch" in sys.modules and "allocator" in opened.unavailable:
+            handover.duties.append(_AllocatorLater(self))
+        return handover
+
+
+def _own_device(writer: str, *, whole_processes: bool) -> Device:
+    """What this writer's own cost is written under: its own, or that of two would become one."""
+    what, counted = ("processes",) * 2 if whole_processes else ("threads", "all threads")
+    return Device(own_id(writer), "self", f"ergmeter's own {what}", "self", {"counted": counted})
+
+
+# What speaks of one process alone; everything else is the same for all that see it.
+_OWN_PROBES = ("process", "allocator")
+
+
+class _AllocatorLater:
+    """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.stands_by = True
+        self.is_silent = True  # it takes nothing over from anybody
+
+    def taken(self) -> Opened:
+        """The probe, if CUDA is in use by now."""
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return Opened()
+        self.stands_by = False
+        return self._plan._opened(["allocator"], path=Path.cwd())
+
+
+class _Duty:
+    """To read a device for all ranks of this node that see it."""
+
+    def __init__(self, plan: Plan, name: str, *, word: str) -> None:
+        self._plan = plan
+        self.name = name
+        self._word = word
+        self._claim: Claim | None = None
+        self._over = threading.Event()
+        self.stands_by = False  # somebody else reads
+
+    def taken(self) -> Opened:
+        """The probe, if nobody reads for us yet; why it can't work here; or nothing."""
+        if self._over.is_set() or (self.stands_by and not (self._claim and self._claim.take())):
+            return Opened()
+        # Ranks are children of one launcher, which is how they are told from other programs.
+        several = {"LOCAL_WORLD_SIZE": "2", **os.environ}
+        opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
+        seen = sorted(device.id for probe in opened.probes for device in probe.devices)
+        if self._claim is None:
+            self._claim = Claim(self._word, self.name, *seen)
+        if not opened.probes:
+            self.stands_by = False
+            self._claim.release()
+            return opened
+        self.stands_by = not self._claim.take()
+        if self._over.is_set():  # now: the end came while the probe was opened
+            self._claim.release()
+            self.stands_by = True
+        if self.stands_by:
+            for probe in opened.probes:
+                probe.close()
+            return Opened()
+        return opened
+
+    def release(self) -> None:
+        """Let another rank read, if it goes on. We do not, ever again: our probe or we have ended,
+        and whoever takes a claim while it ends holds what nobody reads."""
+        self._over.set()
+        if self._claim is not None:
+            self._claim.release()
+
+
+def say(text: str) -> None:
+    """Tell the user what there is no run to tell it in."""
+    sys.stderr.write(f"ergmeter: {text}\n")
+
+
+def why(error: OSError) -> str:
+    """What the system said, and of which file."""
+    parts = (error.filename, error.strerror or error)
+    return ": ".join(str(part) for part in parts if part)

@@ -1,0 +1,293 @@
+"""Feeds the sinks: what the run came to lately goes to each of them, and training never waits.
+
+The trap: a tracker whose server is down. A sink runs on a thread of its own behind a queue of its
+own, its imports and its opening included. What it refuses is offered again, later and later; what
+piles up beyond a bound is dropped, oldest first; and the run says what happened to which sink. At
+the end of the program the sinks have a few seconds to deliver the rest, and no more.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ergmeter import registry
+from ergmeter.errors import ErgmeterError, NotMeasurable, PluginError, UsageError
+from ergmeter.meter.run_plan import say
+from ergmeter.ports import Sink, SinkRequest
+from ergmeter.records import Mark
+from ergmeter.sinks.shared.options import OPTIONS, checked, lacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from ergmeter.ports import Update
+    from ergmeter.runlog.reader import Run
+
+EVERY_S = 10.0
+# Of updates every 10 s, those of an hour: what a server that is restarted should not cost us.
+MAX_WAITING = 360
+# How long the end of a program waits for its sinks, all of them together.
+STOP_S = 10.0
+_RETRY_LAST_S = 0.5
+_RETRY_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkPlan:
+    """A sink by name with its options, or one that somebody made."""
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made: Sink | None = None
+
+
+def planned(sinks: Iterable[str | tuple[str, Mapping[str, Any]] | Sink]) -> tuple[SinkPlan, ...]:
+    """What a user may give: names, names with options, sinks. UsageError for what there isn't."""
+    if isinstance(sinks, str):
+        raise UsageError(f"sinks is a list; got {sinks!r}: give sinks=[{sinks!r}]")
+    plans = tuple(_plan(one) for one in sinks)
+    known = registry.names("sinks")
+    for plan in plans:
+        if plan.made is None and plan.name not in known:
+            near = difflib.get_close_matches(plan.name, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"no sink {plan.name!r}{hint} (there are: {', '.join(known)})")
+        if plan.made is None and plan.name in OPTIONS:  # one of ours: others tell when they load
+            checked(plan.name, plan.options)
+    return plans
+
+
+def _plan(given: object) -> SinkPlan:
+    match given:
+        case str():
+            return SinkPlan(given)
+        case (str(name), dict(options)):
+            return SinkPlan(name, options)
+        case Sink():
+            return SinkPlan(given.name, made=given)
+    raise UsageError(f"a sink is a name, (name, options) or a Sink; got {given!r}")
+
+
+class _Outlet:
+    """One sink, its queue and its thread."""
+
+    def __init__(self, plan: SinkPlan, request: SinkRequest, mark: Callable[[Mark], None]) -> None:
+        self.name = plan.name
+        self._plan = plan
+        self._request = request
+        self._mark = mark
+        self._waiting: deque[Update] = deque()
+        self._wake = threading.Event()
+        self._ending = threading.Event()
+        self._gone = False  # for good
+        self._failures = 0
+        self._dropped = 0
+        self._thread = threading.Thread(
+            target=self._loop, name=f"ergmeter-sink-{plan.name}", daemon=True
+        )
+        self._thread.start()
+
+    def offer(self, update: Update) -> None:
+        if self._gone:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            self._dropped += 1
+        self._waiting.append(update)
+        self._wake.set()
+
+    def end(self) -> None:
+        """Nothing more will come: deliver what waits, then close."""
+        self._ending.set()
+        self._wake.set()
+
+    def join(self, until_s: float) -> None:
+        """Wait for it that long, and say what was left behind."""
+        self._thread.join(max(0.0, until_s - time.monotonic()))
+        left = len(self._waiting) + self._dropped
+        if self._thread.is_alive() and not self._gone:
+            self._gone = True
+            self._say("sink_failed", f"had not finished when the program ended; {left} not sent")
+        elif left and not self._gone:
+            self._say("sink_failed", f"{left} updates were not sent")
+
+    def _loop(self) -> None:
+        sink = self._opened()
+        while sink is not None and not (self._ending.is_set() and not self._waiting):
+            if not self._waiting:
+                self._wake.wait()
+                self._wake.clear()
+            elif not self._deliver(sink):
+                sink = None
+        if sink is not None:
+            self._close(sink)
+
+    def _opened(self) -> Sink | None:
+        while not self._gone:
+            try:
+                if self._plan.made is not None:
+                    return self._plan.made
+                made: Sink = registry.load("sinks", self._plan.name)(self._request)
+            except Exception as error:  # noqa: BLE001  anybody's library; training goes on
+                if not self._may_retry(error):
+                    return None
+            else:
+                return made
+        return None
+
+    def _deliver(self, sink: Sink) -> bool:
+        """Take the oldest update to the sink. False if it will never take one again."""
+        update = self._waiting[0]
+        try:
+            sink.write(update)
+        except Exception as error:  # noqa: BLE001  anybody's library; training goes on
+            return self._may_retry(error)
+        if self._waiting and self._waiting[0] is update:
+            self._waiting.popleft()
+        if self._failures:
+            lost = f", {self._dropped} updates were lost" if self._dropped else ""
+            self._say("sink_recovered", f"after {self._failures} failures{lost}")
+            self._failures = self._dropped = 0
+        return True
+
+    def _may_retry(self, error: Exception) -> bool:
+        """Say what happened, and wait a while. False if there is no sense in trying again."""
+        is_ours = isinstance(error, ErgmeterError)
+        said = str(error) if is_ours else f"{type(error).__name__}: {error}"
+        if isinstance(error, UsageError | PluginError):
+            self._gone = True
+            self._say("sink_failed", said)
+            return False
+        if not self._failures:
+            self._say("sink_failed", f"{said}; trying again")
+        pause_s = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
+        if self._ending.wait(pause_s):
+            time.sleep(_RETRY_LAST_S)  # as often as the end of the program leaves time for
+        self._failures += 1
+        return not self._gone
+
+    def _close(self, sink: Sink) -> None:
+        try:
+            sink.close()
+        except Exception as error:  # noqa: BLE001  anybody's library
+            self._say("sink_failed", f"{type(error).__name__}: {error}; while closing")
+
+    def _say(self, name: str, what: str) -> None:
+        self._mark(Mark(time.monotonic_ns(), name, f"{self.name}: {what}"[:1000]))
+
+
+class Feed:
+    """Makes the updates and hands them out. Its thread starts when the run has begun."""
+
+    def __init__(
+        self,
+        plans: tuple[SinkPlan, ...],
+        run: Path,
+        *,
+        name: str,
+        every_s: float,
+        flush: Callable[[], None],
+        mark: Callable[[Mark], None],
+        is_first: Callable[[], bool],
+    ) -> None:
+        self._run = run
+        self._every_s = every_s
+        self._flush = flush
+        self._mark = mark
+        self._is_first = is_first
+        self._plans = plans
+        self._name = name
+        self._outlets: list[_Outlet] = []
+        self._since_ns = 0
+        self._failed = False
+        self._ended = ""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="ergmeter-feed", daemon=True)
+        self.cpu_s = 0.0
+
+    def start(self) -> None:
+        """Begin to feed. What can't be delivered for want of a library is said at once."""
+        for plan in self._plans:
+            said = lacks(plan.name) if plan.made is None else ""
+            if said and self._is_first():
+                say(f"nothing goes to the sink {plan.name!r}: {said}")
+        self._thread.start()
+
+    def stop(self, ended: str) -> None:
+        """One last update, then the figures of the whole run; wait for the sinks, not for long."""
+        self._ended = ended
+        until_s = time.monotonic() + STOP_S
+        self._stopping.set()
+        self._thread.join(STOP_S)
+        for outlet in self._outlets:
+            outlet.end()
+        for outlet in self._outlets:
+            outlet.join(until_s)
+
+    def _loop(self) -> None:
+        while not self._stopping.wait(self._every_s):
+            self._feed(is_last=False)
+            self.cpu_s = time.thread_time()
+        self._feed(is_last=True)
+        self.cpu_s = time.thread_time()
+
+    def _feed(self, *, is_last: bool) -> None:
+        if not self._is_first():  # another rank feeds for all
+            return
+        updates = self._updates(is_last=is_last)
+        if updates and not self._outlets:  # by the first step it is known which rank this is
+            request = SinkRequest(str(self._run), self._name)
+            self._outlets = [_Outlet(p, _with_options(request, p), self._mark) for p in self._plans]
+        for update in updates:
+            for outlet in self._outlets:
+                outlet.offer(update)
+
+    def _updates(self, *, is_last: bool) -> list[Update]:
+        from ergmeter.metrics.live.recent_window import lately, whole  # noqa: PLC0415  numpy and pyarrow
+        from ergmeter.runlog.reader import Run  # noqa: PLC0415
+
+        found: list[Update] = []
+        try:
+            self._flush()
+            newest = lately(_newest(Run.open(self._run)), since_ns=self._since_ns)
+            self._since_ns = newest.window.end_ns
+            found.append(newest)
+        except NotMeasurable:
+            pass  # no step has ended since
+        except Exception as error:  # noqa: BLE001  our failure is a mark, not the training's end
+            self._say_once(error)
+        try:
+            if is_last:
+                found.append(_ended(whole(_newest(Run.open(self._run))), self._ended))
+        except NotMeasurable:
+            pass  # there never was one
+        except Exception as error:  # noqa: BLE001
+            self._say_once(error)
+        return found
+
+    def _say_once(self, error: Exception) -> None:
+        if not self._failed:
+            self._failed = True
+            said = f"no updates: {type(error).__name__}: {error}"[:1000]
+            self._mark(Mark(time.monotonic_ns(), "sink_failed", said))
+
+
+def _newest(run: Run) -> Run:
+    """The run, or the last of several trainings in it: figures of all of them there are none."""
+    several = len(run.trainings)
+    return run.training(several) if several > 1 else run
+
+
+def _ended(update: Update, ended: str) -> Update:
+    """The run is still open for these very figures; it ended all the same."""
+    return replace(update, summary=replace(update.summary, status=ended))
+
+
+def _with_options(request: SinkRequest, plan: SinkPlan) -> SinkRequest:
+    return SinkRequest(request.run, request.name, dict(plan.options))

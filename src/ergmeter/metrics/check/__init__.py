@@ -1,0 +1,1 @@
+"""Checks that say whether a measurement can be compared with another."""

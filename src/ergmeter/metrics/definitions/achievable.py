@@ -1,0 +1,223 @@
+"""How much of what this machine can reach was used? The same rates, held against a calibration.
+
+MFU of the achievable = model FLOP/s of a device / FLOP/s that `erg calibrate` saw it hold in the
+type computed in. It says what is left to gain on this machine; MFU against the datasheet says what
+the machine is. (The "maximum achievable matmul FLOPS" of Stas Bekman's Machine Learning
+Engineering; an H200 holds about 80 % of its datasheet in bf16.)
+
+The trap: the calibration of another day. A run is held against the one in its own header, which is
+of the very device it ran on; the note has its date and conditions, and where the run's differ from
+them (a power limit, a driver) that is said first. Never against a device of the same name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import FormatError, NotMeasurable
+from ergmeter.hardware.calibration import read_document
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.definitions.compute import (
+    BANDWIDTH,
+    FLOPS_PER_S,
+    MFU,
+    NO_BYTES,
+    NO_DTYPE,
+    need_possible,
+    of_run,
+)
+from ergmeter.records import Reading, weakest
+from ergmeter.units import scaled, significant
+
+if TYPE_CHECKING:
+    from ergmeter.hardware.calibration import Calibration, Rate
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Device
+
+OF_ACHIEVABLE = "utilization.mfu_of_achievable_frac"
+BANDWIDTH_OF_ACHIEVABLE = "utilization.bandwidth_of_achievable_frac"
+ACHIEVABLE = "compute.achievable_flops_per_s_per_device"
+OF_PEAK = "compute.achievable_of_peak_frac"
+
+_CURE = "run `erg calibrate` on its machine, then record again"
+_ABOVE = "faster than in the calibration: calibrate again, or an input of the MFU is wrong"
+_ABOVE_PEAK = (
+    "the calibration is faster than the peak: the peak or its dtype is wrong, or the clock was"
+    " above the datasheet's"
+)
+# What a rate hangs on, as a device's facts and a calibration's conditions name it, with its unit.
+_HANGS_ON = {"power_limit_w": ("power limit", " W"), "driver": ("driver", "")}
+
+
+def achievable_flops_per_s(evidence: Evidence) -> Reading:
+    """What a device of the run holds in the run's type, by its calibration; mean over devices."""
+    return _achievable(evidence)
+
+
+def mfu_of_achievable_frac(evidence: Evidence) -> Reading:
+    """Model FLOP/s of a device, of what it was seen to hold."""
+    each, held = of_run(evidence, FLOPS_PER_S), _achievable(evidence)
+    need_possible(evidence, MFU)
+    return _share(each, held)
+
+
+def achievable_of_peak_frac(evidence: Evidence) -> Reading:
+    """What a device holds, of its datasheet: the most that MFU can be here."""
+    held, mfu = _achievable(evidence), of_run(evidence, MFU)
+    need_possible(evidence, MFU)
+    each = of_run(evidence, FLOPS_PER_S)
+    peak = each.value / mfu.value
+    note = f"of {scaled(peak, 'FLOP/s')}, the peak that {MFU} names; {held.note}"
+    edges = (None if edge is None else edge / peak for edge in (held.low, held.high))
+    low, high = edges
+    basis = weakest(held.basis, "derived")
+    return Reading(held.value / peak, "frac", basis, low, high, note)
+
+
+def bandwidth_of_achievable_frac(evidence: Evidence) -> Reading:
+    """Bytes that had to be moved, over time, of what the memory was seen to move."""
+    each = of_run(evidence, FLOPS_PER_S)  # first: it says what is wanting in a run
+    chosen = evidence.flops[0]
+    if chosen.bytes_per_step is None:
+        raise NotMeasurable(NO_BYTES.reason)
+    need_possible(evidence, BANDWIDTH)
+    per_flop = chosen.bytes_per_step / chosen.model_per_step
+    low, high = (None if edge is None else edge * per_flop for edge in (each.low, each.high))
+    moved = replace(each, value=each.value * per_flop, low=low, high=high)
+    return _share(moved, _mean(evidence, "bandwidth", "read"))
+
+
+def _share(rate: Reading, held: Reading) -> Reading:
+    value = rate.value / held.value
+    low, high = (None if edge is None else edge / held.value for edge in (rate.low, rate.high))
+    note = f"{held.note}; {rate.note}"
+    return Reading(value, "frac", weakest(rate.basis, held.basis), low, high, note)
+
+
+def _achievable(evidence: Evidence) -> Reading:
+    on_gpu = bool(evidence.devices("gpu"))
+    dtype = evidence.settings.dtype or ("" if on_gpu else "fp32")
+    if not dtype:
+        raise NotMeasurable(NO_DTYPE)
+    return _mean(evidence, "matmul", dtype)
+
+
+def _mean(evidence: Evidence, table: str, name: str) -> Reading:
+    """A rate of the calibrations, of all devices of the run on average; all of them or none."""
+    devices = evidence.devices("gpu") or evidence.devices("node")
+    if not devices:
+        raise NotMeasurable(
+            "no GPU and no host was sampled in this run, so there is no calibration"
+        )
+    found = [(device, calibration_of(device)) for device in devices]
+    rates = [_rate(device, one, table, name) for device, one in found]
+    count = len(rates)
+    value, low, high = (
+        sum(getattr(rate, field) for rate in rates) / count for field in ("value", "low", "high")
+    )
+    what = f"{name} products" if table == "matmul" else f"memory {name}"
+    each = f", mean of {count} devices" if count > 1 else ""
+    note = (
+        f"of {scaled(value, rates[0].unit)} held in {what} for {significant(rates[0].window_s, 2)}"
+        f" s{each} ({'; '.join(dict.fromkeys(one.said for _, one in found))})"
+    )
+    said = [*differences(found), *_caveats(found, rates)]
+    return Reading(
+        value, rates[0].unit, "measured", low, high, "; ".join([*dict.fromkeys(said), note])
+    )
+
+
+def calibration_of(device: Device) -> Calibration:
+    """What is kept of this very device. NotMeasurable says why there is none."""
+    where = f"{device.name} [{device.id}]"
+    if "no_calibration" in device.facts:
+        raise NotMeasurable(f"{device.facts['no_calibration']}")
+    if "calibration" not in device.facts:
+        raise NotMeasurable(f"{where} had no calibration when this was recorded: {_CURE}")
+    try:
+        return read_document(device.facts["calibration"], f"the calibration of {where}")
+    except FormatError as error:
+        raise NotMeasurable(str(error)) from error
+
+
+def _rate(device: Device, one: Calibration, table: str, name: str) -> Rate:
+    rates: dict[str, Rate] = getattr(one, table)
+    if name in rates:
+        return rates[name]
+    what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
+    why = one.absent.get(what) or (
+        "it was interrupted before that"
+        if one.interrupted
+        else f"it has {', '.join(rates) or 'none'}"
+    )
+    raise NotMeasurable(f"the calibration of {device.name} has no {what}: {why}")
+
+
+def differences(found: list[tuple[Device, Calibration]]) -> list[str]:
+    """What was otherwise when the run was recorded."""
+    said = []
+    for device, one in found:
+        for fact, (word, unit) in _HANGS_ON.items():
+            then, now = one.conditions.get(fact), device.facts.get(fact)
+            if then is not None and now is not None and then != now:
+                said.append(f"calibrated at {word} {then}{unit}, and this ran at {now}{unit}")
+    return said
+
+
+def _caveats(found: list[tuple[Device, Calibration]], rates: list[Rate]) -> list[str]:
+    said = [f"when calibrated, {remark}" for _, one in found for remark in one.remarks]
+    said += [
+        f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"
+        for rate in rates
+        if not rate.is_steady
+    ]
+    return said
+
+
+_NEEDS = ("the FLOPs of a step", "tokens", "a calibration")
+
+METRICS = [
+    Metric(
+        OF_ACHIEVABLE,
+        "MFU of the achievable",
+        "frac",
+        "higher",
+        "FLOPs of a token x tokens/s / (devices x FLOP/s held in `erg calibrate`, same type)",
+        _NEEDS,
+        mfu_of_achievable_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
+    ),
+    Metric(
+        ACHIEVABLE,
+        "achievable FLOP/s per device",
+        "FLOP/s",
+        "higher",
+        "products held for a window in `erg calibrate`, in the type computed in",
+        ("a calibration",),
+        achievable_flops_per_s,
+    ),
+    Metric(
+        OF_PEAK,
+        "achievable of the peak",
+        "frac",
+        "higher",
+        "FLOP/s held in `erg calibrate` / dense peak: the most that MFU can be on this machine",
+        (*_NEEDS, "a peak"),
+        achievable_of_peak_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
+    ),
+    Metric(
+        BANDWIDTH_OF_ACHIEVABLE,
+        "memory bandwidth of the achievable",
+        "frac",
+        "higher",
+        "bytes that a token has to move x tokens/s / (devices x B/s read in `erg calibrate`)",
+        ("the bytes of a decoding step", "tokens", "a calibration"),
+        bandwidth_of_achievable_frac,
+        upper_bound=1.0,
+        above_bound=_ABOVE,
+    ),
+]

@@ -1,0 +1,241 @@
+"""Carbon: energy x grid intensity x PUE, with both factors shown. Neither has a default.
+
+The trap: a figure that looks measured and rests on a guess. CodeCarbon without a network places
+the machine in Canada; carbontracker multiplies by a PUE nobody stated. Here a factor comes from the
+user, or from the table by a place the user names, with its source; without a grid intensity there
+is no carbon figure.
+
+Two intensities are never mixed: the grid's where the machine stands (location-based) and what a
+contract says of the electricity (market-based). A report of the second alone can read zero beside a
+coal plant, so it has keys of its own and takes the place of nothing. The making of the devices is
+no part of either: it is spread over the hours they are used, and added only in a figure that says
+so in its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.definitions.energy import run_j
+from ergmeter.metrics.definitions.tokens import label_of, tokens
+from ergmeter.metrics.evidence.gauges import ACCELERATORS
+from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.records import Reading
+from ergmeter.runlog.settings import NOT_STATED
+from ergmeter.units import J_PER_KWH, duration, scaled, significant
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.window import TrainingWindow
+    from ergmeter.records import Window
+
+# -- occupancy -------------------------------------------------------------------------------------
+# How many devices did a run hold, and for how long? What is paid and worn by the hour.
+#
+# The trap: the devices that were seen for those that were held. A Meter on one of several nodes
+# reads its own, and a CPU has no rental by the GPU-hour; so a count is what was read of every rank
+# or what somebody declares, and never 1 for want of another.
+
+
+_S_PER_H = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Device-hours, and in words how many devices for how long."""
+
+    hours: float
+    said: str
+
+
+def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> Held:
+    """The devices of a run times the length of a window."""
+    devices, how = _devices(evidence)
+    said = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"
+    return Held(devices * window.duration_s / _S_PER_H, f"{said} x {duration(window.duration_s)}")
+
+
+def _devices(evidence: Evidence) -> tuple[int, str]:
+    if evidence.has_company:
+        raise NotMeasurable(
+            "another training of the same command ran at the same time: device hours are of both;"
+            " measure each in a command of its own"
+        )
+    declared = evidence.settings.num_devices
+    if declared is not None:
+        return declared, "as given"
+    gpus = evidence.devices("gpu")
+    if not gpus:
+        why = evidence.why_no_device("accelerator", *ACCELERATORS)
+        raise NotMeasurable(f"{why}: --num-devices gives their number")
+    need_devices(evidence)
+    return len(gpus), "seen in use"
+
+
+# -- carbon ----------------------------------------------------------------------------------------
+
+
+_G_PER_KG = 1000
+_MILLION = 1e6
+
+
+def co2e_g(evidence: Evidence) -> Reading:
+    """Grams of CO2 equivalent for the energy of the window, by the grid where it was drawn."""
+    settings = evidence.settings
+    if settings.grid_g_per_kwh is None:
+        raise NotMeasurable(
+            "no grid intensity was given: --grid NAME (`erg grid` lists countries and regions), or"
+            " --grid-g-per-kwh with --grid-source (your grid operator publishes it)"
+        )
+    return _emitted(evidence, settings.grid_g_per_kwh, settings.grid_source)
+
+
+def market_co2e_g(evidence: Evidence) -> Reading:
+    """The same by what the contract for the electricity says."""
+    settings = evidence.settings
+    if settings.market_g_per_kwh is None:
+        raise NotMeasurable(
+            "no market-based intensity was given: --market-g-per-kwh with --market-source (your"
+            " supplier's, or 0 for what certificates cover)"
+        )
+    return _emitted(evidence, settings.market_g_per_kwh, settings.market_source)
+
+
+def _emitted(evidence: Evidence, g_per_kwh: float, source: str | None) -> Reading:
+    energy = run_j(evidence)
+    pue, building = building_of(evidence)
+    grid = f"{significant(g_per_kwh)} g/kWh ({source or NOT_STATED})"
+    note = f"{scaled(energy.value, 'J')} x {grid}{building}; interval is the energy's alone"
+    return scaled_by(energy, g_per_kwh * pue / J_PER_KWH, "g", note)
+
+
+def building_of(evidence: Evidence) -> tuple[float, str]:
+    """The PUE, 1 where nobody gave one; and how it goes on behind a product, in words."""
+    pue, source = evidence.settings.pue, evidence.settings.pue_source
+    if pue is None:
+        return 1.0, "; the building's overhead is not in it (no PUE was given)"
+    return pue, f" x PUE {pue:g} ({source or NOT_STATED})"
+
+
+def scaled_by(reading: Reading, factor: float, unit: str, note: str) -> Reading:
+    """A reading times what somebody stated, and so assumed, with its interval."""
+    low, high = (None if end is None else end * factor for end in (reading.low, reading.high))
+    return Reading(reading.value * factor, unit, "assumed", low, high, note)
+
+
+def per_million_tokens(evidence: Evidence, reading: Reading) -> Reading:
+    """What the window came to, for a million of its tokens."""
+    need_all(evidence)
+    amounts, label, _ = tokens(evidence)
+    note = f"{label_of(evidence, label)}; {reading.note}"
+    return scaled_by(reading, _MILLION / float(amounts.sum()), reading.unit, note)
+
+
+def co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
+    """By the grid, for a million tokens."""
+    reading = co2e_g(evidence)
+    need_devices(evidence)
+    return per_million_tokens(evidence, reading)
+
+
+def market_co2e_per_million_tokens_g(evidence: Evidence) -> Reading:
+    """By the contract, for a million tokens."""
+    reading = market_co2e_g(evidence)
+    need_devices(evidence)
+    return per_million_tokens(evidence, reading)
+
+
+def embodied_g(evidence: Evidence) -> Reading:
+    """The share of the devices' making that falls on the window, by its part of their hours."""
+    settings = evidence.settings
+    if settings.embodied_kg is None:
+        raise NotMeasurable(
+            "no embodied carbon of a device was given: --embodied-kg with --embodied-source"
+        )
+    if settings.lifetime_h is None:
+        raise NotMeasurable(
+            "no lifetime of a device was given, over which its embodied carbon is spread:"
+            " --lifetime-h (35040 is four years non-stop)"
+        )
+    held = device_hours(evidence, evidence.span)
+    note = (
+        f"{held.said} of {settings.lifetime_h:g} h x {settings.embodied_kg:g} kg"
+        f" ({settings.embodied_source or NOT_STATED}); hosts and building are not in it;"
+        f" {evidence.window_note}"
+    )
+    value = held.hours / settings.lifetime_h * settings.embodied_kg * _G_PER_KG
+    return Reading(value, "g", "assumed", note=note)
+
+
+def co2e_with_embodied_g(evidence: Evidence) -> Reading:
+    """By the grid, with the share of the making."""
+    used, made = co2e_g(evidence), embodied_g(evidence)
+    low, high = (None if end is None else end + made.value for end in (used.low, used.high))
+    share = made.value / (used.value + made.value) if made.value else 0.0
+    note = f"{100 * share:.3g} % of it from the making: {made.note}; the rest: {used.note}"
+    return Reading(used.value + made.value, "g", "assumed", low, high, note)
+
+
+_GRID = ("energy", "a grid intensity")
+_MARKET = ("energy", "an intensity by contract")
+_MAKING = ("devices", "what their making emitted", "their lifetime")
+
+METRICS = [
+    Metric(
+        "carbon.co2e_g",
+        "carbon",
+        "g",
+        "lower",
+        "energy.run_j / 3.6e6 x grid intensity (location-based) x PUE",
+        _GRID,
+        co2e_g,
+    ),
+    Metric(
+        "carbon.co2e_per_million_tokens_g",
+        "carbon per million tokens",
+        "g",
+        "lower",
+        "1e6 x carbon.co2e_g / tokens.total",
+        (*_GRID, "steps with tokens"),
+        co2e_per_million_tokens_g,
+    ),
+    Metric(
+        "carbon.market_co2e_g",
+        "carbon, market-based",
+        "g",
+        "lower",
+        "energy.run_j / 3.6e6 x intensity by contract (market-based) x PUE",
+        _MARKET,
+        market_co2e_g,
+    ),
+    Metric(
+        "carbon.market_co2e_per_million_tokens_g",
+        "carbon per million tokens, market-based",
+        "g",
+        "lower",
+        "1e6 x carbon.market_co2e_g / tokens.total",
+        (*_MARKET, "steps with tokens"),
+        market_co2e_per_million_tokens_g,
+    ),
+    Metric(
+        "carbon.embodied_g",
+        "carbon of the devices' making",
+        "g",
+        "lower",
+        "devices x window / lifetime x CO2e of making one",
+        _MAKING,
+        embodied_g,
+    ),
+    Metric(
+        "carbon.co2e_with_embodied_g",
+        "carbon, making included",
+        "g",
+        "lower",
+        "carbon.co2e_g + carbon.embodied_g",
+        (*_GRID, *_MAKING),
+        co2e_with_embodied_g,
+    ),
+]

@@ -1,0 +1,608 @@
+"""How much of the hardware's arithmetic was used: MFU, HFU, FLOP/s.
+
+MFU = FLOPs a token needs x tokens per second / (devices x dense peak of the type computed in).
+(PaLM, arXiv 2204.02311, appendix B.) HFU has in its numerator what was computed again as well.
+
+The trap: a ratio whose numerator and denominator nobody can see. So every reading names its
+convention, its peak and where that is from, and the spread over the other conventions. Nothing is
+clamped: a share above 1 is marked as impossible, with the most frequent causes, and no other metric
+is computed from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.definitions.peaks import (
+    NARROW,
+    NoPeak,
+    Peak,
+    declared_peak,
+    device_peak,
+    table_peak,
+)
+from ergmeter.metrics.definitions.throughput import samples_per_s, steps_per_s, tokens_per_s
+from ergmeter.metrics.definitions.tokens import positions_per_token
+from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.records import Missing, Reading, weakest
+from ergmeter.units import number_of, scaled, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Basis, Device, Flops, Result
+
+    _Share = Callable[..., Reading]
+
+__all__ = [
+    "Peak",
+    "Rate",
+    "compute_results",
+    "declared_peak",
+    "need_possible",
+    "of_run",
+    "run_results",
+    "table_peak",
+]
+
+MFU = "utilization.mfu_frac"
+MFU_BF16 = "utilization.mfu_bf16_peak_frac"
+HFU = "utilization.hfu_frac"
+ALL_WORK = "utilization.all_work_frac"
+FLOPS_PER_STEP = "compute.model_flops_per_step"
+FLOPS_PER_S = "compute.model_flops_per_s_per_device"
+FLOPS_PER_TOKEN = "compute.model_flops_per_token"
+BANDWIDTH = "utilization.bandwidth_frac"
+
+_ABOVE_PEAK = (
+    "an input is wrong, likely the number of devices, the peak or its dtype, tokens counted twice,"
+    " FLOPs of frozen weights or masked pairs, or a time that did not wait for the device"
+)
+_ABOVE_BANDWIDTH = "an input is wrong, likely the batch size, the dtype or the number of devices"
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicable(Missing):
+    """Why a job has no such number: it is not about jobs like it, and nothing is wanting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Tokens per second of all devices together, as measured or as somebody reports.
+
+    Of a model that reads no tokens: its samples or its steps, as `unit` says.
+    """
+
+    tokens_per_s: float
+    devices: int
+    basis: Basis
+    note: str
+    low: float | None = None
+    high: float | None = None
+    positions_per_token: float = 1.0  # that are computed: more than 1 where rows are padded
+    unit: str = "token"  # or sample, or step
+
+
+def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) -> dict[str, Result]:
+    """Every reading about arithmetic. `flops`: under each convention, the chosen one first."""
+    chosen = flops[0]
+    per_token = flops_per_unit(chosen, rate.unit)
+    counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
+    note = f"{_bound(chosen)}{counted}{_attention(chosen)}{_given(chosen)}{_spread(flops)}"
+    found: dict[str, Result] = {
+        FLOPS_PER_TOKEN: Reading(per_token, "FLOP/token", "derived", note=note)
+        if rate.unit == "token"
+        else NotApplicable("the model reads no tokens: compute.model_flops_per_step has its FLOPs")
+    }
+    each = per_token * rate.tokens_per_s / rate.devices
+    scale = each / rate.tokens_per_s if rate.tokens_per_s else 0.0
+    low, high = (None if edge is None else edge * scale for edge in (rate.low, rate.high))
+    basis = weakest("derived", rate.basis)
+    over = f"{number_of(rate.devices, 'device')}; {rate.note}"
+    found[FLOPS_PER_S] = Reading(each, "FLOP/s", basis, low, high, f"{chosen.convention}; {over}")
+    share = _shares(each, low, high, basis)
+    if isinstance(peak, Missing):
+        return found | _without_peak(peak, chosen, rate, each, share)
+    mfu = share(
+        peak,
+        each,
+        peak.flops_per_s,
+        f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_given(chosen)}"
+        f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
+    )
+    found[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
+    found[HFU] = _hfu(chosen, rate, each, share, peak)
+    found[ALL_WORK] = _all_work(chosen, rate, each, share, peak)
+    found[MFU_BF16] = _against_bf16(each, share, peak, dtype=peak.dtype, mfu=mfu)
+    found[BANDWIDTH] = _bandwidth(chosen, rate, peak)
+    return found
+
+
+def _shares(each: float, low: float | None, high: float | None, basis: Basis) -> _Share:
+    """A rate as a share of a peak, with the edges that the rate has."""
+
+    def share(peak: Peak, value: float, against: float, note: str) -> Reading:
+        edges = (None if edge is None else edge * value / each / against for edge in (low, high))
+        low_frac, high_frac = edges
+        basis_of_both = weakest(basis, peak.basis)
+        return Reading(value / against, "frac", basis_of_both, low_frac, high_frac, note)
+
+    return share
+
+
+def _without_peak(
+    peak: Missing, chosen: Flops, rate: Rate, each: float, share: _Share
+) -> dict[str, Result]:
+    """What is left where the peak of the type is not known."""
+    wide = peak.bf16 if isinstance(peak, NoPeak) else None
+    dtype = peak.dtype if isinstance(peak, NoPeak) else ""
+    found: dict[str, Result] = dict.fromkeys((MFU, HFU, ALL_WORK, MFU_BF16, BANDWIDTH), peak)
+    if wide is not None:
+        found[MFU_BF16] = _against_bf16(each, share, wide, dtype=dtype)
+        found[BANDWIDTH] = _bandwidth(chosen, rate, wide)
+    elif dtype not in NARROW:
+        found[MFU_BF16] = _one_peak(dtype)
+    if chosen.bytes_per_step is None:
+        found[BANDWIDTH] = NO_BYTES
+    return found
+
+
+# What `flops.work` and `flops.step_work` write among a step's assumptions.
+_KEPT_AS = "kept: "
+_GIVEN = "given: "
+_NO_RECOMPUTATION = "no recomputation"
+_ATTENTION = "attention: "
+
+
+def _given(chosen: Flops) -> str:
+    """What of a count is somebody's own figure, or of one step alone."""
+    said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
+    return "".join(f" with {one}" for one in said)
+
+
+def _attention(chosen: Flops) -> str:
+    """Which pairs are in a count that has no convention's rule for them."""
+    return "".join(f" ({one})" for one in chosen.assumptions if one.startswith(_ATTENTION))
+
+
+NO_BYTES = NotApplicable(
+    "the bytes that a step moves were not counted; they limit inference: pass --model-config with"
+    " --phase decode"
+)
+NO_DTYPE = (
+    "the dtype of the matmuls is unknown, and rates differ by dtype: pass --dtype (bf16, fp16, fp8,"
+    " tf32, ...)"
+)
+
+
+def _one_peak(dtype: str) -> NotApplicable:
+    which = f"the matmuls are in {dtype}" if dtype else "the dtype of the matmuls was not given"
+    return NotApplicable(f"{which}: {MFU} is the share of the only peak")
+
+
+def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
+    """Bytes that had to be moved, over time, of what the memory can do."""
+    if chosen.bytes_per_step is None or not chosen.tokens_per_step:
+        return NO_BYTES
+    if peak.bandwidth_bytes_per_s is None:
+        return Missing(
+            f"the memory bandwidth of {peak.device} is unknown: if `erg peaks` lists it, pass its"
+            " exact name with --device"
+        )
+    per_token = chosen.bytes_per_step / chosen.tokens_per_step
+    factor = per_token / rate.devices / peak.bandwidth_bytes_per_s
+    low, high = (None if edge is None else edge * factor for edge in (rate.low, rate.high))
+    kept = [one.removeprefix(_KEPT_AS) for one in chosen.assumptions if one.startswith(_KEPT_AS)]
+    note = (
+        f"weights and cache, the least that can be moved, {scaled(per_token, 'B')} a token"
+        f"{''.join(f'; {one}' for one in kept)}; of {scaled(peak.bandwidth_bytes_per_s, 'B/s')}"
+        f" ({peak.bandwidth_source or peak.source}); {rate.note}"
+    )
+    is_assumed = any("assumed" in one for one in kept)
+    basis = weakest("derived", rate.basis, "assumed" if is_assumed else "reported")
+    ratio = rate.tokens_per_s * factor
+    return _BY_KEY[BANDWIDTH].checked(Reading(ratio, "frac", basis, low, high, note))
+
+
+def flops_per_token(flops: Flops) -> float:
+    """Model FLOPs of a token, on the average of the step they were counted for."""
+    if not flops.tokens_per_step:
+        raise NotMeasurable(
+            "the FLOPs of a step were given without its tokens: pass tokens_per_step in Flops(...)"
+        )
+    return flops.model_per_step / flops.tokens_per_step
+
+
+def flops_per_unit(flops: Flops, unit: str) -> float:
+    """Model FLOPs of a token, a sample or a step."""
+    if unit == "token":
+        return flops_per_token(flops)
+    per_step = flops.samples_per_step if unit == "sample" else 1
+    return flops.model_per_step / (per_step or 1)
+
+
+def _bound(chosen: Flops) -> str:
+    """That products are missing from a count, and which."""
+    if not chosen.not_counted:
+        return ""
+    return f"a lower bound, as these were not counted: {', '.join(chosen.not_counted)}; "
+
+
+def _hardware_ratio(chosen: Flops, rate: Rate) -> float:
+    """FLOPs with recomputation and padding, of the model's. NotMeasurable where not known."""
+    if chosen.hardware_per_step is None:
+        raise NotMeasurable(
+            "recomputation is unknown: the FLOP count has no hardware_per_step; pass"
+            " --model-config, and --checkpointing where activations are recomputed"
+        )
+    ratio = chosen.hardware_per_step / chosen.model_per_step
+    padding = rate.positions_per_token - 1
+    if padding:
+        if chosen.hardware_per_padding is None:
+            raise NotMeasurable(
+                f"{percent(padding / (1 + padding))} of the positions are padding, and the FLOP"
+                " count has no cost of one (hardware_per_padding)"
+            )
+        # Padding goes through every layer and meets nothing: attention is that of the tokens.
+        ratio += padding * chosen.hardware_per_padding / flops_per_token(chosen)
+    return ratio
+
+
+def _all_work(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+    """Every part of what is computed, over the peak; at least that where a part is not known."""
+    missing = list(chosen.not_counted)
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
+        ratio = 1.0
+        missing.append(str(error))
+    parts = {"model": 1.0, "recomputation and padding": ratio - 1}
+    if chosen.other_work is None:
+        missing.append("other models and generation, which were not looked for")
+    for part in chosen.other_work or ():
+        if part.flops is None:
+            missing.append(f"{part.name} ({part.note})")
+        else:
+            parts[part.name] = parts.get(part.name, 0.0) + part.flops / chosen.model_per_step
+    total = sum(parts.values())
+    said = ", ".join(f"{name} {percent(part / total)}" for name, part in parts.items() if part)
+    bound = f"a lower bound, as these were not counted: {'; '.join(missing)}. " if missing else ""
+    found = share(peak, each * total, peak.flops_per_s, f"{bound}{said}; of {peak.said}")
+    return _BY_KEY[ALL_WORK].checked(found)
+
+
+def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+    try:
+        ratio = _hardware_ratio(chosen, rate)
+    except NotMeasurable as error:
+        return Missing(str(error))
+    is_assumed = any(one.startswith(_NO_RECOMPUTATION) for one in chosen.assumptions)
+    known = "by what the options or the model itself say"
+    if is_assumed:
+        known = "as assumed: pass --checkpointing where activations are recomputed"
+    note = (
+        f"{chosen.convention}, with what is computed again or on padding, {ratio:.3f} times the"
+        f" model's{'; no recomputation, ' + known if is_assumed else ''}"
+        if ratio != 1
+        else f"equals MFU, {_nothing_twice(chosen)}, {known}"
+    )
+    note = f"{_bound(chosen)}{note}"
+    found = share(peak, each * ratio, peak.flops_per_s, f"{note}; of {peak.said}")
+    return _BY_KEY[HFU].checked(replace(found, basis="assumed") if is_assumed else found)
+
+
+def _nothing_twice(chosen: Flops) -> str:
+    """What of a step is known not to be computed beside the model."""
+    if chosen.other_work:
+        beside = " and ".join(part.name for part in chosen.other_work)
+        return f"no recomputation; {beside}: see {ALL_WORK}"
+    if chosen.other_work is None:
+        return "no recomputation, other models were not looked for"
+    return "nothing is computed twice"
+
+
+def _against_bf16(
+    each: float, share: _Share, peak: Peak, *, dtype: str, mfu: Reading | None = None
+) -> Result:
+    if dtype not in NARROW:
+        return _one_peak(dtype)
+    try:
+        _BY_KEY[MFU].usable(mfu) if mfu is not None else None
+    except NotMeasurable as error:
+        return Missing(str(error))
+    if peak.bf16_flops_per_s is None:
+        return Missing(
+            f"the bf16 peak of {peak.device} is unknown; {MFU} is against its {dtype} peak"
+        )
+    note = (
+        f"products in {dtype}, held against the bf16 peak of"
+        f" {scaled(peak.bf16_flops_per_s, 'FLOP/s')}; can be above 1"
+    )
+    return share(peak, each, peak.bf16_flops_per_s, note)
+
+
+# A count that is further than this from the chosen one is of something else, such as all experts.
+_COMPARABLE = 2.0
+
+
+def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | None = None) -> str:
+    """What the other conventions make of the same step: the least and the most, and what is far."""
+    if len(flops) == 1:
+        return ""
+    chosen = flops_per_token(flops[0])
+    others = sorted((flops_per_token(one), one.convention) for one in flops[1:])
+    near = [one for one in others if chosen / _COMPARABLE <= one[0] <= chosen * _COMPARABLE]
+    far = [one for one in others if one not in near]
+
+    def said(value: float, name: str) -> str:
+        if rate is None or peak is None:
+            return f"{scaled(value, 'FLOP')} ({name})"
+        share = value * rate.tokens_per_s / rate.devices / peak.flops_per_s
+        return f"{percent(share, decimals=1 if share >= _WHOLE else 2)} ({name})"
+
+    def ends(found: list[tuple[float, str]]) -> str:
+        most = f" to {said(*found[-1])}" if len(found) > 1 else ""
+        return f"{said(*found[0])}{most}"
+
+    words = f"; other conventions {ends(near)}" if near else ""
+    return f"{words}; more than a factor of 2 away: {ends(far)}" if far else words
+
+
+_WHOLE = 0.1  # from which on a tenth of a percent tells figures apart
+_NO_DECIMALS = 1000
+
+
+def percent(share: float, *, decimals: int = 1) -> str:
+    """A share in percent; one that so many decimals would show as 0, by its first digits."""
+    value = 100 * share
+    if value >= _NO_DECIMALS:
+        return f"{value:,.0f} %"
+    text = f"{value:.{decimals}f}"
+    return f"{significant(value, 2) if value and not float(text) else text} %"
+
+
+# -- of a run --------------------------------------------------------------------------------------
+
+_KEPT = "compute"
+
+
+def run_results(evidence: Evidence) -> dict[str, Result]:
+    """All of it for a run; computed once."""
+    kept = evidence.drawn.get(_KEPT)
+    if kept is None:
+        kept = evidence.drawn[_KEPT] = _run_results(evidence)
+    return cast("dict[str, Result]", kept)
+
+
+def _run_results(evidence: Evidence) -> dict[str, Result]:
+    if not evidence.flops:
+        raise NotMeasurable(
+            evidence.run.no_flops
+            or "the FLOPs of a step are unknown: erg record --model-config config.json --seq-len"
+            " N, or Meter(model=..., seq_len=N)"
+        )
+    if not evidence.flops[0].model_per_step:
+        raise NotMeasurable("the FLOP count of a step is 0: no matmul was counted in it")
+    unit, speed = _speed(evidence)
+    if not speed.value:
+        raise NotMeasurable(f"this run has 0 {unit}s per second, so no FLOP/s")
+    if speed.basis != "reported":
+        need_all(evidence)
+    if evidence.settings.num_devices is None:
+        need_devices(evidence)
+    devices, peak = _run_peak(evidence)
+    positions = positions_per_token(evidence)
+    rate = Rate(
+        speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions, unit
+    )
+    return compute_results(evidence.flops, rate, peak)
+
+
+def _speed(evidence: Evidence) -> tuple[str, Reading]:
+    """Tokens per second; of a model that reads none its samples or, at the least, its steps."""
+    chosen = evidence.flops[0]
+    if chosen.tokens_per_step or chosen.engine != "counted":
+        return "token", tokens_per_s(evidence)
+    if chosen.samples_per_step:
+        return "sample", samples_per_s(evidence)
+    pace = steps_per_s(evidence)
+    ranks = len(evidence.counted.lanes) if evidence.has_work else 1
+    low, high = (None if edge is None else edge * ranks for edge in (pace.low, pace.high))
+    return "step", replace(pace, value=pace.value * ranks, low=low, high=high)
+
+
+def _flops_per_step(evidence: Evidence) -> Reading:
+    """Model FLOPs of a step of all ranks, by the tokens, samples or steps it has."""
+    if not evidence.flops:
+        run_results(evidence)  # says why
+    chosen = evidence.flops[0]
+    unit, speed = _speed(evidence)
+    value = flops_per_unit(chosen, unit) * speed.value / steps_per_s(evidence).value
+    basis = weakest("derived", speed.basis)
+    note = f"{_bound(chosen)}{chosen.convention}, by the {unit}s of a step; all ranks"
+    return Reading(value, "FLOP/step", basis, note=note)
+
+
+def _run_peak(evidence: Evidence) -> tuple[int, Peak | Missing]:
+    """How many devices, and the peak of one; where they differ, of none."""
+    settings = evidence.settings
+    gpus = evidence.devices("gpu")
+    nodes = evidence.devices("node")
+    devices = settings.num_devices or len(gpus) or len(nodes) or 1
+    if settings.peak_flops_per_s is not None:
+        names = {gpu.name for gpu in gpus}
+        return devices, declared_peak(
+            settings.peak_flops_per_s,
+            settings.dtype,
+            settings.peak_source,
+            device=settings.device or (names.pop() if len(names) == 1 else None),
+        )
+    try:
+        if settings.device is not None:
+            return devices, _named_peak(settings.device, settings.dtype)
+        if gpus:
+            return devices, _gpu_peak(gpus, settings.dtype)
+        return devices, _cpu_peak(nodes, settings.dtype)
+    except NotMeasurable as error:
+        return devices, Missing(str(error))
+
+
+def _gpu_peak(gpus: Sequence[Device], dtype: str | None) -> Peak | NoPeak:
+    names = sorted({gpu.name for gpu in gpus})
+    if len(names) > 1:
+        raise NotMeasurable(f"different GPUs ({', '.join(names)}) have no common peak: pass --peak")
+    return _typed_peak(names[0], dtype)
+
+
+def _named_peak(device: str, dtype: str | None) -> Peak | NoPeak:
+    """Of a device that somebody named, whatever was seen."""
+    found = _typed_peak(device, dtype)
+    if isinstance(found, NoPeak):
+        return found
+    return replace(found, source=f"{found.device}, as named: {found.source}")
+
+
+def _typed_peak(device: str, dtype: str | None) -> Peak | NoPeak:
+    if dtype is None:
+        raise NotMeasurable(NO_DTYPE)
+    return device_peak(device, dtype)
+
+
+def _cpu_peak(nodes: Sequence[Device], dtype: str | None) -> Peak:
+    if not nodes:
+        raise NotMeasurable(
+            "unknown peak: pass --peak or --device (no GPU and no host was sampled in this run)"
+        )
+    facts = nodes[0].facts
+    peaks = facts.get("cpu_peak_flops_per_s") or {}
+    wanted = dtype or "fp32"
+    # Without a unit for a shorter type a CPU widens it to fp32.
+    found = peaks.get(wanted) or (peaks.get("fp32") if wanted in ("bf16", "fp16") else None)
+    if found is None:
+        why = facts.get("no_cpu_peak", f"the CPU's {wanted} peak was not recorded")
+        raise NotMeasurable(f"unknown peak: pass --peak ({why})")
+    source = str(facts.get("cpu_peak_source", "derived from its parts"))
+    return Peak(str(facts.get("cpu_model", "CPU")), wanted, float(found), source, "assumed")
+
+
+def of_run(evidence: Evidence, key: str) -> Reading:
+    """One of them. Raises NotMeasurable with the reason if it is missing."""
+    found = run_results(evidence)[key]
+    if isinstance(found, Missing):
+        raise NotMeasurable(found.reason)
+    return found
+
+
+def need_possible(evidence: Evidence, *keys: str) -> None:
+    """Raises NotMeasurable if one of these readings is impossible. A missing one passes."""
+    for key in keys:
+        found = run_results(evidence)[key]
+        if isinstance(found, Reading):
+            _BY_KEY[key].usable(found)
+
+
+def _of_run(key: str) -> Callable[[Evidence], Reading]:
+    return partial(of_run, key=key)
+
+
+_NEEDS = ("the FLOPs of a step", "tokens")
+
+METRICS = [
+    Metric(
+        MFU,
+        "MFU",
+        "frac",
+        "higher",
+        "FLOPs of a token x tokens/s / (devices x dense peak of the type computed in)",
+        (*_NEEDS, "a peak"),
+        _of_run(MFU),
+        aliases=(Alias("mfu", "profiler MFU monitors", "model FLOPs utilisation", "frac"),),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
+    ),
+    Metric(
+        HFU,
+        "HFU",
+        "frac",
+        "higher",
+        "as MFU, with the FLOPs that are computed a second time or on padding",
+        (*_NEEDS, "a peak"),
+        _of_run(HFU),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
+    ),
+    Metric(
+        ALL_WORK,
+        "all work, of the peak",
+        "frac",
+        "higher",
+        "as HFU, with the FLOPs of other models and of generation; a lower bound where one is not"
+        " counted",
+        (*_NEEDS, "a peak"),
+        _of_run(ALL_WORK),
+        upper_bound=1.0,
+        above_bound=_ABOVE_PEAK,
+    ),
+    Metric(
+        MFU_BF16,
+        "MFU against the bf16 peak",
+        "frac",
+        "higher",
+        "as MFU, of products in fp8, fp4 or int8 against the bf16 peak",
+        (*_NEEDS, "a peak"),
+        _of_run(MFU_BF16),
+    ),
+    Metric(
+        BANDWIDTH,
+        "memory bandwidth used",
+        "frac",
+        "higher",
+        "bytes that a token has to move x tokens/s / (devices x memory bandwidth)",
+        ("the bytes of a decoding step", "tokens", "a bandwidth"),
+        _of_run(BANDWIDTH),
+        aliases=(Alias("mbu", "inference benchmarks", "model bandwidth utilisation", "frac"),),
+        upper_bound=1.0,
+        above_bound=_ABOVE_BANDWIDTH,
+    ),
+    Metric(
+        FLOPS_PER_S,
+        "model FLOP/s per device",
+        "FLOP/s",
+        "higher",
+        "FLOPs of a token x tokens/s / devices",
+        _NEEDS,
+        _of_run(FLOPS_PER_S),
+    ),
+    Metric(
+        FLOPS_PER_TOKEN,
+        "model FLOPs per token",
+        "FLOP/token",
+        "neither",
+        "model FLOPs of a step / its tokens, under the convention of the note",
+        ("the FLOPs of a step",),
+        _of_run(FLOPS_PER_TOKEN),
+    ),
+    Metric(
+        FLOPS_PER_STEP,
+        "model FLOPs per step",
+        "FLOP/step",
+        "neither",
+        "FLOPs of a token (or a sample) x tokens (or samples) of a step, over all ranks",
+        ("the FLOPs of a step",),
+        _flops_per_step,
+    ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("utilization.mfu_frac", "utilization.whole_run_mfu_frac", "MFU, whole run"),
+    )
+]
+_BY_KEY = {metric.key: metric for metric in METRICS}

@@ -1,0 +1,382 @@
+"""What the run drew: joules, watts, joules per token; of which devices, and how it is known.
+
+Counter differences come first and integrated power second, and a sum over devices says which was
+which. What a lost or silent device drew is not guessed: the sum is then absent, with the part that
+is known in its reason.
+
+The boundary is whole boards: accelerators where there are any, else CPU packages and DRAM. What the
+rest of the node drew is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.definitions.tokens import label_of, steps_of, tokens
+from ergmeter.metrics.energy.device_energy import (
+    BASIS,
+    COUNTER,
+    CPUS,
+    Drawn,
+    boundary,
+    counted_once,
+    device_drawn,
+)
+from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.gauges import ACCELERATORS, why_absent
+from ergmeter.metrics.evidence.gpu_use import named
+from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
+from ergmeter.records import Reading, weakest
+from ergmeter.units import J_PER_WH, number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Basis, Device
+
+_ROUNDING = 1e-9  # of a mean that is as high as the highest reading
+
+
+def total(evidence: Evidence, devices: list[Device]) -> Reading:
+    """The sum over devices, or the reason why there is none and the part that is known."""
+    devices = counted_once(devices)
+    drawn: list[Drawn] = []
+    reasons = []
+    for device in devices:
+        try:
+            drawn.append(device_drawn(evidence, device))
+        except NotMeasurable as error:
+            reasons.append(str(error))
+    joules = sum(one.energy.joules for one in drawn)
+    if reasons:
+        known = f" ({number_of(len(drawn), 'other device')} drew {joules:.1f} J)" if drawn else ""
+        raise NotMeasurable("; ".join(reasons) + known)
+    ways = sorted({one.way for one in drawn})
+    remarks = sorted({one.remark for one in drawn if one.remark and one.way != COUNTER})
+    note = (
+        f"{_names(devices)}, {_scope(devices)}; {' and '.join(ways)}"
+        + (f" ({'; '.join(remarks)})" if remarks else "")
+        + f"; interval from the readings at {_edges(evidence)}; {evidence.window_note}"
+    )
+    basis = weakest(*(BASIS.get(one.way, "derived") for one in drawn))
+    low_j, high_j = (sum(getattr(d.energy, edge) for d in drawn) for edge in ("low_j", "high_j"))
+    return Reading(joules, "J", basis, low_j, high_j, note)
+
+
+def _edges(evidence: Evidence) -> str:
+    return "both ends" if len(evidence.span.starts_ns) == 1 else "both ends and at each cut"
+
+
+def _scope(devices: list[Device]) -> str:
+    """What of a machine the sensors see, where they say; else all of the board or package."""
+    said = dict.fromkeys(str(one.facts.get("scope", "")) for one in devices)
+    return ", ".join(one for one in said if one) or "whole boards"
+
+
+def _names(devices: list[Device]) -> str:
+    names = [device.name for device in devices]
+    counts = {name: names.count(name) for name in names}
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in counts.items())
+
+
+def run_j(evidence: Evidence) -> Reading:
+    """Energy of the window."""
+    return _of_the_run(evidence, total(evidence, boundary(evidence)))
+
+
+def _of_the_run(evidence: Evidence, reading: Reading) -> Reading:
+    """With the GPUs that are left out, and those that count although their use is unknown."""
+    unused, unknown = evidence.gpus("unused"), evidence.gpus("unknown")
+    note = reading.note
+    note += f"; left out, not used by this run: {named(unused)}" if unused else ""
+    if not unknown:
+        return replace(reading, note=note)
+    note += f"; counted, but its use by this run is unknown: {named(unknown)}"
+    return replace(reading, basis=weakest(reading.basis, "derived"), note=note)
+
+
+def _of_kind(evidence: Evidence, kind: str, what: str, *probes: str) -> Reading:
+    devices = evidence.devices(kind)
+    if not devices:
+        raise NotMeasurable(evidence.why_no_device(what, *probes))
+    found = total(evidence, devices)
+    return _of_the_run(evidence, found) if kind == "gpu" else found
+
+
+def accelerator_j(evidence: Evidence) -> Reading:
+    """Energy of the accelerators."""
+    return _of_kind(evidence, "gpu", "accelerator", *ACCELERATORS)
+
+
+def module_j(evidence: Evidence) -> Reading:
+    """Energy of modules and whole machines, which hold devices that are counted elsewhere."""
+    return _of_kind(evidence, "module", "meter of a module or a machine", "grace", "apple")
+
+
+def cpu_j(evidence: Evidence) -> Reading:
+    """Energy of the CPU packages."""
+    return _of_kind(evidence, "cpu", "CPU energy counter", *CPUS)
+
+
+def dram_j(evidence: Evidence) -> Reading:
+    """Energy of the memory."""
+    return _of_kind(evidence, "dram", "DRAM energy counter", "rapl", "apple")
+
+
+def device_j(evidence: Evidence, device: Device) -> Reading:
+    """Energy of one device."""
+    return total(evidence, [device])
+
+
+def _scaled(reading: Reading, factor: float, unit: str, note: str = "") -> Reading:
+    low, high = (None if b is None else b * factor for b in (reading.low, reading.high))
+    together = "; ".join(part for part in (note, reading.note) if part)
+    return Reading(reading.value * factor, unit, reading.basis, low, high, together)
+
+
+def mean_w(evidence: Evidence) -> Reading:
+    """Energy of the window over its length."""
+    return _over_time(evidence, run_j(evidence))
+
+
+def _over_time(evidence: Evidence, energy: Reading) -> Reading:
+    """Mean power. The device may have trained in cuts of uncertain beginning, so time is open."""
+    window = evidence.span
+    found = _scaled(energy, 1 / window.duration_s, "W")
+    if found.low is None or not window.uncertain_s:
+        return found
+    low = found.low * window.duration_s / (window.duration_s + window.uncertain_s)
+    return replace(found, low=low)
+
+
+def device_mean_w(evidence: Evidence, device: Device) -> Reading:
+    """Energy of one device over the length of the window."""
+    return _over_time(evidence, device_j(evidence, device))
+
+
+@kept
+def device_peak_w(evidence: Evidence, device: Device) -> Reading:
+    """The highest power reading of one device in the window.
+
+    In a short window no reading may be as high as the energy says that the mean was.
+    """
+    power = evidence.series("power_w").get(device.id)
+    if power is None:
+        why = why_absent(device, "power_w")
+        raise NotMeasurable(
+            f"{device.name} [{device.id}] gives no power reading{f': {why}' if why else ''}"
+        )
+    inside = evidence.span.contains(power.t_ns)
+    if not inside.any():
+        raise NotMeasurable(f"no power reading of {device.name} [{device.id}] in the window")
+    highest_w, count = float(power.values[inside].max()), int(inside.sum())
+    readings = number_of(count, "reading")
+    note = f"highest of {readings}; shorter peaks are not seen"
+    try:
+        mean = device_mean_w(evidence, device)
+    except NotMeasurable:
+        return Reading(highest_w, "W", "measured", note=note)
+    if mean.value <= highest_w * (1 + _ROUNDING):
+        return Reading(max(highest_w, mean.value), "W", "measured", note=note)
+    said = f"{highest_w:.4g} W is the highest of {readings}, and {mean.value:.4g} W the mean"
+    if mean.low is None or mean.low > highest_w:
+        raise NotMeasurable(
+            f"{device.name} [{device.id}]: {said}: the readings missed the peak, or a sensor is off"
+        )
+    note = f"the mean power, which a peak is no less than: {said}, within its interval"
+    return Reading(mean.value, "W", weakest("derived", mean.basis), note=note)
+
+
+def peak_w(evidence: Evidence) -> Reading:
+    """The sum of the devices' highest readings: an upper bound where there are several."""
+    peaks = [device_peak_w(evidence, device) for device in boundary(evidence)]
+    several = f"sum of {len(peaks)} devices' own peaks, an upper bound; " if len(peaks) > 1 else ""
+    basis = weakest(*(peak.basis for peak in peaks))
+    # Of the one that is known least, where they differ.
+    note = next(peak.note for peak in peaks if peak.basis == basis)
+    return Reading(sum(peak.value for peak in peaks), "W", basis, note=several + note)
+
+
+def wh(evidence: Evidence) -> Reading:
+    """Energy of the window in watt-hours."""
+    return _scaled(run_j(evidence), 1 / J_PER_WH, "Wh")
+
+
+def joules_per_token(evidence: Evidence) -> Reading:
+    """Energy over tokens of the same window."""
+    need_all(evidence)
+    need_devices(evidence)
+    amounts, label, basis = tokens(evidence)
+    reading = _scaled(
+        run_j(evidence), 1 / float(amounts.sum()), "J/token", label_of(evidence, label)
+    )
+    return _weakened(reading, basis)
+
+
+def joules_per_10k_tokens(evidence: Evidence) -> Reading:
+    """Energy over tokens of the same window, for ten thousand."""
+    return _scaled(joules_per_token(evidence), 10_000, "J")
+
+
+def joules_per_step(evidence: Evidence) -> Reading:
+    """Energy over steps of the same window."""
+    need_devices(evidence)
+    reading = _scaled(run_j(evidence), 1 / steps_of(evidence), "J/step")
+    return _weakened(reading, evidence.steps_basis)
+
+
+def _weakened(reading: Reading, basis: Basis) -> Reading:
+    return Reading(
+        reading.value,
+        reading.unit,
+        weakest(reading.basis, basis),
+        reading.low,
+        reading.high,
+        reading.note,
+    )
+
+
+_SENSOR = ("an energy counter or power readings",)
+_DRAWS = ("gpu", "cpu", "dram", "module")
+_SFT_PLAY = "SFT-Play"
+
+METRICS = [
+    Metric(
+        "energy.run_j",
+        "energy",
+        "J",
+        "lower",
+        "over the window's intervals, counter at the end - at the start, else integral of instant"
+        " power; summed over"
+        " accelerators, or over CPU packages and DRAM where there is no accelerator",
+        _SENSOR,
+        run_j,
+        per_device=device_j,
+        kinds=_DRAWS,
+        aliases=(Alias("energy_J", _SFT_PLAY, "energy after the warm-up", "J"),),
+    ),
+    Metric(
+        "energy.joules_per_token",
+        "energy per token",
+        "J/token",
+        "lower",
+        "energy.run_j / tokens.total",
+        (*_SENSOR, "steps with tokens"),
+        joules_per_token,
+        aliases=(
+            Alias(
+                "J_per_token",
+                _SFT_PLAY,
+                "energy over tokens of the same window; the"
+                " original divided by tokens of the whole run",
+                "J/token",
+            ),
+        ),
+    ),
+    Metric(
+        "energy.joules_per_10k_tokens",
+        "energy per 10k tokens",
+        "J",
+        "lower",
+        "10 000 x energy.joules_per_token",
+        (*_SENSOR, "steps with tokens"),
+        joules_per_10k_tokens,
+        aliases=(Alias("E10k_J", _SFT_PLAY, "energy of ten thousand tokens", "J"),),
+    ),
+    Metric(
+        "energy.joules_per_step",
+        "energy per step",
+        "J/step",
+        "lower",
+        "energy.run_j / steps.count",
+        (*_SENSOR, "steps"),
+        joules_per_step,
+    ),
+    Metric(
+        "energy.mean_w",
+        "mean power",
+        "W",
+        "neither",
+        "energy.run_j / window",
+        _SENSOR,
+        mean_w,
+        per_device=device_mean_w,
+        kinds=_DRAWS,
+        aliases=(
+            Alias(
+                "AEC",
+                "EfficientLLM",
+                "average energy consumption, which is a power: energy of"
+                " the run's own devices over the window",
+                "W",
+            ),
+            Alias("avg_power_W", _SFT_PLAY, "mean power after the warm-up", "W"),
+        ),
+    ),
+    Metric(
+        "energy.peak_w",
+        "peak power",
+        "W",
+        "neither",
+        "highest power reading in the window",
+        ("power readings",),
+        peak_w,
+        per_device=device_peak_w,
+        kinds=("gpu",),
+        aliases=(Alias("peak_power_W", _SFT_PLAY, "highest power reading", "W"),),
+    ),
+    Metric("energy.wh", "energy", "Wh", "lower", "energy.run_j / 3600", _SENSOR, wh),
+    Metric(
+        "energy.accelerator_j",
+        "accelerator energy",
+        "J",
+        "lower",
+        "as energy.run_j, over accelerators",
+        ("an accelerator",),
+        accelerator_j,
+    ),
+    Metric(
+        "energy.cpu_j",
+        "CPU package energy",
+        "J",
+        "lower",
+        "as energy.run_j, over CPU packages",
+        ("RAPL",),
+        cpu_j,
+    ),
+    Metric(
+        "energy.dram_j",
+        "DRAM energy",
+        "J",
+        "lower",
+        "as energy.run_j, over DRAM domains",
+        ("RAPL",),
+        dram_j,
+    ),
+    Metric(
+        "energy.module_j",
+        "module energy",
+        "J",
+        "lower",
+        "as energy.run_j, over modules (Grace) or the machine (Apple): with what is in them, so it"
+        " is part of no sum",
+        ("a meter of a module",),
+        module_j,
+    ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("energy.run_j", "energy.whole_run_j", "energy, whole run"),
+        ("energy.mean_w", "energy.whole_run_mean_w", "mean power, whole run"),
+        (
+            "energy.joules_per_token",
+            "energy.whole_run_joules_per_token",
+            "energy per token, whole run",
+        ),
+    )
+]

@@ -1,0 +1,604 @@
+"""How long a request waits, and how many are served: TTFT, TPOT, ITL, end to end, goodput.
+
+The trap: one name, several definitions. "ITL" is a mean per request to one tool and each gap to
+another; "tokens/s" counts prompts or does not; a 99th percentile of 20 requests is the slowest of
+them under another name. So, here:
+
+- a request is a `prefill` span and the `decode` span of the same number;
+- TTFT is the length of the prefill span: to the first token; from when is in the note;
+- TPOT is (end of decode - its start) / (tokens generated - 1), one figure a request;
+- ITL is the gap between two chunks of a stream, one figure a gap: it shows the stalls that TPOT
+  averages away. A chunk may hold several tokens;
+- end to end is from the same start to the last token;
+- the p-th percentile needs 100 / (100 - p) figures: 20 for the 95th, 100 for the 99th;
+- rates are over the window from the first request offered to the last settled, answered or failed
+  (`metrics.requests`); goodput is good requests over it, SLO attainment good over all offered;
+- a failed request has no latency. A percentile is of the answered ones, and absent where it would
+  lie among the failed ones if those were the slowest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.definitions.energy import run_j
+from ergmeter.metrics.definitions.tokens import known, need_rows, need_usage
+from ergmeter.metrics.evidence.requests import (
+    END_MARK,
+    failed_by_mark,
+    has_rows,
+    is_load,
+    need_failures,
+    why_not_timed,
+)
+from ergmeter.records import PHASES, Reading, weakest
+from ergmeter.stats.intervals import percentile
+from ergmeter.units import NS_PER_S, duration, number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.requests import Offered
+    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import Basis, FloatArray
+
+_PREFILL, _DECODE = PHASES.index("prefill"), PHASES.index("decode")
+_CHUNKS = "a chunk with text stands for a token: the server sends no usage"
+_NO_LOAD = "this is not a run of `erg load`"
+_MANY_INDICES = 2.0**40  # more requests than one writer numbers
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests of a run, each with its spans."""
+
+    prefill: Steps
+    decode: Steps
+
+    def __len__(self) -> int:
+        return len(self.prefill)
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """From the start of each to its last token."""
+        return (self.decode["end_ns"] - self.prefill["start_ns"]) / 1e9
+
+
+def prefills(evidence: Evidence) -> Steps:
+    """The prefill spans that count."""
+    rows = evidence.all_steps if evidence.trains else evidence.counted
+    found = rows.where_each(lambda lane: lane["phase"] == _PREFILL)
+    if not len(found):
+        raise NotMeasurable(f"no requests were timed: {why_not_timed(evidence)}")
+    need_rows(evidence)
+    return found
+
+
+def requests(evidence: Evidence) -> Requests:
+    """The requests that count, by the number that their two spans share."""
+    prefill = prefills(evidence)
+    rows = evidence.all_steps if evidence.trains else evidence.counted
+    decode = rows.where_each(lambda lane: lane["phase"] == _DECODE)
+    asked, answered = (rows["writer"] * _MANY_INDICES + rows["index"] for rows in (prefill, decode))
+    _, of_prefill, of_decode = np.intersect1d(asked, answered, return_indices=True)
+    pairs = Requests(prefill.where(of_prefill), decode.where(of_decode))
+    is_after = pairs.decode["start_ns"] >= pairs.prefill["end_ns"]
+    if not len(pairs) or len(pairs) < len(decode) or not is_after.all():
+        raise NotMeasurable(
+            f"{len(prefill)} prefill and {len(decode)} decode spans are not pairs: a request is a"
+            " prefill span and a later decode span with the same number"
+        )
+    return pairs
+
+
+def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str]:
+    """Tokens of each decode span; where none was counted the chunks they came in, labelled."""
+    chunks_count = any(mark.name == "assumed" for mark in evidence.run.marks)
+    if not (chunks_count and np.isnan(decode["tokens_real"]).all()):
+        need_usage(evidence, decode)
+    values = known(decode, "tokens_real")
+    if values is None:
+        values = known(decode, "tokens_computed")
+    if values is not None:
+        return values, evidence.steps_basis, ""
+    chunks = known(decode, "micro_steps")
+    if chunks is None or not chunks_count:
+        raise NotMeasurable(
+            "the decode spans have no token count: pass tokens= to meter.phase('decode')"
+        )
+    return chunks, "assumed", f"; assumed: {_CHUNKS}"
+
+
+def _clock(evidence: Evidence) -> str:
+    said = [mark.detail for mark in evidence.run.marks if mark.name == "latency_clock"]
+    return f"; {said[-1]}" if said else ""
+
+
+def _percentile(
+    evidence: Evidence, values: FloatArray, q: float, what: str = "requests", per_request: float = 1
+) -> tuple[float, str]:
+    """The q-th percentile of figures of which each answered request has `per_request`; and a note.
+
+    Failed requests have no figure, nor have those in flight at the end. Were they the slowest, the
+    percentile would be a later one of the answered; if it were none of them it is withheld.
+    """
+    needed = math.ceil(100 / (100 - q)) if q > 50 else 1  # one request is its own median
+    if len(values) < needed:
+        raise NotMeasurable(f"{len(values)} {what}: a {q:.0f}th percentile needs {needed}")
+    load = evidence.offered
+    if load is None or load.answered == len(load):
+        return percentile(values, q), ""
+    without = len(load) - load.answered
+    who = f"{without} of {len(load)} requests have no latency ({load.outcomes})"
+    rank = q / 100 * (len(values) + without * per_request - 1)
+    name = "median" if q == 50 else f"{q:.0f}th percentile"
+    if rank > len(values) - 1:
+        raise NotMeasurable(f"{who}: were they the slowest, the {name} would be one of theirs")
+    highest = float(np.interp(rank, np.arange(len(values)), np.sort(values)))
+    share = f"{100 * without / len(load):.3g} %"
+    note = f"; {who}, {share}: were they the slowest, it would be {duration(highest)}"
+    return percentile(values, q), note
+
+
+def ttft_s(evidence: Evidence, q: float) -> Reading:
+    """Time to the first token."""
+    waits_s = prefills(evidence).duration_s
+    value, failures = _percentile(evidence, waits_s, q)
+    note = f"of {number_of(len(waits_s), 'request')}, to the first token{_clock(evidence)}"
+    return Reading(value, "s", evidence.steps_basis, note=note + failures)
+
+
+def _tpot(evidence: Evidence) -> tuple[FloatArray, Basis, str]:
+    decode = requests(evidence).decode
+    tokens, basis, label = generated(evidence, decode)
+    several = tokens > 1
+    if not several.any():
+        raise NotMeasurable("no request generated a second token")
+    each_s = decode.duration_s[several] / (tokens[several] - 1)
+    alone = int((~several).sum())
+    left_out = f", without {alone} of a single token" if alone else ""
+    asked = f"{number_of(len(each_s), 'request')}{left_out}"
+    note = f"of {asked}: first to last token / (tokens - 1){label}"
+    return each_s, basis, note
+
+
+def tpot_s(evidence: Evidence, q: float) -> Reading:
+    """Time per output token after the first: one figure a request."""
+    each_s, basis, note = _tpot(evidence)
+    value, failures = _percentile(evidence, each_s, q)
+    return Reading(value, "s", basis, note=note + failures)
+
+
+def itl_s(evidence: Evidence, q: float) -> Reading:
+    """Gap between chunks of a stream: one figure a gap."""
+    gaps_s = _gaps_s(evidence)
+    decode = requests(evidence).decode
+    value, failures = _percentile(
+        evidence, gaps_s, q, "gaps between chunks", len(gaps_s) / len(decode)
+    )
+    chunk, basis = _tokens_per_chunk(evidence, decode)
+    note = f"of {number_of(len(gaps_s), 'gap')} between chunks{chunk}{failures}"
+    return Reading(value, "s", basis, note=note)
+
+
+def _tokens_per_chunk(evidence: Evidence, decode: Steps) -> tuple[str, Basis]:
+    """For the note of ITL, which needs no count of tokens itself."""
+    try:
+        tokens, basis, label = generated(evidence, decode)
+    except NotMeasurable as reason:
+        return f"; tokens of a chunk are not known: {reason}", "measured"
+    if label:
+        return label, weakest("measured", basis)
+    return f"; {float(tokens.sum()) / float(decode['micro_steps'].sum()):.3g} tokens a chunk", (
+        "measured"
+    )
+
+
+def _gaps_s(evidence: Evidence) -> FloatArray:
+    """Kept once they are read: there are as many as tokens."""
+    kept = evidence.drawn.get("latency.itl")
+    if not isinstance(kept, np.ndarray):
+        window = evidence.span
+        timed = [one for one in evidence.run.reported() if one.name == "itl"]
+        inside = (one.value for one in timed if window.start_ns <= one.t_ns <= window.end_ns)
+        kept = np.fromiter(inside, dtype=np.float64)
+        if timed and not len(kept):
+            raise NotMeasurable(
+                f"{number_of(len(timed), 'gap')} between chunks, none in the window"
+            )
+        evidence.drawn["latency.itl"] = kept
+    if not len(kept):
+        raise NotMeasurable(
+            "no gaps between chunks were timed: `erg load` and integrations.generate time them"
+        )
+    return kept
+
+
+def e2e_s(evidence: Evidence, q: float) -> Reading:
+    """From the start of a request to its last token."""
+    pairs = requests(evidence)
+    value, failures = _percentile(evidence, pairs.e2e_s, q)
+    note = f"of {number_of(len(pairs), 'request')}, to the last token{_clock(evidence)}"
+    return Reading(value, "s", evidence.steps_basis, note=note + failures)
+
+
+def _served(evidence: Evidence) -> Requests:
+    """The answered requests, for rates over the window."""
+    if evidence.trains:
+        raise NotMeasurable("this run trains: its window is of training steps, not of requests")
+    need_failures(evidence)
+    return requests(evidence)
+
+
+def _load(evidence: Evidence) -> Offered:
+    """What `erg load` offered."""
+    if evidence.offered is None:
+        raise NotMeasurable(_why_no_offers(evidence))
+    return evidence.offered
+
+
+def _why_no_offers(evidence: Evidence) -> str:
+    """Why a run has no rows of offered requests."""
+    if not is_load(evidence.run):
+        return _NO_LOAD
+    is_ended = evidence.has_work or failed_by_mark(evidence.run) is not None
+    if is_ended and not has_rows(evidence.run):
+        return "an older `erg load` made this run, which did not record offered requests"
+    return f"the run is {evidence.run.status}: no request was answered or failed yet"
+
+
+def _over_window(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
+    value = amount / evidence.window.duration_s
+    return Reading(value, unit, basis, note=f"{note}; {evidence.window_note}")
+
+
+def _answered(evidence: Evidence) -> int:
+    """Requests that were answered whole: 0 where all of a load failed."""
+    load = evidence.offered
+    return len(_served(evidence)) if load is None else load.answered
+
+
+def _basis(evidence: Evidence) -> Basis:
+    """How requests were counted: `erg load` saw each itself, also where none was answered."""
+    return evidence.steps_basis if evidence.offered is None else "measured"
+
+
+def requests_per_s(evidence: Evidence) -> Reading:
+    """Requests that were answered whole, over the window."""
+    number = _answered(evidence)
+    note = f"{number} answered whole"
+    return _over_window(evidence, number, "requests/s", _basis(evidence), note)
+
+
+def failed_per_s(evidence: Evidence) -> Reading:
+    """Requests that failed, over the window."""
+    number = _load(evidence).failed
+    return _over_window(evidence, number, "requests/s", "measured", f"{number} failed")
+
+
+def offered_per_s(evidence: Evidence) -> Reading:
+    """The rate at which requests were offered: intervals between the first and the last, / time."""
+    load = _load(evidence)
+    lasted_s = float(np.ptp(load.offered_ns)) / NS_PER_S if len(load) else 0.0
+    if not lasted_s:
+        offers = number_of(len(load), "request")
+        raise NotMeasurable(f"{offers} offered in 0 s: a rate needs two at different times")
+    note = f"{len(load)} offered in {duration(lasted_s)}, first to last{_clock(evidence)}"
+    return Reading((len(load) - 1) / lasted_s, "requests/s", "measured", note=note)
+
+
+def output_tokens_per_s(evidence: Evidence) -> Reading:
+    """Generated tokens over the window, the time of prefill included."""
+    tokens, basis, label = generated(evidence, _served(evidence).decode)
+    note = f"tokens of whole answers over the window, prefill included{label}"
+    return _over_window(evidence, float(tokens.sum()), "tokens/s", basis, note)
+
+
+@dataclass(frozen=True, slots=True)
+class _Good:
+    """Requests within every limit, of all that were offered."""
+
+    number: int
+    offered: int
+    basis: Basis
+    note: str
+
+
+def _good(evidence: Evidence) -> _Good:
+    declared = [mark.detail for mark in evidence.run.marks if mark.name == "slo"]
+    if not declared:
+        raise NotMeasurable("no limits were declared: erg load --slo ttft=0.5,tpot=0.05")
+    parts = (part.partition("=") for part in declared[-1].split(","))
+    limits = {name: float(limit) for name, _, limit in parts}
+    within = ", ".join(f"{name} {limit:g} s" for name, limit in limits.items())
+    number, basis, label = 0, _basis(evidence), ""
+    answered = _answered(evidence)
+    if answered:
+        pairs = _served(evidence)
+        waits = {"ttft": pairs.prefill.duration_s, "e2e": pairs.e2e_s}
+        if "tpot" in limits:
+            tokens, basis, label = generated(evidence, pairs.decode)
+            waits["tpot"] = pairs.decode.duration_s / np.maximum(tokens - 1, 1)
+        number = int(np.all([waits[name] <= limits[name] for name in limits], axis=0).sum())
+    offered = answered if evidence.offered is None else len(evidence.offered)
+    note = f"{number} of {number_of(offered, 'request')} offered within {within}{label}"
+    return _Good(number, offered, basis, note)
+
+
+def goodput_per_s(evidence: Evidence) -> Reading:
+    """Requests within every limit that was declared, over the window."""
+    good = _good(evidence)
+    return _over_window(evidence, good.number, "requests/s", good.basis, good.note)
+
+
+def slo_attainment_frac(evidence: Evidence) -> Reading:
+    """Share of all requests offered that were answered within every limit."""
+    good = _good(evidence)
+    _need_end(evidence)
+    note = f"{good.note}; {evidence.window_note}"
+    return Reading(good.number / good.offered, "frac", good.basis, note=note)
+
+
+def _need_end(evidence: Evidence) -> None:
+    """Refuse what needs the requests in flight at the end, where the end was not written."""
+    if evidence.offered and not any(mark.name == END_MARK for mark in evidence.run.marks):
+        raise NotMeasurable(
+            f"the run is {evidence.run.status}: requests in flight are recorded when a load ends"
+        )
+
+
+def in_flight_mean(evidence: Evidence) -> Reading:
+    """How many requests were under way, on average over the window (Little's law)."""
+    load = evidence.offered
+    if load is None:
+        total_s = float(_served(evidence).e2e_s.sum())
+        note = "sum of end to end / window"
+        return _over_window(evidence, total_s, "requests", evidence.steps_basis, note)
+    note = f"sum of the times from offered to settled / window; {evidence.window_note}"
+    return Reading(load.in_flight_mean(evidence.window.outer), "requests", "measured", note=note)
+
+
+def count(evidence: Evidence) -> Reading:
+    """Requests that were answered whole."""
+    load = evidence.offered
+    number = len(prefills(evidence)) if load is None else load.answered
+    return Reading(number, "requests", _basis(evidence), note=evidence.window_note)
+
+
+def offered_count(evidence: Evidence) -> Reading:
+    """Requests that were offered after the warm-up."""
+    load = _load(evidence)
+    _need_end(evidence)
+    return Reading(len(load), "requests", "measured", note=load.outcomes)
+
+
+def failed(evidence: Evidence) -> Reading:
+    """Requests that got no whole answer, after the warm-up."""
+    load = evidence.offered
+    if load is not None:
+        kinds = ", ".join(f"{kind} ({number})" for kind, number in load.failures.most_common())
+        return Reading(load.failed, "requests", "measured", note=kinds or "none")
+    by_mark = failed_by_mark(evidence.run)
+    if by_mark is None:
+        raise NotMeasurable(_why_no_offers(evidence))
+    return Reading(float(by_mark[0]), "requests", "measured", note=by_mark[1] or "none")
+
+
+def failed_frac(evidence: Evidence) -> Reading:
+    """Share of the settled requests that failed."""
+    load = _load(evidence)
+    evidence.window  # noqa: B018  or the reason why none was settled
+    note = f"{load.failed} of {load.settled} settled; {failed(evidence).note}"
+    return Reading(load.failed / load.settled, "frac", "measured", note=note)
+
+
+def drain_s(evidence: Evidence) -> Reading:
+    """From the last request offered to the last settled: no new ones came in this time."""
+    load = _load(evidence)
+    _need_end(evidence)
+    if load.unsettled:
+        raise NotMeasurable(
+            f"{number_of(load.unsettled, 'request')} in flight when the load was interrupted: it"
+            " did not drain"
+        )
+    drained_s = (evidence.window.end_ns - int(load.offered_ns.max())) / NS_PER_S
+    note = f"last offered to last settled, part of the window; {evidence.window_note}"
+    return Reading(drained_s, "s", "measured", note=note)
+
+
+def prompt_tokens(evidence: Evidence) -> Reading:
+    """Mean length of a prompt."""
+    rows = prefills(evidence)
+    need_usage(evidence, rows)
+    values = known(rows, "tokens_real")
+    if values is None:
+        raise NotMeasurable(
+            "the prefill spans have no token count: pass tokens= to meter.phase('prefill')"
+        )
+    low, high = values.min(), values.max()
+    note = f"{low:.0f} to {high:.0f}, of {number_of(len(values), 'request')}"
+    return Reading(float(values.mean()), "tokens/request", evidence.steps_basis, note=note)
+
+
+def generated_tokens(evidence: Evidence) -> Reading:
+    """Mean length of an answer."""
+    values, basis, label = generated(evidence, requests(evidence).decode)
+    note = (
+        f"{values.min():.0f} to {values.max():.0f}, of {number_of(len(values), 'request')}{label}"
+    )
+    return Reading(float(values.mean()), "tokens/request", basis, note=note)
+
+
+def _energy_over(evidence: Evidence, amount: float, unit: str, basis: Basis, note: str) -> Reading:
+    whole = run_j(evidence)
+    low, high = (None if end is None else end / amount for end in (whole.low, whole.high))
+    load = evidence.offered
+    if load is not None and load.answered < len(load):
+        note += f", that of {len(load) - load.answered} without a whole answer included"
+    return replace(
+        whole, value=whole.value / amount, unit=unit, basis=weakest(whole.basis, basis), low=low,
+        high=high, note=f"{note}; {whole.note}",
+    )  # fmt: skip
+
+
+def joules_per_generated_token(evidence: Evidence) -> Reading:
+    """All energy of the window, that of prefill too, over the tokens of whole answers."""
+    tokens, basis, label = generated(evidence, _served(evidence).decode)
+    note = f"all energy of the window over tokens of whole answers{label}"
+    return _energy_over(evidence, float(tokens.sum()), "J/token", basis, note)
+
+
+def joules_per_request(evidence: Evidence) -> Reading:
+    """All energy of the window over the requests answered in it."""
+    answered = len(_served(evidence))
+    note = f"all energy of the window over {number_of(answered, 'answer')}"
+    return _energy_over(evidence, answered, "J/request", evidence.steps_basis, note)
+
+
+def client_cpu_frac(evidence: Evidence) -> Reading:
+    """Share of one core that sending and receiving took: near 1 the client is what was measured."""
+    costs = [mark.detail for mark in evidence.run.marks if mark.name == END_MARK]
+    if not costs:
+        if not is_load(evidence.run):
+            raise NotMeasurable(_NO_LOAD)
+        raise NotMeasurable(
+            f"the run is {evidence.run.status}: the client's CPU is recorded when a load ends"
+        )
+    cpu_frac, lag_s = (float(part.partition("=")[2]) for part in costs[-1].split(","))
+    note = f"the event loop woke up to {lag_s * 1e3:.3g} ms late (p99)"
+    return Reading(cpu_frac, "frac", "measured", note=note)
+
+
+_VLLM = "vLLM bench serve"
+_KINDS = {
+    "ttft": (ttft_s, "time to first token", "first token - start of the request", "requests"),
+    "tpot": (tpot_s, "time per output token", "(last - first token) / (tokens - 1) of a request",
+             "requests"),
+    "itl": (itl_s, "inter-token latency", "chunk - chunk before it", "streamed requests"),
+    "e2e": (e2e_s, "end-to-end latency", "last token - start of the request", "requests"),
+}  # fmt: skip
+_QUANTILES = {"median": 50.0, "p95": 95.0, "p99": 99.0}
+
+
+def _latencies() -> list[Metric]:
+    made = []
+    for kind, (compute, title, formula, needs) in _KINDS.items():
+        theirs = "e2el" if kind == "e2e" else kind
+        for name, q in _QUANTILES.items():
+            which = "median" if q == 50 else f"{q:.0f}th percentile"
+            made.append(
+                Metric(
+                    f"latency.{kind}_{name}_s",
+                    f"{title}, {which}",
+                    "s",
+                    "lower",
+                    f"{which} of {formula}",
+                    (needs,),
+                    partial(compute, q=q),
+                    aliases=(Alias(f"{name}_{theirs}_ms", _VLLM, f"{title}, {which}", "ms", 1e3),),
+                )
+            )
+    return made
+
+
+METRICS = [
+    *_latencies(),
+    Metric(
+        "throughput.requests_per_s",
+        "requests/s",
+        "requests/s",
+        "higher",
+        "requests answered whole / window (first offered to last settled)",
+        ("requests",),
+        requests_per_s,
+        aliases=(Alias("request_throughput", _VLLM, "completed requests / time", "requests/s"),),
+    ),
+    Metric("throughput.failed_requests_per_s", "requests failed/s", "requests/s", "lower",
+           "requests failed / window", ("a run of erg load",), failed_per_s),
+    Metric("throughput.offered_requests_per_s", "requests offered/s", "requests/s", "neither",
+           "(requests offered - 1) / (last offered - first offered)", ("a run of erg load",),
+           offered_per_s),
+    Metric(
+        "throughput.output_tokens_per_s",
+        "tokens/s out",
+        "tokens/s",
+        "higher",
+        "generated tokens of whole answers / window, prefill included",
+        ("requests with tokens",),
+        output_tokens_per_s,
+        aliases=(Alias("output_throughput", _VLLM, "output tokens / time", "tokens/s"),),
+    ),
+    Metric(
+        "throughput.goodput_per_s",
+        "goodput",
+        "requests/s",
+        "higher",
+        "requests within every declared limit / window",
+        ("requests", "limits (--slo)"),
+        goodput_per_s,
+        aliases=(Alias("request_goodput", _VLLM, "requests within the limits / time",
+                       "requests/s"),),
+    ),
+    Metric(
+        "requests.in_flight_mean",
+        "requests under way",
+        "requests",
+        "neither",
+        "sum of the times from offered to settled / window",
+        ("requests",),
+        in_flight_mean,
+    ),
+    Metric("requests.count", "requests", "requests", "neither", "requests answered whole",
+           ("requests",), count),
+    Metric("requests.failed", "requests failed", "requests", "lower",
+           "requests without a whole answer", ("a run of erg load",), failed),
+    Metric("requests.failed_frac", "share of requests failed", "frac", "lower",
+           "requests failed / requests answered or failed", ("a run of erg load",), failed_frac,
+           upper_bound=1.0),
+    Metric("requests.offered", "requests offered", "requests", "neither",
+           "requests answered, failed or in flight at the end", ("a run of erg load",),
+           offered_count),
+    Metric("requests.slo_attainment_frac", "SLO attainment", "frac", "higher",
+           "requests within every declared limit / requests offered",
+           ("requests", "limits (--slo)"), slo_attainment_frac, upper_bound=1.0),
+    Metric("requests.drain_s", "drain time", "s", "neither",
+           "last request settled - last request offered", ("a run of erg load",), drain_s),
+    Metric("requests.prompt_tokens", "tokens of a prompt", "tokens/request", "neither",
+           "mean over requests", ("requests with tokens",), prompt_tokens),
+    Metric("requests.generated_tokens", "tokens of an answer", "tokens/request", "neither",
+           "mean over requests", ("requests with tokens",), generated_tokens),
+    Metric(
+        "energy.joules_per_generated_token",
+        "energy per generated token",
+        "J/token",
+        "lower",
+        "energy.run_j / generated tokens of whole answers",
+        ("an energy counter or power readings", "requests with tokens"),
+        joules_per_generated_token,
+    ),
+    Metric(
+        "energy.joules_per_request",
+        "energy per request",
+        "J/request",
+        "lower",
+        "energy.run_j / requests.count",
+        ("an energy counter or power readings", "requests"),
+        joules_per_request,
+    ),
+    Metric(
+        "overhead.client_cpu_frac",
+        "load client's CPU",
+        "frac",
+        "lower",
+        "CPU time of the thread that sends and receives / time",
+        ("a run of erg load",),
+        client_cpu_frac,
+        upper_bound=1.0,
+    ),
+]  # fmt: skip

@@ -1,0 +1,203 @@
+"""Where the time of profiled steps went: computation, communication, copies, idle.
+
+From what a profiler saw of a few steps, as shares of their time: the profiler makes steps longer,
+so its seconds are not those of the others. AL's two parts are its shares of the step time that was
+measured without it. The trap: communication that hides behind computation. It is given twice: all
+of it, and what nothing was computed beside, which is what it costs.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.definitions.timing import in_step_s
+from ergmeter.records import Reading, is_above, weakest
+from ergmeter.stats.streaming_quantile import percentile
+from ergmeter.units import NS_PER_S, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Mask, Steps
+    from ergmeter.records import FloatArray
+
+_MARK = "profiled"
+_WHY_NOT = ("not_profiled", "profile_unread")
+_NONE = "no steps were profiled: pass profile_steps=3 to an integration, or import a torch trace"
+
+
+def profiles(evidence: Evidence) -> list[dict[str, Any]]:
+    """What was seen of the profiled steps, by each rank that looked."""
+    found = []
+    for mark in evidence.run.marks:
+        if mark.name == _MARK:
+            try:
+                one = json.loads(mark.detail)
+            except ValueError:
+                continue
+            if isinstance(one, dict) and one.get("window_s"):
+                found.append({**one, "end_ns": mark.t_ns})
+    if found:
+        return found
+    said = [mark.detail for mark in evidence.run.marks if mark.name in _WHY_NOT]
+    raise NotMeasurable(said[-1] if said else _NONE)
+
+
+def _share(column: str) -> Callable[[Evidence], Reading]:
+    """Of the time of all profiled steps."""
+
+    def compute(evidence: Evidence) -> Reading:
+        found = profiles(evidence)
+        whole_s = sum(float(one["window_s"]) for one in found)
+        value = sum(float(one[column]) for one in found) / whole_s
+        return Reading(value, "frac", "measured", note=_said(evidence, found))
+
+    return compute
+
+
+def _of_step(column: str) -> Callable[[Evidence], Reading]:
+    """That share of the time inside a step, as measured over all of them."""
+
+    def compute(evidence: Evidence) -> Reading:
+        share, whole = _share(column)(evidence), in_step_s(evidence)
+        if is_above(share, 1.0):
+            raise NotMeasurable(f"its share of the profiled time is impossible: {share.value:.0%}")
+        value = share.value * whole.value
+        basis = weakest("derived", whole.basis)
+        return Reading(value, "s", basis, note=f"that share of a step's time; {share.note}")
+
+    return compute
+
+
+def _said(evidence: Evidence, found: list[dict[str, Any]]) -> str:
+    steps = max(int(one["steps"] or 0) for one in found)
+    ranks = f" of {len(found)} ranks" if len(found) > 1 else ""
+    what = f"{steps} step{'s'[: steps > 1]}{ranks} under torch's profiler"
+    if not steps:
+        what = "a trace of torch's profiler that names no steps"
+    slower = times_as_long(evidence, found)
+    cost = f", each {slower:.2f} times as long as the others" if slower else ""
+    # The longest of all ranks: they wait side by side.
+    held_s, ready_s = (max(float(one.get(s) or 0) for one in found) for s in ("held_s", "ready_s"))
+    cost += f"; it held the training up for {duration(held_s)} between steps" if held_s else ""
+    cost += f", for {duration(ready_s)} at the start" if ready_s else ""
+    where = "kernels of the GPU" if found[0].get("on") == "gpu" else "operators on the host"
+    return f"{what}{cost}; {where}"
+
+
+def times_as_long(evidence: Evidence, found: list[dict[str, Any]]) -> float | None:
+    """What the profiler costs: a step that it looked at, against the others, both by the host.
+
+    The profiler is put on and off by the host, which may be steps ahead of its device.
+    """
+    if not evidence.has_work:
+        return None
+
+    def is_seen(lane: Steps) -> Mask:
+        end_ns = _of_host(lane, "end_ns")
+        seen = np.zeros(len(lane), dtype=bool)
+        for one in found:
+            if one.get("lasted_s"):
+                began_ns = one["end_ns"] - one["lasted_s"] * NS_PER_S
+                seen |= (end_ns > began_ns) & (end_ns <= one["end_ns"])
+        return seen
+
+    profiled, others = (
+        evidence.work.where_each(choose) for choose in (is_seen, lambda lane: ~is_seen(lane))
+    )
+    if not len(profiled) or not len(others):
+        return None
+    return _median_ns(profiled) / _median_ns(others)
+
+
+def _median_ns(rows: Steps) -> float:
+    return percentile(
+        lambda: (_of_host(lane, "end_ns") - _of_host(lane, "start_ns") for lane in rows.lanes), 50
+    )
+
+
+def _of_host(rows: Steps, name: str) -> FloatArray:
+    """Times that were seen on the host, where start and end are the device's."""
+    host = rows[f"host_{name}"]
+    return np.where(np.isnan(host), rows[name], host)
+
+
+def _metric(key: str, label: str, direction: Any, formula: str, column: str) -> Metric:  # noqa: ANN401
+    needs, above = ("profiled steps",), "spans of the profile are counted twice"
+    return Metric(
+        *(key, label, "frac", direction, formula, needs, _share(column)),
+        upper_bound=1.0,
+        above_bound=above,
+    )
+
+
+METRICS = [
+    _metric(
+        "profile.compute_frac",
+        "profiled: computing",
+        "higher",
+        "union of what computes / time of the profiled steps",
+        "compute_s",
+    ),
+    _metric(
+        "profile.communication_frac",
+        "profiled: communicating",
+        "lower",
+        "union of collectives / time of the profiled steps",
+        "communication_s",
+    ),
+    _metric(
+        "profile.communication_alone_frac",
+        "profiled: communicating, nothing beside it",
+        "lower",
+        "collectives that nothing is computed beside / time of the profiled steps",
+        "communication_alone_s",
+    ),
+    _metric(
+        "profile.copy_alone_frac",
+        "profiled: copying, nothing beside it",
+        "lower",
+        "copies beside neither / time of the profiled steps",
+        "copy_alone_s",
+    ),
+    _metric(
+        "profile.idle_frac",
+        "profiled: idle",
+        "lower",
+        "1 - union of all of it / time of the profiled steps",
+        "idle_s",
+    ),
+    Metric(
+        "profile.computation_s",
+        "computation of a step",
+        "s",
+        "lower",
+        "profile.compute_frac x time.in_step_s",
+        ("profiled steps", "steps"),
+        _of_step("compute_s"),
+        aliases=(Alias("AL (computation)", "EfficientLLM", "the part of AL that computes", "s"),),
+    ),
+    Metric(
+        "profile.communication_s",
+        "communication of a step",
+        "s",
+        "lower",
+        "profile.communication_frac x time.in_step_s",
+        ("profiled steps", "steps"),
+        _of_step("communication_s"),
+        aliases=(
+            Alias(
+                "AL (communication)",
+                "EfficientLLM",
+                "the part of AL that communicates; beside computation too",
+                "s",
+            ),
+        ),
+    ),
+]

@@ -1,0 +1,382 @@
+"""How much work per second: tokens, samples and steps over the time of one stated window.
+
+The trap: averaging rates. A loop of nine 60 ms steps and one of 1.2 s does 5 641 tokens/s; the
+mean of its steps' rates is 2.7 times that. Here a rate is a sum over a time, both of the same
+window, and the window is wall clock: what lies between steps is in it (see `window` for cuts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.definitions.tokens import (
+    all_steps_in,
+    counted_basis,
+    guessed,
+    label_of,
+    need_rows,
+    steps_of,
+    tokens,
+    told,
+    why_not_counted,
+)
+from ergmeter.metrics.evidence import missing_ranks
+from ergmeter.metrics.evidence.gauges import ACCELERATORS
+from ergmeter.metrics.evidence.requests import why_not_timed
+from ergmeter.metrics.evidence.step_totals import Amounts, interval_in_order
+from ergmeter.metrics.evidence.token_ranks import counting
+from ergmeter.records import PHASES, Reading
+from ergmeter.stats.intervals import mean_rate
+from ergmeter.units import number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Basis, Reported
+
+_NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates begin
+_DECODE = PHASES.index("decode")
+
+
+def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
+    """Samples of each counted row, what is known of that count, and its basis."""
+    need_rows(evidence)
+    rows = evidence.counted
+    values = None
+    if not missing_ranks.is_declared(evidence, "samples"):
+        values = told(evidence, rows, "samples")
+    if values is not None:
+        guess = guessed(evidence, rows, "samples")
+        whose = missing_ranks.in_words(evidence, "samples") or "all ranks"
+        note = f"{whose}; assumed: {guess}" if guess else whose
+        return values, note, counted_basis(evidence, rows, "samples")
+    declared = evidence.settings.samples_per_step
+    if declared is not None:
+        share, each = declared / len(rows.lanes), all_steps_in(rows)
+        amounts = Amounts(rows, lambda lane: each.of(lane) * share)
+        return amounts, "samples per step as declared", "assumed"
+    if evidence.from_output:
+        way = "the output names no samples: print samples=.."
+    else:
+        way = why_not_counted(evidence, "samples", "samples")
+    raise NotMeasurable(f"{way}, or give --samples-per-step")
+
+
+def rate(
+    evidence: Evidence, amounts: Amounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
+) -> Reading:
+    """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
+    window = evidence.window
+    value = amounts.sum() / window.duration_s / per
+    interval = evidence.timed.interval(amounts) if not evidence.is_whole_run else None
+    low, high = (bound / per for bound in interval) if interval else (None, None)
+    if low is not None and window.uncertain_s:  # the device may have trained in these cuts
+        low *= window.duration_s / (window.duration_s + window.uncertain_s)
+    return Reading(value, unit, basis, low, high, f"{note}; {evidence.window_note}")
+
+
+def _reported(
+    evidence: Evidence, unit: str, reason: NotMeasurable, *, also: str | None = None
+) -> Reading:
+    """The program's own figure, where we have none. Raises the reason if it gave none either.
+
+    Of a rate that it printed many times the harmonic mean, which is work over time if each was
+    printed after as much work; the last one alone may be of any moment.
+    """
+    if evidence.is_whole_run:
+        raise NotMeasurable(f"{reason}; printed rates are of steps, not of the whole run")
+    said = [reported for reported in evidence.run.reported() if reported.unit in (unit, also)]
+    said = [one for one in said if not one.name.startswith(_NOT_TRAINING) and one.value > 0]
+    if not said:
+        raise reason
+    name = said[-1].name
+    own = [one for one in said if one.name == name]
+    if name.startswith("train_"):  # the Hugging Face Trainer's, over all so far
+        own, where = own[-1:], ""
+    else:
+        own, where = _of_window(evidence, own)
+    if not own:
+        raise reason
+    if len(own) == 1:
+        value, whose = own[0].value, f"the program's own last {name!r}"
+    else:
+        value = mean_rate(np.array([one.value for one in own]))
+        whose = f"harmonic mean of the {len(own)} {name!r} that the program printed, {where}"
+    return Reading(value, unit, "reported", note=f"{whose}; not measured here: {reason}")
+
+
+def _of_window(evidence: Evidence, said: list[Reported]) -> tuple[list[Reported], str]:
+    """The figures of the counted steps, so that all of a card is of one window, and in words which
+    they are. A step's figure is printed at its end. Without steps, all but the first, which holds
+    the warm-up."""
+    if not evidence.has_work:
+        return said[len(said) > 1 :], "the first left out"
+    ends_ns = evidence.counted.lowest("end_ns")
+    return [one for one in said if one.t_ns >= ends_ns], "in the counted steps"
+
+
+def tokens_per_s(evidence: Evidence) -> Reading:
+    """All tokens over the window."""
+    try:
+        amounts, label, basis = tokens(evidence)
+    except NotMeasurable as reason:
+        return _reported(evidence, "tokens/s", reason)
+    return rate(evidence, amounts, "tokens/s", basis, label_of(evidence, label))
+
+
+def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
+    values = told(evidence, evidence.counted, column)
+    if values is None:
+        raise NotMeasurable(why_not_counted(evidence, label, column))
+    return _as_counted(evidence, values, label)
+
+
+def _as_counted(evidence: Evidence, values: Amounts, label: str) -> Reading:
+    basis = counted_basis(evidence, evidence.counted, "tokens")
+    guess = guessed(evidence, evidence.counted, "tokens")
+    note = f"{label}; assumed: {guess}" if guess else label
+    whose = missing_ranks.in_words(evidence)
+    note += f", {whose}" if whose else ""
+    return rate(evidence, values, "tokens/s", basis, note)
+
+
+def computed_tokens_per_s(evidence: Evidence) -> Reading:
+    """Computed tokens, padding included, over the window."""
+    values = told(evidence, evidence.counted, "tokens_computed")
+    if values is None:
+        raise NotMeasurable(why_not_counted(evidence, "computed tokens", "tokens"))
+    said = "tokens as printed, which may or may not count padding"
+    return _as_counted(evidence, values, said if evidence.from_output else "padding included")
+
+
+def real_tokens_per_s(evidence: Evidence) -> Reading:
+    """Real tokens over the window."""
+    return _of_column("tokens_real", "real tokens", evidence)
+
+
+def loss_tokens_per_s(evidence: Evidence) -> Reading:
+    """Loss-bearing tokens over the window."""
+    return _of_column("tokens_loss", "loss-bearing tokens", evidence)
+
+
+def tokens_per_s_per_device(evidence: Evidence) -> Reading:
+    """All tokens over the window, for each accelerator."""
+    devices = len(evidence.devices("gpu"))
+    try:
+        if not devices:
+            raise NotMeasurable(evidence.why_no_device("accelerator", *ACCELERATORS))
+        missing_ranks.need_all(evidence)
+        missing_ranks.need_devices(evidence)
+        amounts, label, basis = tokens(evidence)
+    except NotMeasurable as reason:
+        return replace(_reported(evidence, "tokens/s/device", reason), unit="tokens/s")
+    note = f"{label_of(evidence, label)}, over {number_of(devices, 'accelerator')}"
+    return rate(evidence, amounts, "tokens/s", basis, note, per=devices)
+
+
+def samples_per_s(evidence: Evidence) -> Reading:
+    """All samples over the window."""
+    try:
+        amounts, note, basis = samples(evidence)
+    except NotMeasurable as reason:
+        return _reported(evidence, "samples/s", reason, also="sequences/s")
+    return rate(evidence, amounts, "samples/s", basis, note)
+
+
+def steps_per_s(evidence: Evidence) -> Reading:
+    """Optimizer steps over the window. Ranks step together, so it is one rank's steps."""
+    try:
+        return pace(evidence)
+    except NotMeasurable as reason:
+        return _reported(evidence, "steps/s", reason)
+
+
+def pace(evidence: Evidence) -> Reading:
+    """Steps of one rank over the window, as we saw them; step time is its reciprocal."""
+    steps = steps_of(evidence)
+    amounts = all_steps_in(evidence.counted)
+    per = amounts.sum() / steps
+    return rate(evidence, amounts, "steps/s", evidence.steps_basis, "optimizer steps", per=per)
+
+
+def _parameters(evidence: Evidence) -> int:
+    if evidence.settings.parameters is None:
+        raise NotMeasurable(
+            "the number of parameters was not declared: --parameters, or Meter(parameters=...)"
+        )
+    return evidence.settings.parameters
+
+
+def tokens_per_parameter_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's TT: tokens over time, for each parameter of the model."""
+    missing_ranks.need_all(evidence)
+    amounts, label, basis = tokens(evidence)
+    note = f"{label_of(evidence, label)}, {_parameters(evidence)} parameters"
+    return rate(evidence, amounts, "tokens/s/param", basis, note, per=_parameters(evidence))
+
+
+def samples_per_parameter_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's ST: samples over time, for each parameter of the model."""
+    missing_ranks.need_all(evidence, "samples")
+    amounts, note, basis = samples(evidence)
+    note = f"{note}, {_parameters(evidence)} parameters"
+    return rate(evidence, amounts, "samples/s/param", basis, note, per=_parameters(evidence))
+
+
+def generated_tokens_per_s(evidence: Evidence) -> Reading:
+    """EfficientLLM's IT: tokens of the decode spans over the time of those spans."""
+    rows = evidence.all_steps if evidence.trains else evidence.counted
+    rows = rows.where_each(lambda lane: lane["phase"] == _DECODE)
+    if not len(rows):
+        raise NotMeasurable(f"no decode spans were recorded: {why_not_timed(evidence)}")
+    rows = rows.where_each(counting(evidence, rows, "tokens_computed"))
+    amounts, label, basis = tokens(evidence, rows)
+    if not all(lane.busy_s for lane in rows.lanes):
+        raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")
+    value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
+    # The interval of one span at a time, scaled: spans of several threads overlap.
+    lasted = Amounts(rows, lambda lane: lane.duration_s)
+    interval = interval_in_order(amounts, lasted)
+    scale = value / (amounts.sum() / lasted.sum())
+    low, high = (bound * scale for bound in interval) if interval else (None, None)
+    note = f"{label_of(evidence, label)} over the time of {len(rows)} decode spans, ranks added up"
+    return Reading(value, "tokens/s", basis, low, high, note)
+
+
+_EFFICIENTLLM = "EfficientLLM"
+_SFT_PLAY = "SFT-Play"
+
+METRICS = [
+    Metric(
+        "throughput.tokens_per_s",
+        "tokens/s",
+        "tokens/s",
+        "higher",
+        "sum of tokens of the counted steps, all ranks / window; real tokens where known",
+        ("steps with tokens",),
+        tokens_per_s,
+        aliases=(
+            Alias(
+                "tok_per_s",
+                _SFT_PLAY,
+                "tokens after the warm-up over the time after it; the"
+                " original divided all tokens by that time",
+                "tokens/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.computed_tokens_per_s",
+        "tokens/s computed",
+        "tokens/s",
+        "higher",
+        "sum of tokens_computed / window",
+        ("steps with tokens",),
+        computed_tokens_per_s,
+    ),
+    Metric(
+        "throughput.real_tokens_per_s",
+        "tokens/s real",
+        "tokens/s",
+        "higher",
+        "sum of tokens_real / window",
+        ("steps with tokens_real",),
+        real_tokens_per_s,
+    ),
+    Metric(
+        "throughput.loss_tokens_per_s",
+        "tokens/s with loss",
+        "tokens/s",
+        "higher",
+        "sum of tokens_loss / window",
+        ("steps with tokens_loss",),
+        loss_tokens_per_s,
+    ),
+    Metric(
+        "throughput.tokens_per_s_per_device",
+        "tokens/s per device",
+        "tokens/s",
+        "higher",
+        "throughput.tokens_per_s / accelerators",
+        ("steps with tokens", "an accelerator"),
+        tokens_per_s_per_device,
+    ),
+    Metric(
+        "throughput.samples_per_s",
+        "samples/s",
+        "samples/s",
+        "higher",
+        "sum of samples of the counted steps, all ranks / window",
+        ("steps with samples",),
+        samples_per_s,
+    ),
+    Metric(
+        "throughput.steps_per_s",
+        "steps/s",
+        "steps/s",
+        "higher",
+        "optimizer steps of one rank / window",
+        ("steps",),
+        steps_per_s,
+    ),
+    Metric(
+        "throughput.tokens_per_parameter_per_s",
+        "tokens/s per parameter",
+        "tokens/s/param",
+        "higher",
+        "throughput.tokens_per_s / parameters",
+        ("steps with tokens", "parameters"),
+        tokens_per_parameter_per_s,
+        aliases=(
+            Alias(
+                "TT",
+                _EFFICIENTLLM,
+                "token throughput: tokens / parameters / time; does not"
+                " grow with the length of the run",
+                "tokens/param/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.samples_per_parameter_per_s",
+        "samples/s per parameter",
+        "samples/s/param",
+        "higher",
+        "throughput.samples_per_s / parameters",
+        ("steps with samples", "parameters"),
+        samples_per_parameter_per_s,
+        aliases=(
+            Alias(
+                "ST",
+                _EFFICIENTLLM,
+                "sample throughput: samples / parameters / time",
+                "samples/param/s",
+            ),
+        ),
+    ),
+    Metric(
+        "throughput.generated_tokens_per_s",
+        "tokens/s generated",
+        "tokens/s",
+        "higher",
+        "sum of tokens of decode spans / their time",
+        ("decode spans with tokens",),
+        generated_tokens_per_s,
+        aliases=(
+            Alias("IT", _EFFICIENTLLM, "inference throughput: tokens generated / time", "tokens/s"),
+        ),
+    ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("throughput.tokens_per_s", "throughput.whole_run_tokens_per_s", "tokens/s, whole run"),
+        ("throughput.samples_per_s", "throughput.whole_run_samples_per_s", "samples/s, whole run"),
+    )
+]

@@ -1,0 +1,353 @@
+"""How long: steps, the window, the warm-up, and where the rest of the time went.
+
+A step's time is from the end of the step before it to its own end, so that each step carries the
+gap before it, step time x steps = window and tokens/s x step time = tokens per step, exactly. The
+other defensible way, from a step's start to its end, is `time.in_step_s`; what lies between the two
+is `time.outside_steps_frac`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
+from ergmeter.metrics.definitions.throughput import pace
+from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
+from ergmeter.metrics.evidence.step_totals import Amounts, interval_in_order
+from ergmeter.records import PHASES, Reading
+from ergmeter.stats.streaming_quantile import percentile
+from ergmeter.units import NS_PER_S, duration, number_of
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Steps
+    from ergmeter.records import FloatArray
+
+# Of a log: a line says when its steps ended, and the line before it when they began.
+_ENOUGH_ROWS = 5
+_SLOW_FIRST_STEP = 3.0  # times the median: a compilation or a cold cache
+_FIRST_LINE = "the first printed line only starts the clock, unless it gives its own time"
+
+
+def _periods(evidence: Evidence, lane: Steps, most: float) -> FloatArray:
+    """Of each step of a rank; the mean of those that one row stands for, `most` of them."""
+    periods_s = evidence.periods_s(lane)
+    steps = lane["steps"]
+    return np.repeat(periods_s / steps, steps.astype(int)) if most > 1 else periods_s
+
+
+def _note(evidence: Evidence, most: float) -> str:
+    """`most`: the steps that one row stands for."""
+    if most > 1:
+        rows = "printed lines" if evidence.from_output else "rows"
+        several = f"{rows} stand for up to {most:.0f} steps, whose mean stands for each; "
+    else:
+        several = ""
+    way = "from one printed line" if evidence.from_output else "from one step's end"
+    return f"{several}{way} to the next; {evidence.window_note}"
+
+
+def step_s(evidence: Evidence) -> Reading:
+    """Mean time of a step: the window over its steps, so steps/s and its interval, inverted."""
+    per_s = pace(evidence)
+    # Steps/s that may be 0 leave the step time without an end.
+    low, high = (1 / per_s.high, 1 / per_s.low) if per_s.low and per_s.high else (None, None)
+    note = f"window / steps, what lies between steps included; {evidence.window_note}"
+    note += _whose_clock(evidence)
+    return Reading(1 / per_s.value, "s", per_s.basis, low, high, note)
+
+
+def _step_percentile(evidence: Evidence, q: float) -> Reading:
+    steps_of(evidence)  # or the reason why there are none
+    lanes = evidence.counted.lanes
+    most = max(float(lane["steps"].max()) for lane in lanes)
+    value = percentile(lambda: (_periods(evidence, lane, most) for lane in lanes), q)
+    return Reading(value, "s", evidence.steps_basis, note=_note(evidence, most))
+
+
+def step_median_s(evidence: Evidence) -> Reading:
+    """Half of the steps took no longer than this."""
+    return _step_percentile(evidence, 50)
+
+
+def step_p95_s(evidence: Evidence) -> Reading:
+    """Nineteen of twenty steps took no longer than this."""
+    return _step_percentile(evidence, 95)
+
+
+def in_step_s(evidence: Evidence) -> Reading:
+    """Mean time inside a step, without what lies between steps."""
+    steps_of(evidence)  # or the reason why there are none
+    inside = Amounts(evidence.counted, lambda lane: lane.duration_s)
+    steps = all_steps_in(evidence.counted)
+    low, high = interval_in_order(inside, steps) or (None, None)
+    value = inside.sum() / steps.sum()
+    note = f"from a step's start to its end; {evidence.window_note}{_whose_clock(evidence)}"
+    return Reading(value, "s", evidence.steps_basis, low, high, note)
+
+
+def _whose_clock(evidence: Evidence) -> str:
+    """Which clock steps were timed by, where there is a device with one."""
+    if evidence.from_output or not evidence.devices("gpu"):
+        return ""
+    by_device = sum(int((~np.isnan(lane["host_end_ns"])).sum()) for lane in evidence.counted.lanes)
+    if by_device == len(evidence.counted):
+        return "; by the device's clock"
+    if by_device:
+        return f"; {by_device} of {len(evidence.counted)} steps by the device's clock"
+    return "; by the host's clock, which need not wait for the device"
+
+
+def outside_steps_frac(evidence: Evidence) -> Reading:
+    """Share of the window in which no step was open, mean over ranks."""
+    lanes = evidence.counted.lanes  # or the reason why there are none
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not show gaps between steps: a Meter does")
+    need_rows(evidence)
+    inside_s = sum(_in_window_s(evidence, lane) for lane in lanes)
+    whole_s = sum(float(evidence.periods_s(lane).sum()) for lane in lanes)
+    if evidence.is_whole_run:  # which does not end with the last step
+        whole_s = evidence.window.duration_s * len(lanes)
+    return Reading(1 - inside_s / whole_s, "frac", "measured", note=evidence.window_note)
+
+
+def _in_window_s(evidence: Evidence, lane: Steps) -> float:
+    """The time of the window in which a step of a rank was open."""
+    starts, ends = evidence.window.clipped(lane.columns["start_ns"], lane.columns["end_ns"])
+    return float((ends - starts).sum()) / NS_PER_S
+
+
+def window_s(evidence: Evidence) -> Reading:
+    """The window all figures are over."""
+    note = evidence.window_note
+    if evidence.from_output and evidence.has_work:
+        note += f"; {_slow_first_line(evidence) or _FIRST_LINE}"
+    return Reading(evidence.span.duration_s, "s", evidence.clock_basis, note=note)
+
+
+def _slow_first_line(evidence: Evidence) -> str:
+    """What to do about a first printed step that is a compile, if it is one and is counted."""
+    rows = evidence.counted.lanes[0]
+    steps = np.nan_to_num(rows["steps"], nan=1.0)
+    each_s = rows.duration_s / np.maximum(steps, 1)
+    is_first = rows["start_ns"][0] <= evidence.work.lanes[0]["start_ns"][0]
+    times = float(each_s[0] / np.median(each_s))
+    if len(rows) < _ENOUGH_ROWS or not is_first or times <= _SLOW_FIRST_STEP:
+        return ""
+    return (
+        f"the first printed step took {duration(float(each_s[0]))}, {times:.0f} times the median,"
+        f" and is counted; --warmup-steps {steps[0]:.0f} leaves it out"
+    )
+
+
+def run_s(evidence: Evidence) -> Reading:
+    """From the start of the run to the last sign of it."""
+    note = "start to end, all of it"
+    return Reading(evidence.watched.duration_s, "s", evidence.clock_basis, note=note)
+
+
+def warmup_s(evidence: Evidence) -> Reading:
+    """From the first step's start to the window's."""
+    first_ns = evidence.work.lowest("start_ns")
+    steps, rule = evidence.warmup()
+    value = max(0.0, (evidence.window.start_ns - first_ns) / NS_PER_S)
+    note = f"{number_of(round(steps), 'step')} left out; rule: {rule}" if steps else f"rule: {rule}"
+    return Reading(value, "s", evidence.steps_basis, note=note)
+
+
+def warmup_steps(evidence: Evidence) -> Reading:
+    """Steps that were left out."""
+    steps, rule = evidence.warmup()
+    return Reading(steps, "steps", evidence.steps_basis, note=f"rule: {rule}")
+
+
+def before_first_step_s(evidence: Evidence) -> Reading:
+    """Start-up: from the run's start to the first step's."""
+    first_ns = evidence.work.lowest("start_ns")
+    if evidence.from_output:
+        raise NotMeasurable("printed lines do not say when the first step began: a Meter does")
+    value = (first_ns - evidence.watched.start_ns) / NS_PER_S
+    early = evidence.all_steps.where_each(
+        lambda lane: (lane["phase"] == PHASES.index("eval")) & (lane["end_ns"] <= first_ns)
+    )
+    note = "loading and setting up"
+    if len(early):
+        note += f", and {duration(max(lane.busy_s for lane in early.lanes))} of evaluation"
+    return Reading(value, "s", "measured", note=note)
+
+
+def _phase_s(evidence: Evidence, phase: str) -> Reading:
+    rows = evidence.all_steps.where_each(lambda lane: lane["phase"] == PHASES.index(phase))
+    if not len(rows):
+        raise NotMeasurable(f"no {phase} span was recorded (meter.phase({phase!r}))")
+    need_all_rows(evidence)
+    lanes = rows.lanes
+    value = max(lane.busy_s for lane in lanes)
+    longest = f", of the rank with the most of {len(lanes)}" if len(lanes) > 1 else ""
+    spans = "1 span" if len(rows) == 1 else f"{len(rows)} spans"
+    note = f"{spans}, whole run{longest}"
+    if _took_as_printed(evidence, rows):
+        return Reading(value, "s", "reported", note=f"{note}; how long is the program's own word")
+    return Reading(value, "s", evidence.steps_basis, note=note)
+
+
+def _took_as_printed(evidence: Evidence, rows: Steps) -> bool:
+    """Whether spans of a log are as long as the program said (`eval_runtime`), to the digit."""
+    if not evidence.from_output:
+        return False
+    said_s = [reported.value for reported in evidence.run.reported() if reported.unit == "s"]
+    # A span is kept in whole nanoseconds of a clock that may stand at weeks.
+    return bool(np.isclose(rows.duration_s[:, None], said_s, rtol=0, atol=1e-6).any())
+
+
+def eval_s(evidence: Evidence) -> Reading:
+    """Time in evaluation spans."""
+    return _phase_s(evidence, "eval")
+
+
+def checkpoint_s(evidence: Evidence) -> Reading:
+    """Time in checkpoint spans."""
+    return _phase_s(evidence, "checkpoint")
+
+
+def data_s(evidence: Evidence) -> Reading:
+    """Time in spans that waited for data."""
+    return _phase_s(evidence, "data")
+
+
+METRICS = [
+    Metric("time.step_s", "step time", "s", "lower", "window / steps", ("steps",), step_s),
+    Metric(
+        "time.step_median_s",
+        "step time, median",
+        "s",
+        "lower",
+        "median over steps of the time from the end of the step before to its own, cuts left out",
+        ("steps",),
+        step_median_s,
+    ),
+    Metric(
+        "time.step_p95_s",
+        "step time, 95th percentile",
+        "s",
+        "lower",
+        "95th percentile over steps of the time from the end of the step before to its own, cuts"
+        " left out",
+        ("steps",),
+        step_p95_s,
+    ),
+    Metric(
+        "time.in_step_s",
+        "time inside a step",
+        "s",
+        "lower",
+        "sum of (end - start) / steps",
+        ("steps",),
+        in_step_s,
+        aliases=(
+            Alias(
+                "AL",
+                "EfficientLLM",
+                "average latency of an iteration: computation and"
+                " communication together, as far as the step encloses them",
+                "s",
+            ),
+        ),
+    ),
+    Metric(
+        "time.outside_steps_frac",
+        "time outside steps",
+        "frac",
+        "lower",
+        "1 - time inside steps / window",
+        ("steps of a Meter",),
+        outside_steps_frac,
+        upper_bound=1.0,
+    ),
+    Metric(
+        "time.window_s",
+        "window",
+        "s",
+        "neither",
+        "end of the last warm-up step (or start of the first step) to the end of the last counted"
+        " step, without evaluation, checkpoints and named pauses",
+        (),
+        window_s,
+    ),
+    Metric(
+        "time.run_s",
+        "run",
+        "s",
+        "lower",
+        "start of the run to the last sign of it",
+        (),
+        run_s,
+        aliases=(Alias("wall_s", "SFT-Play", "wall clock time of the whole run", "s"),),
+    ),
+    Metric(
+        "time.warmup_s",
+        "warm-up",
+        "s",
+        "neither",
+        "start of the first step to the end of the last warm-up step",
+        ("steps",),
+        warmup_s,
+        aliases=(Alias("warmup_s", "SFT-Play", "time left out before the window", "s"),),
+    ),
+    Metric(
+        "time.warmup_steps",
+        "warm-up steps",
+        "steps",
+        "neither",
+        "steps before the window",
+        ("steps",),
+        warmup_steps,
+    ),
+    Metric(
+        "time.before_first_step_s",
+        "start-up",
+        "s",
+        "lower",
+        "start of the run to the start of the first step",
+        ("steps of a Meter",),
+        before_first_step_s,
+    ),
+    Metric(
+        "time.eval_s",
+        "evaluation, whole run",
+        "s",
+        "lower",
+        "sum over eval spans, whole run",
+        ("eval spans",),
+        eval_s,
+    ),
+    Metric(
+        "time.checkpoint_s",
+        "checkpoints, whole run",
+        "s",
+        "lower",
+        "sum over checkpoint spans, whole run",
+        ("checkpoint spans",),
+        checkpoint_s,
+    ),
+    Metric(
+        "time.data_s",
+        "waiting for data, whole run",
+        "s",
+        "lower",
+        "sum over data spans, whole run",
+        ("data spans",),
+        data_s,
+    ),
+]
+
+_BY_KEY = {metric.key: metric for metric in METRICS}
+METRICS += [
+    over_whole_run(_BY_KEY[key], whole_key, title)
+    for key, whole_key, title in (
+        ("time.step_s", "time.whole_run_step_s", "time per step, whole run"),
+    )
+]

@@ -1,0 +1,409 @@
+"""How many tokens, and which: computed, real or loss-bearing; and how many steps they came in.
+
+The trap: "tokens" that are slots. A padded batch has more slots than tokens, and two tools that
+count the one and the other disagree by a quarter on the same run. So each count has its name, the
+real one is used where it is known, and the note says which it was. A program's output seldom says:
+what it prints as tokens is called just that.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Alias, Metric
+from ergmeter.metrics.evidence import missing_ranks, token_ranks
+from ergmeter.metrics.evidence.requests import need_failures
+from ergmeter.metrics.evidence.step_totals import Amounts
+from ergmeter.records import PHASES, Reading
+from ergmeter.runlog.dropped import dropped_steps
+from ergmeter.units import number_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.evidence.steps import Mask, Steps
+    from ergmeter.records import Basis, FloatArray
+
+# -- printed ---------------------------------------------------------------------------------------
+# Is it certain what a printed count counts?
+#
+# The trap: a line `step=20 tokens=4096` that comes every ten steps. Its tokens may be those of one
+# step or of all ten, and the figure made of it is ten times off if the guess is wrong. The importer
+# guesses and says so in a mark; where a line stands for several steps, what rests on that guess is
+# assumed. Where each line is one step the two meanings are one, and nothing is.
+
+
+# How the importers begin what they say of a count: its name as printed, then what they made of it.
+_GUESS = re.compile(r"(?P<name>\S+)= (?P<made>read as|taken times|fell from)")
+_OF_SAMPLES = ("sample", "batch_size")
+# Lines that came in one read are one row of several steps too, but hardly ever of as many.
+_REGULAR_FRAC = 0.8
+
+
+def guessed(evidence: Evidence, rows: Steps, what: str) -> str:
+    """What was guessed about the count of these "tokens" or "samples"; empty if nothing was."""
+    if not evidence.from_output:
+        return ""
+    said = []
+    for mark in evidence.run.marks:
+        match = _GUESS.match(mark.detail) if mark.name == "assumed" else None
+        if match and _counts(match["name"]) == what:
+            said.append((match["made"], mark.detail))
+    # A count that was taken back is uncertain whatever its lines stand for.
+    if not any(made == "fell from" for made, _ in said) and not _stand_for_several(rows):
+        return ""
+    return "; ".join(dict.fromkeys(detail for _, detail in said))
+
+
+def _counts(name: str) -> str:
+    return "samples" if any(part in name for part in _OF_SAMPLES) else "tokens"
+
+
+def _stand_for_several(rows: Steps) -> bool:
+    """Whether the printed lines are of several steps each, or do not say of how many."""
+    steps = rows["steps"]
+    if np.isnan(steps).any() or steps.min() > 1:
+        return True
+    strides, times = np.unique(steps, return_counts=True)
+    usual = strides[np.argmax(times)]
+    return bool(usual > 1 and (steps % usual == 0).mean() >= _REGULAR_FRAC)
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+WORDS = {
+    "tokens_real": "real tokens",
+    "tokens_computed": "computed tokens",
+    "tokens_loss": "loss-bearing tokens",
+    "samples": "samples",
+    "micro_steps": "chunks",
+}
+
+
+def known(rows: Steps, column: str) -> FloatArray | None:
+    """A column if every row has it; None if no row has. Some but not all is refused."""
+    values = rows[column]
+    absent = int(np.isnan(values).sum())
+    return values if _all_or_none(absent, len(values), column) else None
+
+
+def _all_or_none(absent: int, total: int, column: str) -> bool:
+    """Whether all rows have a column, and not none of them."""
+    if absent == total:
+        return False
+    if absent and column == "steps":
+        raise NotMeasurable(
+            f"{absent} of {total} printed lines do not say how many steps they stand for"
+        )
+    if absent:
+        raise NotMeasurable(f"{absent} of {total} steps have no count of {WORDS[column]}")
+    return True
+
+
+def told(evidence: Evidence, rows: Steps, column: str) -> Amounts | None:
+    """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
+    need_rows(evidence)
+    counts = token_ranks.counting(evidence, rows, column)
+    if not _is_known(rows, column, counts):
+        return None
+    return Amounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
+
+
+def _is_known(rows: Steps, column: str, counts: Callable[[Steps], Mask]) -> bool:
+    """Whether every row that counts has a column; False if none has. Some is refused."""
+    present = total = 0
+    for lane in rows.lanes:
+        mask = counts(lane)
+        total += int(mask.sum())
+        present += int((mask & ~np.isnan(lane[column])).sum())
+    return _all_or_none(total - present, total, column)
+
+
+def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str, Basis]:
+    """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
+    need_rows(evidence)
+    rows = evidence.counted if rows is None else rows
+    if not evidence.trains:
+        need_usage(evidence, rows)
+    reasons = []
+    declared = evidence.settings.tokens_per_step
+    columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
+    for column, label in () if missing_ranks.is_declared(evidence) else columns:
+        try:
+            values = told(evidence, rows, column)
+        except NotMeasurable as error:
+            reasons.append(str(error))
+            continue
+        if values is not None and not values.any():
+            reasons.append(f"the steps count 0 {label} tokens")
+        elif values is not None:
+            is_printed = label == "computed" and evidence.from_output
+            basis = counted_basis(evidence, rows, "tokens")
+            return values, "printed" if is_printed else label, basis
+    if declared is not None:
+        share, each = declared / len(rows.lanes), all_steps_in(rows)
+        return Amounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
+    raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
+
+
+def need_usage(evidence: Evidence, rows: Steps) -> None:
+    """Refuse tokens of requests of which some have no count: never a part for the whole."""
+    for phase, what in (("decode", "answer"), ("prefill", "prompt")):
+        own = rows.where_each(lambda lane: lane["phase"] == PHASES.index(phase))  # noqa: B023
+        without = int((np.isnan(own["tokens_real"]) & np.isnan(own["tokens_computed"])).sum())
+        if 0 < without < len(own) or (without and evidence.offered):
+            of = f"{without} of {number_of(len(own), what)}"
+            if evidence.offered is None:
+                raise NotMeasurable(f"{of} have no token count")
+            raise NotMeasurable(f"the server sent no token count (usage) above 0 for {of}")
+
+
+def _no_tokens(evidence: Evidence) -> str:
+    if not evidence.trains:
+        return "the requests have no token count: pass tokens= to meter.phase"
+    work = evidence.flops[0] if evidence.flops else None
+    if work is not None and work.samples_per_step and not work.tokens_per_step:
+        return "the model is called without token ids: throughput.samples_per_s has its rate"
+    if not evidence.from_output:
+        return f"{why_not_counted(evidence, 'tokens', 'tokens')}, or give --tokens-per-step"
+    return (
+        'the output names no tokens: print tokens=.., set include_num_input_tokens_seen="all" in'
+        " TrainingArguments, or give --tokens-per-step"
+    )
+
+
+def why_not_counted(evidence: Evidence, what: str, argument: str) -> str:
+    """Why no step has a count of something, and the argument of meter.step that gives it."""
+    why = [mark.detail for mark in evidence.run.marks if mark.name == "tokens_not_counted"]
+    if why and "token" in what:
+        return f"the integration did not count {what}: {why[-1]}"
+    if evidence.from_output:
+        return f"the output names no {what}: a Meter counts them"
+    if any("training" in writer.header for writer in evidence.run.writers):
+        return f"the integration could not count {what} from what the model was given"
+    return f"the steps have no count of {what}: pass {argument}= to meter.step"
+
+
+def counted_basis(evidence: Evidence, rows: Steps, what: str) -> Basis:
+    """How the "tokens" or "samples" of these rows were obtained."""
+    return "assumed" if guessed(evidence, rows, what) else evidence.steps_basis
+
+
+def steps_in(rows: Steps) -> FloatArray:
+    """Optimizer steps that each row covers."""
+    values = known(rows, "steps")
+    if values is None:
+        raise NotMeasurable(
+            "the output does not say how many steps a printed line stands for; leave a Trainer's"
+            " progress bar on (disable_tqdm=False), or print step=.. in each line"
+        )
+    return values
+
+
+def all_steps_in(rows: Steps) -> Amounts:
+    """The same, rank by rank."""
+    if not _is_known(rows, "steps", lambda lane: np.ones(len(lane), dtype=bool)):
+        steps_in(rows)  # says why not
+    return Amounts(rows, lambda lane: lane["steps"])
+
+
+def need_rows(evidence: Evidence) -> None:
+    """Refuse to count where steps of the window were dropped."""
+    need_failures(evidence)
+    for dropped in dropped_steps(evidence.run):
+        window = evidence.window
+        if dropped.start_ns < window.end_ns and dropped.end_ns > window.start_ns:
+            raise NotMeasurable(f"part of the record is missing: {dropped}")
+
+
+def need_all_rows(evidence: Evidence) -> None:
+    """Refuse to count what is of the whole run, where steps or spans were dropped."""
+    for dropped in dropped_steps(evidence.run):
+        raise NotMeasurable(f"part of the record is missing: {dropped}")
+
+
+def steps_of(evidence: Evidence) -> float:
+    """Optimizer steps in the window, of the rank that made the most."""
+    if not evidence.trains and len(evidence.all_steps):
+        raise NotMeasurable(_no_training_steps(evidence))
+    need_rows(evidence)
+    return max(float(steps_in(lane).sum()) for lane in evidence.counted.lanes)
+
+
+def steps_made(evidence: Evidence) -> float:
+    """Optimizer steps in all, warm-up included, of the rank that made the most."""
+    lanes = evidence.work.lanes  # or the reason why there are none
+    if not evidence.trains:
+        raise NotMeasurable(_no_training_steps(evidence))
+    need_all_rows(evidence)
+    return max(float(steps_in(lane).sum()) for lane in lanes)
+
+
+def _no_training_steps(evidence: Evidence) -> str:
+    numbers = {int(n) for lane in evidence.all_steps.lanes for n in np.unique(lane["phase"])}
+    phases = " and ".join(PHASES[number] for number in sorted(numbers))
+    return f"no training steps: the run has only {phases} spans"
+
+
+def steps_dropped(evidence: Evidence) -> Reading:
+    """Training steps that were made and are not in the record, all ranks, whole run."""
+    every = dropped_steps(evidence.run)
+    if not every and evidence.from_output:
+        evidence.work  # noqa: B018  or the reason why there are no steps
+        raise NotMeasurable("printed lines do not say whether steps are missing: a Meter does")
+    note = "; ".join(map(str, every)) or "every step that was made is in the record"
+    return Reading(sum(one.steps for one in every), "steps", "measured", note=note)
+
+
+WHICH_TOKENS = {
+    "real": "real tokens",
+    "computed": "computed tokens (padding included)",
+    "printed": "tokens as printed",
+    "declared": "tokens per step as declared",
+}
+
+
+def label_of(evidence: Evidence, label: str) -> str:
+    """Which tokens a figure counts, in words."""
+    ranks = len(evidence.counted.lanes)
+    whose = (
+        ""
+        if label == "declared"
+        else missing_ranks.in_words(evidence) or token_ranks.in_words(evidence)
+    )
+    whose = whose or (f"all {ranks} ranks" if ranks > 1 else "")
+    over = f", {whose}" if whose else ""
+    guess = "" if label == "declared" else guessed(evidence, evidence.counted, "tokens")
+    return WHICH_TOKENS[label] + over + (f"; assumed: {guess}" if guess else "")
+
+
+def total_tokens(evidence: Evidence) -> Reading:
+    """Tokens in the window."""
+    amounts, label, basis = tokens(evidence)
+    note = f"{label_of(evidence, label)}; {evidence.window_note}"
+    return Reading(amounts.sum(), "tokens", basis, note=note)
+
+
+def tokens_per_step(evidence: Evidence) -> Reading:
+    """Tokens of one optimizer step, over all ranks."""
+    amounts, label, basis = tokens(evidence)
+    value = amounts.sum() / steps_of(evidence)
+    return Reading(value, "tokens/step", basis, note=label_of(evidence, label))
+
+
+def padding_frac(evidence: Evidence) -> Reading:
+    """Share of the computed tokens that were padding."""
+    rows = evidence.counted
+    real, computed = (told(evidence, rows, c) for c in ("tokens_real", "tokens_computed"))
+    if real is None or computed is None:
+        lacking = "tokens_real" if real is None else "tokens_computed"
+        argument = "tokens_real" if real is None else "tokens"
+        raise NotMeasurable(why_not_counted(evidence, WORDS[lacking], argument))
+    value = 1 - real.sum() / computed.sum()
+    return Reading(value, "frac", evidence.steps_basis, note=evidence.window_note)
+
+
+def positions_per_token(evidence: Evidence) -> float:
+    """Positions that are computed for each real token; 1 where padding is not told apart."""
+    try:
+        columns = ("tokens_real", "tokens_computed")
+        real, computed = (told(evidence, evidence.counted, c) for c in columns)
+    except NotMeasurable:
+        return 1.0
+    if real is None or computed is None or not real.sum():
+        return 1.0
+    return computed.sum() / real.sum()
+
+
+def steps(evidence: Evidence) -> Reading:
+    """Optimizer steps in the window, of one rank."""
+    value = steps_of(evidence)
+    return Reading(value, "steps", evidence.steps_basis, note=evidence.window_note)
+
+
+def generated(evidence: Evidence) -> Reading:
+    """Tokens that the trained model generated between its steps, as in reinforcement learning."""
+    window = evidence.window
+    counts = [
+        one.value
+        for one in evidence.run.reported()
+        if one.name == "generated_tokens" and window.contains(np.array(one.t_ns))
+    ]
+    if not counts:
+        raise NotMeasurable("no call of `generate` was seen in the window")
+    calls = f"{len(counts)} calls of generate, up to each end of text"
+    return Reading(sum(counts), "tokens", "measured", note=f"{calls}; {evidence.window_note}")
+
+
+METRICS = [
+    Metric(
+        "tokens.total",
+        "tokens",
+        "tokens",
+        "neither",
+        "sum of tokens of the counted steps; of ranks that share their tokens (--layout), of one",
+        ("steps with tokens",),
+        total_tokens,
+        aliases=(
+            Alias(
+                "tokens_processed",
+                "SFT-Play",
+                "tokens of the counted steps; the original"
+                " counted collated batches, evaluation and prefetch included",
+                "tokens",
+            ),
+        ),
+    ),
+    Metric(
+        "tokens.per_step",
+        "tokens per step",
+        "tokens/step",
+        "neither",
+        "tokens.total / steps of one rank",
+        ("steps with tokens",),
+        tokens_per_step,
+    ),
+    Metric(
+        "tokens.padding_frac",
+        "padding",
+        "frac",
+        "lower",
+        "1 - real tokens / computed tokens",
+        ("both token counts",),
+        padding_frac,
+        upper_bound=1.0,
+    ),
+    Metric(
+        "steps.count",
+        "steps",
+        "steps",
+        "neither",
+        "optimizer steps counted, of one rank",
+        ("steps",),
+        steps,
+    ),
+    Metric(
+        "tokens.generated",
+        "tokens generated",
+        "tokens",
+        "neither",
+        "tokens that `generate` of the trained model returned in the window, beside those trained",
+        ("calls of generate in a training",),
+        generated,
+    ),
+    Metric(
+        "steps.dropped",
+        "steps not recorded",
+        "steps",
+        "lower",
+        "optimizer steps that were made and could not be written, all ranks, whole run",
+        ("steps of a Meter or an integration",),
+        steps_dropped,
+    ),
+]

@@ -1,0 +1,171 @@
+"""What the training itself says: loss, learning rate, gradient norm, as it was last told.
+
+Not efficiency, but a step that is twice as fast and learns nothing is no gain: a comparison and a
+live view need both on the same axis. Values are the program's own, passed on.
+
+The trap: the last number of a run that diverged. It looks as healthy as any, and is of a step long
+before the end: where what was told last is no number, there is none.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.catalog import Metric
+from ergmeter.metrics.evidence.evidence import OUTPUT
+from ergmeter.metrics.evidence.steps import Steps
+from ergmeter.records import PHASES, Missing, Reading
+from ergmeter.units import NS_PER_S, significant
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Direction, Result
+
+_DIVERGED = "diverged: "  # how the reason begins where a loss is no number any more
+_TRAIN = PHASES.index("train")
+_SOON_NS = NS_PER_S  # the loss of the last step is printed after it
+_HOW = {
+    "loss": "set step.loss, print loss=.., or use an integration (a Trainer logs it every"
+    " logging_steps)",
+    "learning_rate": "set step.learning_rate, use an integration, or print lr=..",
+    "grad_norm": "set step.grad_norm, use an integration, or print grad_norm=..",
+}
+
+
+def divergence(readings: Mapping[str, Result]) -> str:
+    """Where the loss of a summarized run stopped being a number for good; "" if it did not."""
+    found = readings.get("training.loss")
+    said = found.reason if isinstance(found, Missing) else ""
+    return said if said.startswith(_DIVERGED) else ""
+
+
+def _last(column: str, evidence: Evidence) -> Reading:
+    """The last that was told in the window, of the first rank that tells it; else as printed."""
+    if not evidence.trains:
+        evidence.work  # noqa: B018  or the reason why there are no steps
+        raise NotMeasurable("no training steps: requests have no " + column.replace("_", " "))
+    found, rows = None, evidence.counted.lanes[0]
+    for number, lane in enumerate(evidence.counted.lanes):
+        # Whether a rank tells none or told no number is asked of the first alone: of a thousand
+        # ranks that tell none it would be a thousand files.
+        if number == 0 or np.isfinite(lane[column]).any():
+            stream = OUTPUT if evidence.from_output else ""
+            found, rows = _of(lane, column, evidence, stream=stream), lane
+            if found is not None:
+                break
+    is_printed = evidence.from_output
+    if found is None and not is_printed:
+        printed, window, is_printed = evidence.printed, evidence.window, True
+        is_read_late = printed["end_ns"] <= _printed_until_ns(evidence)
+        is_before_end = (printed["start_ns"] < window.end_ns) | is_read_late
+        rows = printed.where((printed["end_ns"] > window.start_ns) & is_before_end)
+        found = _of(rows, column, evidence, stream=OUTPUT, how=", as printed")
+    if is_printed and column == "loss":
+        found = _on_a_later_line(evidence, rows) or found
+    if found is None:
+        raise NotMeasurable(f"no step has a {column.replace('_', ' ')}: {_HOW[column]}")
+    return found
+
+
+def _on_a_later_line(evidence: Evidence, rows: Steps) -> Reading | None:
+    """A loss that was printed after that of these rows, and right after the last step at most."""
+    told = np.isfinite(rows["loss"]) if len(rows) else np.zeros(0, dtype=bool)
+    after_ns = int(rows["end_ns"][told].max()) + 1 if told.any() else 0
+    since_ns = max(evidence.window.start_ns, after_ns)
+    beside = evidence.losses_beside_steps
+    later = (beside.t_ns >= since_ns) & (beside.t_ns <= _printed_until_ns(evidence))
+    if not later.any():
+        return None
+    note = (
+        f"the program's own, as printed, the last of {int(told.sum() + later.sum())} told;"
+        f" {evidence.window_note}"
+    )
+    return Reading(float(beside.values[later][-1]), "1", "reported", note=note)
+
+
+def _printed_until_ns(evidence: Evidence) -> float:
+    """Until when a printed line can be of a counted step: it is read after the step has ended.
+
+    Where steps follow the window, a later line is theirs.
+    """
+    end_ns = evidence.window.end_ns
+    if evidence.work.highest("end_ns") > end_ns:
+        return end_ns
+    a_step_ns = evidence.window.duration_s / max(len(evidence.counted), 1) * NS_PER_S
+    return end_ns + max(_SOON_NS, a_step_ns)
+
+
+def _of(
+    rows: Steps, column: str, evidence: Evidence, *, stream: str, how: str = ""
+) -> Reading | None:
+    """The last number that these rows tell; NotMeasurable where what they told after it is none."""
+    if not len(rows):
+        return None
+    told = np.flatnonzero(np.isfinite(rows[column]))
+    broken = _not_numbers(rows, column, evidence, stream)
+    last_ns = rows["end_ns"][told[-1]] if len(told) else 0
+    since = broken.where(broken["end_ns"] > last_ns)
+    if len(since):
+        raise NotMeasurable(_lost(column, since, rows.where(told[-1:])) + how)
+    if not len(told):
+        return None
+    index = rows["index"][told[-1]]
+    # A program that prints counts as it likes; our own numbers begin at 0.
+    number = index if evidence.from_output else index + 1
+    which = "" if np.isnan(index) or how else f" of step {number:.0f}"
+    others = f", {len(broken)} before it are no numbers" if len(broken) else ""
+    note = (
+        f"the program's own{which}{how}, the last of {len(told)} told{others};"
+        f" {evidence.window_note}"
+    )
+    return Reading(float(rows[column][told[-1]]), "1", "reported", note=note)
+
+
+def _not_numbers(rows: Steps, column: str, evidence: Evidence, stream: str) -> Steps:
+    """The training steps among these rows, and in the order of their ends, that told no number."""
+    writers = np.unique(rows["writer"]).astype(int).tolist()
+    found = Steps(evidence.run.not_numbers(column, writers, stream))
+    first_ns, last_ns = rows["end_ns"].min(), rows["end_ns"].max()
+    inside = (found["end_ns"] >= first_ns) & (found["end_ns"] <= last_ns)
+    chosen = found.where(inside & (found["phase"] == _TRAIN))
+    return chosen.where(np.argsort(chosen["end_ns"], kind="stable"))
+
+
+def _lost(column: str, since: Steps, last: Steps) -> str:
+    """From where on it is no number, and what it was before."""
+    what = f"{_DIVERGED}loss" if column == "loss" else column.replace("_", " ")
+    said = f"{what} is not a number ({since[column][0]:g}){_at(since, ' from step {} on')}"
+    if not len(last):
+        return f"{said}; no step of the window before it has a number"
+    return f"{said}; the last number was {significant(last[column][0])}{_at(last, ' at step {}')}"
+
+
+def _at(rows: Steps, words: str) -> str:
+    """The step by the number it was told or printed with, as in alerts."""
+    index = rows["index"][0]
+    return "" if np.isnan(index) else words.format(f"{index:.0f}")
+
+
+def _metric(column: str, title: str, direction: Direction) -> Metric:
+    return Metric(
+        f"training.{column}",
+        title,
+        "1",
+        direction,
+        f"the last {title} told in the window",
+        (f"steps that tell their {title}",),
+        partial(_last, column),
+    )
+
+
+METRICS = [
+    _metric("loss", "loss", "lower"),
+    _metric("learning_rate", "learning rate", "neither"),
+    _metric("grad_norm", "gradient norm", "neither"),
+]

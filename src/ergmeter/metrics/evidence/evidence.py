@@ -1,0 +1,596 @@
+"""What the metrics of a run are computed from: its steps, its window, its devices.
+
+The trap that shaped it: tokens of one span over the time of another. SFT-Play divides all tokens by
+the time after the warm-up and reads 1e14 tokens/s for a run shorter than that. Here the window is
+chosen once, and every figure takes its tokens, its time and its joules from it. The same metrics
+over the whole run come from a second Evidence, `whole_run`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import asdict, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.evidence.clocks import aligned
+from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_use, named
+from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
+from ergmeter.metrics.evidence.samples import Column, Columns
+from ergmeter.metrics.evidence.step_totals import Timed
+from ergmeter.metrics.evidence.steps import Steps, told
+from ergmeter.metrics.evidence.warmup import (
+    LOOKED_AT_STEPS,
+    Counted,
+    SingleStep,
+    after_warmup,
+    ending,
+)
+from ergmeter.metrics.evidence.window import (
+    REQUESTS,
+    TRAINING,
+    UNBROKEN,
+    WATCHED,
+    WHOLE,
+    TrainingWindow,
+    in_words,
+    training_window,
+    without_named,
+)
+from ergmeter.records import PHASES, STEP_LOSS, Device, Window
+from ergmeter.runlog.merge import Series
+from ergmeter.runlog.reader import CUT_OFF, RUNNING
+from ergmeter.units import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ergmeter.records import Basis, FloatArray, Flops, Mark
+    from ergmeter.runlog.reader import Run
+    from ergmeter.runlog.settings import Settings
+
+OUTPUT = "output"  # the stream of steps that were seen in a program's output
+# How an importer says that times are sums of printed step times: as good as what was printed.
+_SUMMED = "times are its step times added up"
+_GIVEN = "step times are those that the lines give"
+_NO_TIMES = "a log without times has no duration"
+_NO_READINGS = "a log holds no readings of energy, devices or host memory"
+_ELSEWHERE = re.compile(r"no [\w ]+ here: ")
+COMMAND, METER = "command", "meter"  # what a whole run begins with
+_SINCE = {COMMAND: "the command's start", METER: "the Meter's start"}
+# Of what is computed once, what depends on the window.
+_OF_THE_WINDOW = (
+    *("counted", "_counted", "window", "span", "window_note", "timed", "whole_run"),
+    *("_why_single_step", "has_company"),
+)
+_INFERENCE = (PHASES.index("prefill"), PHASES.index("decode"))
+_TRAIN = PHASES.index("train")
+
+
+class Evidence:
+    """A run, seen through one window. Properties raise NotMeasurable with the reason."""
+
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        *,
+        heed_marks: bool = True,
+        flops: Sequence[Flops] = (),
+    ) -> None:
+        run, self.clocks = aligned(run, settings.layout)
+        self.run = run
+        self.settings = settings
+        self.flops = tuple(flops) or run.flops  # under each convention, the chosen one first
+        self._heed_marks = (
+            heed_marks  # not if the reader of the run declares a warm-up of their own
+        )
+        self.drawn: dict[str, object] = {}  # of the run as a whole, what was computed once
+        self.curves: dict[str, object] = {}  # of the device that was asked of last; see `drawn`
+        self.answers: dict[object, object] = {}  # what was asked of each device (see `kept`)
+        self._columns = Columns(run)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    @cached_property
+    def all_steps(self) -> Steps:
+        """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
+        return told(self.run, OUTPUT) if self.from_output else self._told
+
+    @cached_property
+    def from_output(self) -> bool:
+        """Whether the steps were seen in the program's output, and not told by a Meter."""
+        return len(self._told) == 0
+
+    @cached_property
+    def printed(self) -> Steps:
+        """The training steps that were seen in the output, also where a Meter told them."""
+        rows = Steps(self.run.steps(OUTPUT))
+        return rows.where(rows["phase"] == _TRAIN)
+
+    @cached_property
+    def losses_beside_steps(self) -> Series:
+        """Losses on printed lines that are in no step: the first, or of a bar drawn again."""
+        found = [one for one in self.run.printed if one.name == STEP_LOSS]
+        t_ns = np.array([one.t_ns for one in found], dtype=np.int64)
+        values = np.array([one.value for one in found], dtype=float)
+        finite = np.isfinite(values)
+        return Series(t_ns[finite], values[finite])
+
+    @cached_property
+    def _told(self) -> Steps:
+        return told(self.run)
+
+    @cached_property
+    def work(self) -> Steps:
+        """The spans the run is about: training steps, or prefill and decode in an inference run."""
+        if self.several:
+            raise NotMeasurable(self.several)
+        phases = (_TRAIN,) if self.trains else _INFERENCE
+        rows = self.all_steps.where_each(lambda lane: np.isin(lane["phase"], phases))
+        if not len(rows):
+            raise NotMeasurable(self._why_no_steps())
+        return rows
+
+    @property
+    def several(self) -> str:
+        """That there are several trainings in this run, and how to name one; "" of a single one."""
+        number = len(self.run.trainings)
+        if number < 2:
+            return ""
+        return (
+            f"{number} trainings in this run, each with figures of its own: name one,"
+            f" --training 1 (to {number})"
+        )
+
+    @cached_property
+    def trains(self) -> bool:
+        """Whether the run is a training: its rows are optimizer steps."""
+        if not len(self.all_steps):
+            return False
+        return any((lane["phase"] == _TRAIN).any() for lane in self.all_steps.lanes)
+
+    @cached_property
+    def counted(self) -> Steps:
+        """The rows in the window, as far as the samples that belong to them are there."""
+        rows = self._counted.rows
+        sampled_ns = self._sampled_until_ns
+        if sampled_ns is None or rows.lowest("end_ns") > sampled_ns:
+            return rows
+        return rows.where_each(lambda lane: lane["end_ns"] <= sampled_ns)
+
+    @cached_property
+    def _counted(self) -> Counted:
+        """The rows after the warm-up, and by which rule."""
+        if self.is_whole_run:
+            return Counted(self.work, self._whole_start_ns, "the whole run")
+        return after_warmup(
+            self.work,
+            self.settings,
+            self._warmup_mark,
+            self.all_periods_s if self.trains and not self._is_unbroken else None,
+        )
+
+    @cached_property
+    def unbroken(self) -> TrainingWindow:
+        """From the first step to the last without all that has another name, for the warm-up."""
+        start_ns, end_ns = self._work_start_ns, self.work.highest("end_ns")
+        if end_ns <= start_ns:
+            raise NotMeasurable("the steps have no duration: all began and ended at one instant")
+        outer = Window(start_ns, end_ns)
+        return without_named(outer, self.all_steps)
+
+    @cached_property
+    def _work_start_ns(self) -> int:
+        return self.work.lowest("start_ns")
+
+    def all_periods_s(self, lane: Steps) -> FloatArray:
+        """The time of each row of a rank, warm-up included, without what has another name."""
+        return self.unbroken.periods_s(lane, int(lane["start_ns"][0]))
+
+    def first_ns(self, lane: Steps) -> int:
+        """Where the first counted row of a rank begins: at its start if nothing was left out before
+        it, else with the window, so that it carries the gap before it."""
+        start_ns = self.window.start_ns
+        nothing_before = self.run.between is None and start_ns == self._work_start_ns
+        return int(lane["start_ns"][0]) if nothing_before else start_ns
+
+    def periods_s(self, lane: Steps) -> FloatArray:
+        """The time of each counted row of a rank, with the gap before it and without cuts."""
+        return self.window.periods_s(lane, self.first_ns(lane))
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether the window is the whole run of a training."""
+        return self.settings.window == WHOLE and self.trains
+
+    @property
+    def _is_unbroken(self) -> bool:
+        return self.settings.window == UNBROKEN
+
+    @property
+    def window_kind(self) -> str:
+        """What the figures of this run are over: training, whole, "steps A:B", requests."""
+        if not self.trains:
+            return REQUESTS if self.has_work else WATCHED
+        if self.settings.steps_range is not None:
+            return f"steps {self.settings.window}"
+        return self.settings.window or TRAINING
+
+    @cached_property
+    def window(self) -> TrainingWindow:
+        """From the end of the last warm-up step to the end of the last counted one, less cuts.
+
+        Without a warm-up it begins with the first step. The window of a part of a run begins where
+        the part does, so that parts add up to the run.
+        """
+        if self.offered is not None:
+            requests = self.offered.window
+            return TrainingWindow.single(REQUESTS, requests.start_ns, requests.end_ns)
+        start_ns, end_ns = self._counted.start_ns, self.counted.highest("end_ns")
+        part = self.run.between
+        if part is not None and part.start_ns > 0:
+            start_ns = part.start_ns
+        if self.is_whole_run:
+            return TrainingWindow.single(WHOLE, start_ns, self._whole_end_ns(end_ns))
+        if not self.trains:
+            start_ns = self.counted.lowest("start_ns") if part is None else start_ns
+            return TrainingWindow.single(REQUESTS, start_ns, end_ns)
+        if self._is_unbroken:
+            return TrainingWindow.single(UNBROKEN, start_ns, end_ns)
+        return training_window(
+            self.window_kind,
+            Window(start_ns, end_ns),
+            self.all_steps,
+            printed=self.from_output,
+            on_gpu=bool(self.devices("gpu")) or self.is_imported,
+        )
+
+    @cached_property
+    def offered(self) -> Offered | None:
+        """The requests of `erg load` that count, failed ones included; None in any other run."""
+        if self.trains or not any(mark.name == LOAD_MARK for mark in self.run.marks):
+            return None
+        ends = [mark.t_ns for mark in self.run.marks if mark.name == "warmup_end"]
+        since_ns = ends[-1] if ends and self._heed_marks else None
+        if since_ns is None and self.has_work:
+            first_ns = self.counted.lowest("start_ns")
+            since_ns = first_ns if first_ns > self.work.lowest("start_ns") else None
+        return offered(self.run, since_ns, self._sampled_until_ns)
+
+    @cached_property
+    def whole_run(self) -> Evidence:
+        """The same run from its start to its end, with all its training steps."""
+        if self.is_whole_run:
+            return self
+        self.work  # noqa: B018  or the reason why there are no steps
+        if not self.trains:
+            raise NotMeasurable("no training steps: this run only generates")
+        return self.over(WHOLE)
+
+    def over(self, window: str) -> Evidence:
+        """The same run seen through another window. What was read of the run is shared."""
+        beside = copy.copy(self)
+        for name in _OF_THE_WINDOW:
+            beside.__dict__.pop(name, None)
+        beside.settings = replace(self.settings, window=window)
+        beside.drawn, beside.answers = {}, {}
+        return beside
+
+    def window_facts(self) -> dict[str, Any]:
+        """The window for JSON: its kind, the warm-up rule, what was cut."""
+        try:
+            span = self.span
+        except NotMeasurable as error:
+            return {"kind": self.window_kind, "why_absent": str(error)}
+        facts: dict[str, Any] = {"kind": span.kind, "seconds": span.duration_s}
+        if span.kind in (WATCHED, REQUESTS):
+            return facts
+        steps, rule = self.warmup()
+        return facts | {
+            "warmup_steps": steps,
+            "warmup_rule": rule,
+            "cuts": [asdict(cut) for cut in span.cuts],
+            "uncertain_s": span.uncertain_s,
+            "is_provisional": self.is_provisional,
+            "whole_run_from": self.started_by,
+        }
+
+    @cached_property
+    def _whole_start_ns(self) -> int:
+        if self.is_imported:
+            raise NotMeasurable("a log does not say when its program started: no whole run")
+        if self.run.between is not None:
+            raise NotMeasurable("only a part of the run was chosen, so there is no whole run")
+        if self.run.beside:
+            raise NotMeasurable(
+                "several trainings in this run: the run's start is not this training's"
+            )
+        return self.watched.start_ns
+
+    @property
+    def started_by(self) -> str:
+        """What the whole run begins with: the command, or the Meter."""
+        sources = {str(writer.header.get("source")) for writer in self.run.writers}
+        return COMMAND if "recorder" in sources else METER
+
+    def _whole_end_ns(self, last_step_ns: int) -> int:
+        """The run's end; of one that was cut off or is running, as far as it was sampled."""
+        sampled_ns = self._sampled_until_ns
+        if sampled_ns is None:
+            return self.watched.end_ns
+        return max(last_step_ns, min(sampled_ns, self.watched.end_ns))
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether steps that are still to come may change which ones are warm-up."""
+        if not self.trains or self.run.status != RUNNING or self.is_whole_run:
+            return False
+        is_by_rule = (
+            not self._is_unbroken
+            and self._warmup_mark is None
+            and all(way in (None, "auto") for way in self.settings.warmups)
+        )
+        made = float(np.nan_to_num(self.work.longest["steps"], nan=1.0).sum())
+        return is_by_rule and self.settings.steps_range is None and made < LOOKED_AT_STEPS
+
+    @cached_property
+    def span(self) -> TrainingWindow:
+        """The window; all of the time that was watched where there is no window of steps."""
+        has_steps = self.has_work and not self._why_single_step
+        if has_steps or (self.offered and self.offered.settled):
+            return self.window
+        return TrainingWindow.single(WATCHED, self.watched.start_ns, self.watched.end_ns)
+
+    @cached_property
+    def has_work(self) -> bool:
+        """Whether there are steps to speak of."""
+        try:
+            return len(self.work) > 0
+        except NotMeasurable:
+            return False
+
+    @property
+    def no_work(self) -> str:
+        """Why there are no steps to speak of, in a few words. Only where `has_work` is False."""
+        if self.several:
+            return self.several
+        if any(mark.name == LOAD_MARK for mark in self.run.marks):
+            return "no request was answered"
+        if not len(self.all_steps):
+            return "no steps were seen"
+        lanes = self.all_steps.lanes
+        others = sorted({int(phase) for lane in lanes for phase in np.unique(lane["phase"])})
+        return f"no training steps, only {', '.join(PHASES[phase] for phase in others)}"
+
+    @cached_property
+    def _why_single_step(self) -> str:
+        """Why a training of one step has no window; "" for all other runs."""
+        if not self.has_work or not self.trains or self.is_whole_run:
+            return ""
+        try:
+            self._counted  # noqa: B018
+        except NotMeasurable as error:
+            return str(error) if isinstance(error, SingleStep) else ""
+        return ""
+
+    @cached_property
+    def _warmup_mark(self) -> Mark | None:
+        return ending(self.run.marks, self.work, self.settings) if self._heed_marks else None
+
+    @cached_property
+    def _sampled_until_ns(self) -> int | None:
+        """For a run that was cut off or goes on: up to when its energy is known.
+
+        Steps are handed over more often than samples. The last few are left out of everything, so
+        that all figures stay of one window.
+        """
+        if self.run.status not in (CUT_OFF, RUNNING) or not self.devices("gpu", "cpu"):
+            return None
+        columns = ("power_w", "energy_j")
+        ends = [int(one.t_ns[-1]) for c in columns for one in self.series(c).values()]
+        return max(ends, default=None)
+
+    @cached_property
+    def watched(self) -> Window:
+        """From the first hand-over to the last: the life of the run."""
+        start_ns = self.run.start_ns
+        seen_ns = [
+            int(series.t_ns[-1])
+            for number, writer in enumerate(self.run.writers)
+            if not writer.closed  # the last mark of one that was is its end
+            for series in self.run.said_by(number, "cpu_s")["cpu_s"].values()
+        ]
+        end_ns = max([*seen_ns, *(mark.t_ns for mark in self.run.marks)], default=start_ns)
+        if len(self.all_steps):
+            start_ns = min(start_ns, self.all_steps.lowest("start_ns"))
+            end_ns = max(end_ns, self.all_steps.highest("end_ns"))
+        if self.is_imported and not len(self.all_steps) and not self.run.devices:
+            raise NotMeasurable(_NO_TIMES)
+        if end_ns <= start_ns:
+            if self.run.status == RUNNING:
+                raise NotMeasurable("the run has just started: nothing was written yet")
+            raise NotMeasurable("the run ended before its first records were written")
+        return Window(start_ns, end_ns)
+
+    @cached_property
+    def window_note(self) -> str:
+        """Which part of the run a figure is over, in words."""
+        if self.offered and self.offered.settled:
+            return self.offered.note
+        if self.span.kind == WATCHED:
+            why = self._why_single_step or self.no_work
+            return f"over the whole run, {duration(self.span.duration_s)}: {why}"
+        ranks = len(self.counted.lanes)
+        whose = f" of {ranks} ranks" if ranks > 1 else ""
+        took = duration(self.window.duration_s)
+        if self.is_whole_run:
+            made = self._of_one(self.counted)
+            return f"over the whole run, {made}{whose} in {took}, since {_SINCE[self.started_by]}"
+        start_ns, end_ns = self.window.start_ns, self.window.end_ns
+        before = self.work.where_each(lambda lane: _middle_ns(lane) < start_ns)
+        after = self.work.where_each(lambda lane: lane["end_ns"] > end_ns)
+        left_out = f", after {self._of_one(before)} of warm-up" if len(before) else ""
+        if self.settings.steps_range is not None:
+            left_out = f", steps {self.settings.window} of the run"
+        elif len(after):
+            left_out += f", the last {self._of_one(after)} not yet sampled"
+        if self.is_provisional:
+            left_out += ", provisional"
+        return (
+            f"over {self._of_one(self.counted)}{whose} in {took}{left_out}"
+            f"{in_words(self.window.cuts)}"
+        )
+
+    def _of_one(self, rows: Steps) -> str:
+        """How many there are; training steps, which all ranks make together, of the busiest one."""
+        rows = rows.longest if self.trains else rows
+        return _in_words(rows, "printed line" if self.from_output else "row")
+
+    @property
+    def steps_basis(self) -> Basis:
+        """How the steps were obtained."""
+        if not self.from_output:
+            return "measured"
+        is_printed = self._times_are_printed or self._step_times_are_printed
+        return "reported" if is_printed else "derived"
+
+    @property
+    def clock_basis(self) -> Basis:
+        """How times were obtained: of a log that was imported, from what stands in it."""
+        if not self.is_imported:
+            return "measured"
+        return "reported" if self._times_are_printed else "derived"
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the run was made of a log."""
+        return "imported" in self.run.header
+
+    @cached_property
+    def _times_are_printed(self) -> bool:
+        """Whether a log's clock is the step times that the program printed."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "assumed")
+        return self.is_imported and any(_SUMMED in detail for detail in marks)
+
+    @cached_property
+    def _step_times_are_printed(self) -> bool:
+        """Whether step lines came in blocks, and give the times of their steps themselves."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "output_buffered")
+        return any(_GIVEN in detail for detail in marks)
+
+    def warmup(self) -> tuple[float, str]:
+        """How many steps of a rank were left out at the start, and by which rule."""
+        lane = self.work.longest
+        before = np.zeros(len(lane), dtype=bool)
+        if not self.is_whole_run:
+            before = np.asarray(_middle_ns(lane) < self.window.start_ns)
+        steps = float(np.nan_to_num(lane["steps"], nan=1.0)[before].sum())
+        return steps, self._counted.rule
+
+    @property
+    def window_remarks(self) -> tuple[str, ...]:
+        """What is to be known of the window: slow steps or spans that it holds."""
+        return (*self._counted.remarks, *self.window.remarks)
+
+    @cached_property
+    def timed(self) -> Timed:
+        """The counted rows in the order in which they ended, for intervals of rates."""
+        return Timed(self.counted, self.window)
+
+    # -- devices ------------------------------------------------------------------------------
+
+    def devices(self, *kinds: str) -> list[Device]:
+        """The devices of these kinds that were sampled, without GPUs that the run did not use."""
+        return [device for device in self._devices if device.kind in kinds]
+
+    @cached_property
+    def _devices(self) -> list[Device]:
+        unused = {one.id for one in self.gpus("unused")}
+        return [device for id_, device in self.run.devices.items() if id_ not in unused]
+
+    @cached_property
+    def gpu_use(self) -> dict[str, GpuUse]:
+        """Whether the run used each GPU, by its id."""
+        return gpu_use(self.run, self.settings.devices)
+
+    def gpus(self, state: str) -> list[Device]:
+        """The GPUs whose use is "used", "unused" or "unknown"."""
+        return [self.run.devices[id_] for id_, one in self.gpu_use.items() if one.state == state]
+
+    def series(self, column: str) -> Mapping[str, Series]:
+        """A column of the samples by device, loaded as devices are asked for."""
+        return Column(self._columns, column)
+
+    @cached_property
+    def shared_devices(self) -> list[Device]:
+        """Those on which other programs were seen to compute."""
+        marks = [mark for mark in self.run.marks if mark.name == "device_shared"]
+        ids = {mark.detail.partition(" ")[0] for mark in marks}
+        return [device for device in self.run.devices.values() if device.id in ids]
+
+    @cached_property
+    def has_company(self) -> bool:
+        """Whether another training of the same run was at work in the window of this one."""
+        beside = replace(self.run, writers=list(self.run.beside), beside=())
+        rows = Steps(beside.steps())
+        span = self.span
+        return bool(((rows["end_ns"] > span.start_ns) & (rows["start_ns"] < span.end_ns)).any())
+
+    def lost(self, device: Device) -> list[str]:
+        """What was marked when a device could no longer be read."""
+        marks = (mark.detail for mark in self.run.marks if mark.name == "device_lost")
+        return [one for one in marks if one.startswith((f"{device.id}: ", f"{device.id} "))]
+
+    def why_no_device(self, what: str, *probes: str) -> str:
+        """Why nothing of a kind was sampled: what its probes said, and failures during the run."""
+        if self.is_imported:
+            return f"no {what} in the log" if self.run.devices else _NO_READINGS
+        reasons = {name: why for name, why in self.run.unavailable.items() if name in probes}
+        # That another maker's hardware is not there is no reason that anybody looks for.
+        near = {name: why for name, why in reasons.items() if not _ELSEWHERE.match(why)}
+        said = [f"{name}: {why}" for name, why in (near or reasons).items()]
+        said += [
+            mark.detail
+            for mark in self.run.marks
+            if mark.name == "probe_failed" and mark.detail.startswith(probes)
+        ]
+        own = [device for device in self.run.devices.values() if device.probe in probes]
+        said += [detail for device in own for detail in self.lost(device)]
+        unused = self.gpus("unused")
+        said += [f"{named(unused)} not used by this run"] if unused and "nvml" in probes else []
+        return f"no {what}" + (f" ({'; '.join(said)})" if said else " was sampled in this run")
+
+    # -- inside -------------------------------------------------------------------------------
+
+    def _why_no_steps(self) -> str:
+        unrecognised = [m.detail for m in self.run.marks if m.name == "output_unrecognised"]
+        if len(self.all_steps) or any(mark.name == LOAD_MARK for mark in self.run.marks):
+            return self.no_work
+        if unrecognised:
+            return unrecognised[-1]
+        return "no steps were recorded (use `with meter.step(...)`, or print step=.. tokens=..)"
+
+
+def _middle_ns(lane: Steps) -> FloatArray:
+    return (lane["start_ns"] + lane["end_ns"]) / 2
+
+
+def _in_words(rows: Steps, what: str) -> str:
+    """How many steps; also how many rows (`what` they are), where a row is not one step."""
+    lines = _count(len(rows), what)
+    if np.isnan(rows["steps"]).any():
+        return lines
+    steps = int(rows["steps"].sum())
+    if np.isin(rows["phase"], _INFERENCE).all():
+        answers = int((rows["phase"] == _INFERENCE[0]).sum()) or len(rows)
+        return _count(answers, "answer")
+    return _count(steps, "step") + (f" ({lines})" if steps != len(rows) else "")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -1,0 +1,1 @@
+"""The waterfall from the peak to MFU, and what to try first."""

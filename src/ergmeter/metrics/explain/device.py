@@ -1,0 +1,344 @@
+"""Of the time that was left for steps, what did the device do with it?
+
+The rungs, each a share of the peak: time with any kernel on it, the same at the clock it ran at,
+multiprocessors with a warp, tensor pipes at work. What is lost is what lies between two rungs.
+
+The trap: a clock that is held against the wrong one. A datasheet's peak is at the clock of its own
+small print (1830 MHz on an H200, whose clock goes up to 1980), and a tensor pipe's activity is per
+cycle. Where the clock of the peak is not known, nothing is put down to it: it then stays in
+the block that it can't be told from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.hardware import candidates
+from ergmeter.metrics.catalog import catalogue
+from ergmeter.metrics.definitions.achievable import OF_PEAK, achievable_of_peak_frac, calibration_of
+from ergmeter.metrics.definitions.utilization import process_cores
+from ergmeter.metrics.evidence.gauges import (
+    begins_ns_of,
+    inside,
+    mean,
+    mean_activity,
+    readings,
+    sampled,
+)
+from ergmeter.metrics.explain.block import Fact, percent
+from ergmeter.metrics.explain.time import held_until_s
+from ergmeter.records import Reading, weakest
+from ergmeter.units import HZ_PER_MHZ, NS_PER_S
+
+if TYPE_CHECKING:
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.metrics.explain.time import Spans, TimeSplit
+    from ergmeter.records import Basis, Device, FloatArray
+
+# -- explain device --------------------------------------------------------------------------------
+
+
+# Multiprocessors x dense 16-bit FLOPs that each has per cycle. Sources, all checked 2026-11-16:
+# * NVIDIA's developer forum, citing the white papers of A100 and H100
+#   (forums.developer.nvidia.com/t/244727, 2023-03-03): 256 FMA a cycle in each of the 4 tensor
+#   cores of an A100's multiprocessor, 2048 FLOP; 108 of them reach 312 TFLOP/s at 1410 MHz, the
+#   card's boost clock; twice that a cycle on Hopper; an H100 PCIe has 114, and its 756 TFLOP/s are
+#   at 1620 MHz, the boost clock for tensor cores (H100 white paper, table 3), not at its 1755 MHz;
+# * of the H100 SXM 132 and 1830 MHz, 1980 for other work (glennklockwood.com, processors/h100 and
+#   peak-FLOPS, citing the H100 white paper): 989.4 TFLOP/s;
+# * an H200 SXM is the same chip with other memory (the same page), with the same peaks in its
+#   datasheet; no document of the maker's was found that states its clock.
+# Other cards are left out. Of Blackwell (B200, GB200) tables of others state a tensor clock of 1860
+# and 2060 MHz, and no document of the maker's was found that does; of Ada, GeForce, the NVL cards
+# and the GH200 none was found with both FLOPs a cycle and the clock of the peak.
+_FLOPS_PER_CYCLE = {
+    "a100-sxm-40gb": 108 * 2048,
+    "a100-sxm-80gb": 108 * 2048,
+    "a100-pcie-40gb": 108 * 2048,
+    "a100-pcie-80gb": 108 * 2048,
+    "h100-sxm": 132 * 4096,
+    "h100-pcie": 114 * 4096,
+    "h200-sxm": 132 * 4096,
+}
+_NOT_BY_TENSOR_PIPES = ("fp32", "fp64")
+_POWER_CAP = 0x4  # NVML's clocks-event reasons, by bit
+_HEAT = 0x20 | 0x40
+_BRAKE = 0x8 | 0x80  # a hardware slowdown, the power brake: the supply's doing, not the heat's
+_LINKS = ("nvlink_sent_bytes_per_s", "pcie_received_bytes_per_s")
+_LONG_S = 5.0  # the driver's own utilisation lags by up to a second
+
+
+@dataclass(frozen=True)
+class Rungs:
+    """Shares of the window, mean over devices; None where nobody counted. `absent` says why."""
+
+    busy_frac: float | None = None
+    busy_key: str = ""
+    sm_frac: float | None = None
+    tensor_frac: float | None = None
+    dram_frac: float | None = None
+    clock_hz: float | None = None
+    clock_high_hz: float | None = None  # the highest that was seen
+    peak_clock_hz: float | None = None
+    capped_frac: float | None = None  # of the readings
+    heat_frac: float | None = None
+    brake_frac: float | None = None
+    cores: float | None = None  # that the program kept busy
+    link_bytes_per_s: dict[str, float] = field(default_factory=dict)  # by column, of each device
+    basis: Basis = "measured"
+    absent: dict[str, str] = field(default_factory=dict)
+
+    def said(self, key: str, share_frac: float, of: str) -> Fact:
+        """One of the shares as evidence; where it is not the whole metric, what is left out."""
+        besides = "" if self.basis == "measured" else ", in training"
+        return Fact(key, f"{percent(share_frac)} of {of}{besides}")
+
+    def without_peak(self, why: str) -> Rungs:
+        """The same where nobody knows which clock is the peak's."""
+        absent = {**self.absent, "peak_clock_hz": why}
+        return replace(self, peak_clock_hz=None, absent=absent)
+
+    @property
+    def clock_ratio(self) -> float | None:
+        """The clock over that of the peak."""
+        if self.clock_hz is None or self.peak_clock_hz is None:
+            return None
+        return self.clock_hz / self.peak_clock_hz
+
+
+def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
+    """What the devices' own readings say of the window, evaluation and checkpoints left out."""
+    absent: dict[str, str] = {}
+    try:
+        devices = sampled(evidence, "gpu")
+    except NotMeasurable as error:
+        return Rungs(absent={"device": str(error)})
+    aside = {one: split.spans[one] for one in ("eval", "checkpoint")} if split else {}
+    if not any(len(starts) for starts, _ in aside.values()):
+        aside = {}
+
+    def over(column: str) -> float | None:
+        try:
+            share = sum(_share(evidence, column, one, aside) for one in devices) / len(devices)
+            return _possible(f"activity.{column}", share)
+        except NotMeasurable as error:
+            absent[column] = str(error)
+            return None
+
+    busy, key = over("graphics_frac"), "activity.graphics_frac"
+    if busy is None:
+        busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
+    clock, highest = clock_hz(evidence, devices, split, absent)
+    capped, heat, brake = (
+        _held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
+    )
+    return Rungs(
+        busy,
+        key,
+        over("sm_frac"),
+        over("tensor_frac"),
+        over("dram_frac"),
+        clock,
+        highest,
+        peak_clock_hz(evidence, devices, absent),
+        capped,
+        heat,
+        brake,
+        _cores(evidence),
+        _links(evidence, devices),
+        "derived" if aside else "measured",
+        absent,
+    )
+
+
+def _share(evidence: Evidence, column: str, device: Device, aside: dict[str, Spans]) -> float:
+    """Mean activity x the part of the window that is not set aside.
+
+    A reading is the mean of seconds, of which a checkpoint may hold a part. No kernel runs in that,
+    so what was done is of the rest, and of that as much as is not evaluation's.
+    """
+    whole, _, _ = mean_activity(evidence, column, device, most=1.0)
+    if not aside:
+        return whole
+    window, series = evidence.span, readings(evidence, column, device)
+    begins_ns, ends_ns = begins_ns_of(evidence, device, series.t_ns), series.t_ns
+
+    def without(spans: list[Spans]) -> FloatArray:
+        held_s = held_until_s(spans, ends_ns) - held_until_s(spans, begins_ns)
+        return np.asarray(np.maximum(0.0, lengths_s - held_s), dtype=np.float64)
+
+    lengths_s = (window.elapsed_ns(ends_ns) - window.elapsed_ns(begins_ns)) / NS_PER_S
+    own_s, kernels_s = without([*aside.values()]), without([aside["checkpoint"]])
+    own_frac = own_s / np.where(kernels_s > 0, kernels_s, 1.0)
+    done_s = np.minimum(series.values * lengths_s * own_frac, own_s)
+    return float(done_s.sum() / lengths_s.sum())
+
+
+def _possible(key: str, share: float) -> float:
+    """The share. Raises NotMeasurable if it is above what there can be."""
+    metric = catalogue()[key]
+    return metric.usable(metric.checked(Reading(share, "frac", "measured"))).value
+
+
+def _by_the_driver(
+    evidence: Evidence, devices: list[Device], absent: dict[str, str], *, is_whole: bool
+) -> tuple[float | None, str]:
+    """NVML's utilisation, where there are no counters and the window is long enough for it."""
+    key = "utilization.busy_frac"
+    try:
+        share = sum(mean(evidence, "busy_frac", one) for one in devices) / len(devices)
+        if evidence.span.duration_s < _LONG_S:
+            raise NotMeasurable(
+                "the driver's utilisation lags by up to a second, too much for a window below"
+                f" {_LONG_S:g} s"
+            )
+        if not is_whole:
+            raise NotMeasurable(
+                "the driver's utilisation does not separate training from evaluation and"
+                " checkpoints in the window"
+            )
+        return _possible(key, share), key
+    except NotMeasurable as error:
+        absent["busy_frac"] = str(error)
+        return None, key
+
+
+def clock_hz(
+    evidence: Evidence, devices: list[Device], split: TimeSplit | None, absent: dict[str, str]
+) -> tuple[float | None, float | None]:
+    """Mean clock of the readings that lie in a step, and the highest of all."""
+    means, highest = [], 0.0
+    try:
+        for device in devices:
+            series = readings(evidence, "clock_hz", device)
+            values = series.values[inside(evidence, series.t_ns)]
+            t_ns = series.t_ns[inside(evidence, series.t_ns)]
+            highest = max(highest, float(series.values.max()))
+            if split is not None and not evidence.from_output:
+                lane = evidence.counted.longest
+                place = np.searchsorted(lane.columns["start_ns"], t_ns, side="right") - 1
+                working = (place >= 0) & (t_ns <= lane.columns["end_ns"][np.maximum(place, 0)])
+                values = values[working] if working.any() else values
+            means.append(float(values.mean()))
+    except NotMeasurable as error:
+        absent["clock_hz"] = str(error)
+        return None, None
+    return sum(means) / len(means), highest
+
+
+def _held(
+    evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
+) -> float | None:
+    """Share of the readings in which the clock was held down for one of these reasons."""
+    found = []
+    try:
+        for device in devices:
+            series = readings(evidence, "throttled", device)
+            bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
+            found.append(float(((bits & mask) != 0).mean()))
+    except NotMeasurable as error:
+        absent["throttled"] = str(error)
+        return None
+    return sum(found) / len(found)
+
+
+def _cores(evidence: Evidence) -> float | None:
+    try:
+        return process_cores(evidence).value
+    except NotMeasurable:
+        return None
+
+
+def _links(evidence: Evidence, devices: list[Device]) -> dict[str, float]:
+    """What each device sent and got over its links, where counters say so."""
+    found = {}
+    for column in _LINKS:
+        try:
+            each = [mean_activity(evidence, column, one, most=math.inf)[0] for one in devices]
+        except NotMeasurable:
+            continue
+        found[column] = sum(each) / len(each)
+    return found
+
+
+def peak_clock_hz(
+    evidence: Evidence, devices: list[Device], absent: dict[str, str]
+) -> float | None:
+    """The clock at which the datasheet's peak is reached."""
+    if evidence.settings.peak_flops_per_s is not None:
+        absent["peak_clock_hz"] = "the peak was declared, and its clock was not"
+        return None
+    dtype = evidence.settings.dtype
+    if dtype in _NOT_BY_TENSOR_PIPES:
+        absent["peak_clock_hz"] = f"the peak of {dtype} is at another clock than that of 16 bits"
+        return None
+    names = {evidence.settings.device or device.name for device in devices}
+    try:
+        (spec,) = {spec.key: spec for name in names for spec in candidates(name)}.values()
+    except (NotMeasurable, ValueError):
+        absent["peak_clock_hz"] = "which clock the peak is at is not known"
+        return None
+    per_cycle, peak = _FLOPS_PER_CYCLE.get(spec.key), spec.peak_flops_per_s.get("bf16")
+    if per_cycle is None or peak is None:
+        absent["peak_clock_hz"] = f"no source for the clock that the peak of {spec.name} is at"
+        return None
+    return peak / per_cycle
+
+
+# -- explain ceiling -------------------------------------------------------------------------------
+# How much of the peak would the same products need at the best rate this device was seen to hold?
+#
+# From the calibration in the run's own header, put on the run's clock where both clocks are known:
+# a calibration is a steady load at the power limit, whose clock is below most runs'.
+
+
+# Measured by ergmeter's authors on one such device, 2026-11-15: a hint, and no input of a figure.
+_ELSEWHERE = {"NVIDIA H200": "another H200 held about 80 % of its bf16 peak in products of 8192^3"}
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What the products that were computed need at best, as a share of the peak."""
+
+    needed_frac: float
+    basis: Basis
+    fact: Fact
+
+
+def ceiling(evidence: Evidence, seen: Rungs, hardware_frac: float) -> Ceiling | None:
+    """None without a calibration of this device in this type."""
+    try:
+        held = achievable_of_peak_frac(evidence)
+        clock_hz = _clock_hz(evidence)
+    except NotMeasurable:
+        return None
+    rate, said = held.value, f"products held {percent(held.value)} of the peak"
+    if clock_hz is not None and seen.peak_clock_hz is not None and seen.clock_hz is not None:
+        rate *= seen.peak_clock_hz / clock_hz
+        said += f" at {clock_hz / HZ_PER_MHZ:.0f} MHz, {percent(rate)} of what that clock allows"
+    return Ceiling(hardware_frac / rate, weakest("derived", held.basis), Fact(OF_PEAK, said))
+
+
+def why_no_ceiling(evidence: Evidence) -> str:
+    """Why there is none; empty if there is. What another device held is told and not used."""
+    try:
+        achievable_of_peak_frac(evidence)
+    except NotMeasurable as error:
+        names = {device.name for device in evidence.devices("gpu")}
+        held = [f"; {said}" for name, said in _ELSEWHERE.items() if name in names]
+        return f"{error}{''.join(held)}"
+    return ""
+
+
+def _clock_hz(evidence: Evidence) -> float | None:
+    """The mean clock while products were calibrated; None where one of the devices had none."""
+    dtype = evidence.settings.dtype or "fp32"
+    devices = evidence.devices("gpu")
+    clocks = [calibration_of(device).matmul[dtype].clock_hz for device in devices]
+    known = [clock for clock in clocks if clock is not None]
+    return sum(known) / len(known) if known and len(known) == len(clocks) else None

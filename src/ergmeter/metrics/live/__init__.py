@@ -1,0 +1,1 @@
+"""Metrics of a run that is still being written."""

@@ -1,0 +1,1 @@
+"""What is known of a Trainium job: its YAML, log, compile cache, machine and pace."""

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: NVML, its hardware counters (GPM), MIG, DCGM."""

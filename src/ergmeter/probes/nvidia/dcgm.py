@@ -1,0 +1,138 @@
+"""What do the parts of a GPU do, where NVML can't say it? From NVIDIA's DCGM, if it runs here.
+
+DCGM reads hardware counters also of Volta to Ada, and under rights that its service has and we need
+not have. Asked for by name (`--probe nvml --probe dcgm`), through its own tool, which prints a line
+for each GPU and interval. (dcgm-exporter's page was the other way: it has new figures every 30 s
+unless told otherwise, and does not say when they are from.)
+
+The trap: DCGM numbers GPUs in an order of its own, and CUDA_VISIBLE_DEVICES does not mean it. UUIDs
+and places on the bus come from `dcgmi discovery`: a number counts along the bus, as in NVML, or as
+CUDA itself says where GPUs differ. So its figures are those of the GPUs that NVML reads.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.ports import ProbeRequest
+from ergmeter.probes.nvidia.visible import named, visible
+from ergmeter.probes.stream import Command, ToolStream
+from ergmeter.records import Device, Mark, Sample
+from ergmeter.units import NS_PER_S
+
+PERIOD_S = 1.0
+TOOL = "dcgmi"
+ANSWER_S = 8.0  # for all of its answers: after 10 s nobody waits for a probe any more
+
+# DCGM's numbers of its profiling fields. Shares are fractions there, rates bytes per second.
+_FIELDS = {
+    1001: "graphics_frac",
+    1002: "sm_frac",
+    1003: "occupancy_frac",
+    1004: "tensor_frac",
+    1005: "dram_frac",
+    1009: "pcie_sent_bytes_per_s",
+    1010: "pcie_received_bytes_per_s",
+    1011: "nvlink_sent_bytes_per_s",
+    1012: "nvlink_received_bytes_per_s",
+}
+_FOUND = re.compile(
+    r"^\|\s*(?P<id>\d+)\s*\|\s*Name: (?P<name>.*?)\s*\|$"
+    r".*?PCI Bus ID: (?P<bus>\S+).*?Device UUID: (?P<uuid>GPU-\S+)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class DcgmProbe:
+    """Reads the profiling fields of every GPU that the measured process can see."""
+
+    name = "dcgm"
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self.period_s = float(request.options.get("period_s", PERIOD_S))
+        tool = str(request.options.get("tool", TOOL))
+        if shutil.which(tool) is None:
+            raise NotMeasurable(f"no {tool} here: install NVIDIA's DCGM (datacenter-gpu-manager)")
+        until_s = time.monotonic() + ANSWER_S
+        found = _discovered(tool, wait_s=ANSWER_S / 2)
+        identities = [(gpu["uuid"], gpu["name"]) for gpu in found]
+        by_uuid = named(request.environment, identities, wait_s=ANSWER_S / 4)
+        assumed = {"order_is_assumed": True} if by_uuid is None else {}
+        # Whole boards: what DCGM says of MIG instances has their board's name and a number.
+        chosen = visible(by_uuid or request.environment, [uuid for uuid, _ in identities])
+        gpus = [found[one] for one in chosen if isinstance(one, int)]
+        self._ids = {gpu["id"]: gpu["uuid"] for gpu in gpus}
+        self.devices: Sequence[Device] = [
+            Device(
+                gpu["uuid"], "gpu", gpu["name"], self.name, {"dcgm_id": int(gpu["id"]), **assumed}
+            )
+            for gpu in gpus
+        ]
+        self._since_ns = dict.fromkeys(self._ids, 0)
+        fields = ",".join(map(str, _FIELDS))
+        delay_ms = str(round(self.period_s * 1000))
+        arguments = (tool, "dmon", "-e", fields, "-d", delay_ms, "-i", ",".join(self._ids))
+        self._stream = ToolStream(Command(TOOL, arguments))
+        with ExitStack() as undo:
+            undo.callback(self._stream.close)
+            self._stream.first(max(0.0, until_s - time.monotonic()))
+            undo.pop_all()
+
+    def read(self) -> list[Sample | Mark]:
+        """What was printed since the last read. Raises NotMeasurable once the tool has ended."""
+        samples = (self._sample(line.text, line.t_ns) for line in self._stream.taken())
+        return [sample for sample in samples if sample is not None]
+
+    def close(self) -> None:
+        """End the tool."""
+        self._stream.close()
+
+    def _sample(self, text: str, t_ns: int | None) -> Sample | None:
+        """A line of figures as a sample: each is the mean since the line before."""
+        words = text.split()
+        if len(words) != 2 + len(_FIELDS) or words[0] != "GPU" or words[1] not in self._ids:
+            return None  # a heading, or a GPU that is not the program's
+        found: dict[str, Any] = {
+            field: float(word)
+            for field, word in zip(_FIELDS.values(), words[2:], strict=True)
+            if _is_number(word)
+        }
+        t_ns = time.monotonic_ns() if t_ns is None else t_ns
+        since_ns = self._since_ns[words[1]] or t_ns - round(self.period_s * NS_PER_S)
+        self._since_ns[words[1]] = t_ns
+        span_s = (t_ns - since_ns) / NS_PER_S
+        return Sample(t_ns, self._ids[words[1]], activity_s=span_s, **found) if found else None
+
+
+def _is_number(word: str) -> bool:
+    """Whether DCGM knew it: else it prints N/A, as on the first line after its service began."""
+    return re.fullmatch(r"\d+(\.\d+)?", word) is not None
+
+
+def _discovered(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
+    """The GPUs that DCGM knows, along the bus, as NVML has them."""
+    try:
+        done = subprocess.run(
+            [tool, "discovery", "-l"], capture_output=True, text=True, timeout=wait_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotMeasurable(f"{TOOL} does not answer ({error}): is nv-hostengine up?") from None
+    found = [match.groupdict() for match in _FOUND.finditer(done.stdout)]
+    if not found:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[0]
+        raise NotMeasurable(
+            f"{TOOL} finds no GPU (it says: {said}): start its service, nvidia-dcgm"
+        )
+    return sorted(found, key=lambda gpu: _place(gpu["bus"]))
+
+
+def _place(bus: str) -> tuple[int, ...]:
+    """Domain, bus, device and function of "00000000:81:00.0", as numbers."""
+    return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", bus))

@@ -1,0 +1,165 @@
+"""Which of the GPUs that NVML lists can a process see?
+
+The trap: NVML ignores CUDA_VISIBLE_DEVICES, so index 0 there may be a GPU this process never uses.
+
+A GPU in MIG mode is several devices, and never one by itself. An entry names an instance by its own
+UUID, or in the older way by that of its board and two numbers (MIG-GPU-<uuid>/<gpu instance>/
+<compute instance>). Where a whole board in MIG mode is named, CUDA takes one instance of it: all
+are read, and the processes on them tell which.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ergmeter.errors import NotMeasurable
+
+# -- visible ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A MIG instance: its UUID, where NVML lists it, and its numbers on the board."""
+
+    uuid: str
+    gpu: int  # NVML's index of the board
+    place: int  # NVML's index of the instance there
+    gpu_instance: int
+    compute_instance: int
+
+
+def visible(
+    environment: Mapping[str, str],
+    uuids: Sequence[str],
+    instances: Mapping[int, Sequence[Instance]] | None = None,
+) -> list[int | Instance]:
+    """What CUDA shows to a process with this environment: NVML indices of GPUs, and MIG instances.
+
+    `instances` has those of each GPU that is in MIG mode. As CUDA reads the list: it ends at the
+    first entry that names nothing, and one GPU named twice makes the whole list void.
+    """
+    if not uuids:
+        raise NotMeasurable("the NVIDIA driver shows no GPU: see `nvidia-smi -L` and `lspci`")
+    partitioned = instances or {}
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
+        chosen: list[int | Instance] = list(range(len(uuids)))
+    else:
+        chosen = _listed(value, uuids, partitioned)
+    found = [part for one in chosen for part in _parts(one, partitioned)]
+    if not found:
+        raise NotMeasurable(
+            "every GPU that can be seen is in MIG mode and has no instance: make one with"
+            " `nvidia-smi mig -cgi`, or turn MIG mode off"
+        )
+    return found
+
+
+def _listed(
+    value: str, uuids: Sequence[str], partitioned: Mapping[int, Sequence[Instance]]
+) -> list[int | Instance]:
+    chosen: list[int | Instance] = []
+    for entry in value.split(","):
+        named = _named(entry.strip(), uuids, partitioned)
+        if named is None:
+            break
+        chosen.append(named)
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise NotMeasurable(
+            f'CUDA_VISIBLE_DEVICES="{value}" hides every GPU: unset it, or name each GPU once '
+            f"(there are 0 to {len(uuids) - 1})"
+        )
+    return chosen
+
+
+def _named(
+    entry: str, uuids: Sequence[str], partitioned: Mapping[int, Sequence[Instance]]
+) -> int | Instance | None:
+    if entry.startswith("MIG-"):
+        every = [one for instances in partitioned.values() for one in instances]
+        return _only([one for one in every if _is_called(one, entry, uuids)])
+    if entry.startswith("GPU-"):
+        return _only([index for index, uuid in enumerate(uuids) if uuid.startswith(entry)])
+    digits = re.match(r"\d+", entry)
+    return int(digits[0]) if digits and int(digits[0]) < len(uuids) else None
+
+
+def _is_called(one: Instance, entry: str, uuids: Sequence[str]) -> bool:
+    """Whether an entry is an instance's UUID or the start of it, or its place on its board."""
+    older = re.fullmatch(r"MIG-(GPU-[^/]+)/(\d+)/(\d+)", entry)
+    if older is None:
+        return one.uuid.startswith(entry)
+    numbers = (int(older[2]), int(older[3]))
+    return uuids[one.gpu].startswith(older[1]) and numbers == (
+        one.gpu_instance,
+        one.compute_instance,
+    )
+
+
+def _only(found: Sequence[int] | Sequence[Instance]) -> int | Instance | None:
+    return found[0] if len(found) == 1 else None
+
+
+def _parts(
+    one: int | Instance, partitioned: Mapping[int, Sequence[Instance]]
+) -> Sequence[int | Instance]:
+    return partitioned.get(one, [one]) if isinstance(one, int) else [one]
+
+
+def is_order_assumed(environment: Mapping[str, str], names: set[str]) -> bool:
+    """Whether CUDA may number these GPUs otherwise than NVML does, the fastest first."""
+    if len(names) < 2 or environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return False
+    return re.search(r"(^|,)\s*\d", environment.get("CUDA_VISIBLE_DEVICES", "")) is not None
+
+
+# -- cuda order ------------------------------------------------------------------------------------
+# Which GPUs does CUDA show to a program, by UUID? Asked of CUDA itself, where NVML can't know.
+#
+# The trap: NVML numbers GPUs along the PCI bus and CUDA from the fastest, by a rule of its own. On
+# a machine with different GPUs, number 0 may be two GPUs. CUDA is asked in a process of its own
+# that has the program's environment and makes no context, so that nothing is taken from any GPU.
+
+
+ANSWER_S = 5.0
+
+_ASK = """
+import ctypes, uuid
+cuda = ctypes.CDLL("libcuda.so.1")
+count, device, name = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+for index in range(count.value):
+    assert cuda.cuDeviceGet(ctypes.byref(device), index) == 0
+    assert cuda.cuDeviceGetUuid(ctypes.byref(name), device) == 0
+    print("GPU-" + str(uuid.UUID(bytes=bytes(name))))
+"""
+
+
+def named(
+    environment: Mapping[str, str], gpus: Sequence[tuple[str, str]], *, wait_s: float = ANSWER_S
+) -> Mapping[str, str] | None:
+    """The environment with the GPUs of its list by UUID, where CUDA may count otherwise than along
+    the bus; None where it may and can't be asked. `gpus` has UUID and name of every GPU here."""
+    if not is_order_assumed(environment, {name for _, name in gpus}):
+        return environment
+    asked = cuda_uuids(environment, wait_s=wait_s)
+    if not asked or not {uuid for uuid, _ in gpus}.issuperset(asked):
+        return None
+    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(asked)}
+
+
+def cuda_uuids(environment: Mapping[str, str], *, wait_s: float = ANSWER_S) -> list[str]:
+    """The GPUs that a program with this environment sees, in its order; none if CUDA can't say."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", _ASK],
+            env=dict(environment), capture_output=True, text=True, timeout=wait_s, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split() if done.returncode == 0 else []

@@ -1,0 +1,1 @@
+"""Runs as files: labels, copies, packs, anonymised copies, collecting from elsewhere."""

@@ -1,0 +1,290 @@
+"""The runs of a directory as a collection: tags and notes on them, and which may go.
+
+The trap: a tidy-up that takes a run while it is written, or one that somebody needs. A run that may
+be going is never removed, nor one that is tagged `keep`, nor one that can't be read and so not be
+judged, nor what is not ours: a program may keep its checkpoints there. A run goes by a rename
+first, so that no half of it is ever taken for a run.
+
+`Run.status` says what a run looks like. Here it is asked whether anybody may still write: one rank
+has failed and said so while another goes on, and a file system may hide what was written.
+
+Labels stand in `labels.json` beside `run.json`, which is written once and stays as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import ErgmeterError, FormatError, UsageError
+from ergmeter.runlog import format as fmt
+from ergmeter.runlog.headers import WriterLog
+from ergmeter.runlog.liveness import boot_id, is_alive, started_s
+from ergmeter.runlog.manage.directory import run_paths
+from ergmeter.runlog.reader import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LABELS_FILE = "labels.json"
+KEEP = "keep"
+# NFS hides what was appended for up to 60 s, and clocks differ by minutes; nobody misses an hour.
+_QUIET_S = 3600.0
+# Beside the writers' directories: what ergmeter itself may have written into a run.
+_BESIDE = (fmt.RUN_FILE, LABELS_FILE, "figures.csv", "figures.jsonl", "requests.jsonl")
+_OF_A_WRITER = re.compile(r"\.?(?:writer\.json|marks\.jsonl|.+-\d{5}\.(?:arrows|parquet))")
+_OF_A_PROFILE = re.compile(r"\.?rank\d+\.json(?:\.gz)?")
+_TAG = re.compile(r"[\w.:+=@-]{1,40}")
+_AGES_S = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SIZES_BYTES = {"B": 1.0, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12} | {
+    "KIB": 2.0**10,
+    "MIB": 2.0**20,
+    "GIB": 2.0**30,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What people say of a run."""
+
+    tags: tuple[str, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()  # when, and what
+
+
+def labels_of(run: Path) -> Labels:
+    """The tags and notes of a run; none where nobody gave it any."""
+    path = run / LABELS_FILE
+    try:
+        found: Any = json.loads(path.read_bytes())
+        tags = tuple(str(tag) for tag in found.get("tags", ()))
+        return Labels(tags, tuple((str(n["at"]), str(n["text"])) for n in found.get("notes", ())))
+    except FileNotFoundError:
+        return Labels()
+    except OSError as error:
+        raise FormatError(f"{path}: can't be read ({error.strerror or error})") from error
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise FormatError(f"{path}: not the labels of a run ({error})") from error
+
+
+def tag(run: Path, *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> Labels:
+    """Add tags and take some away. UsageError for one that is none."""
+    add = tuple(add)
+    for one in add:
+        if not _TAG.fullmatch(one):
+            raise UsageError(f"{one!r} is no tag: letters, digits and . : + = @ - _, up to 40")
+    before = labels_of(run)
+    gone = set(remove)
+    tags = dict.fromkeys([one for one in (*before.tags, *add) if one not in gone])
+    return _written(run, Labels(tuple(tags), before.notes))
+
+
+def annotate(run: Path, text: str) -> Labels:
+    """Add a note, with the time."""
+    if not text.strip():
+        raise UsageError("a note has some words; got nothing")
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    before = labels_of(run)
+    return _written(run, Labels(before.tags, (*before.notes, (now, text.strip()))))
+
+
+def add_labels(run: Path, more: Labels) -> Labels:
+    """Give a run the tags and notes of another copy of it, each once."""
+    own = labels_of(run)
+    if not (more.tags or more.notes):
+        return own
+    tags = dict.fromkeys((*more.tags, *own.tags))
+    return _written(run, Labels(tuple(tags), tuple(sorted({*more.notes, *own.notes}))))
+
+
+def _written(run: Path, labels: Labels) -> Labels:
+    whole = {"tags": labels.tags, "notes": [{"at": at, "text": said} for at, said in labels.notes]}
+    staging = run / f".{LABELS_FILE}.{secrets.token_hex(4)}"
+    staging.write_text(json.dumps(whole, indent=1) + "\n")
+    staging.replace(run / LABELS_FILE)
+    return labels
+
+
+# -- which may go ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A run of the collection, and whether it may go: `kept` says why not."""
+
+    path: Path
+    size_bytes: int
+    age_s: float
+    tags: tuple[str, ...]
+    kept: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which runs are to go: those of which all that is given here holds."""
+
+    older_s: float | None = None
+    larger_bytes: float | None = None
+    tags: tuple[str, ...] = ()
+    newest: int = 0  # so many of the newest stay in any case
+
+    def is_meant(self, run: Listed) -> bool:
+        """Whether it is one of those."""
+        return (
+            (self.older_s is None or run.age_s > self.older_s)
+            and (self.larger_bytes is None or run.size_bytes > self.larger_bytes)
+            and set(self.tags) <= set(run.tags)
+        )
+
+
+def chosen(parent: Path, wish: Wish) -> list[Listed]:
+    """The runs that are meant, each with why it is kept, if it is. The oldest first."""
+    if wish.older_s is None and wish.larger_bytes is None and not wish.tags:
+        raise UsageError("which runs? give --older-than, --larger-than or --tag")
+    paths = run_paths(parent)
+    may_go = paths[: max(0, len(paths) - wish.newest)]
+    listed = (_listed(path) for path in may_go)
+    return [one for one in listed if wish.is_meant(one)]
+
+
+def _listed(path: Path) -> Listed:
+    tags: tuple[str, ...] = ()
+    try:
+        tags = labels_of(path).tags
+        kept = _why_kept(path)
+    except ErgmeterError as error:
+        kept = f"it can't be read ({error})"
+    return Listed(path, size_bytes(path), time.time() - changed_s(path), tags, kept)
+
+
+def _why_kept(path: Path) -> str:
+    """Why a run must stay whatever is wished; "" where it need not."""
+    if path.is_symlink():
+        return "it is a link"
+    if may_be_written(Run.open(path)) or time.time() - changed_s(path) < _QUIET_S:
+        return "it may be being written: wait until an hour after its last record"
+    if KEEP in labels_of(path).tags:
+        return f"it is tagged {KEEP}"
+    other = next(foreign(path), None)
+    if other is None:
+        return ""
+    if (path / other).is_dir() and not (path / other).is_symlink():
+        return f"it holds a directory that can't be read ({other})"
+    return f"it holds files that are no part of a run ({other})"
+
+
+def may_be_written(run: Run) -> bool:
+    """Whether somebody who never said that he was done may still be at it."""
+    return any(not writer.closed and _may_live(writer) for writer in run.writers)
+
+
+def _may_live(writer: WriterLog) -> bool:
+    header = writer.header
+    quiet_s = time.time() - changed_s(writer.directory)
+    if is_alive(writer.directory, header):
+        return True
+    if header.get("boot_id") != boot_id() or boot_id() is None:
+        return quiet_s < _QUIET_S  # of another host: the files are all we can see
+    try:
+        began_s = started_s(int(header["pid"]))
+        return began_s is not None and abs(began_s - float(header["pid_started_s"])) < 1.0
+    except (KeyError, TypeError, ValueError):
+        return quiet_s < _QUIET_S
+
+
+def changed_s(run: Path) -> float:
+    """When one of its files was last written, by its own host's clock. Labels are no record."""
+    newest_s = 0.0
+    for path in _inside(run):
+        if path.name != LABELS_FILE:
+            try:
+                newest_s = max(newest_s, path.lstat().st_mtime)
+            except FileNotFoundError:  # renamed just now
+                newest_s = time.time()
+    return newest_s
+
+
+def foreign(run: Path) -> Iterator[Path]:
+    """What lies in a run's directory and was not put there by ergmeter, relative to it."""
+    for path in _inside(run):
+        inside = path.relative_to(run)
+        if path.is_symlink() or not _is_ours(run, inside.parts):
+            yield inside
+
+
+def _is_ours(run: Path, parts: tuple[str, ...]) -> bool:
+    name = parts[-1]
+    if len(parts) == 1:
+        return name in _BESIDE or name.startswith(f".{LABELS_FILE}.")
+    if len(parts) > 2:
+        return False
+    if (run / parts[0] / fmt.WRITER_FILE).exists():
+        return bool(_OF_A_WRITER.fullmatch(name))
+    # What a recorder that was killed left, and the files of `profile=`.
+    return parts[0] == ".hook" or (parts[0] == "profile" and bool(_OF_A_PROFILE.fullmatch(name)))
+
+
+def _inside(run: Path) -> Iterator[Path]:
+    """All files and links under a directory; links are not followed. A directory that can't be
+    read is one of them: nobody knows what is in it."""
+    unread: list[OSError] = []
+    for folder, folders, names in os.walk(run, onerror=unread.append):
+        links = [name for name in folders if (Path(folder) / name).is_symlink()]
+        for name in (*sorted(names), *links):
+            yield Path(folder) / name
+    for error in unread:
+        if not isinstance(error, FileNotFoundError) and Path(error.filename) != run:
+            yield Path(error.filename)
+
+
+def size_bytes(run: Path) -> int:
+    """What a run takes on disk; links are not followed."""
+    total = 0
+    for path in _inside(run):
+        try:
+            total += path.lstat().st_size
+        except FileNotFoundError:  # turned into Parquet since we looked
+            continue
+    return total
+
+
+def remove(run: Path) -> None:
+    """Take a run away. Asked once more whether it may go: it may have been resumed, or tagged.
+
+    FormatError where it stays all the same, and where only a part of it went."""
+    kept = _why_kept(run)
+    if kept:
+        raise UsageError(f"stays: {kept}")
+    doomed = run.with_name(f".{run.name}.removed-{secrets.token_hex(4)}")
+    try:
+        run.rename(doomed)
+    except OSError as error:
+        raise FormatError(f"stays: {error}") from error
+    try:
+        shutil.rmtree(doomed)
+    except OSError as error:
+        raise FormatError(f"partly removed; the rest is in {doomed} ({error})") from error
+
+
+def age_parsed(text: str) -> float:
+    """An age in seconds: 30d, 12h, 2w."""
+    return _amount(text, _AGES_S, "an age is like 30d, 12h or 2w")
+
+
+def size_parsed(text: str) -> float:
+    """A size in bytes: 500MB, 2GB, 1GiB."""
+    return _amount(text.upper(), _SIZES_BYTES, "a size is like 500MB, 2GB or 1GiB")
+
+
+def _amount(text: str, units: dict[str, float], how: str) -> float:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    if not match or match[2] not in units:
+        raise UsageError(f"{how}; got {text!r}")
+    return float(match[1]) * units[match[2]]

@@ -1,0 +1,1 @@
+"""What sinks share: options, metric names, updates, files that several processes append to."""

@@ -1,0 +1,153 @@
+"""How many repeats would show a difference of a given size, and how often would so many show it?
+
+The trap: "no difference shown" taken for "no difference". Three repeats that scatter by 2 % show a
+difference of 3 % in one case of five. So whatever was not shown is told with what it would take.
+
+The scatter is itself known from few repeats: from two of each side the true one may be three times
+the estimate. What is needed is therefore given with the range that follows from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ergmeter.errors import UsageError
+from ergmeter.stats.student_t import exceeded, factor, spread_bounds
+
+POWER = 0.8  # the usual: four of five repetitions of the whole experiment would show it
+_MOST = 1000
+_SHARES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Repeats on each side (or pairs). None: more than a thousand."""
+
+    repeats: int | None
+    fewest: int | None
+    most: int | None
+    effect: float
+    power: float
+
+
+def power(
+    effect: float, noise: float, repeats: int, *, is_paired: bool = False, confidence: float = 0.95
+) -> float:
+    """How often so many repeats on each side show an effect.
+
+    Effect and noise are on one axis: logarithms of ratios (`relative`), or a loss's own. Of pairs
+    the noise is that of a pair's difference; else of one repeat, as large on both sides.
+    """
+    if repeats < 2:
+        return 0.0
+    if noise == 0.0:
+        return 1.0 if effect else 0.0
+    if is_paired:
+        shift, freedom = abs(effect) / noise * math.sqrt(repeats), repeats - 1.0
+        return exceeded(shift, freedom, critical=factor(confidence, freedom))
+    shift, freedom = abs(effect) / noise * math.sqrt(repeats / 2.0), 2.0 * (repeats - 1.0)
+    return sum(
+        weight * exceeded(shift, freedom, critical=factor(confidence, welch))
+        for welch, weight in _welch_freedom(repeats)
+    )
+
+
+@lru_cache(maxsize=256)
+def _welch_freedom(repeats: int) -> tuple[tuple[float, float], ...]:
+    """What Welch's degrees of freedom come to and how often, where both sides scatter alike.
+
+    The share that one side has of both variances is drawn from a beta distribution, and does not
+    hang on their sum: so the power is that of a pooled test, averaged over critical values.
+    """
+    # share = sin(angle)^2 takes the poles out of the density; up to a half, the rest is its mirror.
+    angle = (np.arange(_SHARES) + 0.5) / _SHARES * math.pi / 4.0
+    share = np.sin(angle) ** 2
+    log_weight = (repeats - 2.0) * np.log(np.sin(2.0 * angle))
+    weight = np.exp(log_weight - log_weight.max())
+    freedom = (repeats - 1) / (share**2 + (1.0 - share) ** 2)
+    return tuple(zip(freedom.tolist(), (weight / weight.sum()).tolist(), strict=True))
+
+
+def relative(share: float) -> float:
+    """A relative difference (0.03 for 3 %) as an effect on the axis of logarithms."""
+    if not share > -1.0 or share == 0.0:
+        raise UsageError(f"a difference to show is a share such as 0.02, not 0; got {share:g}")
+    return math.log1p(share)
+
+
+def needed(
+    effect: float,
+    noise: float,
+    *,
+    freedom: float,
+    is_paired: bool = False,
+    confidence: float = 0.95,
+    at_power: float = POWER,
+) -> Needed:
+    """The repeats that show an effect in this share of cases, with what that hangs on.
+
+    `freedom` says from how much the noise is known: its 80 % range gives the fewest and the most.
+    """
+    narrow, wide = spread_bounds(freedom, confidence=0.8)
+    likely, fewest, most = (
+        _fewest(effect, noise * part, is_paired=is_paired, confidence=confidence, at_power=at_power)
+        for part in (1.0, narrow, wide)
+    )
+    return Needed(likely, fewest, most, effect, at_power)
+
+
+def shows(
+    effect: float,
+    noise: float,
+    repeats: int,
+    *,
+    is_paired: bool,
+    confidence: float,
+    at_power: float = POWER,
+) -> bool:
+    """Whether so many repeats show an effect in this share of cases."""
+    if repeats < 2 or effect == 0.0:
+        return False
+    if noise == 0.0:
+        return True
+    return abs(effect) / noise >= _shown_from(repeats, is_paired, confidence, at_power)
+
+
+@lru_cache(maxsize=4096)
+def _shown_from(repeats: int, is_paired: bool, confidence: float, at_power: float) -> float:
+    """The least effect that they show so often, in units of the noise.
+
+    The power hangs on effect over noise alone, so that this is asked once for whole tables of
+    comparisons.
+    """
+    low, high = 0.0, 1.0
+    while power(high, 1.0, repeats, is_paired=is_paired, confidence=confidence) < at_power:
+        low, high = high, 2.0 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2.0
+        reached = power(middle, 1.0, repeats, is_paired=is_paired, confidence=confidence)
+        low, high = (low, middle) if reached >= at_power else (middle, high)
+    return high
+
+
+def _fewest(
+    effect: float, noise: float, *, is_paired: bool, confidence: float, at_power: float
+) -> int | None:
+    def suffices(repeats: int) -> bool:
+        return shows(
+            effect, noise, repeats, is_paired=is_paired, confidence=confidence, at_power=at_power
+        )
+
+    if not suffices(_MOST):
+        return None
+    low, high = 1, 2
+    while not suffices(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high

@@ -1,0 +1,1 @@
+"""What `erg analyze` shows: console, page parts and Markdown."""

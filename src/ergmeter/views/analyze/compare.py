@@ -1,0 +1,208 @@
+"""Earlier outputs of `erg analyze` side by side: rows and sentences, and those on the terminal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.neuron.compare import METRICS
+from ergmeter.units import significant
+from ergmeter.version import __version__
+from ergmeter.views.analyze.blocks import Grid, Items, Part, Words
+from ergmeter.views.analyze.text import wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import RenderableType
+
+    from ergmeter.neuron.compare import Comparison, Group, Spread
+    from ergmeter.neuron.outputs import Output
+
+# -- analyze compare -------------------------------------------------------------------------------
+
+
+_HARD_SPACE = "\u00a0"
+_MEAN = "mean of"
+TITLES = {
+    "mfu_percent": "MFU %",
+    "throughput_seq_per_sec": "seq/s",
+    "overall_nki_ratio": "NKI ratio",
+    "training_score": "score",
+}
+
+
+def parts(found: Comparison) -> Iterator[RenderableType]:
+    """The outputs, then a line of means for each group of repeats."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    first, *others = heads(found)
+    table.add_column(first, overflow="fold")
+    for title in others:
+        table.add_column(title, justify="right", no_wrap=True)
+    for cells in rows(found):
+        table.add_row(*cells, style="bold" if cells[0].startswith(_MEAN) else None)
+    yield table
+    for text in changes(found):
+        yield Text("\n".join(_whole(text)))
+    for note in found.notes:
+        yield Text("\n".join(wrapped(note)), style="dim")
+
+
+def heads(found: Comparison) -> tuple[str, ...]:
+    """Over the columns of `rows`."""
+    under = f" ({found.convention})" if found.convention else ""
+    return (
+        "output",
+        *(TITLES[name] + (under if name == "mfu_percent" else "") for name in METRICS),
+    )
+
+
+def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
+    """A row for each output, and two for each group that has repeats."""
+    called = names_of(found)
+    for group in found.groups:
+        for output in group.outputs:
+            yield called[output.path], *(_shown(output, name, found.convention) for name in METRICS)
+        many = len(group.outputs)
+        if many > 1:
+            spreads = [group.spreads.get(name) for name in METRICS]
+            yield f"{_MEAN} {many}", *(_mean(spread, of=many) for spread in spreads)
+            yield "± standard deviation", *map(_deviation, spreads)
+
+
+def _shown(output: Output, name: str, convention: str | None) -> str:
+    """An output's own value, marked if it is impossible."""
+    if output.impossible(name):
+        own = output.document.get(name)
+        return "-" if own is None else f"{significant(own, 5)} (impossible)"
+    value = output.value(name, convention=convention)
+    return "-" if value is None else significant(value, 5)
+
+
+def changes(found: Comparison) -> Iterator[str]:
+    """From each group to the next."""
+    called = names_of(found)
+    for before, group in zip(found.groups, found.groups[1:], strict=False):
+        old, new = (_names([called[one.path] for one in of.outputs]) for of in (before, group))
+        yield f"{old} → {new}: {_change(before, group)}"
+
+
+def names_of(found: Comparison) -> dict[str, str]:
+    """Paths without what all of them have in front, where that is shorter."""
+    paths = [output.path for group in found.groups for output in group.outputs]
+    shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
+    return {
+        path: min(path, str(Path(path).absolute())[shared:].lstrip("/"), key=len) for path in paths
+    }
+
+
+def _names(paths: list[str]) -> str:
+    return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _whole(text: str) -> Iterator[str]:
+    """Lines in which a number and its unit stay together."""
+    for line in wrapped(text.replace(" %", f"{_HARD_SPACE}%")):
+        yield line.replace(_HARD_SPACE, " ")
+
+
+def _mean(spread: Spread | None, *, of: int) -> str:
+    if spread is None:
+        return "-"
+    some = f" (of {spread.count})" if spread.count < of else ""
+    return f"{significant(spread.mean, 5)}{some}"
+
+
+def _deviation(spread: Spread | None) -> str:
+    if spread is None or spread.deviation is None:
+        return "-"
+    return significant(spread.deviation, 2)
+
+
+def _change(before: Group, after: Group) -> str:
+    """What was changed from one group to the next, and what it did."""
+    inputs = "; ".join(
+        f"{name} {input_shown(old)} → {input_shown(new)}"
+        for name, (old, new) in after.changed.items()
+    )
+    inputs = inputs or "nothing that is known of the inputs changed"
+    effects = []
+    for name in METRICS:
+        old, new = before.spreads.get(name), after.spreads.get(name)
+        if name in after.not_comparable:
+            effects.append(f"{TITLES[name]} not comparable")
+        elif old is not None and new is not None and old.mean:
+            effects.append(_effect(name, old, new))
+    return f"{inputs}: {', '.join(effects) or 'nothing to compare'}"
+
+
+def input_shown(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
+    """An input as a person would write it."""
+    if isinstance(value, dict):  # LoRA
+        return f"r={value.get('r')} on {', '.join(map(str, value.get('targets') or ()))}"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _effect(name: str, old: Spread, new: Spread) -> str:
+    percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
+    change = f"{TITLES[name]} {percent:+.1f} %"
+    if old.deviation is None and new.deviation is None:
+        return change
+    apart = (old.deviation or 0.0) + (new.deviation or 0.0)
+    is_within = abs(new.mean - old.mean) <= apart
+    return f"{change} ({'within' if is_within else 'beyond'} the spread of the repeats)"
+
+
+# -- analyze compare parts -------------------------------------------------------------------------
+# Earlier outputs of `erg analyze` side by side, in parts: for the page and for Markdown.
+
+
+def comparison_parts(found: Comparison) -> list[Part]:
+    """Every part, in the order in which they are read."""
+    said = tuple(changes(found))
+    one = Words("All outputs have the same inputs: they are repeats of one run.")
+    notes = Items(found.notes) if found.notes else Words("Nothing to note.")
+    return [
+        Part("outputs", "Outputs", (Grid("outputs", heads(found), tuple(rows(found))),)),
+        Part("changes", "What changed", (Items(said) if said else one,)),
+        Part("notes", "To be noted", (notes,)),
+        Part("inputs", "Inputs", (_inputs(found),)),
+        Part("cite", "How to cite", (Words(_citation(found), is_to_copy=True),)),
+    ]
+
+
+def title(found: Comparison) -> str:
+    """How many outputs of how many kinds."""
+    outputs = sum(len(group.outputs) for group in found.groups)
+    kinds = len(found.groups)
+    same = "with the same inputs" if kinds == 1 else f"in {kinds} groups, each of the same inputs"
+    return f"{outputs} outputs of erg analyze, {same}"
+
+
+def _inputs(found: Comparison) -> Grid:
+    """What makes outputs repeats of one run, a column for each group."""
+    called = names_of(found)
+    groups = [f"{called[group.outputs[0].path]} ({len(group.outputs)})" for group in found.groups]
+    names = found.groups[0].inputs
+    lines = tuple(
+        (
+            name.replace("_", " "),
+            *(
+                "-" if (value := group.inputs[name]) is None else input_shown(value)
+                for group in found.groups
+            ),
+        )
+        for name in names
+    )
+    return Grid("inputs of each group", ("input", *groups), lines)
+
+
+def _citation(found: Comparison) -> str:
+    under = f", MFU under {found.convention}" if found.convention else ""
+    said = "; ".join(changes(found)) or "repeats of one run"
+    return f"ergmeter {__version__}: {title(found)}{under}: {said}."

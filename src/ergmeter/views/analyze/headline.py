@@ -1,0 +1,137 @@
+"""The headline figures of `erg analyze`, each with its basis, its interval and what it is of.
+
+The trap: a figure that loses its origin on the way to a reader. So a figure and its origin are one
+thing here, and what is absent has its reason in the same place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.neuron.shares import decimals, percent
+from ergmeter.units import significant
+from ergmeter.version import __version__
+from ergmeter.views.analyze.text import bound, mark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A figure that everybody looks for; without a value, why there is none."""
+
+    key: str
+    title: str
+    value: str
+    interval: str
+    basis: str
+    note: str
+    formula: str
+    reason: str = ""
+    impossible: str = ""
+
+
+def title(document: Document) -> str:
+    """What was analyzed."""
+    model = _model(document)
+    nodes = document["num_nodes"]
+    return f"{model} on {nodes} node{'' if nodes == 1 else 's'} of {document['hardware_backend']}"
+
+
+def _model(document: Document) -> str:
+    """The model's own name; else that of its file, or of the folder of a config.json."""
+    named, path = document["versions"]["model"].get("name"), str(document["model_config"])
+    if named:
+        return str(named)
+    file = Path(path)
+    if file.suffix != ".json":
+        return path
+    return file.parent.name if file.stem == "config" and file.parent.name else file.stem
+
+
+def headlines(document: Document) -> Iterator[Headline]:
+    """The figures at the top, in their order."""
+    summary, is_original = document["nki_analysis"]["summary"], document["compat"] is not None
+    under = "as the original counts" if is_original else f"under {document['convention']}"
+    mfu = f"TFLOP of a sequence x sequences/s / peak of all cores, {under}"
+    yield _headline(document, "mfu_percent", "MFU", "%", mfu)
+    if not is_original and _is_more(document["hfu_percent"], document["mfu_percent"]):
+        hfu = "as MFU, with what is computed twice"
+        yield _headline(document, "hfu_percent", "HFU", "%", hfu)
+    rate = document.get("obtained", {}).get("throughput_seq_per_sec", {})
+    pace = rate.get("formula", "sequences of the counted steps / their time")
+    yield _headline(document, "throughput_seq_per_sec", "throughput", "sequences/s", pace)
+    if is_original:
+        work = "forward and backward FLOPs of one sequence; the original calls it TFLOPs/second"
+        yield _headline(document, "tflops_per_second", "work of a sequence", "TFLOP", work)
+    else:
+        speed = f"TFLOP of a sequence x sequences/s, {under}"
+        yield _headline(document, "tflops_per_second", "work", "TFLOP/s", speed)
+        work = str(document["convention_formula"])
+        yield _headline(document, "tflop_per_sequence", "work of a sequence", "TFLOP", work)
+    nki = "multiply-adds that NKI kernels state / all multiply-adds of the graphs"
+    share = {"overall_nki_ratio": summary.get("overall_nki_ratio")}
+    yield _headline(document, "overall_nki_ratio", "NKI share", "", nki, of=share, marked=summary)
+    if "training_score_breakdown" in document:
+        parts = document["training_score_breakdown"]
+        product = (
+            "MFU / base x throughput / base x loss x convergence"
+            f" x ({parts['score_offset']:g} + NKI share)"
+        )
+        yield _headline(document, "training_score", "score", "", product, marked=parts)
+
+
+def _headline(
+    document: Document,
+    key: str,
+    name: str,
+    unit: str,
+    formula: str,
+    *,
+    of: Document | None = None,
+    marked: Document | None = None,
+) -> Headline:
+    value = (of or document)[key]
+    if value is None:
+        reason = document.get("missing", {}).get(key, "not known")
+        return Headline(key, name, "", "", "", "", formula, reason)
+    origin = document.get("obtained", {}).get(key, {})
+    ends = [origin.get("low"), origin.get("high")]
+    interval = "" if None in ends else f"{' to '.join(_shown(end, unit) for end in ends)} {unit}"
+    return Headline(
+        key, name, _number(key, value, unit) + bound(marked or {}) + mark(document, key),
+        interval.rstrip(), origin.get("basis", ""), origin.get("note", ""), formula,
+        impossible=document.get("impossible", {}).get(key, ""),
+    )  # fmt: skip
+
+
+def _number(key: str, value: float, unit: str) -> str:
+    if key == "overall_nki_ratio":
+        return percent(value)
+    return f"{_shown(value, unit)} {unit}".rstrip()
+
+
+def _shown(value: float, unit: str) -> str:
+    return decimals(value, 2, whole=100.0) if unit == "%" else significant(value, 5)
+
+
+def _is_more(value: float | None, other: float | None) -> bool:
+    return value is not None and other is not None and value > other * (1 + 1e-9)
+
+
+def citation(document: Document) -> str:
+    """A sentence that says what is known and how."""
+    said = []
+    for one in headlines(document):
+        if one.value:
+            edges = f" [{one.interval}]" if one.interval else ""
+            said.append(f"{one.title} {one.value}{edges} ({one.basis})")
+    under = "" if document["compat"] is not None else f", convention {document['convention']}"
+    batch = f"{document['batch_size']} sequences of {document['sequence_length']} a step"
+    figures = "; ".join(said) or "no figures"
+    return f"ergmeter {__version__}: {title(document)}, {batch}{under}: {figures}."

@@ -1,0 +1,1 @@
+"""What `erg bench` shows on the terminal."""

@@ -1,0 +1,1 @@
+"""What the calculating commands show: FLOPs, estimates, tables of devices and grids."""

@@ -1,0 +1,168 @@
+"""A counted step as tables: by module, by operator, and where the analytic engine differs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.errors import FormatError
+from ergmeter.flops.analytic import step_flops, total
+from ergmeter.flops.batch import Batch
+from ergmeter.flops.counted.agreement import agreement
+from ergmeter.flops.models import UnknownArchitectureError, model_graph
+from ergmeter.flops.work import trained_graph, writes
+from ergmeter.units import scaled
+
+if TYPE_CHECKING:
+    from ergmeter.flops.analytic import PartFlops, Parts
+    from ergmeter.flops.batch import Pairs
+    from ergmeter.flops.config import Config
+    from ergmeter.flops.counted.op_totals import Counted
+    from ergmeter.flops.work import Training
+
+_DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the analytic engine says of the same step; or why it says nothing."""
+
+    sentence: str
+    exact_flops: float | None = None  # the model FLOPs that `--engine analytic` leads with
+
+
+def agreed(
+    config: Config,
+    counted: Counted,
+    batch: Batch,
+    training: Training,
+    *,
+    train: bool,
+    source_len: int | None,
+) -> Agreed:
+    """Hold the count against the analytic one of what was run, and say what the step needs.
+
+    Running computes every pair of the rectangle, and the head at every position of a prompt.
+    """
+    try:
+        plain = model_graph(config)
+    except UnknownArchitectureError as error:
+        return Agreed(f"{config.where}: {error.said}")
+    except FormatError as error:
+        return Agreed(str(error))
+    graph, trained = trained_graph(plain, training)
+    is_prompt = not train and writes(graph)
+
+    def analytic(pairs: Pairs, *, last_logits: bool = False) -> Parts:
+        return step_flops(
+            graph,
+            Batch.of(
+                batch.sequences,
+                batch.seq_len,
+                lengths=_lengths(batch),
+                source_len=source_len,
+                last_logits=last_logits,
+                facts=graph.facts,
+            ),
+            trainable=trained if train else None,
+            checkpointing=training.checkpointing,
+            pairs=pairs,
+            scans=pairs == "needed",
+        )
+
+    needed = total(analytic("needed", last_logits=is_prompt)).model
+    head = " and the head on the last token alone" if is_prompt else ""
+    return Agreed(
+        f"of what was run, {agreement(analytic('computed'), counted).sentence}; exact, with just"
+        f" the pairs that the mask and windows let meet{head}, is {scaled(needed, 'FLOP')}"
+        f" ({100 * (needed / counted.model - 1):+.1f} %)",
+        needed,
+    )
+
+
+def _lengths(batch: Batch) -> list[int] | None:
+    """The documents that a batch was made of, where they are not whole sequences."""
+    if batch.is_grid:
+        return None
+    return [document.new for document in batch.documents for _ in range(document.count)]
+
+
+def tables(counted: Counted) -> list[Table]:
+    """By module and by operator."""
+    return [
+        _table("module", counted.modules(depth=_DEPTH)),
+        _table("operator", counted.operators),
+    ]
+
+
+def _table(title: str, rows: dict[str, PartFlops]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column(title, overflow="fold")
+    for name in ("forward", "backward", "again"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, flops in _alike(rows):
+        values = (flops.forward, flops.backward, flops.recomputed)
+        table.add_row(name or "all", *(scaled(v, "FLOP") if v else "-" for v in values))
+    return table
+
+
+def _alike(rows: dict[str, PartFlops]) -> list[tuple[str, PartFlops]]:
+    """The rows, of layers that follow each other and cost the same one for all."""
+    found: list[tuple[str, PartFlops]] = []
+    for (form, flops), group in groupby(rows.items(), lambda row: (_form(row[0]), row[1])):
+        names = [name for name, _ in group]
+        last = re.findall(r"\d+", names[-1])
+        many = f"{names[0]} to {last[-1]}, each" if len(names) > 1 and form and last else names[0]
+        found.append((many, flops))
+    return found
+
+
+def _form(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
+
+
+def lines(counted: Counted, found: Agreed) -> list[Text]:
+    """What stands below the tables."""
+    sums = counted.total
+    said = [
+        f"{scaled(sums.model, 'FLOP')} as run: attention over the whole rectangle, masks not"
+        f" seen, the head at every position; {scaled(sums.hardware, 'FLOP')} with what is computed"
+        f" again, in fused attention too; {counted.params} parameters",
+        found.sentence,
+        *counted.not_counted,
+        *(f"assumed: {one}" for one in counted.assumptions),
+    ]
+    return [Text(line) for line in said]
+
+
+def document(counted: Counted, found: Agreed) -> dict[str, Any]:
+    """Everything, in FLOPs."""
+    return {
+        "engine": "counted",
+        "attention": "the whole rectangle, as computed; masks and windows are not seen",
+        "head": "at every position",
+        "model_flops": counted.total.model,
+        "hardware_flops": counted.total.hardware,
+        "forward_flops": counted.total.forward,
+        "parameters": counted.params,
+        "modules": {name: _numbers(flops) for name, flops in counted.modules().items()},
+        "operators": {name: _numbers(flops) for name, flops in counted.operators.items()},
+        "not_counted": counted.calls_not_counted,
+        "analytic": found.sentence,
+        "exact_model_flops": found.exact_flops,
+        "assumptions": list(counted.assumptions),
+    }
+
+
+def _numbers(flops: PartFlops) -> dict[str, float]:
+    return {
+        "forward": flops.forward,
+        "backward": flops.backward,
+        "again": flops.recomputed,
+    }

@@ -1,0 +1,1 @@
+"""Charts as Vega-Lite specifications, each with its data table."""

@@ -1,0 +1,226 @@
+"""What charts over time share: the axis, the zoom, the marks, the shade over what is not counted.
+
+The trap: a wheel that zooms a chart when one wants to scroll the page. Shift and the wheel zooms.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.breakdown import timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ergmeter.metrics.breakdown.timeline import Line
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Mark
+    from ergmeter.views.charts.chart import Scale
+
+# What stands to the left of every chart over time takes as much room: a moment is at one place.
+LEFT = {"minExtent": 64, "maxExtent": 64}
+NO_TITLE = " "  # takes the room of one
+_TICKS = 5
+_DOTS = 60  # readings of a line, up to which each is a dot
+_MARKS = 200
+NEAREST = "near"  # the selection that follows the pointer
+_FIRST = (
+    *("alert", "alert_over", "alert_failed", "alarm_failed"),
+    *("stop_asked", "stop_failed"),
+)
+# For files: the page has legends that wrap.
+_LEGEND = {"columns": {"expr": "max(1, floor(width / 170))"}}
+# What says nothing about the course of a run.
+_PLAIN = (
+    "opened",
+    "closed",
+    "device_used",
+    "device_unused",
+    "device_unknown",
+    "ended",
+    "ticks_missed",
+    "alert_unjudged",
+)
+
+
+def time_axis(evidence: Evidence) -> dict[str, Any]:
+    """From the run's start to its end."""
+    whole_s = timeline.watched(evidence).duration_s
+    return {
+        "field": "t",
+        "type": "quantitative",
+        "title": "s since the run began",
+        "scale": {"domain": [0, round(whole_s, 6)], "nice": False},
+        "axis": {"grid": False, "tickCount": {"expr": "max(3, floor(width / 70))"}},
+    }
+
+
+def line_layers(
+    evidence: Evidence,
+    rows: list[dict[str, Any]],
+    lines: dict[str, Line],
+    scale: Scale,
+    *,
+    has_zero: bool,
+    is_stepped: bool,
+) -> list[dict[str, Any]]:
+    """Lines through readings, and the nearest reading to the pointer."""
+    y = value_axis(rows, scale, has_zero=has_zero)
+    few = max(line.readings for line in lines.values()) <= _DOTS
+    mark = {
+        "type": "line",
+        "clip": True,
+        "aria": False,
+        "strokeWidth": 1.5,
+        "interpolate": "step-before" if is_stepped else "linear",
+        "point": {"size": 14, "filled": True, "aria": False} if few else False,
+    }
+    colour = {
+        "field": "s",
+        "type": "nominal",
+        "scale": {"domain": list(lines)},
+        "legend": _LEGEND,
+    }
+    x = time_axis(evidence)
+    axes = {"x": x, "y": y, "color": colour}
+    return [
+        {
+            "data": {"name": "points", "values": rows},
+            "mark": mark,
+            "params": [zoom()],
+            "encoding": axes,
+        },
+        nearest(
+            axes,
+            [
+                {"field": "s", "title": "line"},
+                value_words(scale),
+                {"field": "t", "title": "s", "type": "quantitative", "format": ".6~g"},
+            ],
+        ),
+    ]
+
+
+def value_axis(rows: list[dict[str, Any]], scale: Scale, *, has_zero: bool) -> dict[str, Any]:
+    """What the values of lines are read on."""
+    is_share = scale.unit == "frac"
+    return {
+        "field": "v",
+        "type": "quantitative",
+        "title": "%" if is_share else scale.unit or NO_TITLE,
+        "scale": _value_scale(rows, has_zero=has_zero, is_share=is_share),
+        "axis": {"tickCount": _TICKS, "format": ".0%" if is_share else ",.6~r", **LEFT},
+    }
+
+
+def value_words(scale: Scale) -> dict[str, Any]:
+    """A value beside the pointer."""
+    is_share = scale.unit == "frac"
+    return {
+        "field": "v",
+        "title": "%" if is_share else scale.unit or "value",
+        "type": "quantitative",
+        "format": ".1%" if is_share else ".5~g",
+    }
+
+
+def nearest(
+    axes: dict[str, Any], words: list[dict[str, Any]], *, looked_up: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """The reading that is nearest to the pointer, with its words."""
+    select = {"type": "point", "nearest": True, "on": "pointerover", "clear": "pointerout"}
+    return {
+        "data": {"name": "points"},
+        "transform": [{"filter": "datum.v !== null"}, *looked_up],
+        "mark": {"type": "point", "clip": True, "filled": True, "size": 55, "aria": False},
+        "params": [{"name": NEAREST, "select": select}],
+        "encoding": {
+            **axes,
+            "opacity": {"condition": {"param": NEAREST, "empty": False, "value": 1}, "value": 0},
+            "tooltip": words,
+        },
+    }
+
+
+def _value_scale(rows: list[dict[str, Any]], *, has_zero: bool, is_share: bool) -> dict[str, Any]:
+    """From 0 where that means something, a share up to 1; of what was 0 throughout, still an axis.
+
+    A share above 1 is an error in what it is made of, and is shown.
+    """
+    most = max((row["v"] for row in rows if row["v"] is not None), default=0.0)
+    if is_share:
+        return {"domain": [0, max(1.0, most)]}
+    # The first and the last tick are the ends of the axis, and no line runs beyond them.
+    return {"domain": [0, 1]} if has_zero and not most else {"zero": has_zero, "nice": _TICKS}
+
+
+def zoom() -> dict[str, Any]:
+    """The shared zoom: shift and the wheel, or dragging. A bare wheel scrolls the page."""
+    return {
+        "name": "zoom",
+        "select": {"type": "interval", "encodings": ["x"], "zoom": "wheel![event.shiftKey]"},
+        "bind": "scales",
+    }
+
+
+def ground(evidence: Evidence) -> list[dict[str, Any]]:
+    """What lies behind every line: a shade over what is not counted, and the marks."""
+    whole_s = timeline.watched(evidence).duration_s
+    x = {**time_axis(evidence)}
+    layers: list[dict[str, Any]] = []
+    try:
+        span = evidence.span
+        edges = (timeline.seconds(evidence, span.start_ns), timeline.seconds(evidence, span.end_ns))
+    except NotMeasurable:  # all of it is warm-up
+        edges = (whole_s, whole_s)
+    shades = [{"t": 0.0, "e": edges[0]}, {"t": edges[1], "e": whole_s}]
+    shades = [one for one in shades if one["e"] > one["t"]]
+    if shades:
+        layers.append(
+            {
+                "data": {"name": "uncounted", "values": shades},
+                "mark": {"type": "rect", "clip": True, "color": "var(--shade)", "aria": False},
+                "encoding": {"x": x, "x2": {"field": "e"}},
+            }
+        )
+    marks = marks_of(evidence)
+    if marks:
+        layers.append(
+            {
+                "data": {"name": "marks", "values": marks},
+                "mark": {
+                    "type": "rule",
+                    "clip": True,
+                    "color": "var(--mark)",
+                    "strokeDash": [3, 3],
+                    "aria": False,
+                },
+                "encoding": {"x": x},
+            }
+        )
+    return layers
+
+
+def marks_of(evidence: Evidence) -> list[dict[str, Any]]:
+    """The marks worth showing, as many as can be: alerts before others, in order of time."""
+    found = _worth_showing(evidence)
+    first = sorted(found, key=lambda mark: mark.name not in _FIRST)[:_MARKS]
+    return [
+        {
+            "t": round(timeline.seconds(evidence, mark.t_ns), 6),
+            "name": mark.name,
+            "detail": mark.detail[:200],
+        }
+        for mark in sorted(first, key=lambda mark: mark.t_ns)
+    ]
+
+
+def marks_left_out(evidence: Evidence) -> str:
+    """In words how many marks there are that are not shown; nothing where all are."""
+    more = len(_worth_showing(evidence)) - _MARKS
+    return f"{more} more marks are not shown" if more > 0 else ""
+
+
+def _worth_showing(evidence: Evidence) -> list[Mark]:
+    return [mark for mark in evidence.run.marks if mark.name not in _PLAIN]

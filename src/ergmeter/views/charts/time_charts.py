@@ -1,0 +1,360 @@
+"""Charts over the time of a run, all on one axis: seconds since it began.
+
+The trap: lines that can't be set against each other. Every chart has the same time axis, the same
+marks and the same shade over what is not counted, and what one zooms into the others show too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.metrics.breakdown import timeline
+from ergmeter.metrics.energy.device_energy import boundary
+from ergmeter.metrics.evidence.gauges import sampled, why_absent
+from ergmeter.units import duration
+from ergmeter.views.charts.chart import Chart, Scale, Table, drawn, framed, scale_for
+from ergmeter.views.charts.phase_chart import phase_chart
+from ergmeter.views.charts.time_axis import ground, line_layers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from ergmeter.metrics.breakdown.timeline import Line
+    from ergmeter.metrics.evidence.evidence import Evidence
+    from ergmeter.records import Device
+
+_LINES = 8  # that can be told apart
+_POINTS = 1600  # of a chart, whatever the run's length
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the samples of one kind of device, and what its line is called."""
+
+    name: str
+    label: str
+    kind: str = "gpu"
+    is_counter: bool = False
+    since: str = ""  # the column that tells when its first interval began
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """One chart of samples over time."""
+
+    id: str
+    title: str
+    unit: str
+    columns: tuple[_Column, ...]
+    has_zero: bool = True
+    is_stepped: bool = False  # a reading holds for the interval that ends with it
+
+
+_KINDS = (
+    _Kind(
+        "memory",
+        "memory",
+        "B",
+        (
+            _Column("memory_bytes", "in use by all"),
+            _Column("process_bytes", "the program's"),
+            _Column("reserved_bytes", "reserved by the allocator", "allocator"),
+            _Column("allocated_bytes", "in tensors", "allocator"),
+            _Column("memory_bytes", "on the host", "process"),
+        ),
+    ),
+    _Kind(
+        "activity",
+        "activity",
+        "frac",
+        (
+            _Column("busy_frac", "busy (GPU util)"),
+            _Column("sm_frac", "multiprocessors"),
+            _Column("tensor_frac", "tensor pipes"),
+            _Column("dram_frac", "memory bandwidth"),
+        ),
+        is_stepped=True,
+    ),
+    _Kind("clocks", "clock", "Hz", (_Column("clock_hz", "clock"),), has_zero=False),
+    _Kind(
+        "temperature",
+        "temperature",
+        "C",
+        (_Column("temperature_c", "temperature"),),
+        has_zero=False,
+    ),
+    _Kind(
+        "node",
+        "the node's CPU, beside accelerators",
+        "frac",
+        (
+            _Column("busy_frac", "CPU of the node", "node", since="disk_read_bytes"),
+            _Column("iowait_frac", "waiting for storage", "node", since="disk_read_bytes"),
+            _Column("busy_frac", "accelerator busy"),
+        ),
+        is_stepped=True,
+    ),
+    _Kind(
+        "disk",
+        "the node's disks",
+        "B/s",
+        (
+            _Column("disk_read_bytes", "read", "node", is_counter=True),
+            _Column("disk_written_bytes", "written", "node", is_counter=True),
+        ),
+        is_stepped=True,
+    ),
+    _Kind(
+        "network",
+        "the node's network",
+        "B/s",
+        (
+            _Column("net_received_bytes", "received", "node", is_counter=True),
+            _Column("net_sent_bytes", "sent", "node", is_counter=True),
+        ),
+        is_stepped=True,
+    ),
+)
+IDS = ("phases", "power", "energy", *(one.id for one in _KINDS), "steps", "loss")
+
+
+def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
+    """Every chart over time, or some, in the order in which they stand below each other."""
+    of_samples = {one.id: (one.title, one.unit, partial(_of_kind, kind=one)) for one in _KINDS}
+    beside = {id_: of_samples.pop(id_) for id_ in ("node", "disk", "network")}
+    every: dict[str, tuple[str, str, Callable[[Evidence], Chart]]] = {
+        "phases": ("steps, phases and marks", "", phase_chart),
+        "power": ("power", "W", _power),
+        "energy": ("energy since the first reading", "J", _energy),
+        **of_samples,
+        "steps": ("step time", "s", _steps),
+        "loss": ("loss", "", _loss),
+        **beside,
+    }
+    return [
+        drawn(id_, title, unit, partial(draw, evidence), on_time=True)
+        for id_, (title, unit, draw) in every.items()
+        if id_ in only
+    ]
+
+
+def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
+    lines, note = _lines_of(evidence, kind)
+    return _chart(
+        evidence,
+        kind.id,
+        kind.title,
+        kind.unit,
+        lines,
+        note=note,
+        has_zero=kind.has_zero,
+        is_stepped=kind.is_stepped,
+    )
+
+
+def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
+    """The lines by their label; raises NotMeasurable where there are none."""
+    wanted = [
+        (device, column)
+        for column in kind.columns
+        for device in evidence.devices(column.kind)
+        if device.id in evidence.series(column.name)
+    ]
+    first = kind.columns[0]
+    is_there = any(column.kind == first.kind for _, column in wanted)
+    # A machine without an accelerator has a memory of its own.
+    if not is_there and (kind.id != "memory" or not wanted):
+        raise NotMeasurable(_why_none(evidence, first))
+    note = ""
+    if len(wanted) > _LINES:
+        main = wanted[0][1]
+        wanted = [one for one in wanted if one[1] == main]
+        note = f"of each device, {main.label}; `erg export` has the rest"
+    if len(wanted) > _LINES:
+        note += f"; {_LINES} of {len(wanted)} devices are shown"
+        wanted = wanted[:_LINES]
+    points = _POINTS // max(1, len(wanted))
+    several = {
+        kind_
+        for kind_ in {c.kind for _, c in wanted}
+        if len({d.id for d, c in wanted if c.kind == kind_}) > 1
+    }
+    has_several_columns = len({column for _, column in wanted}) > 1
+    names = names_of(evidence, [device for device, _ in wanted])
+    lines: dict[str, Line] = {}
+    for device, column in wanted:
+        line = timeline.line_of(
+            evidence,
+            device,
+            column.name,
+            points=points,
+            is_counter=column.is_counter,
+            since=column.since,
+        )
+        if line is not None:
+            label = column.label
+            if column.kind in several:
+                label = names[device.id] + (f": {label}" if has_several_columns else "")
+            lines[label] = line
+    return lines, note
+
+
+def _why_none(evidence: Evidence, column: _Column) -> str:
+    device = sampled(evidence, column.kind)[0]
+    return why_absent(device, column.name) or f"{device.name} did not say it in this run"
+
+
+def names_of(evidence: Evidence, devices: Iterable[Device]) -> dict[str, str]:
+    """What to call each device among others, by its id: an index is that of one node."""
+    names = {device.id: _short_name(device) for device in devices}
+    hosts = {
+        device.id: str(writer.header.get("host"))
+        for writer in evidence.run.writers
+        for device in writer.devices
+    }
+    for more in (hosts, {id_: id_ for id_ in names}):
+        counts = Counter(names.values())
+        names = {
+            id_: name if counts[name] == 1 else f"{name} ({more.get(id_, id_)})"
+            for id_, name in names.items()
+        }
+    return names
+
+
+def _short_name(device: Device) -> str:
+    """By its index, where the driver gives one."""
+    index = device.facts.get("index")
+    word = {"gpu": "GPU", "allocator": "allocator", "node": "node", "cpu": "CPU"}.get(
+        device.kind, device.kind
+    )
+    if index is not None:
+        return f"{word} {index}"
+    return f"{word} {device.id[:12]}"
+
+
+def _power(evidence: Evidence) -> Chart:
+    devices = boundary(evidence)
+    points = _POINTS // min(_LINES, len(devices))
+    found = [
+        (device, timeline.power_line(evidence, device, points=points))
+        for device in devices[:_LINES]
+    ]
+    names = _names(evidence, devices)
+    lines = {names[device.id]: line for device, line in found if line is not None}
+    if not lines:
+        raise NotMeasurable(f"{devices[0].name} tells energy and no power")
+    # By a counter alone, a value holds for the interval that ends with it.
+    is_stepped = not any(device.id in evidence.series("power_w") for device in devices)
+    return _chart(
+        evidence, "power", "power", "W", lines, note=_rest(devices), is_stepped=is_stepped
+    )
+
+
+def _energy(evidence: Evidence) -> Chart:
+    devices = boundary(evidence)
+    points = _POINTS // min(_LINES, len(devices))
+    names = _names(evidence, devices)
+    lines = {
+        names[device.id]: timeline.energy_line(evidence, device, points=points)
+        for device in devices[:_LINES]
+    }
+    return _chart(
+        evidence, "energy", "energy since the first reading", "J", lines, note=_rest(devices)
+    )
+
+
+def _names(evidence: Evidence, devices: Sequence[Device]) -> dict[str, str]:
+    if len(devices) == 1:
+        return {devices[0].id: devices[0].name}
+    return names_of(evidence, devices)
+
+
+def _rest(devices: Sequence[Device]) -> str:
+    return f"{_LINES} of {len(devices)} devices are shown" if len(devices) > _LINES else ""
+
+
+def _steps(evidence: Evidence) -> Chart:
+    line = timeline.step_line(evidence, points=_POINTS)
+    way = "from one printed line" if evidence.from_output else "from each step's start"
+    note = f"{way} to the next, the warm-up included"
+    lines = {"step time": line}  # each holds until its end
+    return _chart(evidence, "steps", "step time", "s", lines, note=note, is_stepped=True)
+
+
+def _loss(evidence: Evidence) -> Chart:
+    line = timeline.loss_line(evidence, points=_POINTS)
+    note = "as printed: no step tells it" if line.is_printed else ""
+    return _chart(evidence, "loss", "loss", "", {"loss": line}, note=note, has_zero=False)
+
+
+def _chart(
+    evidence: Evidence,
+    id_: str,
+    title: str,
+    unit: str,
+    lines: dict[str, Line],
+    *,
+    note: str = "",
+    has_zero: bool = True,
+    is_stepped: bool = False,
+) -> Chart:
+    if not lines:
+        raise NotMeasurable("nothing was read of it in this run")
+    scale = scale_for(unit, max(line.highest[0] for line in lines.values()))
+    rows = [row for label, line in lines.items() for row in _rows(label, line, scale)]
+    if any(line.is_bounded for line in lines.values()):
+        note = "; ".join(filter(None, (note, "lowest and highest of each moment are drawn")))
+    unbroken = max(line.unbroken for line in lines.values())
+    if unbroken:
+        note += f"; {unbroken} gaps in the readings are too many to be drawn"
+    description = f"{title} over time: " + "; ".join(
+        f"{label} from {scale.text(line.lowest[0])} to {scale.text(line.highest[0])}"
+        for label, line in lines.items()
+    )
+    layers = [
+        *ground(evidence),
+        *line_layers(evidence, rows, lines, scale, has_zero=has_zero, is_stepped=is_stepped),
+    ]
+    legend = tuple((label, f"c{number}") for number, label in enumerate(lines, start=1))
+    return Chart(
+        id_,
+        title,
+        scale.unit,
+        framed(description, 170, layers),
+        _table(lines, scale),
+        note,
+        on_time=True,
+        legend=() if list(lines) == [title] else legend,
+    )
+
+
+def _rows(label: str, line: Line, scale: Scale) -> list[dict[str, Any]]:
+    return [
+        {
+            "t": round(t_s, 6),
+            "v": None if math.isnan(value) else float(f"{value / scale.factor:.6g}"),
+            "s": label,
+        }
+        for t_s, value in zip(line.t_s.tolist(), line.values.tolist(), strict=True)
+    ]
+
+
+def _table(lines: dict[str, Line], scale: Scale) -> Table:
+    head = ("line", "readings", "lowest", "at", "highest", "at")
+    rows = tuple(
+        (
+            label,
+            f"{line.readings:,}",
+            scale.text(line.lowest[0]),
+            duration(line.lowest[1]),
+            scale.text(line.highest[0]),
+            duration(line.highest[1]),
+        )
+        for label, line in lines.items()
+    )
+    return Table(head, rows)

@@ -1,0 +1,1 @@
+"""What is shown of one run on the terminal: card, check, explain, memory, live view."""

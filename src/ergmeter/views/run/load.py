@@ -1,0 +1,193 @@
+"""What came of `erg load`: a row for each level, and below it what to know about the figures.
+
+The trap: a table that hides who was slow. Failed requests stand in the row, with their reasons
+below, and so does the client's own CPU: at a whole core the client was measured, not the server.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ergmeter.load.pacing import AFTER_FAILURE_S, Closed, Open
+from ergmeter.records import Missing, Reading
+from ergmeter.units import duration, number_of, significant
+from ergmeter.views import documents
+from ergmeter.views.run.card import value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.console import Console
+
+    from ergmeter.load.level import Outcome, Plan
+    from ergmeter.records import Result, Summary
+
+_COLUMNS = {
+    "\nok/s": "throughput.requests_per_s",
+    "tokens/s\nout": "throughput.output_tokens_per_s",
+    "TTFT ms\nmedian": "latency.ttft_median_s",
+    "\np95": "latency.ttft_p95_s",
+    "TPOT ms\nmedian": "latency.tpot_median_s",
+    " \np95": "latency.tpot_p95_s",
+    "whole ms\nmedian": "latency.e2e_median_s",
+}
+# In a line of their own: most runs have none, and the table fits 80 columns.
+_BELOW = {
+    "offered": "throughput.offered_requests_per_s",
+    "failed": "throughput.failed_requests_per_s",
+    "drain time": "requests.drain_s",
+    "goodput": "throughput.goodput_per_s",
+    "SLO attainment": "requests.slo_attainment_frac",
+    "energy": "energy.joules_per_generated_token",
+}
+_OF_FAILURES = ("failed", "drain time")
+_BUSY_FRAC = 0.8  # of a core: beyond it the client may be what is measured
+_GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "overhead.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level: what it was to do, what happened, and what its run came to."""
+
+    plan: Plan
+    outcome: Outcome
+    summary: Summary
+
+
+def show(console: Console, levels: list[Level]) -> None:
+    """Print the table, the remarks, and how to see more of each run."""
+    first = levels[0].plan.asking
+    console.print(Text(f"{first.model} at {first.target.address.url}", "dim"))
+    console.print(_table(levels))
+    for line in _below(levels):
+        console.print(Text(line))
+    for line in remarks(levels):
+        console.print(Text.assemble(("! ", "yellow"), line))
+    for level in levels:
+        console.print(Text(f"erg report {shlex.quote(str(level.outcome.run))}"), soft_wrap=True)
+
+
+def _table(levels: list[Level]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("\nrequests", no_wrap=True)
+    for title in ("\nok", "\nfailed", *_COLUMNS, "client\nCPU"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for level in levels:
+        table.add_row(
+            level.plan.pace.label,
+            str(level.outcome.answered),
+            str(level.outcome.failed),
+            *(_cell(level.summary.readings[key]) for key in _COLUMNS.values()),
+            f"{100 * level.outcome.cpu_frac:.0f} %",
+        )
+    return table
+
+
+def _cell(found: Result) -> str:
+    if not isinstance(found, Reading):
+        return "-"
+    return significant(found.value * (1e3 if found.unit == "s" else 1.0), 3)
+
+
+def _below(levels: list[Level]) -> list[str]:
+    """What only some loads have: a line for each level."""
+    return [
+        f"{level.plan.pace.label}: {what} {value(found)} ({found.note.partition('; ')[0]})"
+        for what, key in _BELOW.items()
+        for level in levels
+        if what != "offered" or isinstance(level.plan.pace, Open)
+        if what not in _OF_FAILURES or level.outcome.failed
+        if isinstance(found := level.summary.readings[key], Reading)
+    ]
+
+
+def remarks(levels: list[Level]) -> list[str]:
+    """What a reader of the table must know."""
+    found = []
+    for level in levels:
+        found += [f"{level.plan.pace.label}: {remark}" for remark in _remarks(level)]
+    first = levels[0].plan
+    if not first.asking.counts_tokens:
+        found.append("the server sends no usage: a chunk with text stands for a token (assumed)")
+    if first.why_no_energy:
+        found.append(f"no energy: {first.why_no_energy}")
+    return list(dict.fromkeys(found))
+
+
+def _remarks(level: Level) -> Iterator[str]:
+    outcome = level.outcome
+    for kind, count in outcome.failures.most_common():
+        yield f"{count} x {kind}: {outcome.examples[kind]}"
+    if outcome.failed and isinstance(level.plan.pace, Closed):
+        yield f"a pause of {AFTER_FAILURE_S:g} s after each failure is in the rates (closed loop)"
+    if outcome.unsettled:
+        yield (
+            f"{number_of(outcome.unsettled, 'request')} in flight when it was interrupted, for up"
+            f" to {duration(outcome.unsettled_s)}: offered, not settled; the window ends with the"
+            " last one settled"
+        )
+    if outcome.no_usage:
+        yield f"no usage (token counts) with {outcome.no_usage} of {outcome.answered} answers"
+    if outcome.zero_usage:
+        yield (
+            f"usage of 0 tokens for visible text with {outcome.zero_usage} of"
+            f" {outcome.answered} answers: taken for no count"
+        )
+    if outcome.cpu_frac > _BUSY_FRAC:
+        yield (
+            f"the client took {100 * outcome.cpu_frac:.0f} % of a core: its own"
+            " waiting is in these figures; use several clients or a faster machine"
+        )
+    again = level.plan.prompts.repeats_after
+    if again is not None and outcome.offered > again:
+        yield f"the {again} prompts were asked more than once: caches may answer"
+    yield from _missing(level.summary.readings)
+
+
+def _missing(readings: dict[str, Result]) -> list[str]:
+    """Why a figure of the table is not there; a reason that several share is given once."""
+    reasons = [
+        found.reason for key in _COLUMNS.values() if isinstance(found := readings[key], Missing)
+    ]
+    return list(dict.fromkeys(reasons))
+
+
+def document(levels: list[Level]) -> dict[str, Any]:
+    """The same for programs."""
+    first = levels[0].plan.asking
+    return {
+        "url": first.target.address.url,
+        "model": first.model,
+        "options": first.options,
+        "length_field": first.length_field,
+        "tokens_from": "usage" if first.counts_tokens else "chunks",
+        "levels": [_entry(level) for level in levels],
+        "remarks": remarks(levels),
+    }
+
+
+def _entry(level: Level) -> dict[str, Any]:
+    outcome = level.outcome
+    kept = {k: v for k, v in level.summary.readings.items() if k.startswith(_GROUPS)}
+    return {
+        "run": str(outcome.run),
+        "clock": level.plan.pace.clock,
+        "offered": outcome.offered,
+        "answered": outcome.answered,
+        "failed": outcome.failed,
+        "unsettled": outcome.unsettled,
+        "failed_frac": float(significant(outcome.failed_frac)),
+        "failures": [
+            {"kind": kind, "count": count, "example": outcome.examples[kind]}
+            for kind, count in outcome.failures.most_common()
+        ],
+        "most_in_flight": outcome.most_in_flight,
+        "client_cpu_frac": float(significant(outcome.cpu_frac)),
+        "client_lag_p99_s": float(significant(outcome.lag_p99_s)),
+        "readings": {key: documents.result(found) for key, found in kept.items()},
+    }

@@ -1,0 +1,1 @@
+"""Measures what this machine can reach: FLOP/s, bandwidth, power."""

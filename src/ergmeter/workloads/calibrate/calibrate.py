@@ -1,0 +1,279 @@
+"""What can this machine reach? Products by type, memory, idle power and its sensors, in a minute.
+
+The trap: a measurement that disturbs itself. Whoever computes on the device is in every figure, so
+that is looked for before we are there ourselves, and said; idle comes before any load, with a
+context open, as a training has one. What was measured when somebody presses Ctrl-C stays.
+
+A device has the identity that a run's probe will give it: NVML's, or amdsmi's where torch is built
+for ROCm. One that no probe lists can be measured, and no later run will know it: that is said.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pynvml
+import torch
+
+from ergmeter.errors import NotMeasurable, UsageError
+from ergmeter.hardware.calibration import Calibration
+from ergmeter.ports import ProbeRequest
+from ergmeter.probes.amd.amd import AmdProbe
+from ergmeter.records import Device
+from ergmeter.sampler import open_probes
+from ergmeter.version import __version__
+from ergmeter.workloads.calibrate import matmul
+from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
+from ergmeter.workloads.calibrate.streams import PATTERNS, Streams
+from ergmeter.workloads.calibrate.sustained import FULL, QUICK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ergmeter.hardware.calibration import Refresh
+    from ergmeter.workloads.calibrate.sustained import Pace
+
+    Stage = tuple[str, Callable[[], None]]
+
+__all__ = ["FULL", "QUICK", "Target", "Tick", "run", "targets"]
+
+BUSY_FRAC = 0.1  # of all cores, from which on a CPU is said to have company
+# What of a device's facts its rates hang on.
+_CONDITIONS = (
+    *("driver", "power_limit_w", "power_field"),
+    *("cpu_model", "cores", "cpu_peak_flops_per_s", "cpu_peak_source"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device to measure: as torch knows it, as a later run will, and who else is on it."""
+
+    where: torch.device
+    device: Device
+    others: tuple[int, ...] = ()  # processes
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far it is, for whoever shows it."""
+
+    done: int
+    of: int
+    what: str
+
+
+def targets(named: str) -> list[Target]:
+    """The devices of a name: auto, cpu, cuda, cuda:1, or all for every GPU."""
+    gpus = _gpus() if named != "cpu" else []
+    if named == "cpu" or (named == "auto" and not gpus):
+        return [Target(torch.device("cpu"), _cpu())]
+    if named == "all" and gpus:
+        return gpus
+    wanted = "cuda:0" if named in ("auto", "cuda") else named
+    found = [gpu for gpu in gpus if str(gpu.where) == wanted]
+    if not found:
+        there = ", ".join(["cpu", *(str(gpu.where) for gpu in gpus)])
+        raise UsageError(f"torch {torch.__version__} has no device {named!r} here; it has {there}")
+    return found
+
+
+def _cpu() -> Device:
+    opened = open_probes(_request(), ["node"])
+    if not opened.probes:
+        raise NotMeasurable(opened.unavailable["node"])
+    return opened.probes[0].devices[0]
+
+
+def _gpus() -> list[Target]:
+    """Every GPU of torch's, by the identity that a probe gives it, as the runs that follow will."""
+    if not torch.cuda.is_available():
+        return []
+    name = "amd" if torch.version.hip else "nvml"
+    opened = open_probes(_request(), [name])
+    listed = [device for probe in opened.probes for device in probe.devices]
+    others: dict[str, tuple[int, ...]] = {}  # asked before torch opens a context
+    for probe in opened.probes:
+        on_amd = probe.processes() if isinstance(probe, AmdProbe) else {}
+        others |= {one.id: _others(one, on_amd.get(one.id)) for one in probe.devices}
+        probe.close()
+    identified = _identified_by_bus if torch.version.hip else _identified
+    found = []
+    for index in range(torch.cuda.device_count()):
+        device = identified(index, torch.cuda.get_device_properties(index), listed)
+        if device.probe == "torch":
+            device.facts["no_probe"] = opened.unavailable.get(name, f"{name} does not list it")
+        found.append(Target(torch.device("cuda", index), device, others.get(device.id, ())))
+    return found
+
+
+def _identified(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
+    """The device of NVML's that torch means; one that NVML does not list has no sensors."""
+    uuid = str(getattr(properties, "uuid", ""))
+    for device in listed:
+        if uuid and device.id == f"GPU-{uuid}":
+            return device
+    if not uuid and index < len(listed):
+        return listed[index]
+    return Device(f"GPU-{uuid}" if uuid else f"cuda:{index}", "gpu", properties.name, "torch")
+
+
+def _identified_by_bus(index: int, properties: Any, listed: list[Device]) -> Device:  # noqa: ANN401
+    """The device of amdsmi's that torch means, by its place on the bus: UUIDs are others in HIP.
+
+    An older torch does not say the place. Then it is the order, where that is known to be HIP's.
+    """
+    fields = ("pci_domain_id", "pci_bus_id", "pci_device_id")
+    place = [getattr(properties, field, None) for field in fields]
+    if None not in place:
+        domain, bus, slot = (int(part or 0) for part in place)
+        start = f"{domain:04x}:{bus:02x}:{slot:02x}."
+        same = [one for one in listed if str(one.facts.get("pci_bus_id", "")).startswith(start)]
+    else:
+        is_known = not any(one.facts.get("order_is_assumed") for one in listed)
+        same = listed[index : index + 1] if is_known else []
+    return same[0] if len(same) == 1 else Device(f"cuda:{index}", "gpu", properties.name, "torch")
+
+
+def _others(device: Device, processes: list[int] | None = None) -> tuple[int, ...]:
+    """Who else is on it; NVML is asked where it is not known yet."""
+    if processes is not None:
+        return tuple(pid for pid in processes if pid != os.getpid())
+    with suppress(pynvml.NVMLError):
+        sensors = Sensors(device)
+        try:
+            return tuple(pid for pid in sensors.processes() if pid != os.getpid())
+        finally:
+            sensors.close()
+    return ()
+
+
+def _request() -> ProbeRequest:
+    return ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
+
+
+def run(target: Target, *, pace: Pace = FULL, tell: Callable[[Tick], None]) -> Calibration:
+    """Measure one device. An interrupt ends it early, with what there is."""
+    began_s = time.monotonic()
+    found = _blank(target, pace)
+    with ExitStack() as stack:
+        try:
+            stages = _stages(target, pace, found, stack)
+            for number, (what, stage) in enumerate(stages):
+                tell(Tick(number, len(stages), what))
+                try:
+                    stage()
+                except NotMeasurable as error:
+                    found.absent[what] = str(error)
+        except KeyboardInterrupt:
+            found.interrupted = True
+    found.took_s = time.monotonic() - began_s
+    if not found.matmul and not found.interrupted:
+        said = "; ".join(f"{what}: {why}" for what, why in found.absent.items())
+        raise NotMeasurable(f"no rate could be measured on {target.where} ({said})")
+    return found
+
+
+def _blank(target: Target, pace: Pace) -> Calibration:
+    device, facts = target.device, target.device.facts
+    conditions: dict[str, object] = {"ergmeter": __version__, "torch": str(torch.__version__)}
+    if target.where.type == "cuda":
+        conditions["cuda"] = torch.version.cuda or torch.version.hip
+    else:
+        conditions["threads"] = torch.get_num_threads()
+    found = Calibration(
+        device.id,
+        device.kind,
+        str(facts.get("cpu_model") or device.name),
+        datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        {**conditions, **{name: facts[name] for name in _CONDITIONS if name in facts}},
+        remarks=_company(target),
+        quick=pace.is_quick,
+    )
+    if "no_probe" in facts:
+        found.absent["later runs"] = f"no run will know this device again: {facts['no_probe']}"
+    return found
+
+
+def _company(target: Target) -> list[str]:
+    """Who else is at work here."""
+    if target.others:
+        which = ", ".join(str(pid) for pid in target.others)
+        return [f"not alone: process {which} was on the device"]
+    if target.where.type == "cpu":
+        busy_frac = psutil.cpu_percent(interval=0.3) / 100
+        if busy_frac > BUSY_FRAC:
+            return [f"not alone: others kept the cores {100 * busy_frac:.0f} % busy"]
+    return []
+
+
+def _stages(target: Target, pace: Pace, found: Calibration, stack: ExitStack) -> list[Stage]:
+    """What is to be done, in order; opens what it needs."""
+    where = target.where
+    stages: list[Stage] = []
+    watch = None
+    if where.type == "cuda":
+        _open_context(where, stack)
+        if target.device.probe == "nvml":
+            sensors = Sensors(target.device)
+            stack.callback(sensors.close)
+            stages.append(("idle power", partial(_idle, found, sensors, pace)))
+            queries = {"power": sensors.power_w, "energy": sensors.energy_j}
+            for name, query in queries.items():
+                ask = partial(refresh, query, for_s=pace.refresh_s)
+                stages.append((f"{name} sensor", partial(_refresh, found, where, name, ask)))
+            watch = stack.enter_context(Watch(sensors))
+        else:
+            found.absent["sensors"] = (
+                "an AMD GPU's are not looked at yet"
+                if target.device.probe == "amd"
+                else "no probe lists this device"
+            )
+    types = matmul.ON_GPU if where.type == "cuda" else matmul.ON_CPU
+    stages += [(f"matmul {one}", partial(_matmul, found, where, one, pace, watch)) for one in types]
+    memory = Streams(where)
+    stages += [
+        (f"memory {one}", partial(_stream, found, memory, one, pace, watch)) for one in PATTERNS
+    ]
+    return stages
+
+
+def _open_context(where: torch.device, stack: ExitStack) -> None:
+    try:
+        stack.enter_context(torch.cuda.device(where))
+        torch.zeros(1, device=where)
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise NotMeasurable(f"{where} can't be used now: {reason}") from error
+
+
+def _idle(found: Calibration, sensors: Sensors, pace: Pace) -> None:
+    found.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
+
+
+def _refresh(
+    found: Calibration, where: torch.device, name: str, ask: Callable[[], Refresh]
+) -> None:
+    with matmul.load(where):
+        found.refresh[name] = ask()
+
+
+def _matmul(
+    found: Calibration, where: torch.device, dtype: str, pace: Pace, watch: Watch | None
+) -> None:
+    found.matmul[dtype], found.sweep[dtype] = matmul.achievable(dtype, where, pace, watch=watch)
+
+
+def _stream(
+    found: Calibration, memory: Streams, pattern: str, pace: Pace, watch: Watch | None
+) -> None:
+    found.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)

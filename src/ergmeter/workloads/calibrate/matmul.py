@@ -1,0 +1,265 @@
+"""How many FLOP/s do products of matrices reach here, by type? Swept over shapes, then held.
+
+The trap: matrices of zeros. Bits that do not change draw no power, so under a power limit a product
+of zeros clocks higher: 295 TFLOP/s against 257 with normally distributed numbers, on an A100
+(https://www.thonking.ai/p/strangely-matrix-multiplications). The numbers here are normal.
+
+Shapes matter too: a rate is the best of a sweep over squares and over the layers of Llama 3 with
+some thousand tokens, each as a linear layer multiplies (x times the transpose of its weights).
+mamf-finder (Stas Bekman, Machine Learning Engineering) sweeps thousands of shapes for an hour and
+finds a few percent more.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from ergmeter.errors import NotMeasurable
+from ergmeter.workloads.calibrate.sustained import Task, bursts, one_s, spans_s, sustained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ergmeter.hardware.calibration import Rate
+    from ergmeter.workloads.calibrate.sensors import Watch
+    from ergmeter.workloads.calibrate.sustained import Pace, Work
+
+Shape = tuple[int, int, int]  # rows, columns and depth of the product
+
+ON_CPU = ("fp32", "bf16")
+ON_GPU = ("bf16", "fp16", "fp8", "int8", "tf32", "fp32")
+
+_8B, _70B = (4096, 14336), (8192, 28672)  # width and hidden width of Llama 3
+_GPU_SHAPES: tuple[Shape, ...] = (
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+    (8192, 8192, 8192),
+    (8192, _8B[1], _8B[0]),
+    (8192, _8B[0], _8B[1]),
+    (8192, _70B[1], _70B[0]),
+    (8192, _70B[0], _70B[1]),
+    (16384, 16384, 16384),
+)
+_CPU_SHAPES: tuple[Shape, ...] = (
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (1024, 2816, 1024),
+    (2048, 2048, 2048),
+    (4096, 4096, 4096),
+)
+_LOAD: Shape = (8192, 8192, 8192)
+_LOAD_S = 0.03  # queued at a time, well within a sensor's period
+# What takes longer than this once would leave no room for a window of blocks.
+_LONGEST_S = 0.25
+# Bytes of an element going in, while it is made, and coming out.
+_BYTES = {
+    "fp32": (4, 4, 4), "tf32": (4, 4, 4), "bf16": (2, 2, 2), "fp16": (2, 2, 2),
+    "fp8": (1, 2, 2), "int8": (1, 4, 4),
+}  # fmt: skip
+_FLOATS = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+_TF32_SINCE = (8, 0)  # compute capability
+
+
+def achievable(
+    dtype: str, device: torch.device, pace: Pace, *, watch: Watch | None = None
+) -> tuple[Rate, dict[str, float]]:
+    """The best rate that is held in this type, and what each shape of the sweep gave for a moment.
+
+    NotMeasurable, with torch's own reason, where the device does not multiply in this type.
+    """
+    if device.type == "cpu" and dtype != "fp32":
+        _check_survival(dtype)
+    if dtype == "tf32" and torch.cuda.get_device_capability(device) < _TF32_SINCE:
+        raise NotMeasurable("no tf32 units before compute capability 8.0")
+    with _precision("high" if dtype == "tf32" else "highest"):
+        try:
+            return _achievable(dtype, device, pace, watch)
+        except torch.cuda.OutOfMemoryError as error:
+            raise NotMeasurable(f"out of memory: {_first_line(error)}") from error
+        except RuntimeError as error:
+            raise NotMeasurable(f"torch refuses: {_first_line(error)}") from error
+
+
+def _check_survival(dtype: str) -> None:
+    """Try one small product in another process: instructions that a CPU claims to have, and that a
+    virtual machine does not let it run, end the process that meets them."""
+    kind = str(_FLOATS[dtype])
+    code = f"import torch; x = torch.ones(64, 64, dtype={kind}); x @ x"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    if ended.returncode < 0:
+        name = signal.Signals(-ended.returncode).name
+        raise NotMeasurable(
+            f"a product in {dtype} ends the process here ({name}), as a training in {dtype} would:"
+            " the CPU claims instructions that it can't run; ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+            " in the environment leaves AMX out"
+        )
+
+
+@contextmanager
+def load(device: torch.device) -> Iterator[None]:
+    """Keep the device at work meanwhile, from a thread of its own."""
+    free = _free_bytes(device)
+    shape = next((s for s in (_LOAD, *_GPU_SHAPES) if _needed_bytes("fp16", s) < free), None)
+    if shape is None:
+        raise NotMeasurable(f"{device} has no memory to spare for a load")
+    work = _product("fp16", shape, device)
+    repeats = max(1, round(_LOAD_S / one_s(work, device)))
+    done = threading.Event()
+
+    def feed() -> None:
+        with torch.cuda.device(device):
+            while not done.is_set():
+                spans_s(work, device, repeats=repeats, blocks=1)
+
+    thread = threading.Thread(target=feed, name="ergmeter-load", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        _let_go(device)
+
+
+def _achievable(
+    dtype: str, device: torch.device, pace: Pace, watch: Watch | None
+) -> tuple[Rate, dict[str, float]]:
+    swept = dict(_swept(dtype, device, pace))
+    ranked = sorted(swept, key=lambda shape: -_mean(swept[shape]))
+    held = []
+    for shape in ranked[: pace.finalists]:
+        task = _task(dtype, shape, device)
+        held.append(
+            sustained(
+                task,
+                device,
+                warmup_s=pace.warmup_s,
+                window_s=pace.window_s,
+                block_s=pace.block_s,
+                watch=watch,
+            )
+        )
+        _let_go(device)
+    best = max(held, key=lambda rate: rate.value)
+    briefest = max(swept, key=lambda shape: max(swept[shape]))
+    if max(swept[briefest]) > best.burst:
+        best = replace(
+            best, burst=max(swept[briefest]), burst_s=pace.burst_s, burst_of=_spelled(briefest)
+        )
+    return best, {_spelled(shape): _mean(rates) for shape, rates in swept.items()}
+
+
+def _swept(dtype: str, device: torch.device, pace: Pace) -> Iterator[tuple[Shape, list[float]]]:
+    shapes = sorted(_CPU_SHAPES if device.type == "cpu" else _GPU_SHAPES, key=_flops)
+    free = _free_bytes(device)
+    fitting = [shape for shape in shapes if _needed_bytes(dtype, shape) < free]
+    if not fitting:
+        raise NotMeasurable(
+            f"{device} has {free / 2**20:.0f} MiB to spare, and the smallest product in {dtype}"
+            f" needs {_needed_bytes(dtype, shapes[0]) / 2**20:.0f} MiB: end what uses it"
+        )
+    per_s = math.inf
+    for shape in fitting:
+        if _flops(shape) / per_s > _LONGEST_S:
+            return
+        task = _task(dtype, shape, device)
+        took_s = one_s(task.work, device)
+        per_s = task.amount / took_s
+        if took_s <= _LONGEST_S or shape == fitting[0]:
+            yield shape, bursts(task, device, pace)
+        _let_go(device)
+
+
+def _task(dtype: str, shape: Shape, device: torch.device) -> Task:
+    unit = "FLOP/s" if dtype != "int8" else "op/s"
+    return Task(_product(dtype, shape, device), _flops(shape), unit, _spelled(shape))
+
+
+def _product(dtype: str, shape: Shape, device: torch.device) -> Work:
+    """The product of two matrices of normal numbers, ready to be done again and again."""
+    rows, columns, depth = shape
+    if dtype in _FLOATS:
+        kind = _FLOATS[dtype]
+        x = torch.randn(rows, depth, dtype=kind, device=device)
+        weights = torch.randn(columns, depth, dtype=kind, device=device).t()
+        out = torch.empty(rows, columns, dtype=kind, device=device)
+        return lambda: torch.mm(x, weights, out=out)
+    x, weights = _narrow(dtype, rows, depth, device), _narrow(dtype, columns, depth, device).t()
+    if dtype == "int8":
+        return lambda: torch._int_mm(x, weights)
+    one = torch.ones((), device=device)
+    # Sums kept in the tensor cores' own precision: as forward passes in fp8 run, the faster way.
+    return lambda: torch._scaled_mm(
+        x, weights, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
+
+
+def _narrow(dtype: str, rows: int, columns: int, device: torch.device) -> torch.Tensor:
+    if dtype == "fp8":
+        wide = torch.randn(rows, columns, dtype=torch.bfloat16, device=device)
+        return wide.to(torch.float8_e4m3fn)
+    wide = torch.randn(rows, columns, device=device)
+    # Four standard deviations fit into a byte with its sign.
+    return wide.mul_(32).round_().clamp_(-127, 127).to(torch.int8)
+
+
+@contextmanager
+def _precision(wanted: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(wanted)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """What may be used: a tenth is left to whoever needs it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.9)
+    import psutil  # noqa: PLC0415  on a CPU only
+
+    return int(psutil.virtual_memory().available * 0.9)
+
+
+def _needed_bytes(dtype: str, shape: Shape) -> int:
+    rows, columns, depth = shape
+    kept, making, out = _BYTES[dtype]
+    both = rows * depth + columns * depth
+    return both * kept + max(rows, columns) * depth * making + rows * columns * out
+
+
+def _let_go(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _flops(shape: Shape) -> float:
+    return 2.0 * math.prod(shape)
+
+
+def _mean(rates: list[float]) -> float:
+    """Of blocks of equal work: all of it over all their time."""
+    return len(rates) / sum(1 / rate for rate in rates)
+
+
+def _spelled(shape: Shape) -> str:
+    return "x".join(str(side) for side in shape)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

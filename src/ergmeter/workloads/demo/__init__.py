@@ -1,0 +1,1 @@
+"""The training that `erg demo` measures."""

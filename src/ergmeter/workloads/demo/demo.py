@@ -1,0 +1,309 @@
+"""What does a measured training look like? A small model, trained for some seconds under a Meter.
+
+The trap: step times that are not step times. On a GPU the host only queues work; a step that ends
+when the queue has been filled looks ten times too quick, and whoever reads the loss pays for all of
+it. Here each step waits for its own work. A loop that must not wait reads its loss every so many
+steps instead: its window is then still true, since it spans many steps; its single steps are not.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812  as everybody calls it
+
+from ergmeter.errors import UsageError
+from ergmeter.meter import Meter
+from ergmeter.records import Reported
+from ergmeter.workloads.demo import text
+from ergmeter.workloads.demo.llama import Llama, LlamaConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from ergmeter.workloads.demo.text import Document
+
+# -- batches ---------------------------------------------------------------------------------------
+# What goes through the model in one step, and how many tokens is that?
+#
+# The trap: "tokens" without saying which. Documents differ in length, so a rectangular batch is in
+# part padding; and, as in instruction tuning, the request bears no loss. So there are three counts,
+# all of positions that the model is given:
+#
+#     computed   every position of the rectangle, padding included: what the hardware does
+#     real       the positions that hold text: what the reader of a throughput expects
+#     loss       the positions whose next byte is part of a tale: what the model learns from
+
+
+PADDING = 0  # a byte that no text holds
+NO_LOSS = -100  # what torch's cross_entropy leaves out
+
+# Kernels are chosen and cached by shape. A few widths keep a step from paying for a new one each
+# time; the price is a little more padding, which is counted.
+WIDTH_MULTIPLE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Bytes in and the byte to predict at each position, with the three counts of its tokens."""
+
+    inputs: torch.Tensor  # (documents, width)
+    targets: torch.Tensor  # the same; NO_LOSS in padding and where the request is still going on
+    tokens_computed: int
+    tokens_real: int
+    tokens_loss: int
+
+    @property
+    def samples(self) -> int:
+        """Its documents."""
+        return len(self.inputs)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device."""
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        return Batch(inputs, targets, self.tokens_computed, self.tokens_real, self.tokens_loss)
+
+
+def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -> Batch:
+    """Documents side by side, padded on the right to the longest, rounded up to a multiple.
+
+    A document of n bytes has n - 1 positions: its last byte is predicted and never read. With the
+    padding on the right, a causal model cannot see it from any real position, so it needs no mask.
+    """
+    longest = max(len(document.text) - 1 for document in documents)
+    width = -(-longest // multiple) * multiple
+    inputs = torch.full((len(documents), width), PADDING)
+    targets = torch.full((len(documents), width), NO_LOSS)
+    real = bearing = 0
+    for row, document in enumerate(documents):
+        text = torch.tensor(list(document.text))
+        positions, asked = len(text) - 1, len(document.prompt)
+        inputs[row, :positions] = text[:-1]
+        # Position i predicts byte i + 1, so the tale's first byte is predicted at asked - 1.
+        targets[row, asked - 1 : positions] = text[asked:]
+        real += positions
+        bearing += len(document.tale)
+    return Batch(inputs, targets, inputs.numel(), real, bearing)
+
+
+def endless(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[Batch]:
+    """Batches of `size` documents for ever, in a new order each time round; the rest is dropped."""
+    order, dice = list(documents), random.Random(seed)
+    while True:
+        dice.shuffle(order)
+        for start in range(0, len(order) - size + 1, size):
+            yield batch_of(order[start : start + size])
+
+
+# -- demo ------------------------------------------------------------------------------------------
+
+
+SEED = 7
+WARMUP_STEPS = 3  # first allocations and kernel choices; the fourth step is like all later ones
+_RAMP_STEPS = 10  # the learning rate rises this long: Adam's first estimates are poor
+_LARGEST_GRADIENT = 1.0
+_HELD_OUT_BATCHES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model, its batch and how much text it gets, made for one kind of device."""
+
+    model: LlamaConfig
+    documents: int  # of one batch
+    learning_rate: float
+    text_bytes: int  # some times round in 20 s, not so often that the tales are learnt by heart
+
+
+def _size(*, width: int, layers: int, heads: int, kv_heads: int, hidden: int) -> LlamaConfig:
+    return LlamaConfig(256, width, layers, heads, kv_heads, hidden, context=512)
+
+
+# 0.6 million parameters: a step of about 0.1 s on one slow core, so that the loss falls in 20 s.
+SMALL = Size(_size(width=128, layers=3, heads=4, kv_heads=2, hidden=352), 4, 3e-3, text.SIZE_BYTES)
+# 90 million: enough for the kernels, not the launching of them, to fill the time of a large GPU,
+# and by the sizes of its tensors about 6 GB, so that it also fits a small one.
+LARGE = Size(_size(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32, 6e-4, 4_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """How far the training is, for whoever shows it."""
+
+    elapsed_s: float
+    steps: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Where the run is, and how it came out. Held-out losses in nats per byte, as far as it got."""
+
+    run: Path
+    interrupted: bool
+    held_out: tuple[float, ...]
+
+
+def device_named(name: str) -> torch.device:
+    """The device of that name; "auto" takes an accelerator where there is one."""
+    there = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = next(kind for kind, is_there in there.items() if is_there)
+    if not there.get(name):
+        kinds = ", ".join(kind for kind, is_there in there.items() if is_there)
+        raise UsageError(f"torch {torch.__version__} has no {name} device here; it has {kinds}")
+    return torch.device(name)
+
+
+def size_for(device: torch.device) -> Size:
+    """The large model on CUDA; a laptop's GPU shares its memory with everything else."""
+    return LARGE if device.type == "cuda" else SMALL
+
+
+def computed_in(device: torch.device) -> str:
+    """The type of the model's products on this device."""
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return "bf16" if half else "fp32"
+
+
+def mean_length(documents: Sequence[text.Document]) -> int:
+    """Positions of an average document, for counting the work of a step."""
+    return round(sum(len(document.text) - 1 for document in documents) / len(documents))
+
+
+def run(
+    seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[Tick], None]
+) -> Outcome:
+    """Train for so long, measured into a run. An interrupt ends it early; what there is stays."""
+    size = size_for(device)
+    documents = text.documents(size.text_bytes)
+    path = None
+    held_out: list[float] = []
+    try:
+        with Meter(
+            out,
+            name="demo",
+            warmup_steps=WARMUP_STEPS,
+            model=size.model.described,
+            seq_len=mean_length(documents),
+            dtype=computed_in(device),
+        ) as meter:
+            path = meter.path
+            _train(meter, Training(size, device, documents), seconds, tell, held_out)
+    except KeyboardInterrupt:
+        if path is None:
+            raise
+        return Outcome(path, interrupted=True, held_out=tuple(held_out))
+    except torch.cuda.OutOfMemoryError as error:
+        raise UsageError(
+            f"the device has too little free memory for the demo; try --device cpu ({error})"
+        ) from error
+    return Outcome(path, interrupted=False, held_out=tuple(held_out))
+
+
+class Training:
+    """A model, its optimizer and its text, on one device. Knows nothing of being measured."""
+
+    def __init__(
+        self, size: Size, device: torch.device, documents: Sequence[text.Document] | None = None
+    ) -> None:
+        torch.manual_seed(SEED)
+        documents = documents or text.documents(size.text_bytes)
+        held_out = size.documents * _HELD_OUT_BATCHES
+        self.device = device
+        self.model = Llama(size.model).to(device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=size.learning_rate, betas=(0.9, 0.95)
+        )
+        ramp = torch.optim.lr_scheduler.LambdaLR
+        self.schedule = ramp(self.optimizer, lambda step: min(1.0, (step + 1) / _RAMP_STEPS))
+        self.batches = endless(documents[held_out:], size.documents, seed=SEED)
+        self.held_out = [
+            batch_of(documents[start : start + size.documents])
+            for start in range(0, held_out, size.documents)
+        ]
+
+    def step(self, batch: Batch) -> float:
+        """One optimizer step, done when this returns."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), _LARGEST_GRADIENT)
+        self.optimizer.step()
+        self.schedule.step()
+        self._finish()
+        return loss.item()
+
+    @torch.no_grad()
+    def evaluate(self) -> float:
+        """The mean loss over the tales that are never trained on."""
+        losses = [self._loss(batch.to(self.device)) * batch.tokens_loss for batch in self.held_out]
+        return float(sum(losses)) / sum(batch.tokens_loss for batch in self.held_out)
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        half = computed_in(self.device) == "bf16"
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
+            logits = self.model(batch.inputs)
+        flat = logits.float().flatten(0, 1)
+        return F.cross_entropy(flat, batch.targets.flatten(), ignore_index=NO_LOSS)
+
+    def _finish(self) -> None:
+        """Wait until the device has done what was asked of it: see the module's trap."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+
+def _train(
+    meter: Meter,
+    training: Training,
+    seconds: float,
+    tell: Callable[[Tick], None],
+    held_out: list[float],
+) -> None:
+    """The measured loop: data, a step, now and then an evaluation, until the time is up.
+
+    Evaluation is part of the seconds, except the one at the end.
+    """
+    start_s = time.monotonic()
+    elapsed_s, steps = 0.0, 0
+    while elapsed_s < seconds:
+        with meter.phase("data"):
+            batch = next(training.batches).to(training.device)
+        with meter.step(
+            tokens=batch.tokens_computed,
+            tokens_real=batch.tokens_real,
+            tokens_loss=batch.tokens_loss,
+            samples=batch.samples,
+        ) as step:
+            step.learning_rate = float(training.schedule.get_last_lr()[0])
+            step.loss = training.step(batch)
+        steps += 1
+        elapsed_s = time.monotonic() - start_s
+        tell(Tick(elapsed_s, steps, step.loss))
+        if not held_out and elapsed_s >= seconds / 2:
+            held_out.append(_evaluate(meter, training))
+    held_out.append(_evaluate(meter, training))
+
+
+def _evaluate(meter: Meter, training: Training) -> float:
+    batches = training.held_out
+    with meter.phase(
+        "eval",
+        tokens=sum(batch.tokens_computed for batch in batches),
+        tokens_real=sum(batch.tokens_real for batch in batches),
+        samples=sum(batch.samples for batch in batches),
+    ):
+        loss = training.evaluate()
+    meter.record(Reported(time.monotonic_ns(), "held_out_loss", loss, "nats/token"))
+    return loss

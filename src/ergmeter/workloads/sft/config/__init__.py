@@ -1,0 +1,1 @@
+"""The YAML configuration of a fine-tuning: its keys, values and contradictions."""

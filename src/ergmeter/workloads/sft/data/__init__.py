@@ -1,0 +1,1 @@
+"""The data of a fine-tuning: examples, templates, tokens, packed rows."""
