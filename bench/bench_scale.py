@@ -26,7 +26,7 @@ from typing import Any
 
 import tables
 from ergmeter.bench.execute import driver, results_directory, state
-from ergmeter.bench.execute.outcome import Outcome
+from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.state import Process
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.plan.plan import plan
@@ -81,8 +81,10 @@ def end(directory: Path, cell: Cell, run: Path) -> None:
     """Leave behind what a runner leaves."""
     begun = state.read(directory).begun(Process.of(os.getpid()))
     is_lost = cell.index % 50 == 7
-    lost = Outcome("oom", "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried 2.00 GiB.")
-    state.write(directory, begun.ended(lost if is_lost else Outcome("ok"), exit_code=int(is_lost)))
+    lost = CellOutcome("oom", "rank 0: torch.OutOfMemoryError: CUDA out of memory. Tried 2.00 GiB.")
+    state.write(
+        directory, begun.ended(lost if is_lost else CellOutcome("ok"), exit_code=int(is_lost))
+    )
     said = {
         **{name: str(value) for name, value in cell.settings.items()},
         "train_runtime": 15.0, "train_loss": 2.5, "train_samples_per_second": 16.0,

@@ -24,11 +24,11 @@ import torch
 import transformers
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 
 DEVICE = "cuda"
 STEPS = 3
@@ -133,8 +133,8 @@ def estimate(case: Case, model: Untyped) -> Memory:
         kernels=kernels,
         workspace_bytes=CUBLAS_BYTES,
     )
-    graph = model_graph(Config(case.config.to_dict(), where=case.family))
-    training = Training(checkpointing="full" if case.is_checkpointed else "none")
+    graph = model_graph(ModelConfig(case.config.to_dict(), where=case.family))
+    training = TrainedParts(checkpointing="full" if case.is_checkpointed else "none")
     return step_memory(graph, Batch.of(case.sequences, case.length), training=training, setup=setup)
 
 

@@ -22,8 +22,8 @@ from typing import Any
 import tables
 from ergmeter.load import level, preflight
 from ergmeter.load.address import address
-from ergmeter.load.client import Pulse, Target
-from ergmeter.load.pacing import Closed, Extent
+from ergmeter.load.client import Pulse, RequestTarget
+from ergmeter.load.pacing import Closed, LevelLength
 from ergmeter.load.prompts import MadeUp
 
 TTFT_S, TPOT_S, TOKENS = 0.1, 0.01, 64
@@ -84,9 +84,9 @@ Taken = tuple[float, float, float, float]  # tokens/s, TTFT, TPOT, CPU share
 
 def ours(url: str, at_once: int) -> Taken:
     """`erg load`, its writing of a run included."""
-    asking = preflight.Asking(Target(address(url, "chat")), "chat", "m", {}, {})
-    plan = level.Plan(
-        asking, MadeUp(16, TOKENS, 0), Closed(at_once), Extent(requests=ROUNDS_EACH * at_once),
+    asking = preflight.Asking(RequestTarget(address(url, "chat")), "chat", "m", {}, {})
+    plan = level.LevelPlan(
+        asking, MadeUp(16, TOKENS, 0), Closed(at_once), LevelLength(requests=ROUNDS_EACH * at_once),
         warmup=at_once, why_no_energy="not wanted",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as place:

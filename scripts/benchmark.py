@@ -22,10 +22,10 @@ from ergmeter.bench.execute import (
     secrets,
     state,
 )
-from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.plan import data as datastage
 from ergmeter.bench.plan import needs
-from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.bench.plan.plan import plan
 from ergmeter.bench.results import results
 from ergmeter.bench.results.listing import varying
@@ -99,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def planned(given: argparse.Namespace) -> Plan:
+def planned(given: argparse.Namespace) -> BenchPlan:
     """The plan that the flags ask for."""
     pairs = given.acceleration_framework_config_keypairs
     return plan(
@@ -134,20 +134,20 @@ def logged(given: argparse.Namespace) -> nvidia_smi_logger.Query | None:
     )
 
 
-def preload(made: Plan) -> None:
+def preload(made: BenchPlan) -> None:
     """Look each model up before hours of the others."""
     names = {str(cell.settings.get("model_name_or_path", "builtin:")) for cell in made.cells}
     for name in sorted(one for one in names if not one.startswith("builtin:")):
         importlib.import_module("transformers").AutoConfig.from_pretrained(name)
 
 
-def run(given: argparse.Namespace, made: Plan) -> int:
+def run(given: argparse.Namespace, made: BenchPlan) -> int:
     """Have the cells run; 1 if one of them failed, or is not what its scenario expects."""
     out: Path = given.results_output_path
     query = logged(given)
     script = {name: _plain(value) for name, value in sorted(vars(given).items())}
     rest_s = launching.cool_down_s(given.cool_down)
-    launcher = registry.load("launchers", "local")(launching.Options(cool_down_s=rest_s))
+    launcher = registry.load("launchers", "local")(launching.LaunchOptions(cool_down_s=rest_s))
     own = state.at_work(out)  # what an earlier driver left running is no stranger on the GPUs
     launcher.check([cell for cell in made.cells if not cell.skip], own=own)
     aside = given.move_aside
@@ -167,7 +167,7 @@ def run(given: argparse.Namespace, made: Plan) -> int:
         data.symlink_to(given.dataset_save_path.resolve())
     if cells and not given.no_data_processing:
         datastage.prepare(made, data, say=say)
-    with Place(out) as place:
+    with OpenDirectory(out) as place:
         is_done = driver.drive(place, progress, cells, launcher, teller(progress, out))
         out = place.path if place.has_moved else out
     exports.collected(results.batches(out), out)
@@ -181,12 +181,12 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def teller(progress: driver.Progress, out: Path) -> Callable[[driver.Progress], None]:
+def teller(progress: driver.BenchProgress, out: Path) -> Callable[[driver.BenchProgress], None]:
     """Says what becomes of each cell, with the settings that tell it from others."""
     told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
     names = varying(progress.plan.cells)
 
-    def tell(now: driver.Progress) -> None:
+    def tell(now: driver.BenchProgress) -> None:
         for line in bench_run.news(now, told, names, out=out):
             say(line)
 

@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.run_curves import courses
 from ergmeter.compare.sources import found_in
 from ergmeter.flops.live import described
-from ergmeter.metrics.breakdown.time_breakdown import spent
+from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
@@ -159,7 +159,7 @@ class Figures:
 
     def __init__(self, evidence: Evidence, summary: Summary) -> None:
         self._readings = summary.readings
-        self._spent = {part.name: part for part in spent(evidence).parts}
+        self._spent = {part.name: part for part in time_breakdown(evidence).parts}
         self._lost = {one.key: one for one in explain(evidence).blocks}
 
     def __getitem__(self, key: str) -> str:
@@ -363,7 +363,7 @@ def make(docs: Path, runs: Path | None = None) -> None:
                 (folder / files[chart.id]).write_bytes(plot(chart, name, form="svg"))
             if name == "train-1b":
                 (folder / "badge.svg").write_text(badge(BADGE, summary.readings[BADGE]), "utf-8")
-    backends = compare(found_in([LEDGER]), Options(("backend",)))
+    backends = compare(found_in([LEDGER]), CompareOptions(("backend",)))
     page = compare_page(backends, courses(backends.groups))
     (folder / "backends.html").write_text(page, "utf-8")
     (docs / "gallery.md").write_text(written_page(figures), "utf-8")

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training, step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.metrics.definitions.compute import table_peak
 
 DATA = Path(__file__).parent / "data"
@@ -104,12 +104,12 @@ def _per_token(row: dict[str, str], models: dict[str, dict[str, object]]) -> tup
         assert row["convention"] == "6nd"
         assert params
         return 6.0 * params, 6.0 * params
-    graph = model_graph(Config(models[row["config"]], where=row["config"]))
+    graph = model_graph(ModelConfig(models[row["config"]], where=row["config"]))
     lora = Lora(16, ("q_proj", "v_proj")) if "lora" in row["convention"] else None
     work = step_work(
         graph,
         Batch.of(1, int(row["seq_len"])),
-        training=Training(lora=lora, checkpointing=row["checkpointing"]),  # type: ignore[arg-type]
+        training=TrainedParts(lora=lora, checkpointing=row["checkpointing"]),  # type: ignore[arg-type]
         chosen=row["convention"],
         params=params,
     )

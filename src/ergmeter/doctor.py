@@ -46,7 +46,7 @@ _EXCLUSIVE = {"exclusive_process", "exclusive_thread", "prohibited"}
 
 
 @dataclass
-class Finding:
+class ProbeFinding:
     """One probe: whether it works here, what it reads, and what to do about what it does not."""
 
     probe: str
@@ -57,12 +57,14 @@ class Finding:
     warnings: list[str] = field(default_factory=list)
 
 
-def examine(names: list[str] | None = None) -> list[Finding]:
+def examine(names: list[str] | None = None) -> list[ProbeFinding]:
     """Open every probe and read it twice."""
     request = ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
     wanted = names or [n for n in registry.names("probes") if n not in _NOT_EXAMINED]
     opened = open_probes(request, wanted)
-    findings = [Finding(name, works=False, reason=why) for name, why in opened.unavailable.items()]
+    findings = [
+        ProbeFinding(name, works=False, reason=why) for name, why in opened.unavailable.items()
+    ]
     first = {probe.name: _read(probe) for probe in opened.probes}
     time.sleep(APART_S)
     for probe in opened.probes:
@@ -71,7 +73,7 @@ def examine(names: list[str] | None = None) -> list[Finding]:
     return sorted(findings, key=lambda finding: (not finding.works, finding.probe))
 
 
-def document(findings: list[Finding]) -> dict[str, Any]:
+def document(findings: list[ProbeFinding]) -> dict[str, Any]:
     """The findings for a program."""
     return {
         "probes": {
@@ -104,8 +106,8 @@ def _read(probe: Probe) -> list[Sample]:
         return []
 
 
-def _finding(probe: Probe, first: list[Sample], second: list[Sample]) -> Finding:
-    finding = Finding(probe.name, works=True, devices=list(probe.devices))
+def _finding(probe: Probe, first: list[Sample], second: list[Sample]) -> ProbeFinding:
+    finding = ProbeFinding(probe.name, works=True, devices=list(probe.devices))
     for device in probe.devices:
         before, after = (_values(samples, device.id) for samples in (first, second))
         finding.reads[device.id] = [word for column, word in _READS.items() if column in after]

@@ -15,18 +15,18 @@ Kind = Literal["probes", "importers", "metrics", "flops", "sinks", "launchers"]
 
 
 @cache
-def _found(kind: Kind) -> dict[str, EntryPoint]:
+def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=f"ergmeter.{kind}")}
 
 
 def names(kind: Kind) -> list[str]:
     """The installed plugins of a kind, by name."""
-    return sorted(_found(kind))
+    return sorted(_entry_points(kind))
 
 
 def load(kind: Kind, name: str) -> Any:  # noqa: ANN401  each kind has its own protocol, in ports
     """Import one plugin. Raises PluginError with what is there, or with what its import said."""
-    found = _found(kind)
+    found = _entry_points(kind)
     if name not in found:
         known = ", ".join(sorted(found)) or "none; is ergmeter installed (pip install -e .)?"
         raise PluginError(f"no plugin {name!r} among the {kind} (there is: {known})")

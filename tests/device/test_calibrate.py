@@ -155,7 +155,7 @@ def test_a_training_on_it_is_held_against_it(
 
 def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
     """Under a power limit zeros are faster; here to be seen, held only to not being slower."""
-    from ergmeter.workloads.calibrate.sustained import Task, sustained
+    from ergmeter.workloads.calibrate.sustained import RepeatedWork, sustained
 
     side = 8192
     times = {"warmup_s": 1.0, "window_s": 1.0, "block_s": 0.05}
@@ -167,7 +167,7 @@ def test_zeros_are_not_what_is_multiplied(torch: Any) -> None:
         def work(x: Any = x, out: Any = out) -> object:
             return torch.mm(x, x.t(), out=out)
 
-        task = Task(work, 2.0 * side**3, "FLOP/s", name)
+        task = RepeatedWork(work, 2.0 * side**3, "FLOP/s", name)
         rates[name] = sustained(task, torch.device("cuda"), watch=None, **times).value
     print({name: value / 1e12 for name, value in rates.items()})
     assert rates["zeros"] > 0.97 * rates["normal"]

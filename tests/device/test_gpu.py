@@ -104,19 +104,19 @@ def test_the_allocators_peak_is_torchs_own(torch: Any, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:cuDNN Attention defaults to a non-deterministic")
 def test_losses_are_bit_identical_with_and_without_us(torch: Any, tmp_path: Path) -> None:
-    from ergmeter.workloads.demo.demo import SMALL, Training, batch_of
+    from ergmeter.workloads.demo.demo import SMALL, DemoTraining, batch_of
     from ergmeter.workloads.demo.text import documents
 
     batches = [batch_of(documents(200_000)[i : i + 4]) for i in range(0, 80, 4)]
 
     def losses() -> list[float]:
-        training = Training(SMALL, torch.device("cuda"))
+        training = DemoTraining(SMALL, torch.device("cuda"))
         return [training.step(batch.to(training.device)) for batch in batches]
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     bare = losses()
     with Meter(tmp_path / "run") as meter:
-        training = Training(SMALL, torch.device("cuda"))
+        training = DemoTraining(SMALL, torch.device("cuda"))
         measured = []
         for batch in batches:
             with meter.step(tokens=1):

@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from ergmeter.bench.execute import launching, rendezvous, state
-from ergmeter.bench.execute.launching import Node, Options
-from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.launching import LaunchOptions, NodeOfCell
+from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.process import Cancelled
 from ergmeter.bench.launchers.local import LocalLauncher
 from ergmeter.bench.plan.cells import Cell
@@ -303,7 +303,7 @@ def test_the_nodes_meet_at_an_address_that_all_know(
             rendezvous, "_listening", lambda: socket.create_server(("127.0.0.1", port))
         )
         monkeypatch.setattr(rendezvous, "_ANSWER_S", 1.0)
-        first = rendezvous.Meeting(Place(tmp_path), token="t", nodes=2)
+        first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
         found: list[Any] = []
         other = threading.Thread(
             target=lambda: found.append(rendezvous.joined(tmp_path, token="t", number=1, nodes=2))
@@ -322,7 +322,7 @@ def test_who_does_not_come_cancels_the_cell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "MEET_S", 0.5)
-    first = rendezvous.Meeting(Place(tmp_path), token="t", nodes=3)
+    first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=3)
     with pytest.raises(Cancelled, match="node 1, 2 of 3 did not reach the first"):
         first.gathered(lambda: None)
     # Nor is one of an earlier launch taken for it.
@@ -334,7 +334,7 @@ def test_who_does_not_come_cancels_the_cell(
 
 def test_strangers_are_not_let_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MEET_S", 1.0)
-    first = rendezvous.Meeting(Place(tmp_path), token="t", nodes=2)
+    first = rendezvous.Rendezvous(OpenDirectory(tmp_path), token="t", nodes=2)
     port = json.loads((tmp_path / rendezvous.MEETING).read_text())["port"]
     with socket.create_connection(("127.0.0.1", port)) as one:
         one.sendall(b'{"node": 1, "secret": "guessed", "host": "x", "reached": []}\n')
@@ -347,7 +347,7 @@ def test_accelerate_is_told_of_all_machines(tmp_path: Path) -> None:
     """Run for real: its ranks say who they are. GPUs take no part in starting them."""
     one = cell("0=end", launch="accelerate", num_gpus=1)
     port = launching.free_port()
-    nodes = [Node(n, 2, "127.0.0.1", port, "t") for n in (0, 1)]
+    nodes = [NodeOfCell(n, 2, "127.0.0.1", port, "t") for n in (0, 1)]
     words = [launching.start(one, tmp_path, has_gpus=True, node=node).words for node in nodes]
     started = [subprocess.Popen(one, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
                for one in words]  # fmt: skip
@@ -377,7 +377,7 @@ def test_what_would_not_be_one_training_or_one_run_is_refused(
 def test_this_machine_alone_is_not_several_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UsageError, match="wants 2 nodes and the launcher `local` has one"):
-        LocalLauncher(Options()).check([cell("0=end")])
+        LocalLauncher(LaunchOptions()).check([cell("0=end")])
 
 
 def test_the_script_has_the_devices_that_the_launcher_gave(

@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training, step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from tests.e2e.clocks import bounds_s
 from tests.e2e.conftest import PYTHON, SCRIPTS, needs
 from tests.e2e.told import steps, sums, trainings
@@ -41,8 +41,8 @@ def by_configuration(own: dict[str, Any]) -> float:
         "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
         "num_attention_heads": 4, "tie_word_embeddings": False,
     }  # fmt: skip
-    graph = model_graph(Config(said, where="test"))
-    training = Training(frozen=("layers.0",))
+    graph = model_graph(ModelConfig(said, where="test"))
+    training = TrainedParts(frozen=("layers.0",))
     return step_work(graph, Batch.of(1, length), training=training).chosen.model_per_step
 
 

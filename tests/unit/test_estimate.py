@@ -22,19 +22,19 @@ from ergmeter.flops.estimate.estimate import (
     SPARE,
     STEP,
     TOKENS_PER_S,
-    Plan,
     Room,
+    TrainingPlan,
     memory_results,
     plan_results,
     serving_results,
     verdict,
 )
-from ergmeter.flops.estimate.fit import AS_ASKED, MOST_SEQUENCES, Job, micro_batch_max, ways
+from ergmeter.flops.estimate.fit import AS_ASKED, MOST_SEQUENCES, TrainingJob, micro_batch_max, ways
 from ergmeter.flops.estimate.memory import Parallel, Setup, step_memory
 from ergmeter.flops.estimate.serving import serving
 from ergmeter.flops.estimate.storage import plain
 from ergmeter.flops.source import read_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 from ergmeter.metrics.definitions.peaks import Peak
 from ergmeter.records import Flops, Missing, Reading
 
@@ -42,7 +42,7 @@ PETA = Peak("a card", "bf16", 1e15, "its datasheet", "reported")
 STEP_FLOPS = Flops(
     model_per_step=4e15, convention="exact", engine="analytic", tokens_per_step=100_000
 )
-STATED = Plan(
+STATED = TrainingPlan(
     devices=8,
     tokens=3.6e9,
     mfu=0.5,
@@ -89,27 +89,27 @@ def test_each_figure_names_what_it_rests_on() -> None:
 
 
 def test_power_may_be_a_stated_share_of_the_tdp() -> None:
-    plan = Plan(tokens=3.6e9, mfu=0.5, devices=8, power_frac=0.8, tdp_w=700)
+    plan = TrainingPlan(tokens=3.6e9, mfu=0.5, devices=8, power_frac=0.8, tdp_w=700)
     found = plan_results(STEP_FLOPS, plan, PETA)
     assert value(found[ENERGY]) == pytest.approx(8 * 0.56 * 10)
-    unknown = plan_results(STEP_FLOPS, Plan(tokens=1, mfu=0.5, power_frac=0.8), PETA)
+    unknown = plan_results(STEP_FLOPS, TrainingPlan(tokens=1, mfu=0.5, power_frac=0.8), PETA)
     assert "TDP is not known" in reason(unknown[ENERGY])
 
 
 def test_what_was_not_stated_has_no_default() -> None:
-    found = plan_results(STEP_FLOPS, Plan(), PETA)
+    found = plan_results(STEP_FLOPS, TrainingPlan(), PETA)
     assert {reason(found[key]) for key in (STEP, DURATION, ENERGY, CARBON, COST)} == {
         reason(found[STEP])
     }
     assert "--mfu" in reason(found[STEP])
-    timed = plan_results(STEP_FLOPS, Plan(mfu=0.4), PETA)
+    timed = plan_results(STEP_FLOPS, TrainingPlan(mfu=0.4), PETA)
     assert value(timed[STEP]) == pytest.approx(10)
     assert "--tokens" in reason(timed[DURATION])
-    long = plan_results(STEP_FLOPS, Plan(mfu=0.4, tokens=1e9), PETA)
+    long = plan_results(STEP_FLOPS, TrainingPlan(mfu=0.4, tokens=1e9), PETA)
     assert "--watts" in reason(long[ENERGY])
     assert "--watts" in reason(long[CARBON])
     assert "--price-per-hour" in reason(long[COST])
-    powered = plan_results(STEP_FLOPS, Plan(mfu=0.4, tokens=1e9, watts=300), PETA)
+    powered = plan_results(STEP_FLOPS, TrainingPlan(mfu=0.4, tokens=1e9, watts=300), PETA)
     assert "--grid-g-per-kwh" in reason(powered[CARBON])
 
 
@@ -134,7 +134,7 @@ def test_without_a_peak_there_is_no_time() -> None:
 )
 def test_a_plan_that_makes_no_sense_is_refused(stated: dict[str, float], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Plan(**stated)  # type: ignore[arg-type]
+        TrainingPlan(**stated)  # type: ignore[arg-type]
 
 
 def test_the_verdict_says_what_is_needed_and_what_is_there() -> None:
@@ -172,13 +172,17 @@ def test_a_device_has_some_memory_and_not_all_there_is(value: float) -> None:
 
 @pytest.mark.parametrize("options", [{"grid_g_per_kwh": 0}, {"pue": 1}, {"mfu": 1}])
 def test_the_ends_of_a_range_may_be_stated(options: dict[str, float]) -> None:
-    plan = Plan(**options)  # type: ignore[arg-type]
+    plan = TrainingPlan(**options)  # type: ignore[arg-type]
     assert all(getattr(plan, name) == value for name, value in options.items())
 
 
-def job(sequences: int = 1, *, training: Training | None = None, **setup: object) -> Job:
+def job(
+    sequences: int = 1, *, training: TrainedParts | None = None, **setup: object
+) -> TrainingJob:
     made = Setup(**setup)  # type: ignore[arg-type]
-    return Job(read_graph(SMALL), Batch.of(sequences, 128), training or Training(), made)
+    return TrainingJob(
+        read_graph(SMALL), Batch.of(sequences, 128), training or TrainedParts(), made
+    )
 
 
 def test_the_search_for_the_largest_batch_ends() -> None:
@@ -204,7 +208,7 @@ def test_the_largest_batch_fits_and_the_next_does_not(room: float, data: int, pa
 def test_each_change_has_the_peak_that_it_leads_to() -> None:
     found = {way.name: way for way in ways(job(8), None)}
     assert found[AS_ASKED].peak_bytes == job(8).peak_bytes()
-    full = job(8, training=Training(checkpointing="full"))
+    full = job(8, training=TrainedParts(checkpointing="full"))
     assert found["--checkpointing full"].peak_bytes == full.peak_bytes()
     parts = job(8, micro_batches=8)
     assert found["--micro-batches 8"].peak_bytes == parts.peak_bytes()
@@ -215,7 +219,7 @@ def test_each_change_has_the_peak_that_it_leads_to() -> None:
 def test_a_change_that_gains_nothing_on_a_lesser_one_is_no_way() -> None:
     """Where the peak is at the loss there are no gradients yet, and sharding them is no use."""
     llama = read_graph("hidden=4096,layers=32,ffn=11008,heads=32,vocab=32000")
-    each = Job(llama, Batch.of(8, 4096), Training(), Setup(parallel=Parallel(data=8)))
+    each = TrainingJob(llama, Batch.of(8, 4096), TrainedParts(), Setup(parallel=Parallel(data=8)))
     peaks = {
         stage: replace(each, setup=replace(each.setup, parallel=Parallel(8, zero=stage)))
         .peak_bytes()
@@ -274,13 +278,16 @@ def test_copies_of_a_model_share_the_sequences() -> None:
 def test_what_the_program_decides_is_among_the_changes() -> None:
     llama = read_graph("hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab=32000")
     setup = Setup(optimizer="adamw", output="until-next")
-    found = {way.name: way for way in ways(Job(llama, Batch.of(1, 256), Training(), setup), None)}
+    found = {
+        way.name: way
+        for way in ways(TrainingJob(llama, Batch.of(1, 256), TrainedParts(), setup), None)
+    }
     params, logits = 1_100_048_384, 256 * 32000 * 2
     step = 10 * params + logits  # weights, gradients, two moments, a temporary; and the logits
     assert found["as asked"].peak_bytes == step
     # Without the temporary the peak is where the last gradient is made, that of the embedding.
     assert found["--optimizer adamw-fused"].peak_bytes == step - 2 * params + 256 * 2048 * 2
     assert "--output freed" not in found  # 16 MB of 11 GB are not worth a line
-    held = Job(llama, Batch.of(8, 2048), Training(), setup)
+    held = TrainingJob(llama, Batch.of(8, 2048), TrainedParts(), setup)
     freed = {way.name: way.peak_bytes for way in ways(held, None)}
     assert freed["as asked"] - freed["--output freed"] == 8 * 2048 * 32000 * 2

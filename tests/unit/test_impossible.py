@@ -16,8 +16,8 @@ from ergmeter.bench.gate.pairing import Side
 from ergmeter.bench.results.matrix import configuration
 from ergmeter.bench.results.run_columns import measured
 from ergmeter.bench.results.tables import as_table
-from ergmeter.compare.comparison import Options, compare
-from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.comparison import CompareOptions, compare
+from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.definitions.compute import BANDWIDTH, HFU, MFU, MFU_BF16
@@ -27,7 +27,7 @@ from ergmeter.records import Device, Flops, Missing, Reading, Reported, is_above
 from ergmeter.runlog.reader import Run
 from ergmeter.sinks.console import line
 from ergmeter.sinks.shared.names import Names
-from ergmeter.sinks.shared.updates import Figure
+from ergmeter.sinks.shared.updates import SinkValue
 from ergmeter.views import compare as compare_view
 from ergmeter.views import compare_documents
 from ergmeter.views.badge import badge
@@ -224,7 +224,7 @@ def test_the_live_views(run: Run) -> None:
     assert isinstance(mfu, Reading)
     assert mfu.impossible == WHY
     assert f"MFU so far {SHOWN}" in watch.line(frame)
-    told = live._told(mfu)
+    told = live._result_json(mfu)
     assert (told["text"], told["impossible"]) == (SHOWN, WHY)
     row = json.loads(serve_work.row(str(run.path), str(run.path.parent)))
     assert row["readings"][MFU]["text"] == SHOWN
@@ -252,7 +252,8 @@ def entry(name: str, mfu: float) -> Entry:
 
 def test_a_comparison_shows_it_and_gives_no_verdict() -> None:
     found = compare(
-        Found((entry("a", SHARE), entry("b", 0.4))), Options(metrics=("tok_per_s", "mfu"))
+        SourceEntries((entry("a", SHARE), entry("b", 0.4))),
+        CompareOptions(metrics=("tok_per_s", "mfu")),
     )
     measured_mfu = next(one for one in found.measures if one.key == MFU)
     cells = [compare_view.cell(found, group, measured_mfu)[0] for group in found.groups]
@@ -271,7 +272,7 @@ def test_a_comparison_shows_it_and_gives_no_verdict() -> None:
 
 def test_one_impossible_repeat_takes_the_mean_with_it() -> None:
     entries = (entry("a", 0.4), entry("a", SHARE), entry("b", 0.4), entry("b", 0.41))
-    found = compare(Found(entries), Options(group_by=("backend",), metrics=("mfu",)))
+    found = compare(SourceEntries(entries), CompareOptions(group_by=("backend",), metrics=("mfu",)))
     (verdict,) = found.pairs[0].verdicts
     assert verdict.state == "absent"
 
@@ -321,7 +322,7 @@ def test_sinks_carry_the_mark(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "figures.jsonl").read_text())
     assert said["figures"][MFU]["impossible"] == WHY
     assert "impossible" not in said["figures"]["energy.mean_w"]
-    figure = Figure(MFU, MARKED)
+    figure = SinkValue(MFU, MARKED)
     assert Names().tagged([figure], is_final=False) == {f"ergmeter/{MFU}_impossible": SHARE}
     assert line("x", [figure], columns=None) == f"x | MFU {SHOWN} (assumed)"
 

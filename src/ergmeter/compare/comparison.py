@@ -47,7 +47,7 @@ from ergmeter.stats.ratio import UNBOUNDED, Contrast, Mean, contrast, mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.compare.entry import Entry, Found
+    from ergmeter.compare.entry import Entry, SourceEntries
 
 DEFAULT = (
     *(RATE, WHOLE_RATE, JOULES, WHOLE_JOULES, DEVICE_MEMORY, HOST_MEMORY, MFU, WHOLE_MFU),
@@ -59,7 +59,7 @@ _SENSOR = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CompareOptions:
     """How to compare."""
 
     group_by: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class GroupPair:
     """One group against the baseline."""
 
     baseline: str
@@ -89,11 +89,11 @@ class Comparison:
     group_by: tuple[str, ...]
     groups: tuple[Group, ...]
     measures: tuple[Measure, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[GroupPair, ...]
     front: Front | None
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
-    options: Options
+    options: CompareOptions
 
     @property
     def is_comparable(self) -> bool:
@@ -113,12 +113,12 @@ class Comparison:
         return tuple(group for group in self.groups if group.name not in refused)
 
 
-def figures_needed(options: Options) -> tuple[str, ...]:
+def figures_needed(options: CompareOptions) -> tuple[str, ...]:
     """The keys of all that a comparison may show. UsageError for a figure there is not."""
     return tuple(dict.fromkeys((*DEFAULT, *(measure(name).key for name in options.metrics))))
 
 
-def compare(found: Found, options: Options) -> Comparison:
+def compare(found: SourceEntries, options: CompareOptions) -> Comparison:
     """Compare what was found. Raises UsageError for groups or figures there are not."""
     entries = _with_target(found.entries, options.target_loss)
     if not entries:
@@ -235,7 +235,7 @@ def _baseline_first(groups: tuple[Group, ...], name: str | None) -> tuple[Group,
     return (chosen[0], *(group for group in groups if group.name != name))
 
 
-def _measures(entries: Sequence[Entry], options: Options) -> tuple[Measure, ...]:
+def _measures(entries: Sequence[Entry], options: CompareOptions) -> tuple[Measure, ...]:
     if options.metrics:
         chosen = [measure(name) for name in options.metrics]
     else:
@@ -262,17 +262,21 @@ def _absent(entries: Sequence[Entry], measures: Sequence[Measure]) -> list[str]:
 
 
 def _pair(
-    baseline: Group, other: Group, measures: Sequence[Measure], by: Sequence[str], options: Options
-) -> Pair:
+    baseline: Group,
+    other: Group,
+    measures: Sequence[Measure],
+    by: Sequence[str],
+    options: CompareOptions,
+) -> GroupPair:
     fair = fairness(baseline, other, by)
     if fair.refusals and not options.anyway:
-        return Pair(baseline.name, other.name, fair, (), is_comparable=False)
+        return GroupPair(baseline.name, other.name, fair, (), is_comparable=False)
     verdicts = tuple(_verdict(baseline, other, one, fair, options) for one in measures)
-    return Pair(baseline.name, other.name, fair, verdicts, is_comparable=True)
+    return GroupPair(baseline.name, other.name, fair, verdicts, is_comparable=True)
 
 
 def _verdict(
-    baseline: Group, other: Group, measured: Measure, fair: Fairness, options: Options
+    baseline: Group, other: Group, measured: Measure, fair: Fairness, options: CompareOptions
 ) -> Verdict:
     if measured.is_quality and fair.of_losses and not options.anyway:
         return absent(measured, f"not comparable: {'; '.join(fair.of_losses)}")

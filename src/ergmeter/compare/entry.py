@@ -59,7 +59,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SourceEntries:
     """What a source held: entries, and what could not be used, each with its reason."""
 
     entries: tuple[Entry, ...] = ()

@@ -20,7 +20,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
-from ergmeter.metrics.definitions.tokens import told
+from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.missing_ranks import in_words
 from ergmeter.metrics.evidence.window import WATCHED, TrainingWindow
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _ALL = Settings(warmup_steps=0)
 
 
-class Whole(Evidence):
+class WholeRunEvidence(Evidence):
     """A run from its start to its end, what lies before its first step included."""
 
     def __init__(self, run: Run) -> None:
@@ -53,18 +53,18 @@ class Whole(Evidence):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobRun:
     """One run of a job. Times are the wall clock's."""
 
     run: Run
-    evidence: Whole
+    evidence: WholeRunEvidence
     start_s: float
     end_s: float
 
     @classmethod
-    def of(cls, run: Run) -> Part:
+    def of(cls, run: Run) -> JobRun:
         """A run as part of a job."""
-        evidence = Whole(run)
+        evidence = WholeRunEvidence(run)
         zero_ns = run.wall_zero_ns
         start_ns = end_ns = run.start_ns
         with suppress(NotMeasurable):  # it was cut off before it said anything
@@ -125,7 +125,7 @@ def jobs(runs: Iterable[Run]) -> dict[str, list[Run]]:
             for name, parts in found.items()}  # fmt: skip
 
 
-def job_results(parts: Sequence[Part]) -> dict[str, Result]:
+def job_results(parts: Sequence[JobRun]) -> dict[str, Result]:
     """What all runs of a job came to, by key; what can't be known with its reason."""
     return {
         key: _result(compute, parts)
@@ -141,20 +141,20 @@ def job_results(parts: Sequence[Part]) -> dict[str, Result]:
     }
 
 
-def _result(compute: Callable[[Sequence[Part]], Reading], parts: Sequence[Part]) -> Result:
+def _result(compute: Callable[[Sequence[JobRun]], Reading], parts: Sequence[JobRun]) -> Result:
     try:
         return compute(parts)
     except NotMeasurable as error:
         return Missing(str(error))
 
 
-def wall_s(parts: Sequence[Part]) -> Reading:
+def wall_s(parts: Sequence[JobRun]) -> Reading:
     """From the first run's start to the last one's end."""
     note = f"{_runs(parts)}, the time between them included"
     return Reading(_wall_s(parts), "s", "measured", note=note)
 
 
-def down_s(parts: Sequence[Part]) -> Reading:
+def down_s(parts: Sequence[JobRun]) -> Reading:
     """The time between the runs."""
     up_s = reached_s = 0.0
     for part in sorted(parts, key=lambda one: one.start_s):
@@ -163,9 +163,9 @@ def down_s(parts: Sequence[Part]) -> Reading:
     return Reading(_wall_s(parts) - up_s, "s", "measured", note=f"between {_runs(parts)}")
 
 
-def goodput_frac(parts: Sequence[Part]) -> Reading:
+def goodput_frac(parts: Sequence[JobRun]) -> Reading:
     """Share of the time that went into steps whose work was kept."""
-    kept_s = sum(time_s for _, _, time_s in _kept(parts))
+    kept_s = sum(time_s for _, _, time_s in _kept_steps(parts))
     note = (
         f"{duration(kept_s)} in steps that no later run made again, of {duration(_wall_s(parts))}"
         f" from the first start to the last end, {_runs(parts)}{_without_steps(parts)}"
@@ -175,20 +175,20 @@ def goodput_frac(parts: Sequence[Part]) -> Reading:
     return replace(found, impossible=why)
 
 
-def steps(parts: Sequence[Part]) -> Reading:
+def steps(parts: Sequence[JobRun]) -> Reading:
     """Steps whose work was kept."""
-    value = sum(kept for _, kept, _ in _kept(parts))
+    value = sum(kept for _, kept, _ in _kept_steps(parts))
     return Reading(float(value), "steps", "measured", note=f"made and kept, {_runs(parts)}")
 
 
-def lost_steps(parts: Sequence[Part]) -> Reading:
+def lost_steps(parts: Sequence[JobRun]) -> Reading:
     """Steps that a later run made again."""
-    lost = [made - kept for made, kept, _ in _kept(parts)]
+    lost = [made - kept for made, kept, _ in _kept_steps(parts)]
     each = ", ".join(f"{one} of run {number}" for number, one in enumerate(lost, 1) if one)
     return Reading(float(sum(lost)), "steps", "measured", note=each or "none was made twice")
 
 
-def tokens_kept(parts: Sequence[Part]) -> Reading:
+def tokens_kept(parts: Sequence[JobRun]) -> Reading:
     """Tokens of all ranks in the steps whose work was kept."""
     total = 0.0
     note = f"of steps that were kept, {_runs(parts)}"
@@ -204,10 +204,10 @@ def tokens_kept(parts: Sequence[Part]) -> Reading:
     return Reading(total, "tokens", "measured", note=note)
 
 
-def _tokens(part: Part, before: int | None) -> float:
+def _tokens(part: JobRun, before: int | None) -> float:
     rows = part.evidence.work
     for column in ("tokens_real", "tokens_computed"):
-        values = told(part.evidence, rows, column)
+        values = reported_counts(part.evidence, rows, column)
         if values is not None:
             if before is None:
                 return values.sum()
@@ -216,7 +216,7 @@ def _tokens(part: Part, before: int | None) -> float:
     raise NotMeasurable("its steps have no token count")
 
 
-def energy_j(parts: Sequence[Part]) -> Reading:
+def energy_j(parts: Sequence[JobRun]) -> Reading:
     """What all runs drew, from each one's start to its end: also for what was lost."""
     found = []
     for part in parts:
@@ -235,11 +235,11 @@ def energy_j(parts: Sequence[Part]) -> Reading:
     return Reading(sum(one.value for one in found), "J", basis, low, high, note)
 
 
-def _kept(parts: Sequence[Part]) -> list[tuple[int, int, float]]:
+def _kept_steps(parts: Sequence[JobRun]) -> list[tuple[int, int, float]]:
     return [part.kept(before) for part, before in zip(parts, _resumed(parts), strict=True)]
 
 
-def _resumed(parts: Sequence[Part]) -> list[int | None]:
+def _resumed(parts: Sequence[JobRun]) -> list[int | None]:
     """For each run the number at which one of the later ones went on furthest back."""
     if not any(part.has_steps for part in parts):
         parts[0].first_step()  # says why not
@@ -254,14 +254,14 @@ def _resumed(parts: Sequence[Part]) -> list[int | None]:
     return [min((one for one in ones if one is not None), default=None) for ones in later]
 
 
-def _wall_s(parts: Sequence[Part]) -> float:
+def _wall_s(parts: Sequence[JobRun]) -> float:
     return max(part.end_s for part in parts) - min(part.start_s for part in parts)
 
 
-def _without_steps(parts: Sequence[Part]) -> str:
+def _without_steps(parts: Sequence[JobRun]) -> str:
     names = ", ".join(part.run.path.name for part in parts if not part.has_steps)
     return f"; {names} made no step" if names else ""
 
 
-def _runs(parts: Sequence[Part]) -> str:
+def _runs(parts: Sequence[JobRun]) -> str:
     return "1 run" if len(parts) == 1 else f"{len(parts)} runs"

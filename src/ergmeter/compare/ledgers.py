@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS, Entry, Found, fact, facts_of, why_left_out
+from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, fact, facts_of, why_left_out
 from ergmeter.errors import FormatError
 from ergmeter.metrics.catalog import LEDGER_SYSTEM, catalogue, checked
 from ergmeter.metrics.evidence.window import UNBROKEN
@@ -159,7 +159,7 @@ def is_ledger(path: Path) -> bool:
         return False
 
 
-def read_ledger(path: Path, *, given: str) -> Found:
+def read_ledger(path: Path, *, given: str) -> SourceEntries:
     """The rows of a ledger. Raises FormatError if it is none."""
     text = _decoded(path.read_bytes(), path)
     header = _header(text)
@@ -187,7 +187,7 @@ def read_ledger(path: Path, *, given: str) -> Found:
             entries.append(_entry(cells, source=source, given=given, at=path))
         except FormatError as error:
             left_out.append(f"{source}: {error}")
-    return Found(tuple(entries), tuple(left_out))
+    return SourceEntries(tuple(entries), tuple(left_out))
 
 
 def _decoded(data: bytes, path: Path) -> str:

@@ -50,7 +50,7 @@ Axis = Literal["step", "tokens", "time"]
 AXES: tuple[Axis, ...] = ("step", "tokens", "time")
 
 
-class Progress:
+class RunProgress:
     """A run from the start of its first step to the end of its last."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -208,7 +208,7 @@ def _traced(
         run = Run.open(entry.run)
         run = run if entry.training is None else run.training(entry.training)
         evidence = evidence_of(run, settings)
-        progress = Progress(evidence)
+        progress = RunProgress(evidence)
     except ErgmeterError as error:
         nothing = dict.fromkeys(CURVES, Missing(str(error)))
         return Traced(group, repeat, entry.source, nothing, {})
@@ -224,7 +224,7 @@ def _traced(
 
 
 def _course(
-    evidence: Evidence, progress: Progress, curve: Curve, axes: Sequence[Axis], *, points: int
+    evidence: Evidence, progress: RunProgress, curve: Curve, axes: Sequence[Axis], *, points: int
 ) -> Course | Missing:
     try:
         series, basis, note = _SERIES[curve](evidence, progress)
@@ -239,7 +239,7 @@ def _course(
     return Course(x, values, line.readings, basis, note)
 
 
-def _inside(series: Series, progress: Progress) -> Series:
+def _inside(series: Series, progress: RunProgress) -> Series:
     """What lies between the start of the first step and the end of the last."""
     first = int(np.searchsorted(series.t_ns, progress.zero_ns))
     last = int(np.searchsorted(series.t_ns, progress.end_ns, side="right"))
@@ -254,7 +254,7 @@ def _inside(series: Series, progress: Progress) -> Series:
 _Told = tuple[Series, "Basis", str]
 
 
-def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
+def _tokens_per_s(evidence: Evidence, progress: RunProgress) -> _Told:
     """Of each step, at its end: the tokens of all ranks since the end of the step before, over that
     time without evaluation, checkpoints and pauses."""
     _, label, basis = tokens(evidence, evidence.work)
@@ -270,17 +270,17 @@ def _tokens_per_s(evidence: Evidence, progress: Progress) -> _Told:
     )
 
 
-def _step_s(evidence: Evidence, _progress: Progress) -> _Told:
+def _step_s(evidence: Evidence, _progress: RunProgress) -> _Told:
     way = "from one printed line" if evidence.from_output else "from each step's end"
     return timeline.step_series(evidence), evidence.steps_basis, f"{way} to the next"
 
 
-def _loss(evidence: Evidence, _progress: Progress) -> _Told:
+def _loss(evidence: Evidence, _progress: RunProgress) -> _Told:
     series, is_printed = timeline.loss_series(evidence)
     return series, "reported", "as printed: no step tells it" if is_printed else ""
 
 
-def _power_w(evidence: Evidence, _progress: Progress) -> _Told:
+def _power_w(evidence: Evidence, _progress: RunProgress) -> _Told:
     """What the devices drew together whose energy is the run's."""
     devices = boundary(evidence)
     told = [_power_of(evidence, device) for device in devices]
@@ -328,7 +328,7 @@ def _sum(parts: list[Series]) -> Series:
     return Series(t_ns, total)
 
 
-def _memory(evidence: Evidence, _progress: Progress, *, kind: str, note: str) -> _Told:
+def _memory(evidence: Evidence, _progress: RunProgress, *, kind: str, note: str) -> _Told:
     """Of the fullest device of a kind."""
     devices = sampled(evidence, kind)
     fullest = max(devices, key=lambda one: highest_of(evidence, "memory_bytes", one))
@@ -336,7 +336,7 @@ def _memory(evidence: Evidence, _progress: Progress, *, kind: str, note: str) ->
     return readings(evidence, "memory_bytes", fullest), "measured", f"{of}{note}"
 
 
-_SERIES: dict[Curve, Callable[[Evidence, Progress], _Told]] = {
+_SERIES: dict[Curve, Callable[[Evidence, RunProgress], _Told]] = {
     "tokens_per_s": _tokens_per_s,
     "step_s": _step_s,
     "loss": _loss,

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ergmeter.compare.entry import EVAL_LOSS, Entry, Found, facts_of, why_left_out
+from ergmeter.compare.entry import EVAL_LOSS, Entry, SourceEntries, facts_of, why_left_out
 from ergmeter.compare.ledgers import is_ledger, read_ledger
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
 from ergmeter.metrics.catalog import catalogue
@@ -57,7 +57,7 @@ def found_in(
     *,
     keys: Iterable[str] | None = None,
     tell: Callable[[int, int], None] = lambda _done, _of: None,
-) -> Found:
+) -> SourceEntries:
     """Everything under these paths, each run once. Of runs just the metrics of these keys, if they
     are given: of hundreds of runs that is most of the work. `tell` hears how many of how many have
     been read."""
@@ -79,7 +79,7 @@ def found_in(
         kept[known] = entry
     order = {id(entry): number for number, entry in enumerate(entries)}
     ordered = sorted(kept.values(), key=lambda e: order[id(e)])
-    return Found(tuple(_of_one_window(ordered, wanted)), tuple(left_out))
+    return SourceEntries(tuple(_of_one_window(ordered, wanted)), tuple(left_out))
 
 
 def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
@@ -96,7 +96,7 @@ def _of_one_window(entries: list[Entry], wanted: _Wanted) -> list[Entry]:
         if _is_directory(entry) or entry.facts.get("window", asked) == asked:
             anew.append(entry)
             continue
-        found = _run(entry.run, given=entry.given, wanted=wanted) if entry.run else Found()
+        found = _run(entry.run, given=entry.given, wanted=wanted) if entry.run else SourceEntries()
         if len(found.entries) != 1:
             return entries
         anew += [replace(one, facts={**entry.facts, **one.facts}) for one in found.entries]
@@ -114,7 +114,7 @@ def _identity(entry: Entry) -> object:
     return entry.run.resolve(), entry.training
 
 
-def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], Found]]:
+def _parts(path: Path, wanted: _Wanted) -> list[Callable[[], SourceEntries]]:
     """What there is under a path, each to be read when it is asked for."""
     if path.is_file():
         return [partial(read_ledger, path, given=str(path))]
@@ -144,14 +144,16 @@ def _split(path: Path) -> tuple[Path, int | None]:
     return Path(named["run"]), int(named["number"])
 
 
-def _joined(parts: list[Found]) -> Found:
-    return Found(
+def _joined(parts: list[SourceEntries]) -> SourceEntries:
+    return SourceEntries(
         tuple(entry for part in parts for entry in part.entries),
         tuple(line for part in parts for line in part.left_out),
     )
 
 
-def _run(path: Path, *, given: str | None, wanted: _Wanted, only: int | None = None) -> Found:
+def _run(
+    path: Path, *, given: str | None, wanted: _Wanted, only: int | None = None
+) -> SourceEntries:
     """A run's entry; of several trainings in it, one each, or `only` that one. `given`: the folder
     it was found in."""
     try:
@@ -178,9 +180,9 @@ def _run(path: Path, *, given: str | None, wanted: _Wanted, only: int | None = N
         return _left_out(path, error)
 
 
-def _left_out(path: Path, error: ErgmeterError) -> Found:
+def _left_out(path: Path, error: ErgmeterError) -> SourceEntries:
     said = str(error)
-    return Found(left_out=(said if str(path) in said else f"{path}: {said}",))
+    return SourceEntries(left_out=(said if str(path) in said else f"{path}: {said}",))
 
 
 def _entry(
@@ -191,18 +193,18 @@ def _entry(
     *,
     remarks: Sequence[str] = (),
     training: int | None = None,
-) -> Found:
+) -> SourceEntries:
     said = run.workload.get("status")
     status = str(said) if said and run.status in _FINISHED else run.status
     why = why_left_out(status)
     if why:
-        return Found(left_out=(f"{source}: {why}",))
+        return SourceEntries(left_out=(f"{source}: {why}",))
     evidence = evidence_of(run, wanted.settings)
     ask_devices(evidence)
     readings = readings_of(evidence, (key for key in wanted.keys if key in catalogue()))
     diverged = divergence(readings)
     if diverged:
-        return Found(left_out=(f"{source}: it {diverged}",))
+        return SourceEntries(left_out=(f"{source}: it {diverged}",))
     figures = {**readings, EVAL_LOSS: _eval_loss(run, readings.get(EVAL_LOSS))}
     damage = (f"damaged, left out: {line}" for line in run.damage)
     entry = Entry(
@@ -215,7 +217,7 @@ def _entry(
         training=training,
         cautions=(*damage, *_unfit(evidence, source)),
     )
-    return Found((entry,))
+    return SourceEntries((entry,))
 
 
 def _facts(evidence: Evidence) -> dict[str, str]:

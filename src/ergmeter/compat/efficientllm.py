@@ -419,7 +419,7 @@ def initialize_efficientllm_metrics(
     _collector = MetricsCollector(
         interval_s,
         history,
-        model_parameters=_whole(model_parameters),
+        model_parameters=_whole_number(model_parameters),
         sequence_length=sequence_length,
         batch_size=batch_size,
     )
@@ -501,7 +501,7 @@ def _efficientllm_number(loss: Any) -> Amount:  # noqa: ANN401  a number, or wha
         return Missing(f"a {type(loss).__name__} was given as the loss: {error}")
 
 
-def _whole(parameters: Any) -> int | None:  # noqa: ANN401  whatever a caller counted them to
+def _whole_number(parameters: Any) -> int | None:  # noqa: ANN401  whatever a caller counted them to
     try:
         return int(parameters) or None
     except (TypeError, ValueError):

@@ -99,13 +99,13 @@ class MissingFieldError(FormatError):
         super().__init__(f"{where}: the field {said} is missing; add it")
 
 
-def shown(value: object) -> str:
+def shown_value(value: object) -> str:
     """A wrong value as an error quotes it."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-class Config:
+class ModelConfig:
     """A configuration's fields, checked when they are read.
 
     A field that is left out has its class's default in transformers; `assumptions` lists those
@@ -157,12 +157,15 @@ class Config:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise FormatError(f"{self.where}: {name} must be a whole number; got {shown(value)}")
+            raise FormatError(
+                f"{self.where}: {name} must be a whole number; got {shown_value(value)}"
+            )
         most = _MOST.get(name)
         if not at_least <= value < _LARGEST or (most is not None and value > most):
             limit = "less than 2^40" if most is None else f"at most {most:,}"
             raise FormatError(
-                f"{self.where}: {name} must be at least {at_least} and {limit}; got {shown(value)}"
+                f"{self.where}: {name} must be at least {at_least} and {limit};"
+                f" got {shown_value(value)}"
             )
         return value
 
@@ -180,7 +183,9 @@ class Config:
         """A true or false under one of these names."""
         name, value = self._value(names, default)
         if not isinstance(value, bool):
-            raise FormatError(f"{self.where}: {name} must be true or false; got {shown(value)}")
+            raise FormatError(
+                f"{self.where}: {name} must be true or false; got {shown_value(value)}"
+            )
         return value
 
     def number(self, *names: str, default: float | None = None) -> float:
@@ -188,7 +193,9 @@ class Config:
         name, value = self._value(names, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or not 1 / _LARGEST < value < _LARGEST:
-            raise FormatError(f"{self.where}: {name} must be a number above 0; got {shown(value)}")
+            raise FormatError(
+                f"{self.where}: {name} must be a number above 0; got {shown_value(value)}"
+            )
         return float(value)
 
     def share(self, name: str, of: int, *, default: float | None = None) -> int:
@@ -196,7 +203,7 @@ class Config:
         size = int(self.number(name, default=default) * of)
         if not 1 <= size < _LARGEST:
             raise FormatError(
-                f"{self.where}: {name} {shown(self._lookup(name))} times {of} is no size"
+                f"{self.where}: {name} {shown_value(self._lookup(name))} times {of} is no size"
             )
         return size
 
@@ -204,7 +211,7 @@ class Config:
         """A word, or None where it is absent."""
         value = self._found(name)
         if value is not None and not isinstance(value, str):
-            raise FormatError(f"{self.where}: {name} must be a word; got {shown(value)}")
+            raise FormatError(f"{self.where}: {name} must be a word; got {shown_value(value)}")
         return value
 
     def names(self, *names: str) -> list[str] | None:
@@ -215,7 +222,7 @@ class Config:
                 continue
             if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
                 raise FormatError(
-                    f"{self.where}: {name} must be a list of words; got {shown(value)}"
+                    f"{self.where}: {name} must be a list of words; got {shown_value(value)}"
                 )
             return list(value)
         return None
@@ -227,7 +234,8 @@ class Config:
             return None
         if not isinstance(value, list) or not all(_is_count(number) for number in value):
             raise FormatError(
-                f"{self.where}: {name} must be a list of whole numbers from 0; got {shown(value)}"
+                f"{self.where}: {name} must be a list of whole numbers from 0;"
+                f" got {shown_value(value)}"
             )
         return list(value)
 
@@ -235,7 +243,7 @@ class Config:
         """The value as it stands, or None."""
         return self._found(name)
 
-    def part(self, name: str, *, kind: str = "") -> Config:
+    def part(self, name: str, *, kind: str = "") -> ModelConfig:
         """A nested configuration, such as `text_config`.
 
         One that does not say its family, or says its parent's, is of the family `kind`.
@@ -249,19 +257,19 @@ class Config:
         family = own if defaults_of(own) or (own and own != self.model_type) else kind
         return self._of_family(value, family, where)
 
-    def as_family(self, kind: str) -> Config:
+    def as_family(self, kind: str) -> ModelConfig:
         """The same fields, read as another family's."""
         return self._of_family(self._fields, kind, self.where)
 
-    def having(self, name: str, value: object) -> Config:
+    def having(self, name: str, value: object) -> ModelConfig:
         """The same configuration with another value of one field."""
         fields = {**self._fields, name: value}
-        return Config(
+        return ModelConfig(
             fields, where=self.where, defaults=self._own_defaults, assumed=list(self.assumed)
         )
 
-    def _of_family(self, fields: dict[str, Any], kind: str, where: str) -> Config:
-        other = Config({**fields, "model_type": kind}, where=where, assumed=self.assumed)
+    def _of_family(self, fields: dict[str, Any], kind: str, where: str) -> ModelConfig:
+        other = ModelConfig({**fields, "model_type": kind}, where=where, assumed=self.assumed)
         other._defaulted = self._defaulted
         return other
 
@@ -308,11 +316,11 @@ def _is_count(value: object) -> bool:
 def _family(fields: dict[str, Any], where: str) -> str:
     value = fields.get("model_type")
     if value is not None and not isinstance(value, str):
-        raise FormatError(f"{where}: model_type must be a word; got {shown(value)}")
+        raise FormatError(f"{where}: model_type must be a word; got {shown_value(value)}")
     return value or ""
 
 
-def read_config(path: str | Path) -> Config:
+def read_config(path: str | Path) -> ModelConfig:
     """The configuration in a file, or in the directory of a model."""
     file = Path(path)
     what = "no such file"
@@ -330,4 +338,4 @@ def read_config(path: str | Path) -> Config:
         raise FormatError(f"{path} is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise FormatError(f"{path} holds no object of fields; pass a model's config.json")
-    return Config(fields, where=str(path))
+    return ModelConfig(fields, where=str(path))

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ergmeter import registry
 from ergmeter.errors import ErgmeterError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
-from ergmeter.flops.counted.unsharded import Whole, sizes, spread_by, whole_parameters
+from ergmeter.flops.config import ModelConfig
+from ergmeter.flops.counted.unsharded import UnshardedParameter, sizes, spread_by, whole_parameters
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.heads import is_bare
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_model
-from ergmeter.flops.work import Training, step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.records import Flops
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def _architecture(model: Any) -> str | None:  # noqa: ANN401
     return None if is_bare(name) and has_head else name
 
 
-def _check_size(graph: Graph, parameters: list[Whole], kind: str) -> None:
+def _check_size(graph: Graph, parameters: list[UnshardedParameter], kind: str) -> None:
     """A model that was changed after it was made has other parameters than its configuration.
 
     Adapters are not the configuration's; of packed weights the true number can't be seen.
@@ -212,25 +212,25 @@ def _sequence(graph: Graph, seq_len: int) -> Batch:
     return Batch.of(1, seq_len, facts=graph.facts)
 
 
-def _config(model: object) -> Config:
+def _config(model: object) -> ModelConfig:
     if isinstance(model, str | Path):
         return read_model(str(model))
     if isinstance(model, dict):
-        return Config(model, where="the configuration given")
+        return ModelConfig(model, where="the configuration given")
     if hasattr(model, "to_dict"):
-        return Config(model.to_dict(), where=type(model).__name__)
+        return ModelConfig(model.to_dict(), where=type(model).__name__)
     raise UsageError(
         f"model= takes a model of transformers, its configuration or the path of a config.json;"
         f" got {type(model).__name__}"
     )
 
 
-def _declared_dtype(config: Config) -> str | None:
+def _declared_dtype(config: ModelConfig) -> str | None:
     said = config.raw("dtype") or config.raw("torch_dtype")
     return _DTYPES.get(str(said).rpartition(".")[2])
 
 
-def _training(parameters: list[Whole]) -> Training:
+def _training(parameters: list[UnshardedParameter]) -> TrainedParts:
     """What is trained, by the names and flags of the parameters."""
     ranks: dict[str, int] = {}
     for one in parameters:
@@ -243,13 +243,13 @@ def _training(parameters: list[Whole]) -> Training:
         if any(one.requires_grad and ".lora_" not in one.name for one in parameters):
             raise NotMeasurable("more than its adapters is trained")
         dora = any(".lora_magnitude_vector" in one.name for one in parameters)
-        return Training(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
+        return TrainedParts(lora=Lora(max(ranks.values()), tuple(ranks), is_dora=dora))
     if all(one.requires_grad for one in parameters):
-        return Training()
-    return Training(trains=_as_flagged(parameters))
+        return TrainedParts()
+    return TrainedParts(trains=_as_flagged(parameters))
 
 
-def _as_flagged(parameters: list[Whole]) -> Trainable:
+def _as_flagged(parameters: list[UnshardedParameter]) -> Trainable:
     """Trained as the parameters of its name are; one without a name here, as its layer is."""
     flags: dict[str, bool] = {}
     for one in parameters:
@@ -267,7 +267,7 @@ def _as_flagged(parameters: list[Whole]) -> Trainable:
     return trains
 
 
-def dtype_of(parameters: list[Whole]) -> str | None:
+def dtype_of(parameters: list[UnshardedParameter]) -> str | None:
     """What the weights are in. Of fp32 it can't be seen whether products are in a shorter type."""
     short = {_DTYPES[one.dtype] for one in parameters if one.dtype in _DTYPES}
     return short.pop() if len(short) == 1 else None

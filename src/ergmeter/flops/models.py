@@ -19,7 +19,7 @@ from ergmeter.flops.graph.heads import with_head
 from ergmeter.flops.graph.vision import LANGUAGE_ALONE, language_alone, seeing_graph
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.graph.vision_towers import ImageSize
 
@@ -71,7 +71,7 @@ NOT_READ = {
 
 
 def model_graph(
-    config: Config, *, image_size: ImageSize | None = None, architecture: str | None = None
+    config: ModelConfig, *, image_size: ImageSize | None = None, architecture: str | None = None
 ) -> Graph:
     """The graph of the model that a configuration describes. FormatError for an unknown family.
 
@@ -110,7 +110,7 @@ def model_graph(
     )
 
 
-def _learned_positions(graph: Graph, config: Config) -> dict[str, int]:
+def _learned_positions(graph: Graph, config: ModelConfig) -> dict[str, int]:
     """How long a sequence can be, where positions are looked up in a table."""
     if not any(node.role == "positions" and node.stream == "tokens" for node in graph):
         return {}
@@ -132,14 +132,14 @@ def known_families() -> list[str]:
     return sorted((*DECODERS, *ENCODERS, *SEQ2SEQ, *VISION, *IMAGES, *LANGUAGE_ALONE))
 
 
-def _check_size(config: Config, image_size: ImageSize) -> None:
+def _check_size(config: ModelConfig, image_size: ImageSize) -> None:
     if config.model_type not in (*VISION, *IMAGES):
         raise UsageError(f"{config.where}: this model sees no images; leave the image size out")
     if any(isinstance(length, bool) or length < 1 for length in image_size):
         raise UsageError(f"an image size is a height and a width in pixels; got {image_size!r}")
 
 
-def _unknown(config: Config) -> FormatError:
+def _unknown(config: ModelConfig) -> FormatError:
     kind = config.model_type
     if not kind:
         return FormatError(

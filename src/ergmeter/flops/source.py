@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, UsageError
-from ergmeter.flops.config import Config, MissingFieldError, defaults_of, read_config
+from ergmeter.flops.config import MissingFieldError, ModelConfig, defaults_of, read_config
 from ergmeter.flops.graph.activation_traits import traits
 from ergmeter.flops.models import UnknownArchitectureError, model_graph
 
@@ -65,7 +65,7 @@ def read_graph(
     return graph
 
 
-def read_model(model: str) -> Config:
+def read_model(model: str) -> ModelConfig:
     """Its configuration."""
     if Path(model).exists():
         return read_config(model)
@@ -80,7 +80,7 @@ _TYPED = "the dimensions given"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(?<!\.json)")
 
 
-def _downloaded(name: str) -> Config:
+def _downloaded(name: str) -> ModelConfig:
     """The configuration of a model on the hub, from the cache of what was downloaded of it."""
     folder = _hub_cache() / f"models--{name.replace('/', '--')}"
     revision = folder / "refs" / "main"
@@ -109,7 +109,7 @@ def _hub_cache() -> Path:
     return Path(home).expanduser() / "hub"
 
 
-def _wrong(config: Config, error: FormatError) -> str:
+def _wrong(config: ModelConfig, error: FormatError) -> str:
     """What is wrong with typed dimensions, by the names they are typed under."""
     typed = {field: short for short, field in _SHORT.items()}
     if isinstance(error, UnknownArchitectureError):
@@ -125,13 +125,13 @@ def _wrong(config: Config, error: FormatError) -> str:
     return f"{_TYPED}: {', '.join(wanted)} {verb} missing; add {example}"
 
 
-def _missing(config: Config, first: MissingFieldError) -> list[str]:
+def _missing(config: ModelConfig, first: MissingFieldError) -> list[str]:
     """Every field that is missing: the next one is found by putting something in place of one."""
     fields, names = config.fields, [first.names[0]]
     for _ in _SHORT:
         fields[names[-1]] = _PLACEHOLDER
         try:
-            model_graph(Config(fields, where=_TYPED, defaults=_not_sizes(config.model_type)))
+            model_graph(ModelConfig(fields, where=_TYPED, defaults=_not_sizes(config.model_type)))
         except MissingFieldError as error:
             names.append(error.names[0])
         except ErgmeterError:  # what was put there fits nothing; the names before it are right
@@ -144,7 +144,7 @@ def _missing(config: Config, first: MissingFieldError) -> list[str]:
 _PLACEHOLDER = 64
 
 
-def _typed(text: str) -> Config:
+def _typed(text: str) -> ModelConfig:
     """The configuration that dimensions make, in the family they are of."""
     fields = _dimensions(text)
     gated = fields.pop(_GATED, None)
@@ -166,7 +166,7 @@ def _typed(text: str) -> Config:
     other = _FEED_FORWARD.get(fields["model_type"])
     if other and "intermediate_size" in fields:
         fields[other] = fields.pop("intermediate_size")
-    config = Config(fields, where=_TYPED, defaults=defaults, assumed=assumed)
+    config = ModelConfig(fields, where=_TYPED, defaults=defaults, assumed=assumed)
     _check_used(config)
     return config
 
@@ -220,7 +220,7 @@ def _style(fields: dict[str, Any], *, gated: bool | None) -> str:
     )
 
 
-def _check_used(config: Config) -> None:
+def _check_used(config: ModelConfig) -> None:
     """Refuse dimensions that change nothing in this family."""
     try:
         model_graph(config)
@@ -245,7 +245,7 @@ def _check_used(config: Config) -> None:
         raise UsageError(f"{_TYPED}: {typed} has no effect in the family {family}; {advice}")
 
 
-def _has_effect(config: Config, name: str) -> bool:
+def _has_effect(config: ModelConfig, name: str) -> bool:
     """Whether the model is another one where this field has another value."""
     if _is_of_code(config, name):
         return True
@@ -277,10 +277,10 @@ _FAMILIES_WITH = {
 }  # fmt: skip
 
 
-def _is_of_code(config: Config, name: str) -> bool:
+def _is_of_code(config: ModelConfig, name: str) -> bool:
     """Whether a field decides how the model's code is written, which memory goes by."""
     without = {field: value for field, value in config.fields.items() if field != name}
-    return traits(Config(without, where=_TYPED)) != traits(config)
+    return traits(ModelConfig(without, where=_TYPED)) != traits(config)
 
 
 def _dimensions(text: str) -> dict[str, Any]:

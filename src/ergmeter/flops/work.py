@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class MemoryTraffic:
     """Bytes of one forward pass."""
 
     weights_bytes: float
@@ -51,7 +51,7 @@ class Traffic:
         return self.weights_bytes + self.cache_read_bytes + self.cache_written_bytes
 
 
-def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> Traffic:
+def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> MemoryTraffic:
     """Bytes one forward pass over a batch has to move.
 
     Of the experts those that at least one row is sent to are read; how many is an expectation, over
@@ -65,7 +65,7 @@ def forward_traffic(graph: Graph, batch: Batch, storage: Storage) -> Traffic:
             read += kept_read
             written += kept_written
     each = storage.cache.bits / 8
-    return Traffic(weights, read * each, written * each)
+    return MemoryTraffic(weights, read * each, written * each)
 
 
 def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float]:
@@ -75,8 +75,8 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
         whole = work.cached * batch.source_length(work.keys) * sequence.count
         return (whole, 0) if sequence.past else (0, whole)
     if isinstance(work, Attention) and work.mask == "causal":
-        before = _kept(work, sequence.past)
-        new = min(sequence.new, _kept(work, sequence.past + sequence.new))
+        before = _cached_keys(work, sequence.past)
+        new = min(sequence.new, _cached_keys(work, sequence.past + sequence.new))
         return work.cached * before * sequence.count, work.cached * new * sequence.count
     state = 0
     if isinstance(work, Scan):
@@ -86,7 +86,7 @@ def _cached(node: Node, sequence: Sequences, batch: Batch) -> tuple[float, float
     return (state * sequence.count if sequence.past else 0), state * sequence.count
 
 
-def _kept(work: Attention, length: int) -> int:
+def _cached_keys(work: Attention, length: int) -> int:
     """Of so many positions those that the next one sees."""
     if work.chunk is not None:
         return length % work.chunk
@@ -114,7 +114,7 @@ PHASES: tuple[str, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class TrainedParts:
     """What of a model is trained, and what is computed twice."""
 
     lora: Lora | None = None
@@ -130,7 +130,7 @@ class Work:
 
     phase: str
     batch: Batch
-    training: Training
+    training: TrainedParts
     parts: Parts  # by `exact`, as documents; hardware as the grid
     flops: dict[str, Flops]  # by convention, the chosen one first
     not_defined: dict[str, str]  # conventions that have nothing to say here, and why
@@ -138,7 +138,7 @@ class Work:
     params_active: int
     params_trained: int
     assumptions: tuple[str, ...] = field(default=())
-    traffic: Traffic | None = None  # of inference
+    traffic: MemoryTraffic | None = None  # of inference
     kept: tuple[str, ...] = ()  # how weights and cache are kept, and who says so
     kept_bytes: float | None = None  # of all weights
     params_given: int | None = None  # N of the formulas, where somebody gave it
@@ -161,7 +161,7 @@ def step_work(
     batch: Batch,
     *,
     phase: str = "train",
-    training: Training | None = None,
+    training: TrainedParts | None = None,
     chosen: str = EXACT,
     params: int | None = None,
     storage: Storage = ASSUMED,
@@ -172,7 +172,7 @@ def step_work(
     """
     _check(graph, phase)
     first = convention(chosen)
-    how = training or Training(is_checkpointing_assumed=True)
+    how = training or TrainedParts(is_checkpointing_assumed=True)
     adapted, trainable = trained_graph(graph, how)
     judge = trainable if phase == "train" else None
     parts = _exact(adapted, batch, judge, how.checkpointing)
@@ -197,7 +197,9 @@ def step_work(
         bytes_per_step=moved.total_bytes if moved else None,
         assumptions=(*assumed, *(f"kept: {line}" for line in kept)),
     )
-    flops, not_defined = _under_each(job, first, like, partial(_given, params=params, graph=graph))
+    flops, not_defined = _under_each(
+        job, first, like, partial(_given_sizes, params=params, graph=graph)
+    )
     work = Work(
         phase=phase,
         batch=batch,
@@ -256,7 +258,7 @@ def _under_each(
     return flops, not_defined
 
 
-def _given(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
+def _given_sizes(each: Convention, *, params: int | None, graph: Graph) -> list[str]:
     """That a formula's N is not the model's own."""
     if params is None or "N" not in each.letters:
         return []
@@ -280,7 +282,7 @@ class _Job:
     graph: Graph  # with its adapters
     batch: Batch
     trainable: Trainable | None  # None: inference
-    how: Training
+    how: TrainedParts
     parts: Parts
     sizes: Sizes | None
     no_sizes: str  # why formulas have nothing to say
@@ -310,7 +312,7 @@ class _Job:
         return model, model
 
 
-def _assumptions(graph: Graph, batch: Batch, phase: str, how: Training) -> list[str]:
+def _assumptions(graph: Graph, batch: Batch, phase: str, how: TrainedParts) -> list[str]:
     """What a step takes for granted, beside the model's own."""
     said = []
     longest = max(document.past + document.new for document in batch.documents)
@@ -367,7 +369,7 @@ def _absorbed(graph: Graph, batch: Batch) -> float | None:
     return more if latent else None
 
 
-def trained_graph(graph: Graph, how: Training) -> tuple[Graph, Trainable]:
+def trained_graph(graph: Graph, how: TrainedParts) -> tuple[Graph, Trainable]:
     """The model with its adapters, if it has any, and which of its nodes are trained."""
     if how.trains is not None:
         return graph, how.trains
@@ -436,7 +438,7 @@ __all__ = [
     "PHASES",
     "PartFlops",
     "Phase",
-    "Training",
+    "TrainedParts",
     "Work",
     "step_work",
     "trained_graph",

@@ -36,7 +36,7 @@ _KINDS = ("gpu", "node")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rate:
+class CalibratedRate:
     """A rate that was held for a window: work of the window over its time, and how it came about.
 
     `median`, `low` and `high` are of the blocks that the window was timed in, the latter two their
@@ -100,8 +100,10 @@ class Calibration:
     name: str
     measured: str  # when, in UTC
     conditions: dict[str, Any]  # library versions, driver, power limit, threads
-    matmul: dict[str, Rate] = dataclasses.field(default_factory=dict)  # by type
-    bandwidth: dict[str, Rate] = dataclasses.field(default_factory=dict)  # by access pattern
+    matmul: dict[str, CalibratedRate] = dataclasses.field(default_factory=dict)  # by type
+    bandwidth: dict[str, CalibratedRate] = dataclasses.field(
+        default_factory=dict
+    )  # by access pattern
     idle: Idle | None = None
     refresh: dict[str, Refresh] = dataclasses.field(default_factory=dict)  # by sensor
     sweep: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
@@ -147,7 +149,11 @@ def read_document(document: object, where: str) -> Calibration:
         )
     try:
         fields = {k: v for k, v in document.items() if k not in ("format", "version")}
-        for table, kind in (("matmul", Rate), ("bandwidth", Rate), ("refresh", Refresh)):
+        for table, kind in (
+            ("matmul", CalibratedRate),
+            ("bandwidth", CalibratedRate),
+            ("refresh", Refresh),
+        ):
             fields[table] = {name: kind(**one) for name, one in fields.get(table, {}).items()}
         if fields.get("idle") is not None:
             fields["idle"] = Idle(**fields["idle"])

@@ -32,7 +32,7 @@ _LEAST_LETTERS = 3  # of a part of a name; two letters are in most of them
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class GridSource:
     """Who publishes a figure, in which unit, and what it counts."""
 
     title: str
@@ -44,7 +44,7 @@ class Source:
 
 
 SOURCES = {
-    "ember": Source(
+    "ember": GridSource(
         "Ember, Yearly Electricity Data",
         "https://ember-energy.org/data/yearly-electricity-data/",
         "CC BY 4.0",
@@ -52,7 +52,7 @@ SOURCES = {
         "g/kWh",
         1.0,
     ),
-    "egrid": Source(
+    "egrid": GridSource(
         "US EPA, eGRID2023 rev2, total output emission rates",
         "https://www.epa.gov/system/files/documents/2025-06/summary_tables_rev2.pdf",
         "public domain",
@@ -64,7 +64,7 @@ SOURCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class GridIntensity:
     """One row: a place, the figure as it was published, the year it is of."""
 
     code: str
@@ -72,7 +72,7 @@ class Grid:
     name: str
     published: float  # in its source's unit
     year: int
-    source: Source
+    source: GridSource
 
     @property
     def g_per_kwh(self) -> float:
@@ -91,11 +91,11 @@ class Grid:
 
 
 @functools.cache
-def grids() -> tuple[Grid, ...]:
+def grids() -> tuple[GridIntensity, ...]:
     """Every row: countries, then regions."""
     text = resources.files("ergmeter.hardware").joinpath("grid.csv").read_text("utf-8")
     return tuple(
-        Grid(
+        GridIntensity(
             row["code"],
             tuple(filter(None, row["also"].split("|"))),
             row["name"],
@@ -107,7 +107,7 @@ def grids() -> tuple[Grid, ...]:
     )
 
 
-def grid_named(name: object) -> Grid:
+def grid_named(name: object) -> GridIntensity:
     """The row of a country or region, by code or name. UsageError with the nearest ones."""
     if not isinstance(name, str):
         raise UsageError(f"grid must be a name, as `erg grid` lists them; got {name!r}")
@@ -137,7 +137,7 @@ def with_grid(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @functools.cache
-def _by_name() -> dict[str, Grid]:
+def _by_name() -> dict[str, GridIntensity]:
     return {folded(name): row for row in grids() for name in row.names}
 
 

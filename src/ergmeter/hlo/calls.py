@@ -12,7 +12,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING
 
-from ergmeter.hlo.config import as_json, backend_config, whole
+from ergmeter.hlo.config import as_json, backend_config, whole_number
 from ergmeter.hlo.module import CUSTOM_CALL_TARGET
 from ergmeter.hlo.products import at, product, real_factor, window_macs
 
@@ -95,7 +95,7 @@ def _contracted(config: bytes) -> list[int]:
             continue
         found = found.get(key, {})
         if isinstance(found, list):
-            numbers = [whole(number) for number in found]
+            numbers = [whole_number(number) for number in found]
             return [number for number in numbers if number is not None]
         if not isinstance(found, dict):
             break

@@ -66,10 +66,10 @@ def as_json(config: bytes) -> dict[str, Any]:
 def known_trip_count(config: bytes) -> int | None:
     """How often a loop runs, where the compiler has written it down; it writes it as a string."""
     found = as_json(config).get("known_trip_count")
-    return whole(found.get("n")) if isinstance(found, dict) else None
+    return whole_number(found.get("n")) if isinstance(found, dict) else None
 
 
-def whole(value: object) -> int | None:
+def whole_number(value: object) -> int | None:
     """A count that is written as a number or as a string of digits; None for anything else."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 100:
         return int(value)
@@ -99,7 +99,7 @@ def _kernel(config: bytes) -> tuple[str | None, State, int | None]:
     function = name if isinstance(name, str) else None
     for key in _MAC_KEYS:
         if key in found:
-            macs = whole(found[key])
+            macs = whole_number(found[key])
             return function, "unreadable" if macs is None else "known", macs
     return function, "absent", None
 

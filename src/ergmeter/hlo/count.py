@@ -48,7 +48,7 @@ def opened(path: str | Path) -> Iterator[Buffer]:
 
 
 @contextmanager
-def held(data: bytes, name: str) -> Iterator[Buffer]:
+def open_buffer(data: bytes, name: str) -> Iterator[Buffer]:
     """Bytes as they are, or unpacked if they are gzip."""
     if data[:2] != _GZIP:
         yield data
@@ -113,7 +113,7 @@ def count_file(path: str | Path, *, reader: str | None = None) -> ModuleCount:
 def count_bytes(data: bytes, name: str = "", *, reader: str | None = None) -> ModuleCount:
     """Count a module that is in memory; `name` is for messages."""
     name = name or "HLO module"
-    with held(data, name) as unpacked:
+    with open_buffer(data, name) as unpacked:
         return _counted(unpacked, name, reader)
 
 

@@ -53,7 +53,7 @@ def _version() -> str:
 Key: TypeAlias = "list[object] | None"
 
 
-def seen(path: Path) -> Key:
+def file_key(path: Path) -> Key:
     """What tells that a file is the same as before; None where it can't be looked at."""
     try:
         state = path.stat()
@@ -72,13 +72,13 @@ class Memo:
         """The count of this very file, if it is known."""
         try:
             kept = json.loads(self._place(path).read_bytes())
-            return restored(kept["count"]) if kept["key"] == seen(path) else None
+            return restored(kept["count"]) if kept["key"] == file_key(path) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, path: Path, key: Key, count: ModuleCount) -> None:
         """Remember a count, unless the file is no longer what it was when it was opened."""
-        if key is None or key != seen(path):
+        if key is None or key != file_key(path):
             return
         place = self._place(path)
         with suppress(OSError):
@@ -231,7 +231,7 @@ _Result: TypeAlias = "tuple[int, Key, ModuleCount | str]"
 
 def _alone(files: list[Path], left: dict[int, int]) -> Iterator[_Result]:
     for number in left:
-        key = seen(files[number])
+        key = file_key(files[number])
         yield number, key, _tried(files[number])
 
 
@@ -248,7 +248,7 @@ def _shared(files: list[Path], left: dict[int, int], workers: int) -> Iterator[_
     def count(number: int) -> _Result:
         worker = idle.get()
         try:
-            return number, seen(files[number]), worker.count(files[number])
+            return number, file_key(files[number]), worker.count(files[number])
         finally:
             idle.put(worker)
 

@@ -45,15 +45,15 @@ class Lost(Exception):  # noqa: N818  not an error: the loop's count is unknown
 
 
 @dataclass(slots=True)
-class Frame:
+class CallFrame:
     """A computation and, if it was entered by a call, the call and the caller's frame."""
 
     computation: Computation
     call: Instruction | None = None
-    caller: Frame | None = None
+    caller: CallFrame | None = None
 
 
-class Linear(NamedTuple):
+class LinearTerm(NamedTuple):
     """A constant, or a part of a parameter plus a constant."""
 
     parameter: int | None
@@ -77,7 +77,7 @@ class Loops:
     sites: Callable[[int], list[CallSite]]
     _budget: int = _BUDGET
     _open: set[tuple[int, int, Path]] = field(default_factory=set)
-    _known: dict[tuple[int, int, Path], Linear | None] = field(default_factory=dict)
+    _known: dict[tuple[int, int, Path], LinearTerm | None] = field(default_factory=dict)
 
     def trip_count(self, computation: Computation, loop: Instruction) -> int | None:
         """How often the loop's body runs; None where that depends on data."""
@@ -93,7 +93,7 @@ class Loops:
 
     def _inferred(self, computation: Computation, loop: Instruction) -> int:
         body, condition = (self._callee(loop, number) for number in (0, 1))
-        frame, compare, path = self._traced(Frame(condition), condition.root_id, ())
+        frame, compare, path = self._traced(CallFrame(condition), condition.root_id, ())
         if compare.opcode != "compare" or path:
             raise Lost
         sides = []
@@ -115,14 +115,14 @@ class Loops:
 
     def _step(self, body: Computation, path: Path) -> int:
         """What a part of the loop's state grows by each time round."""
-        after = self._linear(Frame(body), body.root_id, path)
+        after = self._linear(CallFrame(body), body.root_id, path)
         if after.parameter is None or after.path != path:
             raise Lost
         return after.constant
 
     def _outside(self, computation: Computation, member: int, path: Path) -> int:
         """The value that a loop starts with, or a parameter is called with."""
-        value = self._linear(Frame(computation), member, path)
+        value = self._linear(CallFrame(computation), member, path)
         if value.parameter is None:
             return value.constant
         return value.constant + self._argument(computation, value.parameter, value.path)
@@ -155,7 +155,7 @@ class Loops:
             raise Lost
         return self._outside(site.caller, operands[number], path)
 
-    def _linear(self, frame: Frame, member: int, path: Path, depth: int = 0) -> Linear:
+    def _linear(self, frame: CallFrame, member: int, path: Path, depth: int = 0) -> LinearTerm:
         """A value as a constant or as a part of the outermost frame's parameter plus a constant."""
         if depth > _MAX_DEPTH:
             raise Lost
@@ -170,23 +170,25 @@ class Loops:
             raise Lost
         return known
 
-    def _worked_out(self, frame: Frame, member: int, path: Path, depth: int) -> Linear:
+    def _worked_out(self, frame: CallFrame, member: int, path: Path, depth: int) -> LinearTerm:
         frame, found, path = self._traced(frame, member, path)
         opcode, operands = found.opcode, found.operand_ids
         if opcode == "parameter":
-            return Linear(found.integer(PARAMETER_NUMBER), path, 0)
+            return LinearTerm(found.integer(PARAMETER_NUMBER), path, 0)
         if opcode == "while" and operands:
             if self._step(self._callee(found, 0), path):
                 raise Lost
             return self._linear(frame, operands[0], path, depth + 1)
         if opcode == "constant" and not path:
-            return Linear(None, (), _scalar(found))
+            return LinearTerm(None, (), _scalar(found))
         if opcode not in ("add", "subtract") or len(operands) != 2 or path:
             raise Lost
         left, right = (self._linear(frame, one, (), depth + 1) for one in operands)
         return _sum(left, right if opcode == "add" else _negative(right))
 
-    def _traced(self, frame: Frame, member: int, path: Path) -> tuple[Frame, Instruction, Path]:
+    def _traced(
+        self, frame: CallFrame, member: int, path: Path
+    ) -> tuple[CallFrame, Instruction, Path]:
         """Go back to the instruction that makes a value, through what just passes it on."""
         while True:
             found = self._member(frame, member)
@@ -199,7 +201,7 @@ class Loops:
                 frame, member = frame.caller, passed[number]
             elif opcode in _CALLING:
                 callee = self._callee(found, 0)
-                frame, member = Frame(callee, found, frame), callee.root_id
+                frame, member = CallFrame(callee, found, frame), callee.root_id
             elif opcode == "get-tuple-element" and operands:
                 member, path = operands[0], (found.integer(TUPLE_INDEX), *path)
             elif opcode == "tuple" and path and 0 <= path[0] < len(operands):
@@ -216,7 +218,7 @@ class Loops:
             raise Lost
         return found
 
-    def _member(self, frame: Frame, member: int) -> Instruction:
+    def _member(self, frame: CallFrame, member: int) -> Instruction:
         self._spend()
         place = frame.computation.places.by_id(member)
         if place is None:
@@ -235,13 +237,13 @@ def _passes(found: Instruction) -> bool:
     return converts or found.opcode in _PASSING
 
 
-def _negative(value: Linear) -> Linear:
+def _negative(value: LinearTerm) -> LinearTerm:
     if value.parameter is not None:
         raise Lost
     return value._replace(constant=-value.constant)
 
 
-def _sum(left: Linear, right: Linear) -> Linear:
+def _sum(left: LinearTerm, right: LinearTerm) -> LinearTerm:
     if left.parameter is not None and right.parameter is not None:
         raise Lost
     moving, still = (left, right) if left.parameter is not None else (right, left)

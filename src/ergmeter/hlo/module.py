@@ -66,7 +66,7 @@ KINDS = {
 QUIET_OPCODES = frozenset(opcode for opcode, kind in KINDS.items() if kind == QUIET)
 
 
-class Places(Protocol):
+class InstructionSpans(Protocol):
     """Where the instructions of a computation lie."""
 
     def by_id(self, member: int) -> Span | None:
@@ -83,7 +83,7 @@ class Computation:
     id: int
     name: str
     root_id: int
-    places: Places
+    places: InstructionSpans
     instructions: int
     calls: list[int] = field(default_factory=list)  # callee, instruction; callee, instruction; ...
     applied: list[int] = field(default_factory=list)  # computations applied to elements

@@ -88,7 +88,7 @@ def _end() -> re.Pattern[bytes]:
     return re.compile(b"".join(parts), re.DOTALL)
 
 
-class Line(Protocol):
+class InstructionLine(Protocol):
     """The few fields of an instruction that the index is made from."""
 
     @property
@@ -127,7 +127,7 @@ class Frames(NamedTuple):
 Dot: TypeAlias = "tuple[int, int | None, bytes, bytes]"
 
 
-class Noted:
+class NotedInstructions:
     """The instructions of a computation that matter, most of them by their index."""
 
     __slots__ = ("applied", "calls", "dots", "literal_bytes", "special")
@@ -144,7 +144,7 @@ class Noted:
         """Whether the computation multiplies or calls: most are a sum or a comparison."""
         return bool(self.dots or self.special or self.calls or self.applied)
 
-    def add(self, number: int, opcode: bytes, line: Line) -> None:
+    def add(self, number: int, opcode: bytes, line: InstructionLine) -> None:
         """Note an instruction."""
         kind = KINDS.get(opcode, OTHER)
         if kind == DOT:
@@ -160,7 +160,7 @@ class Noted:
             for callee in line.called_computation_ids:
                 self.calls += (callee, number)
 
-    def extend(self, later: Noted) -> None:
+    def extend(self, later: NotedInstructions) -> None:
         """Note what was noted of later instructions."""
         self.dots += later.dots
         self.special += later.special
@@ -176,7 +176,7 @@ class Parsed(NamedTuple):
     name: bytes
     root_id: int
     instructions: int
-    noted: Noted
+    noted: NotedInstructions
     ids: Sequence[int]  # of all instructions
     sure: bool  # whether each id is known to be that of the instruction with its index
     shapes: Callable[[list[int], list[int]], list[bytes]]  # by indices and ids
@@ -248,7 +248,7 @@ class PlainParser:
         for place in places:
             framed = frames(data, *place)
             opcodes, ids, shapes = _columns(data, framed)
-            noted = Noted()
+            noted = NotedInstructions()
             for number, opcode in enumerate(opcodes):
                 if opcode not in QUIET_OPCODES:
                     noted.add(number, opcode, framed.line(data, number))

@@ -40,7 +40,15 @@ from ergmeter.hlo.module import (
     SHAPE,
     SPECIAL,
 )
-from ergmeter.hlo.plain import Index, Noted, Parsed, PlainParser, frames, own_fields, plain_line
+from ergmeter.hlo.plain import (
+    Index,
+    NotedInstructions,
+    Parsed,
+    PlainParser,
+    frames,
+    own_fields,
+    plain_line,
+)
 from ergmeter.hlo.wire import Unparsed
 
 if TYPE_CHECKING:
@@ -170,7 +178,7 @@ class Lines(NamedTuple):
     row: Callable[[int], bytes]
 
 
-class Columns:
+class ColumnReader:
     """Makes columns of rows."""
 
     def __init__(self, message: Any) -> None:  # noqa: ANN401  made at run time
@@ -185,12 +193,12 @@ class Columns:
             called_computation_ids=[_MARK_ID],
         ).SerializeToString()
 
-    def noted(self, lines: Lines) -> Noted:
+    def noted(self, lines: Lines) -> NotedInstructions:
         """What matters; Unparsed where the columns are not in step."""
         if not len(lines.opcodes) == len(lines.merged.id) == len(lines.numbers):
             raise Unparsed
         callees = len(lines.merged.called_computation_ids)
-        found = Noted()
+        found = NotedInstructions()
         for kind, members in enumerate(_by_kind(lines)):
             if not members:
                 continue
@@ -228,7 +236,7 @@ def _by_kind(lines: Lines) -> list[list[tuple[int, bytes]]]:
     return kinds
 
 
-def _note(found: Noted, kind: int, numbers: Sequence[int], picked: Any) -> None:  # noqa: ANN401
+def _note(found: NotedInstructions, kind: int, numbers: Sequence[int], picked: Any) -> None:  # noqa: ANN401
     if kind == DOT:
         found.dots = _dots(numbers, picked)
     elif kind == CONSTANT:
@@ -319,7 +327,7 @@ class _ProtobufParser:
         from google.protobuf.message import DecodeError  # noqa: PLC0415
 
         self._rows, self._merged = classes(ROWS), classes(COLUMNS)
-        self._columns = Columns(self._merged["Picked"])
+        self._columns = ColumnReader(self._merged["Picked"])
         self._refusal: type[Exception] = DecodeError
         self._plain = PlainParser()
 
@@ -346,7 +354,7 @@ class _ProtobufParser:
         rows, opcodes = computation.instructions, merged.opcode[:]
         if QUIET_OPCODES.issuperset(opcodes) and not merged.called_computation_ids:
             return Index(computation.id, len(rows), 0, None)  # as most: there is less to ask for
-        noted = Noted()
+        noted = NotedInstructions()
         ids, sure = self._note(noted, Lines(merged, opcodes, range(len(rows)), rows.__getitem__))
         shapes = self._by_row if sure else self._columns.shapes
         return Parsed(
@@ -364,7 +372,7 @@ class _ProtobufParser:
     def _large(self, data: Buffer, place: Span) -> Parsed:
         """A computation that is parsed a part at a time, without its large instructions."""
         framed = frames(data, *place)
-        noted = Noted()
+        noted = NotedInstructions()
         ids: list[int] = []
         sure = True
         for part in _parts(place[0], framed):
@@ -389,7 +397,7 @@ class _ProtobufParser:
         own = *own_fields(data, framed), len(ids)
         return Parsed(*own, noted, ids, sure, shapes, frames=framed)
 
-    def _note(self, noted: Noted, lines: Lines) -> tuple[Sequence[int], bool]:
+    def _note(self, noted: NotedInstructions, lines: Lines) -> tuple[Sequence[int], bool]:
         """Note what matters by the columns; row by row where these are not in step.
 
         Gives the ids, and whether each is known to be that of its row.
@@ -400,7 +408,7 @@ class _ProtobufParser:
             return self._note_rows(noted, lines), True
         return lines.merged.id[:], False
 
-    def _note_rows(self, noted: Noted, lines: Lines) -> list[int]:
+    def _note_rows(self, noted: NotedInstructions, lines: Lines) -> list[int]:
         ids = []
         for number in lines.numbers:
             line = self._rows["Line"].FromString(lines.row(number))

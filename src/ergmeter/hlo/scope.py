@@ -35,26 +35,26 @@ _TILED = (2, 3)  # OpSharding.Type: TUPLE, OTHER; a replicated parameter says no
 _MOST_PARAMETERS = 64  # that are looked at; jax and torch-xla put them first
 
 
-class Extent(NamedTuple):
+class WorkScope(NamedTuple):
     """Whose work a count is, and how many devices share it where the module says so."""
 
     scope: Scope
     devices: int | None = None
 
 
-def extent(module: Module, entry: Computation, calls: AbstractSet[str]) -> Extent:
+def extent(module: Module, entry: Computation, calls: AbstractSet[str]) -> WorkScope:
     """By a module's own fields and the sharding calls that it executes."""
     fields = module.fields
     if spans(fields, _SPMD_OUTPUT) or spans(fields, _SPMD_PARAMETERS) or _is_spmd(entry):
-        return Extent("one device", _assigned(module, fields))
+        return WorkScope("one device", _assigned(module, fields))
     meshes = _mesh_devices(module, fields)
     if meshes == 1:
-        return Extent("one device")
+        return WorkScope("one device")
     if calls & MANUAL_CALLS:
-        return Extent("shard_map", meshes)
+        return WorkScope("shard_map", meshes)
     if calls or meshes is not None or _has_sharded_parameter(module, entry):
-        return Extent("all devices", meshes)
-    return Extent("one device")
+        return WorkScope("all devices", meshes)
+    return WorkScope("one device")
 
 
 def _is_spmd(entry: Computation) -> bool:

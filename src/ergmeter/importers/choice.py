@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.importers.logfile import LogFile, Words
+from ergmeter.importers.logfile import LineHints, LogFile
 
 if TYPE_CHECKING:
     from ergmeter.ports import Importer, Line
@@ -31,7 +31,7 @@ _SHOWN = 120
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenImporter:
     """An importer, the line that spoke for it, and the lines it is to read."""
 
     importer: Importer
@@ -41,7 +41,7 @@ class Chosen:
 
 def chosen(
     log: LogFile, *, format: str | None, options: dict[str, Any] | None = None, hint: str = ""
-) -> Chosen:
+) -> ChosenImporter:
     """The importer of a log. Raises FormatError, with what was looked for, if there is none;
     `hint` is what else can be done where the caller stands."""
     importers = {name: made(name, options or {}) for name in _names(format)}
@@ -74,14 +74,14 @@ def made(name: str, options: dict[str, Any]) -> Importer:
     return importer
 
 
-def _words(importer: Importer, recognised: str) -> Words | None:
+def _words(importer: Importer, recognised: str) -> LineHints | None:
     """What an importer looks for in a log after this line; None if it did not say."""
     words_of = getattr(importer, "words", None)
-    found: Words | None = words_of(recognised) if words_of else None
+    found: LineHints | None = words_of(recognised) if words_of else None
     return found
 
 
-def _words_of_all(importers: Iterable[Importer]) -> Words | None:
+def _words_of_all(importers: Iterable[Importer]) -> LineHints | None:
     """What one or another of them looks for: the lines that the chosen one will want are read on
     the way to the choice."""
     all_of: set[bytes] = set()
@@ -91,7 +91,7 @@ def _words_of_all(importers: Iterable[Importer]) -> Words | None:
             return None
         all_of |= {word.lower() for word in words.any_of}
     least = (w for w in all_of if not any(other != w and other in w for other in all_of))
-    return Words(tuple(sorted(least)), folds_case=True)
+    return LineHints(tuple(sorted(least)), folds_case=True)
 
 
 def _names(wanted: str | None) -> list[str]:
@@ -114,7 +114,7 @@ def _settled(
     line: Line,
     head: list[Line],
     lines: Iterator[Line],
-) -> Chosen:
+) -> ChosenImporter:
     """Look further for an importer that goes before the best so far."""
     names = list(importers)
     better = [importers[name] for name in names[: names.index(best.name)]]
@@ -128,12 +128,12 @@ def _settled(
         if found is not None:
             best, recognised = found, further.text
             better = better[: better.index(found)]
-    return Chosen(best, _shown(recognised, _SHOWN), chain(head, lines))
+    return ChosenImporter(best, _shortened(recognised, _SHOWN), chain(head, lines))
 
 
 def _nothing(log: LogFile, importers: dict[str, Importer]) -> str:
     lines = "1 line" if log.line_count == 1 else f"{log.line_count} lines"
-    shown = " / ".join(repr(_shown(text, _SHOWN // 3)) for text in log.first_texts)
+    shown = " / ".join(repr(_shortened(text, _SHOWN // 3)) for text in log.first_texts)
     last = "keyvalue" if "keyvalue" in importers else next(iter(importers))
     looked = getattr(importers[last], "looks_for", last)
     known = [name for name in importers if name != last]
@@ -145,7 +145,7 @@ def _nothing(log: LogFile, importers: dict[str, Importer]) -> str:
     )
 
 
-def _shown(text: str, most: int) -> str:
+def _shortened(text: str, most: int) -> str:
     """A line for a message: cut between words, or within one that is all there is."""
     text = " ".join(text.split())
     if len(text) <= most:

@@ -25,9 +25,9 @@ from dataclasses import replace
 from ergmeter.importers.engine.dialect import EFFICIENTLLM, MEGATRON
 from ergmeter.importers.engine.iterations import WORDS, Iterations
 from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
-from ergmeter.importers.engine.reading import Reading
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
+from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
@@ -71,11 +71,11 @@ class EfficientLlmImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. A block waits for its last line."""
-        return Reading(self.dialect()).records(lines)
+        return OutputReader(self.dialect()).records(lines)
 
-    def words(self, recognised: str) -> Words:  # noqa: ARG002
+    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """What to look for in a log after this line."""
-        return Words((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
+        return LineHints((*WORDS, EFFICIENTLLM.encode(), *_WORDS))
 
     def dialect(self) -> _EfficientLlm:
         """How its lines are read."""
@@ -109,18 +109,20 @@ class _EfficientLlm(Iterations):
     def wanted(self, text: str) -> bool:
         return EFFICIENTLLM in text or super().wanted(text)
 
-    def pairs(self, text: str) -> list[Pair]:
+    def pairs(self, text: str) -> list[NamedNumber]:
         head = _HEAD.search(text) if EFFICIENTLLM in text else None
         if head is None:
             return super().pairs(text)
-        found = [] if self._has_iterations else [Pair(_STEP, "iteration", float(head[1]))]
+        found = [] if self._has_iterations else [NamedNumber(_STEP, "iteration", float(head[1]))]
         amu_bytes = 10**9 if f"| {_OURS}: " in text else _GIB
         for part in text[head.end() :].split(" | "):
             name, _, figure = part.partition(": ")
             means, value = _MEANS.get(name), number(figure)
             if means is not None and value is not None:
                 self._tell_mean(name)
-                found.append(Pair(means, name, value * (amu_bytes if name == "AMU (GB)" else 1)))
+                found.append(
+                    NamedNumber(means, name, value * (amu_bytes if name == "AMU (GB)" else 1))
+                )
         return found
 
     def _tell_mean(self, name: str) -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from ergmeter.importers.engine.names import Meaning, count, number
-from ergmeter.importers.engine.pairs import Pair
-from ergmeter.importers.engine.progress_bar import Bar, Progress, bar
-from ergmeter.importers.engine.spans import Spans
-from ergmeter.importers.engine.step_line import Count, Losses, Seen
-from ergmeter.importers.engine.step_lines import Told
-from ergmeter.importers.engine.streams import SEVERAL, Streams, Waiting
+from ergmeter.importers.engine.pairs import NamedNumber
+from ergmeter.importers.engine.progress_bar import Bar, BarSteps, bar
+from ergmeter.importers.engine.spans import StepSpans
+from ergmeter.importers.engine.step_line import Count, Losses, StepLine
+from ergmeter.importers.engine.step_lines import ParsedLine
+from ergmeter.importers.engine.streams import SEVERAL, StepStreams, Waiting
 from ergmeter.importers.engine.timestamps import BarClock, stamp_ns
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 from ergmeter.units import NS_PER_S
@@ -72,9 +72,9 @@ def positive(text: str | None) -> float | None:
     return value if value is not None and 0 < value < 1e9 else None
 
 
-def dict_rows(lines: Iterable[Line]) -> Iterator[Told]:
+def dict_rows(lines: Iterable[Line]) -> Iterator[ParsedLine]:
     """The step dicts one by one, with the step that the bar beside each one gives it."""
-    progress: Progress[Told] = Progress()
+    progress: BarSteps[ParsedLine] = BarSteps()
     bars = BarClock()
     bar_ns: int | None = None
     last: dict[str, str] = {}
@@ -87,21 +87,21 @@ def dict_rows(lines: Iterable[Line]) -> Iterator[Told]:
         found = items_of(line.text)
         if kind_of(found) == "train" and found != last:
             last = found
-            one = _told(found, line, bar_ns)
+            one = _parsed(found, line, bar_ns)
             yield from _numbered(progress.log(one, number(found.get("epoch", ""))))
     yield from _numbered(progress.flush())
 
 
-def _told(found: dict[str, str], line: Line, bar_ns: int | None) -> Told:
+def _parsed(found: dict[str, str], line: Line, bar_ns: int | None) -> ParsedLine:
     """A step dict as the tables have it."""
     loss, rate, norm = (number(found.get(name, "")) for name in FIGURES)
-    told = Told("step", [], Seen(0, None, (), loss, rate, norm))
+    told = ParsedLine("step", [], StepLine(0, None, (), loss, rate, norm))
     told.counts = {name: v for name in TOTALS if (v := count(found.get(name, ""))) is not None}
     told.epoch = number(found.get("epoch", ""))
     tokens = number(found.get("train_tokens_per_second", ""))
     if tokens is not None:
         means = Meaning("rate", "train_tokens_per_second", unit="tokens/s")
-        told.found.append(Pair(means, means.name, tokens))
+        told.found.append(NamedNumber(means, means.name, tokens))
     stamp = line.t_ns if line.t_ns is not None else stamp_ns(line.text)
     runtime_s = positive(found.get("train_runtime"))
     if stamp is not None:
@@ -113,7 +113,7 @@ def _told(found: dict[str, str], line: Line, bar_ns: int | None) -> Told:
     return told
 
 
-def _numbered(logs: Iterator[tuple[Told, int | None]]) -> Iterator[Told]:
+def _numbered(logs: Iterator[tuple[ParsedLine, int | None]]) -> Iterator[ParsedLine]:
     for told, n in logs:
         told.seen.number = n
         yield told
@@ -154,7 +154,7 @@ class Trainers:
 
     def __init__(self) -> None:
         self._waiting: Waiting[Due] = Waiting()
-        self._bars = Streams()
+        self._bars = StepStreams()
         self._last: int | None = None
         self._coarse = False  # the last two places were further apart than rounding explains
         self._epochs: list[float] = []
@@ -264,11 +264,11 @@ class HfTrainerImporter:
         """Yield records as the lines come. A dict waits for the bar that follows it."""
         return _Reading().records(lines)
 
-    def words(self, recognised: str) -> Words:  # noqa: ARG002
+    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """What to look for in a log after this line."""
-        return Words((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
+        return LineHints((b"{'", b"%|", b"it [", b"it/s", b"s/it"))
 
-    def told(self, lines: Iterable[Line]) -> Iterator[Told]:
+    def told(self, lines: Iterable[Line]) -> Iterator[ParsedLine]:
         """The step dicts one by one, each with its step."""
         return dict_rows(lines)
 
@@ -277,7 +277,7 @@ class HfTrainerImporter:
 class _Dict:
     """A step dict that waits for its number."""
 
-    seen: Seen
+    seen: StepLine
     epoch: float | None
     items: dict[str, str]
     assumes: tuple[str, ...] = ()  # what has to be said of it
@@ -287,8 +287,8 @@ class _Reading:
     """One pass over one output."""
 
     def __init__(self) -> None:
-        self._spans = Spans()
-        self._progress: Progress[_Dict] = Progress()
+        self._spans = StepSpans()
+        self._progress: BarSteps[_Dict] = BarSteps()
         self._waiting = 0  # dicts that wait for their bar
         self._trainers = Trainers()
         self._losses = Losses()
@@ -370,7 +370,7 @@ class _Reading:
         if any("e" in items[name] for name in TOTALS if name in items):
             assumes.append("rounded")
         loss, rate, norm = (number(items.get(name, "")) for name in FIGURES)
-        seen = Seen(t_ns, None, counts, loss, rate, norm)
+        seen = StepLine(t_ns, None, counts, loss, rate, norm)
         if _fresh(items, counts):
             seen.own_s = runtime_s
             seen.own_from_start = seen.totals_from_zero = True

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import FormatError
-from ergmeter.importers.choice import Chosen, chosen
+from ergmeter.importers.choice import ChosenImporter, chosen
 from ergmeter.importers.logfile import STDIN, LogFile
 from ergmeter.records import Device, Flops, Mark, Record, Reported, Sample, Step
 from ergmeter.runlog.identity import new_run_path, run_header, writer_header
@@ -46,7 +46,7 @@ _UNTIMED = (
 
 
 @dataclass(frozen=True)
-class Request:
+class ImportRequest:
     """Which log to read, and how."""
 
     log: str | Path
@@ -86,7 +86,7 @@ class Imported:
     is_cut_off: bool = False  # the compressed log ends half way
 
 
-def import_log(request: Request, *, progress: Progress | None = None) -> Imported:
+def import_log(request: ImportRequest, *, progress: Progress | None = None) -> Imported:
     """Make a run of a log, or several where it holds several. Raises FormatError for no steps.
 
     All of it or nothing: where it fails, the runs that it had made are removed again."""
@@ -110,7 +110,9 @@ def import_log(request: Request, *, progress: Progress | None = None) -> Importe
     )
 
 
-def _made(request: Request, found: Chosen, log: LogFile, undo: ExitStack) -> list[ImportedRun]:
+def _made(
+    request: ImportRequest, found: ChosenImporter, log: LogFile, undo: ExitStack
+) -> list[ImportedRun]:
     """The runs of a log. `undo` is given what removes them again."""
     runs: list[ImportedRun] = []
     sink = _Sink(request, found.importer.name, number=1)
@@ -138,7 +140,9 @@ def _made(request: Request, found: Chosen, log: LogFile, undo: ExitStack) -> lis
 class _Sink:
     """Writes the records of one run. The directory is made when its first time is known."""
 
-    def __init__(self, request: Request, format_name: str, *, number: int, began: str = "") -> None:
+    def __init__(
+        self, request: ImportRequest, format_name: str, *, number: int, began: str = ""
+    ) -> None:
         self._request = request
         self._began = began
         self._format = format_name
@@ -295,7 +299,7 @@ def _begins_ns(record: Record) -> int:
     return record.start_ns if isinstance(record, Step) else record.t_ns
 
 
-def _writer_header(request: Request) -> dict[str, Any]:
+def _writer_header(request: ImportRequest) -> dict[str, Any]:
     """Who wrote the run; of the machine that the log is from nothing is known."""
     header = writer_header("import")
     header["host"] = "an unknown host"

@@ -16,9 +16,9 @@ from ergmeter.errors import UsageError
 from ergmeter.importers.engine.counts import TokensAre
 from ergmeter.importers.engine.dialect import Dialect, Kind, of_another
 from ergmeter.importers.engine.names import Meaning
-from ergmeter.importers.engine.pairs import HINTS, Field, Pair, fields_of, figure_of
-from ergmeter.importers.engine.reading import Reading
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.engine.pairs import HINTS, Field, NamedNumber, fields_of, figure_of
+from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
@@ -60,15 +60,17 @@ class Layouts:
     def __init__(self) -> None:
         self._known: list[_Layout] = []
 
-    def read(self, text: str) -> tuple[list[Pair], Kind] | None:
+    def read(self, text: str) -> tuple[list[NamedNumber], Kind] | None:
         """The pairs of a line and what it tells of, if one before it was laid out like it."""
         for pattern, values, kind in self._known:
             if match := pattern.fullmatch(text):
                 figures = zip(values, match.groups(), strict=True)
-                return [Pair(m, n, read(f), spaced) for (m, n, read, spaced), f in figures], kind
+                return [
+                    NamedNumber(m, n, read(f), spaced) for (m, n, read, spaced), f in figures
+                ], kind
         return None
 
-    def learn(self, text: str, found: list[Pair], kind: Kind) -> None:
+    def learn(self, text: str, found: list[NamedNumber], kind: Kind) -> None:
         """Take the layout of a line that was read in full, if it can be told apart."""
         if len(self._known) >= _MOST or not found or len(text) > _MAX_CHARS or "\x1b" in text:
             return
@@ -77,7 +79,9 @@ class Layouts:
             kept = [field for field in fields if field.value is not None]
             values = tuple(_value(field) for field in kept)
             figures = zip(values, kept, strict=True)
-            pairs = [Pair(v.means, v.printed, v.read(f.figure), v.spaced) for v, f in figures]
+            pairs = [
+                NamedNumber(v.means, v.printed, v.read(f.figure), v.spaced) for v, f in figures
+            ]
             if pairs == found:  # else a bar gave a number too, or JSON has others
                 self._known.append(_Layout(re.compile(_pattern(text, fields)), values, kind))
 
@@ -160,11 +164,11 @@ class KeyValueImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come; at most a few lines are held back."""
-        return Reading(self.dialect(), tokens_are=self._tokens_are).records(lines)
+        return OutputReader(self.dialect(), tokens_are=self._tokens_are).records(lines)
 
-    def words(self, recognised: str) -> Words:  # noqa: ARG002
+    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """What to look for in a log after this line."""
-        return Words(tuple(hint.encode() for hint in HINTS), folds_case=True)
+        return LineHints(tuple(hint.encode() for hint in HINTS), folds_case=True)
 
     def dialect(self) -> Dialect:
         """How its lines are read."""
@@ -176,7 +180,7 @@ class _AnyLoop(Dialect):
         super().__init__()
         self._layouts = Layouts()
 
-    def read(self, text: str) -> tuple[list[Pair], Kind]:
+    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
         """As any line is read, or as one like it was."""
         known = self._layouts.read(text)
         if known is not None:

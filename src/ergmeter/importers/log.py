@@ -19,9 +19,9 @@ import numpy as np
 
 from ergmeter.errors import UsageError
 from ergmeter.importers.choice import chosen
-from ergmeter.importers.engine.columns import Columns, Tally, runs_of
+from ergmeter.importers.engine.columns import LogColumns, Tally, runs_of
 from ergmeter.importers.engine.folding import MOST_ROWS, Printed
-from ergmeter.importers.engine.step_lines import Told, step_lines
+from ergmeter.importers.engine.step_lines import ParsedLine, step_lines
 from ergmeter.importers.logfile import LogFile
 from ergmeter.importers.steady import Steady, steady
 from ergmeter.units import NS_PER_S
@@ -125,10 +125,10 @@ def read_log(
     log = LogFile(path, progress=progress)
     found = chosen(log, format=format)
     notes: list[str] = []
-    all_columns: list[Columns] = []
+    all_columns: list[LogColumns] = []
     make = getattr(found.importer, "dialect", None)
     dialect: Dialect | None = make() if make else None
-    for columns in runs_of(_told(found.importer, dialect, found.lines)):
+    for columns in runs_of(_parsed_lines(found.importer, dialect, found.lines)):
         all_columns.append(columns)
         _bound(all_columns)
     runs = [_run(columns, dialect.rate_steps if dialect else 1) for columns in all_columns]
@@ -155,7 +155,7 @@ def read_log(
     )
 
 
-def _bound(finished: list[Columns]) -> None:
+def _bound(finished: list[LogColumns]) -> None:
     """Keep the rows of all runs but the last within bounds, from the first on."""
     rows = sum(len(columns) for columns in finished)
     for columns in finished[:-1]:
@@ -166,17 +166,19 @@ def _bound(finished: list[Columns]) -> None:
         rows -= before - len(columns)
 
 
-def _told(importer: Importer, dialect: Dialect | None, lines: Iterator[Line]) -> Iterator[Told]:
+def _parsed_lines(
+    importer: Importer, dialect: Dialect | None, lines: Iterator[Line]
+) -> Iterator[ParsedLine]:
     """The step lines."""
     if hasattr(importer, "told"):
-        told: Iterator[Told] = importer.told(lines)
+        told: Iterator[ParsedLine] = importer.told(lines)
         return told
     if dialect is None:
         raise UsageError(f"the importer {importer.name!r} makes runs, but no columns: erg import")
     return step_lines(dialect, lines)
 
 
-def _run(columns: Columns, rate_steps: int) -> LogRun:
+def _run(columns: LogColumns, rate_steps: int) -> LogRun:
     plain = columns.plain()
     first_stamp, last_stamp = _stamps(columns, plain["t_s"])
     return LogRun(
@@ -206,7 +208,7 @@ def _apart(run: LogRun) -> list[str]:
     return [] if is_alike or not summed_s > 0 else [_APART.format(stamped_s, summed_s)]
 
 
-def _stamps(columns: Columns, t_s: FloatArray) -> tuple[datetime | None, datetime | None]:
+def _stamps(columns: LogColumns, t_s: FloatArray) -> tuple[datetime | None, datetime | None]:
     """The first and the last timestamp of the step lines."""
     if columns.clock == "stamps" and np.isfinite(t_s).any():
         return _moment(float(np.nanmin(t_s))), _moment(float(np.nanmax(t_s)))

@@ -32,7 +32,7 @@ Progress: TypeAlias = "Callable[[int], None]"
 
 
 @dataclass(frozen=True)
-class Words:
+class LineHints:
     """What a line must hold one of to be looked at."""
 
     any_of: tuple[bytes, ...]
@@ -47,7 +47,7 @@ class LogFile:
 
     def __init__(self, path: str | Path, *, progress: Progress | None = None) -> None:
         self.path = str(path)
-        self.words: Words | None = None  # None: every line is wanted
+        self.words: LineHints | None = None  # None: every line is wanted
         self.bytes_read = 0  # as they are in the file: of a compressed one, compressed
         self.line_count = 0
         self.first_texts: list[str] = []  # for a message that nothing was recognised
@@ -147,7 +147,7 @@ def _whole_lines(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield rest + b"\n"
 
 
-def _with_words(lines: bytes, words: Words | None) -> Iterator[tuple[bytes, int]]:
+def _with_words(lines: bytes, words: LineHints | None) -> Iterator[tuple[bytes, int]]:
     """The lines that hold one of the words, in their order, each cut at its longest; and where
     it ends.
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.dialect import Dialect
 from ergmeter.importers.engine.iterations import WORDS, Iterations, is_iteration
-from ergmeter.importers.engine.reading import Reading
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
@@ -27,11 +27,11 @@ class MegatronImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come."""
-        return Reading(self.dialect()).records(lines)
+        return OutputReader(self.dialect()).records(lines)
 
-    def words(self, recognised: str) -> Words:  # noqa: ARG002
+    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """What to look for in a log after this line."""
-        return Words(WORDS)
+        return LineHints(WORDS)
 
     def dialect(self) -> Dialect:
         """How its lines are read."""

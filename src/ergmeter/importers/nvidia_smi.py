@@ -22,7 +22,7 @@ from typing import Any
 
 from ergmeter.errors import FormatError
 from ergmeter.importers.engine.timestamps import stamp_ns
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Device, Mark, Record, Sample
 
@@ -237,16 +237,16 @@ class NvidiaSmiImporter:
         )
         return _HEADLESS if is_headless else ""
 
-    def words(self, recognised: str) -> Words | None:
+    def words(self, recognised: str) -> LineHints | None:
         """Those of which a header has one; from there on every line."""
-        return None if recognised else Words(_WORDS)
+        return None if recognised else LineHints(_WORDS)
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield the readings of all devices, and what is to be known of them."""
         log = CsvLog()
         told = [Mark(0, "assumed", _LOCAL), Mark(0, "output_unrecognised", _NO_STEPS)]
         last_ns: dict[str, int] = {}
-        for reading in _whole(self._keyed(log, lines)):
+        for reading in _complete_readings(self._keyed(log, lines)):
             for device, row in reading.items():
                 sample = self._sample(device, row)
                 if sample is None or sample.t_ns == last_ns.get(device):
@@ -338,7 +338,7 @@ def _device(device: str, row: Row) -> Device:
     return Device(device, "gpu", row.cells.get("name", "NVIDIA GPU"), "nvidia_smi", known)
 
 
-def _whole(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Row]]:
+def _complete_readings(rows: Iterable[tuple[str, Row]]) -> Iterator[dict[str, Row]]:
     """The rows of each reading, by device. The last is left out if it may be cut."""
     before = 0
     reading: dict[str, Row] = {}

@@ -29,11 +29,11 @@ from ergmeter.importers.engine.names import (
     of_evaluation,
     plain,
 )
-from ergmeter.importers.engine.pairs import HINTS, MAX_CHARS, Pair
+from ergmeter.importers.engine.pairs import HINTS, MAX_CHARS, NamedNumber
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.reading import Reading
+from ergmeter.importers.engine.reading import OutputReader
 from ergmeter.importers.engine.step_lines import label_of, rank_of
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
@@ -53,7 +53,7 @@ _PLAIN = re.compile(
     r"([-+]?(?:\d[\d.]{0,30}(?:[eE][-+]?\d{1,4})?|\.\d{1,20}|[nN]a[nN]|[iI]nf))"
     r"(?=\s?([A-Za-z]{1,9}(?:/[A-Za-z]{1,6})?)?)(?![\w.]*[:=])"
 )
-PLAIN_WORDS = Words(
+PLAIN_WORDS = LineHints(
     (*(hint.encode() for hint in HINTS), b"seq/s", b"lr:", b"lr=", b"norm", b"learning_rate",
      b"epoch:"),
     folds_case=True,
@@ -259,11 +259,11 @@ class NxdtImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come. Plain lines wait for the first of the next step."""
-        return Reading(self.dialect()).records(lines)
+        return OutputReader(self.dialect()).records(lines)
 
-    def words(self, recognised: str) -> Words:
+    def words(self, recognised: str) -> LineHints:
         """What to look for in a log after this line."""
-        return Words((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS
+        return LineHints((NXDT.encode(),)) if NXDT in recognised else PLAIN_WORDS
 
     def dialect(self) -> Dialect:
         """How its lines are read."""
@@ -319,18 +319,18 @@ class _Nxdt(Dialect):
         self._step_text = text[start : text.find(",", start) + 1] if start >= 0 else ""
         return True
 
-    def pairs(self, text: str) -> list[Pair]:
+    def pairs(self, text: str) -> list[NamedNumber]:
         if NXDT in text:
             found = self._without_rounding(_fields(text))
         elif GROUP in text:
-            found = [Pair(means, name, v) for name, means, v in _figures(said_in(text))]
+            found = [NamedNumber(means, name, v) for name, means, v in _figures(said_in(text))]
         else:
             found = [_in_sequences(pair) for pair in super().pairs(text)]
         if any(pair.means is _SEQUENCES for pair in found):
             self.note(_MEAN_OF_TEN if NXDT in text else _MEANS_SEQUENCES)
         return found
 
-    def is_step(self, found: list[Pair], text: str) -> bool:
+    def is_step(self, found: list[NamedNumber], text: str) -> bool:
         """A bar or a line of NeMo's; a group with a step's number or time, or a loss and a rate."""
         kinds = {pair.means.kind for pair in found}
         if NXDT in text:
@@ -340,7 +340,7 @@ class _Nxdt(Dialect):
             return bool(kinds & {"step", "own_time"}) or {"rate"} | others <= kinds
         return super().is_step(found, text)
 
-    def is_evaluation(self, found: list[Pair], text: str) -> bool:
+    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:
         is_own = NXDT in text or GROUP in text
         return not is_own and super().is_evaluation(found, text)
 
@@ -356,9 +356,9 @@ class _Nxdt(Dialect):
             self.note(_COUNTED)
         return group
 
-    def _without_rounding(self, found: list[tuple[str, Meaning, float, str]]) -> list[Pair]:
+    def _without_rounding(self, found: list[tuple[str, Meaning, float, str]]) -> list[NamedNumber]:
         """The pairs; a rounded total of samples gives way to what a step was seen to hold."""
-        kept = [Pair(means, name, value) for name, means, value, _ in found]
+        kept = [NamedNumber(means, name, value) for name, means, value, _ in found]
         step = next((int(p.value) for p in kept if p.means.kind == "step"), None)
         total = next((f for f in found if f[1].name == "consumed_samples"), None)
         if step is None or total is None:
@@ -370,7 +370,7 @@ class _Nxdt(Dialect):
         if self._per_step is None:
             return kept
         self.note(_ROUNDED.format(total[3], self._per_step))
-        return [*kept, Pair(_BATCH, "samples of a step", float(self._per_step))]
+        return [*kept, NamedNumber(_BATCH, "samples of a step", float(self._per_step))]
 
     def _learn(self, step: int, total: int) -> None:
         if self._exact is not None and step > self._exact[0]:
@@ -379,7 +379,7 @@ class _Nxdt(Dialect):
         self._exact = step, total
 
 
-def _in_sequences(pair: Pair) -> Pair:
+def _in_sequences(pair: NamedNumber) -> NamedNumber:
     return pair._replace(means=_SEQUENCES) if pair.means.name == "throughput" else pair
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ergmeter.errors import FormatError
-from ergmeter.importers.logfile import MAX_LINE_BYTES, Words
+from ergmeter.importers.logfile import MAX_LINE_BYTES, LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Mark, Record, Reported, Step
 
@@ -48,7 +48,7 @@ _ONE_LINE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class TraceTimes:
     """Of all profiled steps together. What is `alone` has nothing else beside it."""
 
     steps: int | None  # None where the trace names none
@@ -77,9 +77,9 @@ class TorchTraceImporter:
         """Say whether the list of events begins in one of these lines."""
         return any(_EVENTS in text for text in head)
 
-    def words(self, recognised: str) -> Words | None:
+    def words(self, recognised: str) -> LineHints | None:
         """The word that begins it; from there on every line."""
-        return None if recognised else Words((_EVENTS.encode(),))
+        return None if recognised else LineHints((_EVENTS.encode(),))
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield the profiled steps, by the host, and where their time went."""
@@ -136,7 +136,7 @@ def steps_of(events: Sequence[dict[str, Any]]) -> list[Step]:
     return sorted(found, key=lambda step: step.start_ns)
 
 
-def split(events: Sequence[dict[str, Any]]) -> Split:
+def split(events: Sequence[dict[str, Any]]) -> TraceTimes:
     """Where the time of the profiled steps went."""
     steps = steps_of(events)
     kernels = [one for one in events if one.get("cat") == "kernel"]
@@ -156,7 +156,7 @@ def split(events: Sequence[dict[str, Any]]) -> Split:
     whole = window[1] - window[0]
     if not whole > 0:
         raise FormatError("the trace holds nothing that lasted any time")
-    return Split(
+    return TraceTimes(
         steps=len(steps) or None,
         on="gpu" if kernels else "host",
         window_s=whole / _US_PER_S,

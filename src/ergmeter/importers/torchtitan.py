@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ergmeter.importers.engine.dialect import Dialect, is_torchtitan
 from ergmeter.importers.engine.names import NUMBER, Meaning, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
-from ergmeter.importers.engine.reading import Reading
-from ergmeter.importers.logfile import Words
+from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
+from ergmeter.importers.engine.reading import OutputReader
+from ergmeter.importers.logfile import LineHints
 from ergmeter.ports import Line
 from ergmeter.records import Record
 
@@ -64,11 +64,11 @@ class TorchTitanImporter:
 
     def records(self, lines: Iterable[Line]) -> Iterator[Record]:
         """Yield records as the lines come."""
-        return Reading(self.dialect()).records(lines)
+        return OutputReader(self.dialect()).records(lines)
 
-    def words(self, recognised: str) -> Words:  # noqa: ARG002
+    def words(self, recognised: str) -> LineHints:  # noqa: ARG002
         """What to look for in a log after this line."""
-        return Words((b"GiB(", _STARTS.encode()))
+        return LineHints((b"GiB(", _STARTS.encode()))
 
     def dialect(self) -> Dialect:
         """How its lines are read."""
@@ -86,7 +86,7 @@ class _TorchTitan(Dialect):
     def wanted(self, text: str) -> bool:
         return is_torchtitan(text) or _STARTS in text
 
-    def pairs(self, text: str) -> list[Pair]:
+    def pairs(self, text: str) -> list[NamedNumber]:
         if _STARTS in text and (match := _BATCH.search(text, 0, MAX_CHARS)):
             self._batch = int(match[1]), int(match[2])
             return []
@@ -98,21 +98,21 @@ class _TorchTitan(Dialect):
         samples = per_step * next(pair.value for pair in found if pair.means.kind == "step")
         return [
             *found,
-            Pair(_SAMPLES, "steps x global batch size", samples),
-            Pair(_TOKENS, "steps x global batch size x sequence length", samples * length),
+            NamedNumber(_SAMPLES, "steps x global batch size", samples),
+            NamedNumber(_TOKENS, "steps x global batch size x sequence length", samples * length),
         ]
 
-    def is_step(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+    def is_step(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         return any(pair.means.kind == "step" for pair in found)
 
-    def is_evaluation(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         return "validate step:" in text
 
 
-def _figures(text: str) -> list[Pair]:
+def _figures(text: str) -> list[NamedNumber]:
     found = []
     for name, figure, unit in _FIGURE.findall(plain(text[:MAX_CHARS])):
         value = number(figure.replace(",", ""))
         if value is not None and (name != "step" or value.is_integer()):
-            found.append(Pair(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
+            found.append(NamedNumber(_MEANS[name], name, value * _SCALE.get(unit, 1.0)))
     return found if any(pair.means.kind == "step" for pair in found) else []

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.flops.counted.call_specs import ModuleCall
-    from ergmeter.flops.counted.remote import Request
+    from ergmeter.flops.counted.remote import CountRequest
     from ergmeter.integrations.batches import Counts
     from ergmeter.integrations.torch.calls import StepRecorder
-    from ergmeter.integrations.torch.roots import InnerShapes, Layout
-    from ergmeter.integrations.unsettled_steps import Seen
+    from ergmeter.integrations.torch.roots import BatchLayout, InnerShapes
+    from ergmeter.integrations.unsettled_steps import TokenSums
     from ergmeter.meter import Meter
     from ergmeter.records import Flops
 
@@ -68,7 +68,7 @@ class Description:
         # By the user, who knows better; not by an earlier training of the same Meter.
         self._given = () if meter.plan.flops is _written.get(meter) else meter.plan.flops
         self._inside: InnerShapes | None = None  # looked at in a framework's first step
-        self._layout: Layout | None = None
+        self._layout: BatchLayout | None = None
         self._recorder = recorder or _recorder_of(model)
         self._is_framework = recorder is None
         self._amounts: list[tuple[int | None, int | None, float]] = []
@@ -78,10 +78,10 @@ class Description:
         self._groups: list[list[ModuleCall]] = []
         self._outer: dict[int, Any] = {}
         self._record: StepRecord | None = None
-        self._request: Request | None = None
+        self._request: CountRequest | None = None
         self._folder: Path | None = None
         self._counts: list[list[CallFlops]] | None = None
-        self._seen: Seen | None = None  # of all steps, at the end
+        self._seen: TokenSums | None = None  # of all steps, at the end
         self._lengths = Lengths()
         self._writer_id = ""
         self._identified = threading.Event()
@@ -149,7 +149,7 @@ class Description:
         self._closing.set()
         self._settle()
 
-    def finish(self, seen: Seen, *, waits: bool = True) -> None:
+    def finish(self, seen: TokenSums, *, waits: bool = True) -> None:
         """The training is over, or somebody asks for its metrics: wait for the count, bounded.
 
         Where another training begins in this process, `erg record` finishes it without a wait.

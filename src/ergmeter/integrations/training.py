@@ -23,7 +23,7 @@ from ergmeter.errors import UsageError
 from ergmeter.integrations.batches import Counts, counted, rows_only
 from ergmeter.integrations.device_fetch import now_on
 from ergmeter.integrations.model_description import Description
-from ergmeter.integrations.unsettled_steps import Held
+from ergmeter.integrations.unsettled_steps import UnsettledSteps
 from ergmeter.meter import Meter, active_meters
 from ergmeter.meter.clock import moment
 from ergmeter.meter.run_plan import say
@@ -90,7 +90,7 @@ class Training:
         self._counts: list[Counts] = []
         self._calls: Root | None = None
         self._unknown = False  # a micro-batch of this step without tokens: their sum isn't known
-        self._held = Held(self._pass_on)
+        self._held = UnsettledSteps(self._pass_on)
         self._index = 0
         self._logged: dict[str, Any] = {}
         self._last: Step | None = None

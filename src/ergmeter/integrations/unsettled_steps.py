@@ -26,13 +26,13 @@ _NORMS = ("grad_norm", "gradient_norm", "grad_norm_total")
 _FIGURES = ("loss", "learning_rate", "grad_norm")
 
 
-class Held:
+class UnsettledSteps:
     """The steps of one training that wait, in order."""
 
     def __init__(self, pass_on: Callable[[Step], None]) -> None:
         """`pass_on` is given each step once it is complete."""
         self.rows: deque[Row] = deque()
-        self.seen = Seen()
+        self.seen = TokenSums()
         self._pass_on = pass_on
         self._fetch: tuple[Fetch, list[Row]] | None = None
         self._settling = threading.Lock()
@@ -41,7 +41,7 @@ class Held:
         """The newest step lasts longer than was told."""
         if self.rows:
             step, counts, after = self.rows.pop()
-            self.rows.append((replace(_whole(step), end_ns=end_ns), counts, after))
+            self.rows.append((replace(_full_step(step), end_ns=end_ns), counts, after))
 
     def complete(self, logged: Mapping[str, Any], last: Step | None) -> None:
         """What was logged of the newest step, if it is the one that is meant."""
@@ -51,7 +51,7 @@ class Held:
         if newest is last or isinstance(newest, tuple):
             far = [value for value in logged.values() if is_later(value)]
             after = {**(after or {}), **(now_on(far) or {})}
-            self.rows[-1] = (_with_logged(_whole(newest), logged), counts, after)
+            self.rows[-1] = (_with_logged(_full_step(newest), logged), counts, after)
 
     def settle(self, *, wait: bool) -> None:
         """Pass on the steps whose numbers are known; ask for those of the others."""
@@ -86,14 +86,14 @@ class Held:
             far = [name for name in _FIGURES if is_later(getattr(step, name, None))]
             if far:
                 told: dict[str, Any] = {name: next(known) for name in far}
-                step = replace(_whole(step), **told)
+                step = replace(_full_step(step), **told)
             for one in settled:
                 self.seen.add(one)
-            self._pass_on(_with_tokens(_whole(step), settled))
+            self._pass_on(_with_tokens(_full_step(step), settled))
 
 
 @dataclass
-class Seen:
+class TokenSums:
     """The tokens of all steps so far, as far as attention makes a difference of their lengths."""
 
     computed: int = 0
@@ -123,7 +123,7 @@ def _laters(step: Brief, counts: list[Counts]) -> list[Any]:
     ]
 
 
-def _whole(step: Brief) -> Step:
+def _full_step(step: Brief) -> Step:
     """A step that was held as little more than its times."""
     if isinstance(step, Step):
         return step

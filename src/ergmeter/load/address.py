@@ -20,7 +20,7 @@ _PATHS: dict[str, str] = {"chat": "/chat/completions", "completions": "/completi
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """Where requests go."""
 
     host: str
@@ -41,7 +41,7 @@ class Address:
         return f"{'https' if self.is_tls else 'http'}://{self.authority}{self.path}"
 
 
-def address(url: str, endpoint: Endpoint) -> Address:
+def address(url: str, endpoint: Endpoint) -> ServerAddress:
     """The address of an endpoint below a base URL, with or without its /v1. UsageError if none."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -56,7 +56,7 @@ def address(url: str, endpoint: Endpoint) -> Address:
         raise UsageError(f"{url!r} is no URL: write blanks and other alphabets as %20 and the like")
     is_tls = parts.scheme == "https"
     path = _path(parts.path, endpoint) + (f"?{parts.query}" if parts.query else "")
-    return Address(parts.hostname, port or (443 if is_tls else 80), path, is_tls)
+    return ServerAddress(parts.hostname, port or (443 if is_tls else 80), path, is_tls)
 
 
 def _path(path: str, endpoint: Endpoint) -> str:

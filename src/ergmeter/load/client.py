@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
-    from ergmeter.load.address import Address
+    from ergmeter.load.address import ServerAddress
     from ergmeter.load.answer import Answer
 
 _PULSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestTarget:
     """Where requests go, and what goes with each: headers, and how long silence is borne."""
 
-    address: Address
+    address: ServerAddress
     headers: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 60.0
 
@@ -126,7 +126,7 @@ class Connection(asyncio.Protocol):
 class Client:
     """Sends requests to one target."""
 
-    target: Target
+    target: RequestTarget
     in_flight: int = 0
     most_in_flight: int = 0
     _tls: ssl.SSLContext | None = field(init=False)

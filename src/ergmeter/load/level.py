@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from ergmeter.load.answer import Answer
-    from ergmeter.load.pacing import Closed, Extent, Open
+    from ergmeter.load.pacing import Closed, LevelLength, Open
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import FromFile, MadeUp
 
@@ -46,20 +46,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LevelPlan:
     """What a level does."""
 
     asking: Asking
     prompts: MadeUp | FromFile
     pace: Closed | Open
-    extent: Extent
+    extent: LevelLength
     warmup: int  # requests before those that count
     slo: Mapping[str, float] = field(default_factory=dict)
     why_no_energy: str = ""  # empty: the devices of this machine are the server's
 
 
 @dataclass
-class Outcome:
+class LevelOutcome:
     """Counts of a level's requests after the warm-up, and the client's own cost."""
 
     run: Path
@@ -139,17 +139,17 @@ class Interruption:
 
 
 def run(
-    plan: Plan,
+    plan: LevelPlan,
     *,
     out: Path,
     name: str,
-    tell: Callable[[Outcome], None] = lambda _outcome: None,
+    tell: Callable[[LevelOutcome], None] = lambda _outcome: None,
     interruption: Interruption | None = None,
-) -> Outcome:
+) -> LevelOutcome:
     """Send the requests of a level and write its run. `tell` is called after each answer."""
     probes = () if plan.why_no_energy else _DEVICES
     with Meter(out, name=name, probes=probes) as meter:
-        outcome = Outcome(meter.path)
+        outcome = LevelOutcome(meter.path)
         with (meter.path / REQUESTS_FILE).open("w", buffering=1, encoding="utf-8") as file:
             log = _RequestLog(meter, outcome, file, tell, counts_tokens=plan.asking.counts_tokens)
             _begin(meter, plan)
@@ -161,7 +161,7 @@ def run(
     return outcome
 
 
-async def _send(plan: Plan, log: _RequestLog, interruption: Interruption) -> None:
+async def _send(plan: LevelPlan, log: _RequestLog, interruption: Interruption) -> None:
     task = asyncio.current_task()
     assert task is not None
     interruption.cancels(task)
@@ -179,9 +179,9 @@ async def _send(plan: Plan, log: _RequestLog, interruption: Interruption) -> Non
         raise
 
 
-async def _warm_up(plan: Plan, sending: pacing.Sending, log: _RequestLog) -> None:
+async def _warm_up(plan: LevelPlan, sending: pacing.Sending, log: _RequestLog) -> None:
     at_once = plan.pace.concurrency if isinstance(plan.pace, pacing.Closed) else plan.warmup
-    extent = pacing.Extent(requests=plan.warmup)
+    extent = pacing.LevelLength(requests=plan.warmup)
     try:
         await pacing.closed_loop(sending, min(at_once, plan.warmup), extent, first=0)
     finally:  # nothing counts where it was interrupted before
@@ -189,7 +189,7 @@ async def _warm_up(plan: Plan, sending: pacing.Sending, log: _RequestLog) -> Non
         sending.client.most_in_flight = 0
 
 
-async def _measure(plan: Plan, sending: pacing.Sending, outcome: Outcome) -> None:
+async def _measure(plan: LevelPlan, sending: pacing.Sending, outcome: LevelOutcome) -> None:
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
     try:
@@ -209,9 +209,9 @@ class _RequestLog:
     """Writes each request to the run when it is settled."""
 
     meter: Meter
-    outcome: Outcome
+    outcome: LevelOutcome
     file: TextIO
-    tell: Callable[[Outcome], None]
+    tell: Callable[[LevelOutcome], None]
     counts_tokens: bool
     counted_from_ns: int = 0
 
@@ -278,7 +278,7 @@ class _RequestLog:
             self.meter.record(Reported(t_ns, "itl", gap_s, "s"))
 
 
-def _begin(meter: Meter, plan: Plan) -> None:
+def _begin(meter: Meter, plan: LevelPlan) -> None:
     meter.mark("latency_clock", plan.pace.clock)
     meter.mark(requests.LOAD_MARK, f"{plan.asking.model} at {plan.asking.target.address.url}")
     if plan.slo:
@@ -289,7 +289,7 @@ def _begin(meter: Meter, plan: Plan) -> None:
         meter.explain(dict.fromkeys(_SENSORS, f"not read, {plan.why_no_energy}"))
 
 
-def _end(meter: Meter, outcome: Outcome) -> None:
+def _end(meter: Meter, outcome: LevelOutcome) -> None:
     cost = f"cpu_frac={outcome.cpu_frac:.6g},lag_p99_s={outcome.lag_p99_s:.6g}"
     meter.mark(requests.END_MARK, cost)
 

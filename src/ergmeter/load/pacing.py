@@ -30,7 +30,7 @@ _CONNECT_AHEAD_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class LevelLength:
     """How long a level lasts: so many requests, or requests begun within so many seconds."""
 
     requests: int | None = None
@@ -71,7 +71,7 @@ class Open:
         """From when latency counts."""
         return f"open loop, {self.label}, Poisson: from the scheduled time of sending"
 
-    def arrivals_s(self, extent: Extent) -> Iterator[float]:
+    def arrivals_s(self, extent: LevelLength) -> Iterator[float]:
         """When requests are due, from the start of the level."""
         dice = random.Random(self.seed)
         due_s = 0.0
@@ -117,7 +117,9 @@ class Sending:
         return [one for one in self.pending.values() if 0 < one.offered_ns <= t_ns]
 
 
-async def closed_loop(sending: Sending, concurrency: int, extent: Extent, *, first: int) -> None:
+async def closed_loop(
+    sending: Sending, concurrency: int, extent: LevelLength, *, first: int
+) -> None:
     """Requests by so many workers, each with a connection of its own, numbered from `first`."""
     last = None if extent.requests is None else first + extent.requests
     numbers = iter(range(first, last)) if last is not None else itertools.count(first)
@@ -138,7 +140,7 @@ async def closed_loop(sending: Sending, concurrency: int, extent: Extent, *, fir
     await asyncio.gather(*(work() for _ in range(concurrency)))
 
 
-async def open_loop(sending: Sending, pace: Open, extent: Extent, *, first: int) -> None:
+async def open_loop(sending: Sending, pace: Open, extent: LevelLength, *, first: int) -> None:
     """Requests at their scheduled times, numbered from `first`."""
     began_ns = time.monotonic_ns() + round(_CONNECT_AHEAD_S * NS_PER_S)
 

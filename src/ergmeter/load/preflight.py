@@ -22,7 +22,7 @@ from ergmeter.load.prompts import MadeUp
 
 if TYPE_CHECKING:
     from ergmeter.load.address import Endpoint
-    from ergmeter.load.client import Target
+    from ergmeter.load.client import RequestTarget
     from ergmeter.load.prompts import FromFile, Prompt
 
 # The most telling first; a server that refuses one is asked with the next.
@@ -45,7 +45,7 @@ class ServerError(ErgmeterError):
 class Asking:
     """How this server is asked."""
 
-    target: Target
+    target: RequestTarget
     endpoint: Endpoint
     model: str
     extra: dict[str, Any]  # what the user adds to each body

@@ -24,17 +24,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import UsageError
-from ergmeter.meter.device_claim import Claim
+from ergmeter.meter.device_claim import DeviceClaim
 from ergmeter.meter.notices import Notices, Ways, ways
 from ergmeter.meter.run_plan import say
-from ergmeter.metrics.alerts.rules import NAN, Rule, all_parsed, check_prices, classes_parsed
+from ergmeter.metrics.alerts.rules import NAN, AlertRule, all_parsed, check_prices, classes_parsed
 from ergmeter.records import Mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.alerts.judge import Alert, Judge, Rows
+    from ergmeter.metrics.alerts.judge import Alert, AlertRows, Judge
     from ergmeter.metrics.live.follow import Following
     from ergmeter.runlog.settings import Settings
 
@@ -47,7 +47,7 @@ _SOME_STEPS = 100  # after which a rule that nothing was seen for is told of
 class AlertPlan:
     """What to be alarmed by, whom to tell, and what to stop for."""
 
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AlertRule, ...] = ()
     stop_on: tuple[str, ...] = ()
     ways: Ways = field(default_factory=Ways)
 
@@ -106,7 +106,7 @@ class Alarm:
         self._notices = Notices(plan.ways, mark=mark)
         self._followed: tuple[Following, Judge] | None = None
         self._lost: dict[str, set[str]] = {}  # by rule, the writers whose loss is none now
-        self._claims: dict[str, Claim] = {}  # by rule, to tell of a loss for this node
+        self._claims: dict[str, DeviceClaim] = {}  # by rule, to tell of a loss for this node
         weakref.finalize(self, _release, self._claims)  # held so long, they are no leak
         self._spans: dict[str, tuple[int, int]] = {}  # by writer, from its first step to its last
         self._steps = 0
@@ -159,7 +159,7 @@ class Alarm:
         untold = judge.untold if self._steps >= _SOME_STEPS else judge.hopeless
         self._say_unjudged(judge.unjudged if is_last else untold, is_last=is_last)
 
-    def _note_spans(self, rows: Rows) -> None:
+    def _note_spans(self, rows: AlertRows) -> None:
         for writer, steps in rows.steps.items():
             start_ns, end_ns = int(steps["start_ns"].min()), int(steps["end_ns"].max())
             first_ns, last_ns = self._spans.get(writer, (start_ns, end_ns))
@@ -220,12 +220,12 @@ class Alarm:
         lost.add(alert.about)
         return len(lost) == 1 and self._tells_for_node(alert.rule)
 
-    def _tells_for_node(self, rule: Rule) -> bool:
+    def _tells_for_node(self, rule: AlertRule) -> bool:
         """Whether no other rank of this node has told of a loss that is lost."""
         if self._rank() is None:
             return True
         whose = ("alert", str(self._run.resolve()), rule.text)
-        return self._claims.setdefault(rule.text, Claim(*whose)).take()
+        return self._claims.setdefault(rule.text, DeviceClaim(*whose)).take()
 
     def _with_rank(self, alert: Alert) -> str:
         """Its text; of a loss that is one rank's among several, with the rank."""
@@ -233,6 +233,6 @@ class Alarm:
         return alert.text if rank is None else f"{alert.text} (rank {rank})"
 
 
-def _release(claims: dict[str, Claim]) -> None:
+def _release(claims: dict[str, DeviceClaim]) -> None:
     for claim in claims.values():
         claim.release()

@@ -19,10 +19,10 @@ import socket
 import sys
 import weakref
 
-_held: weakref.WeakSet[Claim] = weakref.WeakSet()
+_held: weakref.WeakSet[DeviceClaim] = weakref.WeakSet()
 
 
-class Claim:
+class DeviceClaim:
     """A right that one process of this node has at a time."""
 
     def __init__(self, *what: str) -> None:

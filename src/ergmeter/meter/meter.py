@@ -31,7 +31,7 @@ from ergmeter.meter.alert_watch import Alarm, planned_alerts
 from ergmeter.meter.clock import moment
 from ergmeter.meter.handover import STEP_GIVEN
 from ergmeter.meter.progress import Budget, Progress, progress
-from ergmeter.meter.run_plan import Around, Plan, probe_names, say, why
+from ergmeter.meter.run_plan import Around, RunPlan, probe_names, say, why
 from ergmeter.meter.sink_feed import EVERY_S, Feed, planned
 from ergmeter.meter.span import StepSpan
 from ergmeter.records import PHASES, Flops, Mark, Phase, Reported, Step
@@ -99,7 +99,7 @@ class Meter:
             from ergmeter.flops.live import described  # noqa: PLC0415  only for those who ask
 
             given, found, no_flops = described(model, seq_len, found)
-        self.plan = Plan(
+        self.plan = RunPlan(
             name=name or Path(sys.argv[0] or "python").stem or "python",
             settings=found,
             out=Path(out) if out is not None else None,

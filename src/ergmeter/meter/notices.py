@@ -149,7 +149,7 @@ class Notices:
         except (OSError, http.client.HTTPException, ValueError) as error:
             # Of an address its host alone: the rest of it is often the key.
             host = urlsplit(address).hostname
-            self._failed(f"webhook at {host}: {_said(error)}")
+            self._failed(f"webhook at {host}: {_error_text(error)}")
 
     def _call(self, alert: dict[str, Any]) -> None:
         if not self._ways.command:
@@ -179,7 +179,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
         """None: it is not followed."""
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """What failed. An error about the address itself has the address in it."""
     name = type(error).__name__
     if isinstance(error, urllib.error.HTTPError):  # its own text may name where it was sent on to

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter import registry
 from ergmeter.errors import UsageError
-from ergmeter.meter.device_claim import Claim
+from ergmeter.meter.device_claim import DeviceClaim
 from ergmeter.meter.handover import HandOver, own_id
 from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device, Flops
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.identity import launched_group, new_run_path, run_header, writer_header
-from ergmeter.runlog.parallel_ranks import Layout
+from ergmeter.runlog.parallel_ranks import ParallelLayout
 from ergmeter.runlog.process_group import told_size, world_size
 from ergmeter.runlog.writer import Writer, create_or_join
 from ergmeter.sampler import DEFAULT_PROBES, Opened, Sampler, open_probes
@@ -71,7 +71,7 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RunPlan:
     """What a Meter was asked to measure, and where to. Each way to begin gives a `HandOver`."""
 
     name: str
@@ -189,7 +189,7 @@ class Plan:
         """Refuse now what could only be refused in the report of a run of hours."""
         world = max(told_size(), world_size())
         if self.settings.layout is not None and world > 1:
-            Layout.parsed(self.settings.layout).check(world)
+            ParallelLayout.parsed(self.settings.layout).check(world)
 
     def _ranks_share(self, run: Path, group: str) -> HandOver:
         """The share of one of several ranks: its own process, and the devices if it is the first
@@ -256,7 +256,7 @@ _OWN_PROBES = ("process", "allocator")
 class _AllocatorLater:
     """Opens the allocator's probe once the program itself has initialised CUDA, never before."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
         self.stands_by = True
         self.is_silent = True  # it takes nothing over from anybody
@@ -273,11 +273,11 @@ class _AllocatorLater:
 class _Duty:
     """To read a device for all ranks of this node that see it."""
 
-    def __init__(self, plan: Plan, name: str, *, word: str) -> None:
+    def __init__(self, plan: RunPlan, name: str, *, word: str) -> None:
         self._plan = plan
         self.name = name
         self._word = word
-        self._claim: Claim | None = None
+        self._claim: DeviceClaim | None = None
         self._over = threading.Event()
         self.stands_by = False  # somebody else reads
 
@@ -290,7 +290,7 @@ class _Duty:
         opened = self._plan._opened([self.name], path=Path.cwd(), environment=several)
         seen = sorted(device.id for probe in opened.probes for device in probe.devices)
         if self._claim is None:
-            self._claim = Claim(self._word, self.name, *seen)
+            self._claim = DeviceClaim(self._word, self.name, *seen)
         if not opened.probes:
             self.stands_by = False
             self._claim.release()

@@ -249,13 +249,13 @@ class Feed:
                 outlet.offer(update)
 
     def _updates(self, *, is_last: bool) -> list[Update]:
-        from ergmeter.metrics.live.recent_window import lately, whole  # noqa: PLC0415  numpy and pyarrow
+        from ergmeter.metrics.live.recent_window import recent, whole_run_update  # noqa: PLC0415  numpy and pyarrow
         from ergmeter.runlog.reader import Run  # noqa: PLC0415
 
         found: list[Update] = []
         try:
             self._flush()
-            newest = lately(_newest(Run.open(self._run)), since_ns=self._since_ns)
+            newest = recent(_newest(Run.open(self._run)), since_ns=self._since_ns)
             self._since_ns = newest.window.end_ns
             found.append(newest)
         except NotMeasurable:
@@ -264,7 +264,7 @@ class Feed:
             self._say_once(error)
         try:
             if is_last:
-                found.append(_ended(whole(_newest(Run.open(self._run))), self._ended))
+                found.append(_ended(whole_run_update(_newest(Run.open(self._run))), self._ended))
         except NotMeasurable:
             pass  # there never was one
         except Exception as error:  # noqa: BLE001

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.alerts.marks import told
+from ergmeter.metrics.alerts.marks import noted_alerts
 from ergmeter.metrics.catalog import IMPOSSIBLE, catalogue
 from ergmeter.metrics.check.checks import fitness
 from ergmeter.metrics.check.flop_count import flop_count_contradictions
@@ -91,7 +91,7 @@ def notes(evidence: Evidence, readings: dict[str, Result]) -> tuple[str, ...]:
         if mark.name in _TOLD and (mark.name, mark.detail) not in of_lines:
             said.append(_TOLD[mark.name].format(mark.detail))
     said += [f"the training {diverged}"] if diverged else []
-    said += [f"alert: {one.said}" for one in told(run, _ranks_of_writers(evidence))]
+    said += [f"alert: {one.said}" for one in noted_alerts(run, _ranks_of_writers(evidence))]
     said += _unused(evidence)
     said += _impossible(readings)
     said += _mfu(evidence, readings)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job.compile_cache import Found
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.compile_cache import CachedGraphs
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.machine import Machine
     from ergmeter.neuron.job.pace import Throughput
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
@@ -33,7 +33,7 @@ _LOW_FRAC = 0.3
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AdviceFinding:
     """One thing worth knowing, and what it is about."""
 
     about: str  # no_hlo, nki_ratio, graph_runs, log_disagrees, low_mfu, mfu_above_peak
@@ -41,19 +41,19 @@ class Finding:
 
 
 def about_graphs(
-    found: Found | None, directory: str, *, named_in_yaml: str | None = None
-) -> list[Finding]:
+    found: CachedGraphs | None, directory: str, *, named_in_yaml: str | None = None
+) -> list[AdviceFinding]:
     """Why no graph was counted. No `found`: the default directory is not there."""
     if found is None:
         text = f"no HLO: {directory} (the default --compile-dir) does not exist; pass the"
         text += " compile cache of this job"
         if named_in_yaml and named_in_yaml != directory:
             text += f" (the YAML's compiler_cache_url is {named_in_yaml})"
-        return [Finding("no_hlo", text)]
+        return [AdviceFinding("no_hlo", text)]
     if found.chosen:
         return []
     if found.seen:  # stubs: a choice that leaves nothing is refused before
-        return [Finding("no_hlo", f"no HLO in {directory} but {found.seen} {WRAPPED}")]
+        return [AdviceFinding("no_hlo", f"no HLO in {directory} but {found.seen} {WRAPPED}")]
     text = (
         f"no HLO found: looked in {directory} and all below it at"
         f" {_number(found.other_files, 'file')} for"
@@ -63,10 +63,10 @@ def about_graphs(
         text += f"; what is there looks like {', '.join(found.near)}"
     else:
         text += "; a cache holds neuronxcc-<version>/MODULE_<hash>/model.hlo_module.pb"
-    return [Finding("no_hlo", text)]
+    return [AdviceFinding("no_hlo", text)]
 
 
-def about_kernels(summary: NkiSummary) -> list[Finding]:
+def about_kernels(summary: NkiSummary) -> list[AdviceFinding]:
     """Why a ratio is zero, or less than it is."""
     if not summary.counted:
         return []
@@ -77,29 +77,31 @@ def about_kernels(summary: NkiSummary) -> list[Finding]:
             f"NKI ratio 0: no NKI kernel is called in {_number(summary.counted, 'graph')}; compiled"
             " with the kernels switched on, and graphs of this job?"
         )
-        return [Finding("nki_ratio", text)]
+        return [AdviceFinding("nki_ratio", text)]
     found = []
     if not summary.nki_macs and known and not absent + unreadable:
         text = (
             f"NKI ratio 0: {_calls(known)} with 0 multiply-adds stated, as norms and other kernels"
             " without matrix products have"
         )
-        found.append(Finding("nki_ratio", text))
+        found.append(AdviceFinding("nki_ratio", text))
     bound = f"the NKI ratio is {'a lower bound' if summary.is_lower_bound else 'incomplete'}"
     bound = bound if summary.nki_macs else "NKI ratio 0"
     if absent:
         text = f"{bound}: {_calls(absent)} with no multiply-adds stated (no mac_count)"
-        found.append(Finding("nki_ratio", text))
+        found.append(AdviceFinding("nki_ratio", text))
     if unreadable:
         text = (
             f"{bound}: {_calls(unreadable)} with a configuration that can't be read, in"
             f" {len(summary.unreadable)} of the graphs"
         )
-        found.append(Finding("nki_ratio", text))
+        found.append(AdviceFinding("nki_ratio", text))
     return found
 
 
-def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) -> list[Finding]:
+def about_runs(
+    results: Sequence[GraphResult], runs: dict[str, int], path: str
+) -> list[AdviceFinding]:
     """Where the graphs and the file of their runs are not of the same modules."""
     good = [result for result in results if result.error is None]
     silent = [result for result in good if name_in(runs, result.module) is None]
@@ -118,17 +120,17 @@ def about_runs(results: Sequence[GraphResult], runs: dict[str, int], path: str) 
             f"{_number(len(strange), 'module')} of {path} {_are(len(strange))} not among the"
             f" graphs: {some(strange)}"
         )
-    return [Finding("graph_runs", text) for text in texts]
+    return [AdviceFinding("graph_runs", text) for text in texts]
 
 
 def about_mfu(
     figures: Figures,
-    job: Job,
+    job: NeuronJob,
     machine: Machine,
     throughput: Throughput,
     *,
     is_printed: bool = True,
-) -> list[Finding]:
+) -> list[AdviceFinding]:
     """What in the inputs explains a low MFU, or one above the peak.
 
     `is_printed`: the throughput was read or given as such, so that its unit may be another.
@@ -138,13 +140,13 @@ def about_mfu(
     mfu = figures.mfu.value
     if figures.mfu.impossible:
         rate = throughput.seq_per_s if is_printed else None
-        return [Finding("mfu_above_peak", text) for text in _above(mfu, job, machine, rate)]
+        return [AdviceFinding("mfu_above_peak", text) for text in _above(mfu, job, machine, rate)]
     if mfu >= _LOW_FRAC:
         return []
-    return [Finding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
+    return [AdviceFinding("low_mfu", text) for text in _low(mfu, figures, job, machine)]
 
 
-def _above(mfu: float, job: Job, machine: Machine, printed: float | None) -> list[str]:
+def _above(mfu: float, job: NeuronJob, machine: Machine, printed: float | None) -> list[str]:
     said = [f"MFU {percent(mfu)} is above the peak, so an input is wrong"]
     as_tokens = mfu / job.seq_len
     if printed is not None and as_tokens < 1:
@@ -160,7 +162,7 @@ def _above(mfu: float, job: Job, machine: Machine, printed: float | None) -> lis
     return said
 
 
-def _low(mfu: float, figures: Figures, job: Job, machine: Machine) -> list[str]:
+def _low(mfu: float, figures: Figures, job: NeuronJob, machine: Machine) -> list[str]:
     said = [
         f"peak: {_number(machine.cores or 0, 'core')} of {machine.backend}"
         f" ({machine.nodes} x {machine.cores_per_node}), {machine.dtype}; a job on fewer cores"
@@ -191,7 +193,7 @@ def _low(mfu: float, figures: Figures, job: Job, machine: Machine) -> list[str]:
     return said
 
 
-def _bubble(job: Job) -> list[str]:
+def _bubble(job: NeuronJob) -> list[str]:
     """What a pipeline leaves idle: (p - 1) / (m + p - 1) of its time, m micro-batches, p stages."""
     if job.pipeline_stages < 2 or job.micro_batches is None:
         return []

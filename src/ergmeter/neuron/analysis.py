@@ -29,11 +29,11 @@ from ergmeter.neuron.job.yaml_settings import read_training_file
 from ergmeter.neuron.kernels import graph_result, summarize
 from ergmeter.neuron.parts import Analysis, Parts
 from ergmeter.neuron.progress import (
-    Counted,
+    AnalysisProgress,
     FoundGraphs,
+    GraphCounted,
     Inputs,
     LogRead,
-    Progress,
     Searching,
     ThroughputChosen,
 )
@@ -43,17 +43,17 @@ from ergmeter.records import Reading
 if TYPE_CHECKING:
     from ergmeter.hlo import FileCount
     from ergmeter.importers.log import ParsedLog
-    from ergmeter.neuron.advice import Finding
+    from ergmeter.neuron.advice import AdviceFinding
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job.compile_cache import Found
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.compile_cache import CachedGraphs
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.pace import Throughput
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.progress import Watch
 
 
-def analyze(request: Request, watch: Watch) -> Analysis:
+def analyze(request: AnalysisRequest, watch: Watch) -> Analysis:
     """The metrics of a job."""
     _check(request)
     job = read_job(
@@ -79,7 +79,7 @@ def analyze(request: Request, watch: Watch) -> Analysis:
     convention = request.convention or DEFAULT_CONVENTION
     found_figures = figures(request.model_config, job, hardware, pace, convention=convention)
     parts = Parts(request, job, hardware, pace, found_figures, log)
-    found = _found(request)
+    found = _graphs_found(request)
     # What can be refused has been: from here on there is something to say.
     if log is not None:
         watch(LogRead(log_document(log, pace)))
@@ -110,7 +110,7 @@ def analyze(request: Request, watch: Watch) -> Analysis:
     return Analysis(document(whole), graph_documents(whole), whole)
 
 
-def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:
+def _settled(job: NeuronJob, log: ParsedLog | None) -> tuple[NeuronJob, list[AdviceFinding]]:
     if log is None:
         return job, []
     from ergmeter.neuron.job.agreement import settled  # noqa: PLC0415  numpy, for those with a log
@@ -118,7 +118,7 @@ def _settled(job: Job, log: ParsedLog | None) -> tuple[Job, list[Finding]]:
     return settled(job, log)
 
 
-def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Finding]:
+def _about_log(log: ParsedLog | None, job: NeuronJob, pace: Throughput) -> list[AdviceFinding]:
     if log is None:
         return []
     from ergmeter.neuron.job.agreement import about_log  # noqa: PLC0415  numpy, for those with a log
@@ -126,7 +126,7 @@ def _about_log(log: ParsedLog | None, job: Job, pace: Throughput) -> list[Findin
     return about_log(log, job, pace)
 
 
-def _is_printed(log: ParsedLog | None, job: Job, pace: Throughput) -> bool:
+def _is_printed(log: ParsedLog | None, job: NeuronJob, pace: Throughput) -> bool:
     if log is None:
         return True
     from ergmeter.neuron.job.agreement import is_printed  # noqa: PLC0415  numpy, for those with a log
@@ -134,7 +134,7 @@ def _is_printed(log: ParsedLog | None, job: Job, pace: Throughput) -> bool:
     return is_printed(log, job, pace)
 
 
-def _check(request: Request) -> None:
+def _check(request: AnalysisRequest) -> None:
     check_request(request)
     check_model(request.model_config)
     check_log(request.log_file)
@@ -147,7 +147,7 @@ def _check(request: Request) -> None:
         )
 
 
-def _read_log(request: Request, watch: Watch) -> ParsedLog | None:
+def _read_log(request: AnalysisRequest, watch: Watch) -> ParsedLog | None:
     if request.log_file is None:
         return None
     from ergmeter.importers.log import read_log  # noqa: PLC0415  numpy, for those with a log
@@ -155,13 +155,15 @@ def _read_log(request: Request, watch: Watch) -> ParsedLog | None:
     path = Path(request.log_file)
     size = path.stat().st_size if path.is_file() else 0
     try:
-        return read_log(path, progress=lambda done: watch(Progress("reading the log", done, size)))
+        return read_log(
+            path, progress=lambda done: watch(AnalysisProgress("reading the log", done, size))
+        )
     except FormatError as error:
         advice = "leave out --log-file, and give --throughput if you know it"
         raise FormatError(f"{error}; {advice}") from error
 
 
-def _found(request: Request) -> Found | None:
+def _graphs_found(request: AnalysisRequest) -> CachedGraphs | None:
     """The graphs that are meant; None where the default directory is not there."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
     choice: Choice = request.choice
@@ -171,7 +173,7 @@ def _found(request: Request) -> Found | None:
 
 
 def _count(
-    request: Request, found: Found | None, runs: dict[str, int] | None, watch: Watch
+    request: AnalysisRequest, found: CachedGraphs | None, runs: dict[str, int] | None, watch: Watch
 ) -> list[GraphResult]:
     """The graphs, counted."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
@@ -186,7 +188,7 @@ def _count(
     def progress(_: FileCount) -> None:
         nonlocal done
         done += 1
-        watch(Progress("counting graphs", done, len(found.chosen)))
+        watch(AnalysisProgress("counting graphs", done, len(found.chosen)))
 
     results = []
     paths = [file.path for file in found.chosen]
@@ -198,14 +200,14 @@ def _count(
         results.append(
             graph_result(counted, file, runs=1 if runs is None else runs_of(file.module, runs))
         )
-        watch(Counted(file.path))
+        watch(GraphCounted(file.path))
     if Path(directory).is_file() and results[0].error is not None:
         raise FormatError(f"--compile-dir {directory}: {results[0].error}")
     return results
 
 
 def _score(
-    request: Request, found: Figures, pace: Throughput, summary: NkiSummary
+    request: AnalysisRequest, found: Figures, pace: Throughput, summary: NkiSummary
 ) -> tuple[Score | None, str | None]:
     """The factors of the score, if one was asked for, and why two of them are not known."""
     if not (request.calculate_score or request.per_file_scores):

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ergmeter.neuron.outputs import Output
+    from ergmeter.neuron.outputs import EarlierOutput
 
 METRICS = ("mfu_percent", "throughput_seq_per_sec", "overall_nki_ratio", "training_score")
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class RepeatSpread:
     """A metric over repeats."""
 
     count: int
@@ -33,21 +33,21 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Group:
+class OutputGroup:
     """Outputs with the same inputs."""
 
-    outputs: tuple[Output, ...]
+    outputs: tuple[EarlierOutput, ...]
     inputs: dict[str, Any]
     changed: dict[str, tuple[Any, Any]]  # against the group before, where both are known
     not_comparable: tuple[str, ...]  # metrics that are not held against the group before
-    spreads: dict[str, Spread]
+    spreads: dict[str, RepeatSpread]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """Groups in the order in which their first outputs were given."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[OutputGroup, ...]
     convention: str | None
     notes: tuple[str, ...]
 
@@ -91,14 +91,14 @@ class Comparison:
         }
 
 
-def compare(outputs: Sequence[Output]) -> Comparison:
+def compare(outputs: Sequence[EarlierOutput]) -> OutputComparison:
     """The outputs in groups of repeats, each against the group before."""
     convention, notes = _common_convention(outputs)
     notes += [*_about_scores(outputs), *_about_counts(outputs)]
-    grouped: dict[str, list[Output]] = {}
+    grouped: dict[str, list[EarlierOutput]] = {}
     for output in outputs:
         grouped.setdefault(json.dumps(output.inputs, sort_keys=True), []).append(output)
-    groups: list[Group] = []
+    groups: list[OutputGroup] = []
     for members in grouped.values():
         inputs = members[0].inputs
         before = groups[-1].inputs if groups else inputs
@@ -109,15 +109,15 @@ def compare(outputs: Sequence[Output]) -> Comparison:
             if value != before[name] and value is not None and before[name] is not None
         }
         spreads = _spreads(members, convention)
-        groups.append(Group(tuple(members), inputs, changed, rest, spreads))
+        groups.append(OutputGroup(tuple(members), inputs, changed, rest, spreads))
     if len(groups) > 1 and not any(len(group.outputs) > 1 for group in groups):
         notes.append(
             "no run was repeated: how far runs with the same inputs lie apart is not known"
         )
-    return Comparison(tuple(groups), convention, tuple(notes))
+    return OutputComparison(tuple(groups), convention, tuple(notes))
 
 
-def _about_scores(outputs: Sequence[Output]) -> Iterator[str]:
+def _about_scores(outputs: Sequence[EarlierOutput]) -> Iterator[str]:
     """Why scores are not comparable: the offset, the count of MFU, or the baseline."""
     scored = [output for output in outputs if output.has_score]
     offsets = {offset for output in scored if (offset := output.score_offset) is not None}
@@ -132,7 +132,7 @@ def _about_scores(outputs: Sequence[Output]) -> Iterator[str]:
         yield "the scores are against several baselines: they are not comparable"
 
 
-def _about_counts(outputs: Sequence[Output]) -> Iterator[str]:
+def _about_counts(outputs: Sequence[EarlierOutput]) -> Iterator[str]:
     if len({output.is_original for output in outputs}) < 2:
         return
     has_lora = any(output.inputs["lora"] not in (None, "none") for output in outputs)
@@ -147,12 +147,14 @@ def _about_counts(outputs: Sequence[Output]) -> Iterator[str]:
     )
 
 
-def _score_terms(outputs: Sequence[Output]) -> set[tuple[Any, ...]]:
+def _score_terms(outputs: Sequence[EarlierOutput]) -> set[tuple[Any, ...]]:
     """What scores have to share for one to be held against another."""
     return {(o.convention, o.score_offset, o.score_base) for o in outputs if o.has_score}
 
 
-def _not_comparable(before: Sequence[Output], after: Sequence[Output]) -> tuple[str, ...]:
+def _not_comparable(
+    before: Sequence[EarlierOutput], after: Sequence[EarlierOutput]
+) -> tuple[str, ...]:
     found = []
     if before[0].is_original != after[0].is_original:
         found.append("overall_nki_ratio")
@@ -161,7 +163,7 @@ def _not_comparable(before: Sequence[Output], after: Sequence[Output]) -> tuple[
     return tuple(found)
 
 
-def _common_convention(outputs: Sequence[Output]) -> tuple[str | None, list[str]]:
+def _common_convention(outputs: Sequence[EarlierOutput]) -> tuple[str | None, list[str]]:
     own = {output.convention for output in outputs}
     if len(own) == 1:
         return own.pop(), []
@@ -174,7 +176,7 @@ def _common_convention(outputs: Sequence[Output]) -> tuple[str | None, list[str]
     return chosen, [f"the outputs' own MFUs are under {said}; all are shown under {chosen}"]
 
 
-def _spreads(outputs: Sequence[Output], convention: str | None) -> dict[str, Spread]:
+def _spreads(outputs: Sequence[EarlierOutput], convention: str | None) -> dict[str, RepeatSpread]:
     found = {}
     mixed = len(_score_terms(outputs)) > 1
     for name in METRICS:
@@ -188,5 +190,5 @@ def _spreads(outputs: Sequence[Output], convention: str | None) -> dict[str, Spr
         if values:
             deviation = statistics.stdev(values) if len(values) > 1 else None
             mean = statistics.fmean(values)
-            found[name] = Spread(len(values), mean, deviation, min(values), max(values))
+            found[name] = RepeatSpread(len(values), mean, deviation, min(values), max(values))
     return found

@@ -28,7 +28,7 @@ from ergmeter.version import __version__
 
 if TYPE_CHECKING:
     from ergmeter.neuron.job.machine import Machine
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.parts import Parts
 
 # -- origins ---------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def inputs(parts: Parts) -> list[Input]:
     ]
 
 
-def files_read(request: Request, *, log_from: str | None = None) -> list[Input]:
+def files_read(request: AnalysisRequest, *, log_from: str | None = None) -> list[Input]:
     """The files that were named, or looked for."""
     directory = request.compile_dir
     cache_from = "--compile-dir" if directory else "the default of --compile-dir"
@@ -135,7 +135,7 @@ def files_read(request: Request, *, log_from: str | None = None) -> list[Input]:
 
 
 def compat_inputs(
-    request: Request, *, batch_size: int, seq_len: int, seq_per_s: float, rate_from: str
+    request: AnalysisRequest, *, batch_size: int, seq_len: int, seq_per_s: float, rate_from: str
 ) -> list[Input]:
     """The same, of what the original knows."""
     return [

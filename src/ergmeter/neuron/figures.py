@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.sizes import sizes
 from ergmeter.flops.source import read_model
-from ergmeter.flops.work import Training, step_work, trained_graph
-from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, Rate, compute_results
+from ergmeter.flops.work import TrainedParts, step_work, trained_graph
+from ergmeter.metrics.definitions.compute import HFU, MFU, Peak, TokenRate, compute_results
 from ergmeter.neuron.original import sequence_flops
 from ergmeter.records import Missing, Reading
 
 if TYPE_CHECKING:
     from ergmeter.flops.graph.graph import Graph
     from ergmeter.flops.work import Work
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.machine import Machine
     from ergmeter.neuron.job.pace import Throughput
 
@@ -55,12 +55,12 @@ class Figures:
 
 
 def figures(
-    model: str, job: Job, machine: Machine, throughput: Throughput, *, convention: str
+    model: str, job: NeuronJob, machine: Machine, throughput: Throughput, *, convention: str
 ) -> Figures:
     """The figures of a job. MFU is absent where throughput or cores are not known."""
     graph, notes = _graph(model, job)
     batch = Batch.of(1, job.seq_len, facts=graph.facts)
-    training = Training(lora=job.lora, checkpointing=job.checkpointing)
+    training = TrainedParts(lora=job.lora, checkpointing=job.checkpointing)
     try:
         work = step_work(graph, batch, training=training, chosen=convention)
     except UsageError as error:
@@ -94,7 +94,7 @@ def figures(
     )
 
 
-def _graph(model: str, job: Job) -> tuple[Graph, list[str]]:
+def _graph(model: str, job: NeuronJob) -> tuple[Graph, list[str]]:
     config = read_model(model)
     fields, notes = config.fields, []
     for name, value in job.overrides.items():
@@ -107,11 +107,11 @@ def _graph(model: str, job: Job) -> tuple[Graph, list[str]]:
     if not config.model_type:
         fields["model_type"] = "llama"
         notes.append(f"{config.where} names no model_type: llama is assumed, as the original does")
-    return model_graph(Config(fields, where=config.where)), notes
+    return model_graph(ModelConfig(fields, where=config.where)), notes
 
 
 def _utilization(
-    work: Work, job: Job, machine: Machine, throughput: Throughput
+    work: Work, job: NeuronJob, machine: Machine, throughput: Throughput
 ) -> tuple[Reading | Missing, Reading | Missing]:
     if throughput.seq_per_s is None:
         missing = Missing(throughput.said)
@@ -124,7 +124,7 @@ def _utilization(
     low, high = (
         None if end is None else end * job.seq_len for end in (throughput.low, throughput.high)
     )
-    rate = Rate(
+    rate = TokenRate(
         throughput.seq_per_s * job.seq_len, machine.cores, throughput.basis, throughput.said,
         low, high,
     )  # fmt: skip
@@ -150,7 +150,7 @@ def _fully_trained(graph: Graph, batch: Batch) -> float | None:
     return None if found is None else found.model_per_step
 
 
-def _original(model: str, job: Job) -> float | None:
+def _original(model: str, job: NeuronJob) -> float | None:
     """A sequence as the original itself counts it; None where it has sizes that are none."""
     try:
         return float(sequence_flops(model, job.seq_len))
@@ -161,7 +161,7 @@ def _original(model: str, job: Job) -> float | None:
 def _differences(
     graph: Graph,
     batch: Batch,
-    training: Training,
+    training: TrainedParts,
     ours: float,
     full: float | None,
     theirs: float | None,
@@ -177,7 +177,7 @@ def _differences(
 
 
 def _pieces(
-    graph: Graph, batch: Batch, training: Training, ours: float, full: float
+    graph: Graph, batch: Batch, training: TrainedParts, ours: float, full: float
 ) -> dict[str, float]:
     """What its convention has over `exact`."""
     try:

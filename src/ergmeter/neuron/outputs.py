@@ -24,7 +24,7 @@ _INPUTS = ("batch_size", "sequence_length", "num_nodes", "hardware_backend")
 
 
 @dataclass(frozen=True)
-class Output:
+class EarlierOutput:
     """One earlier document."""
 
     path: str
@@ -138,7 +138,7 @@ class Output:
         return float(found) if _is_number(found) else None
 
 
-def read_outputs(paths: Sequence[str]) -> list[Output]:
+def read_outputs(paths: Sequence[str]) -> list[EarlierOutput]:
     """Documents of ours or of the original."""
     if len(paths) < 2:
         raise UsageError(f"--compare takes two or more earlier outputs; got {len(paths)}")
@@ -147,7 +147,7 @@ def read_outputs(paths: Sequence[str]) -> list[Output]:
         if Path(path).resolve() in seen:
             raise UsageError(f"--compare: {path} is given twice; a repeat is another run's output")
         seen.add(Path(path).resolve())
-    return [Output(path, _read(path)) for path in paths]
+    return [EarlierOutput(path, _read(path)) for path in paths]
 
 
 def _read(path: str) -> dict[str, Any]:

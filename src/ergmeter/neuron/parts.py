@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ergmeter.importers.log import ParsedLog
-    from ergmeter.neuron.advice import Finding
+    from ergmeter.neuron.advice import AdviceFinding
     from ergmeter.neuron.figures import Figures
-    from ergmeter.neuron.job.compile_cache import Found
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.compile_cache import CachedGraphs
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.machine import Machine
     from ergmeter.neuron.job.pace import Throughput
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.kernels import GraphResult, NkiSummary
     from ergmeter.neuron.score import Score
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 class Parts:
     """What a document is made from; the graphs come last."""
 
-    request: Request
-    job: Job
+    request: AnalysisRequest
+    job: NeuronJob
     machine: Machine
     pace: Throughput
     figures: Figures
     log: ParsedLog | None
-    found: Found | None = None
+    found: CachedGraphs | None = None
     results: tuple[GraphResult, ...] = ()
     summary: NkiSummary | None = None
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[AdviceFinding, ...] = ()
     score: Score | None = None
     score_missing: str | None = None  # why no score is known, of the job or of any graph
 

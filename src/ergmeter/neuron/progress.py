@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class AnalysisProgress:
     """So much of a long work is done."""
 
     what: str
@@ -55,13 +55,13 @@ class FoundGraphs:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class GraphCounted:
     """One more graph has been counted."""
 
     path: str
 
 
 Event: TypeAlias = (
-    Progress | LogRead | ThroughputChosen | Inputs | Searching | FoundGraphs | Counted
+    AnalysisProgress | LogRead | ThroughputChosen | Inputs | Searching | FoundGraphs | GraphCounted
 )
 Watch: TypeAlias = Callable[[Event], None]

@@ -32,7 +32,7 @@ from ergmeter.records import Device, Sample
 PERIOD_S = 3.0
 
 
-class Traffic(NamedTuple):
+class ByteCounters(NamedTuple):
     """Bytes in and out since boot."""
 
     in_bytes: int
@@ -139,27 +139,27 @@ def network_cards(names: Iterable[str], net: Path) -> frozenset[str]:
     return frozenset(name for name in outward if (net / name / "device").exists()) or outward
 
 
-def total(counters: Mapping[str, Traffic], names: frozenset[str]) -> Traffic | None:
+def total(counters: Mapping[str, ByteCounters], names: frozenset[str]) -> ByteCounters | None:
     """Add up the named counters; None if one is missing, as the sum would run backwards."""
     if not names or not names <= counters.keys():
         return None
-    return Traffic(
+    return ByteCounters(
         sum(counters[name].in_bytes for name in names),
         sum(counters[name].out_bytes for name in names),
     )
 
 
-def _disk_counters() -> dict[str, Traffic]:
+def _disk_counters() -> dict[str, ByteCounters]:
     try:
         disks = psutil.disk_io_counters(perdisk=True) or {}
     except NotImplementedError:  # neither /proc/diskstats nor /sys/block, as in some containers
         disks = {}
-    return {name: Traffic(disk.read_bytes, disk.write_bytes) for name, disk in disks.items()}
+    return {name: ByteCounters(disk.read_bytes, disk.write_bytes) for name, disk in disks.items()}
 
 
-def _card_counters() -> dict[str, Traffic]:
+def _card_counters() -> dict[str, ByteCounters]:
     cards = psutil.net_io_counters(pernic=True) or {}
-    return {name: Traffic(card.bytes_recv, card.bytes_sent) for name, card in cards.items()}
+    return {name: ByteCounters(card.bytes_recv, card.bytes_sent) for name, card in cards.items()}
 
 
 def _disk_bytes(path: str) -> tuple[int | None, int | None]:

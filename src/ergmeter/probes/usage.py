@@ -112,7 +112,7 @@ class UsageWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class GpuUsage:
     """What a driver said of one GPU at one moment. None: it did not say."""
 
     computing: Collection[int] | None  # processes with a compute context
@@ -143,7 +143,7 @@ class UseStates:
 
     def changes(
         self,
-        looks: Mapping[str, Look],
+        looks: Mapping[str, GpuUsage],
         used: Collection[str],
         rose: Mapping[str, int] | None = None,
     ) -> dict[str, tuple[Use, str]]:
@@ -167,7 +167,7 @@ class UseStates:
         """True if the program was seen on it."""
         return gpu in self._used
 
-    def _take(self, gpu: str, look: Look) -> None:
+    def _take(self, gpu: str, look: GpuUsage) -> None:
         if look.computing is None or look.drawing is None:
             self._doubts.setdefault(gpu, "the driver did not always list the processes on it")
             return

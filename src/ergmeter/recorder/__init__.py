@@ -1,5 +1,5 @@
 """`erg record`: a command, its output passed on unchanged, and the measurement around it."""
 
-from ergmeter.recorder.record import Recording, Request, record
+from ergmeter.recorder.record import Recording, RecordRequest, record
 
-__all__ = ["Recording", "Request", "record"]
+__all__ = ["Recording", "RecordRequest", "record"]

@@ -31,7 +31,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
 
 def silence(run: Path, command: Sequence[str]) -> str:
     """Why the hook saw no step in any process of the command."""
-    said = [_said(path) for path in sorted((run / FOLDER).glob("*"))]
+    said = [_hook_report(path) for path in sorted((run / FOLDER).glob("*"))]
     attached = {name for one in said for name in one.get("attached", [])}
     failed = [name for name in attached if ": " in name]
     if failed:
@@ -73,7 +73,7 @@ def _unheard(command: Sequence[str]) -> str:
     return "its Python did not load the hook"
 
 
-def _said(path: Path) -> dict[str, list[str]]:
+def _hook_report(path: Path) -> dict[str, list[str]]:
     """What one Python said of itself: a name and a value on each line."""
     found: dict[str, list[str]] = {}
     for line in path.read_text(errors="replace").splitlines():

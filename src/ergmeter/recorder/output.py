@@ -70,7 +70,7 @@ class LineSplitter:
         self._in_gap = True
 
 
-class Output:
+class RelayedOutput:
     """What the relay reports: the lines of all channels, in the order in which they ended."""
 
     def __init__(self, report_fd: int) -> None:
@@ -132,7 +132,7 @@ def _whole_frames(buffer: bytearray) -> Iterator[tuple[int, int, bytes]]:
 class OutputReader:
     """The thread that listens to the relay and tells the Meter what it recognised."""
 
-    def __init__(self, output: Output, meter: Meter, *, tokens_are: str | None) -> None:
+    def __init__(self, output: RelayedOutput, meter: Meter, *, tokens_are: str | None) -> None:
         self._output = output
         self._lines = output.lines()
         self._meter = meter

@@ -26,7 +26,7 @@ _FIRST_S = 0.02
 _AGAIN_FRAC = 0.02
 
 
-class Peak:
+class MemoryPeak:
     """Asked by the process probe when it reads for the last time."""
 
     def __init__(self) -> None:

@@ -25,8 +25,8 @@ from ergmeter.meter.alert_watch import planned_alerts
 from ergmeter.meter.sink_feed import EVERY_S, planned
 from ergmeter.recorder import hook
 from ergmeter.recorder.flop_counts import FlopCounts
-from ergmeter.recorder.output import Output, OutputReader, unrecognised
-from ergmeter.recorder.peak import Peak
+from ergmeter.recorder.output import OutputReader, RelayedOutput, unrecognised
+from ergmeter.recorder.peak import MemoryPeak
 from ergmeter.recorder.relay import (
     ASKED,
     FORWARDED,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 # costs.
 
 
-class Cost:
+class RecordingCost:
     """The CPU seconds of this process and of the relay, so far."""
 
     def __init__(self, relay_pid: int) -> None:
@@ -104,7 +104,7 @@ class Recording:
 
 
 @dataclass(frozen=True)
-class Request:
+class RecordRequest:
     """What to run and how to measure it."""
 
     command: Sequence[str]
@@ -126,7 +126,7 @@ class Request:
     hook: bool = True  # look into the Python programs among it
 
 
-def record(request: Request) -> Recording:
+def record(request: RecordRequest) -> Recording:
     """Run the command to its end, measured. Raises UsageError before anything is started."""
     program = shutil.which(request.command[0])
     if program is None:
@@ -143,9 +143,9 @@ def record(request: Request) -> Recording:
     # Blocked from here on and taken one by one below; the child starts with none blocked.
     signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     relay_pid, report_fd = start_relay(channels)
-    output = Output(report_fd)
-    peak = Peak()
-    around = Around(run, _alone(environment), Cost(relay_pid))
+    output = RelayedOutput(report_fd)
+    peak = MemoryPeak()
+    around = Around(run, _alone(environment), RecordingCost(relay_pid))
     meter = _meter(request, name, around, peak)
     reader = OutputReader(output, meter, tokens_are=request.tokens_are)
     measured = _started(meter)
@@ -183,7 +183,7 @@ def record(request: Request) -> Recording:
     return Recording(code if code >= 0 else 128 - code, run)
 
 
-def _check(request: Request) -> None:
+def _check(request: RecordRequest) -> None:
     """Say what is wrong with a sink or an alert before anything is made."""
     planned(request.sinks)
     planned_alerts(
@@ -195,7 +195,7 @@ def _check(request: Request) -> None:
     )
 
 
-def _new_run(request: Request, name: str) -> tuple[Path, dict[str, str]]:
+def _new_run(request: RecordRequest, name: str) -> tuple[Path, dict[str, str]]:
     """The run's directory, and the environment in which the command finds it."""
     path = _of_this_task(request.out) or new_run_path(name)
     run = create_run(path.absolute(), run_header(name, request.command))
@@ -206,7 +206,7 @@ def _new_run(request: Request, name: str) -> tuple[Path, dict[str, str]]:
     return run, environment
 
 
-def _meter(request: Request, name: str, around: Around, peak: Peak) -> Meter:
+def _meter(request: RecordRequest, name: str, around: Around, peak: MemoryPeak) -> Meter:
     return Meter(
         name=name,
         settings=request.settings,
@@ -223,7 +223,9 @@ def _meter(request: Request, name: str, around: Around, peak: Peak) -> Meter:
     )
 
 
-def _say_nothing_was_seen(request: Request, run: Path, meter: Meter, reader: OutputReader) -> None:
+def _say_nothing_was_seen(
+    request: RecordRequest, run: Path, meter: Meter, reader: OutputReader
+) -> None:
     why = hook.silence(run, request.command) if request.hook else ""
     nothing = unrecognised(reader, why)
     if nothing is not None:
@@ -323,7 +325,7 @@ def _module_in(word: str, words: Iterator[str]) -> str:
     return word[2:] if word.startswith("-m") and len(word) > 2 else ""
 
 
-def _environment(run: Path, request: Request) -> dict[str, str]:
+def _environment(run: Path, request: RecordRequest) -> dict[str, str]:
     """The command's own, with `ERGMETER_*` and, added later, one entry of PYTHONPATH.
 
     Into a pipe Python hands over 8 kB at a time: a hundred steps would arrive as one. So the hook
@@ -339,7 +341,7 @@ def _environment(run: Path, request: Request) -> dict[str, str]:
 
 
 def _with_peak(
-    options: Mapping[str, Mapping[str, Any]], peak: Peak
+    options: Mapping[str, Mapping[str, Any]], peak: MemoryPeak
 ) -> dict[str, Mapping[str, Any]]:
     """The options of the probes; that of the program asks for its peak when it has ended."""
     return {**options, "process": {**options.get("process", {}), "peak_bytes": peak}}
@@ -374,7 +376,7 @@ def _spawn(
 
 
 def _wait(
-    pid: int, channels: list[Channel], output: Output, *, relay_pid: int
+    pid: int, channels: list[Channel], output: RelayedOutput, *, relay_pid: int
 ) -> tuple[int, resource.struct_rusage]:
     """Wait for the child; pass on what is meant for it. Returns its wait status and its usage."""
     handled_ns: dict[int, int] = {}
@@ -399,7 +401,7 @@ def _wait(
             return ended
 
 
-def _hear_out(relay_pid: int, output: Output) -> None:
+def _hear_out(relay_pid: int, output: RelayedOutput) -> None:
     """Until the relay has said which signals it has got: asked, it answers after them."""
     if not ASKED:
         return

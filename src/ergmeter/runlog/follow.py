@@ -34,7 +34,7 @@ LATE_NS = round(2.5 * NS_PER_S)
 
 
 @dataclass(frozen=True)
-class Part:
+class StreamRows:
     """New rows of one stream of one writer."""
 
     writer: str
@@ -44,13 +44,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Look:
+class NewRows:
     """What one look brought. Nothing from before `until_ns` is still to come, on the run's clock.
 
     `is_behind`: there is more already; look again.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[StreamRows, ...]
     until_ns: int
     is_behind: bool
 
@@ -69,7 +69,7 @@ class Follower:
         self._newest_ns = 0
         self.offsets_ns: dict[str, int] = {}  # by writer: what takes its clock to the run's
 
-    def look(self, *, is_last: bool = False) -> Look:
+    def look(self, *, is_last: bool = False) -> NewRows:
         """The rows that have come. `is_last`: the run is over, so nothing is late.
 
         Raises FileNotFoundError where the run is gone.
@@ -83,11 +83,11 @@ class Follower:
                 offset_ns = self.offsets_ns.get(writer, 0)
                 when = as_numpy(rows["end_ns" if table == "steps" else "t_ns"])
                 one.last_ns = max(one.last_ns, int(np.max(when)) + offset_ns)
-                parts.append(Part(writer, table, stream, rows))
+                parts.append(StreamRows(writer, table, stream, rows))
         self._newest_ns = max([self._newest_ns, *(one.last_ns for one in self._streams.values())])
         behind = [one.last_ns for one in self._streams.values() if one.is_behind]
         until_ns = self._newest_ns - (0 if is_last else LATE_NS)
-        return Look(tuple(parts), min([until_ns, *behind]), bool(behind))
+        return NewRows(tuple(parts), min([until_ns, *behind]), bool(behind))
 
     @property
     def newest_ns(self) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ergmeter.records import FloatArray, TimeArray
     from ergmeter.runlog.headers import WriterLog
-    from ergmeter.runlog.segments import Segment, Split
+    from ergmeter.runlog.segments import DeviceRows, Segment
 
 _Times: TypeAlias = "tuple[TimeArray, TimeArray | None]"
 
@@ -41,7 +41,7 @@ class Splits:
     """How the files of a writer were split by device, for the columns that are asked for next."""
 
     directory: Path
-    by_file: dict[Path, list[Split]] = field(default_factory=dict)
+    by_file: dict[Path, list[DeviceRows]] = field(default_factory=dict)
     times: dict[tuple[int, ...], _Times] = field(default_factory=dict)  # joined, by their pieces
 
 

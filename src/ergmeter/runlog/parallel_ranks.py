@@ -33,14 +33,14 @@ _HOW = 'give sizes such as "tp=2,pp=4" (tp, cp, ep, dp, pp; order=tp-cp-ep-dp-pp
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """Sizes by dimension, and which of them ranks are counted along first."""
 
     sizes: dict[str, int]
     order: tuple[str, ...] = ORDER
 
     @classmethod
-    def parsed(cls, text: object) -> Layout:
+    def parsed(cls, text: object) -> ParallelLayout:
         """A layout as it is written. Raises UsageError for what is none."""
         if not isinstance(text, str) or not text.strip():
             raise UsageError(f"layout {text!r} is none; {_HOW}")

@@ -111,7 +111,7 @@ class Segment:
             yield device, t_ns, values
 
     def columns_by_device(
-        self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[Split] | None = None
+        self, columns: Sequence[str], *, shift_ns: int = 0, splits: list[DeviceRows] | None = None
     ) -> Iterator[tuple[str, str, TimeArray, FloatArray]]:
         """The same for several columns, each with its name, in one opening of the file, and times
         shifted by so much. Columns that stand in the same rows are given the same array of times.
@@ -133,7 +133,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Split:
+class DeviceRows:
     """Some rows of a file by device. Gauges stand in one set of rows, counters in another, so that
     of ten columns two are split."""
 
@@ -142,7 +142,7 @@ class Split:
     parts: list[tuple[str, TimeArray, int, int]]  # a device, its times, from where to where
 
 
-def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> Split:
+def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> DeviceRows:
     all_ns = np.asarray(as_numpy(table["t_ns"]), dtype=np.int64) + shift_ns
     codes, devices = _codes(table["device"])
     # One stable sort by device, in place of one pass over all rows for each of them.
@@ -153,7 +153,7 @@ def _split(table: pa.Table, rows: TimeArray, shift_ns: int) -> Split:
     each = zip(devices, t_ns, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     # A file has fewer rows than 32 bits count: half the memory, where they are kept.
     small = rows.astype(np.int32), order.astype(np.int32)
-    return Split(*small, [one for one in each if one[3] > one[2]])
+    return DeviceRows(*small, [one for one in each if one[3] > one[2]])
 
 
 # Which columns a file has: they stand at its head and stay. Runs of a thousand ranks have files by

@@ -14,7 +14,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.records import DTYPES
-from ergmeter.runlog.parallel_ranks import Layout
+from ergmeter.runlog.parallel_ranks import ParallelLayout
 
 # The three ways to declare a warm-up, of which one holds.
 WARMUP = ("warmup", "warmup_steps", "warmup_s")
@@ -103,7 +103,7 @@ class Settings:
         if self.dtype not in (None, *DTYPES):
             raise UsageError(f"no type {self.dtype!r}; there are {', '.join(DTYPES)}")
         if self.layout is not None:
-            Layout.parsed(self.layout)
+            ParallelLayout.parsed(self.layout)
 
     @classmethod
     def declared(cls, settings: Settings | None, more: dict[str, Any]) -> Settings:

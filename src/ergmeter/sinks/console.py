@@ -24,7 +24,7 @@ from ergmeter.units import duration
 
 if TYPE_CHECKING:
     from ergmeter.ports import SinkRequest, Update
-    from ergmeter.sinks.shared.updates import Figure
+    from ergmeter.sinks.shared.updates import SinkValue
 
 HEADLINES = (
     *("training.loss", "throughput.tokens_per_s", "time.step_s", "utilization.mfu_frac"),
@@ -87,12 +87,12 @@ class ConsoleSink:
         was_drawn, self._is_drawn = self._is_drawn, False
         return "\r" + _ERASE_TO_END if was_drawn else ""
 
-    def _line(self, update: Update, figures: list[Figure]) -> str:
+    def _line(self, update: Update, figures: list[SinkValue]) -> str:
         what = f"run {self._run}, {update.step} steps" if update.is_final else f"step {update.step}"
         return line(f"ergmeter {what}", figures, columns=_columns(self._stream))
 
 
-def line(head: str, figures: list[Figure], *, columns: int | None) -> str:
+def line(head: str, figures: list[SinkValue], *, columns: int | None) -> str:
     """The figures in one line, as many as fit."""
     text = head
     for one in figures:
@@ -105,7 +105,7 @@ def line(head: str, figures: list[Figure], *, columns: int | None) -> str:
     return text
 
 
-def block(run: str, update: Update, figures: list[Figure]) -> list[str]:
+def block(run: str, update: Update, figures: list[SinkValue]) -> list[str]:
     """The figures below each other, with units and basis."""
     took = duration(update.length_s)
     over = f"{took} of training" if update.is_final else f"the last {took}"
@@ -117,7 +117,7 @@ def block(run: str, update: Update, figures: list[Figure]) -> list[str]:
     ]
 
 
-def _labelled(one: Figure) -> str:
+def _labelled(one: SinkValue) -> str:
     """A value, with its title where the unit does not say it."""
     title = catalogue()[one.key].title
     value = in_words(one.reading)

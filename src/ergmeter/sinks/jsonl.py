@@ -48,7 +48,7 @@ class JsonLinesSink:
         devices: dict[str, dict[str, object]] = {}
         for one in self._selection.figures(update):
             place = figures if one.device is None else devices.setdefault(one.device, {})
-            place[one.key] = _told(one.reading)
+            place[one.key] = _reading_json(one.reading)
         return {
             "run": self._run,
             "scope": "run" if update.is_final else "window",
@@ -64,7 +64,7 @@ class JsonLinesSink:
         }
 
 
-def _told(reading: Reading) -> dict[str, object]:
+def _reading_json(reading: Reading) -> dict[str, object]:
     told: dict[str, object] = {
         "value": float(reading.value),
         "unit": reading.unit,

@@ -42,10 +42,10 @@ def badge(key: str, found: Result) -> str:
     else:
         said, colour = "not measured", _COLOURS[""]
         title = f"{label}: not measured ({found.reason})"
-    return _drawn(label, _short(said), colour, printable(title))
+    return _badge_svg(label, _short(said), colour, printable(title))
 
 
-def _drawn(label: str, said: str, colour: str, title: str) -> str:
+def _badge_svg(label: str, said: str, colour: str, title: str) -> str:
     left, right = (width(text) + 2 * _MARGIN for text in (label, said))
     whole = left + right
     return (

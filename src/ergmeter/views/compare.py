@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.entry import Entry
     from ergmeter.compare.grouping import Group
     from ergmeter.compare.pareto import Front
@@ -147,7 +147,7 @@ def some(names: Sequence[str], *, most: int = 8) -> str:
     return ", ".join([*names[:most], *more])
 
 
-def title(pair: Pair) -> str:
+def title(pair: GroupPair) -> str:
     """Who against whom, and how it was done."""
     done = next((v.contrast for v in pair.verdicts if v.contrast), None)
     if done is None:
@@ -157,7 +157,7 @@ def title(pair: Pair) -> str:
     return f"{pair.other} against {pair.baseline} ({runs}{method})"
 
 
-def around(pair: Pair) -> Iterable[tuple[str, str]]:
+def around(pair: GroupPair) -> Iterable[tuple[str, str]]:
     """What stands beside the verdicts: a style and a line each."""
     fair = pair.fairness
     for refusal in fair.refusals:
@@ -227,7 +227,7 @@ def _spread(mean: Mean, measured: Measure) -> str:
     return f"±{half:.1f} %" if half < 9.95 else f"±{half:.0f} %"
 
 
-def _pair(pair: Pair) -> list[RenderableType]:
+def _pair(pair: GroupPair) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(title(pair), "bold")]
     lines += [_Hanging(*_STYLES[one.state], one.words, indent="  ") for one in pair.verdicts]
     lines += [_Hanging("", style, line, indent="  ") for style, line in around(pair)]

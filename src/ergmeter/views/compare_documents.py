@@ -28,7 +28,7 @@ from ergmeter.views.compare import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.entry import Entry
     from ergmeter.compare.grouping import Group
     from ergmeter.compare.verdicts import Measure, Verdict
@@ -173,7 +173,7 @@ def _entry(entry: Entry, found: Comparison) -> dict[str, Any]:
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
+def _pair(pair: GroupPair) -> dict[str, Any]:
     return {
         "baseline": pair.baseline,
         "group": pair.other,

@@ -28,8 +28,8 @@ def page(*rows: dict[str, Any], most: int | None = None) -> str:
 
 def compared(new: list[dict[str, Any]], ref: list[dict[str, Any]], *rules: str) -> str:
     sides = as_table(new), as_table(ref)
-    found = comparing.compare(*sides, options=comparing.Options())
-    judged = gate(*sides, rules, options=comparing.Options())
+    found = comparing.compare(*sides, options=comparing.BenchCompareOptions())
+    judged = gate(*sides, rules, options=comparing.BenchCompareOptions())
     return bench_compare_page(found, judged, new="new", ref="ref")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.bench.execute.expectations import broken, check
-from ergmeter.bench.plan.cells import Claim
+from ergmeter.bench.plan.cells import Expectation
 
 RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "weights_dtype": None}
 
@@ -23,12 +23,12 @@ RAN = {"attention": "sdpa", "trainable_parameters": 149504, "packing": False, "w
     ],
 )
 def test_a_fact_holds_if_the_run_says_the_same(name: str, value: str | int, held: bool) -> None:
-    assert check([Claim("fact", name, value)], workload=RAN)[0].held is held
+    assert check([Expectation("fact", name, value)], workload=RAN)[0].held is held
 
 
 @pytest.mark.parametrize("name", ["weights_dtype", "kernels"])
 def test_a_fact_that_nobody_saw_does_not_hold(name: str) -> None:
-    (found,) = check([Claim("fact", name, "bf16")], workload=RAN)
+    (found,) = check([Expectation("fact", name, "bf16")], workload=RAN)
     assert not found.held
     assert "does not tell" in found.seen
 
@@ -38,9 +38,9 @@ def test_a_pattern_is_looked_for_in_both_outputs_and_shown(tmp_path: Path) -> No
     out.write_text("loading\n")
     err.write_text("***** FMS AccelerationFramework *****\nActive Plugin: foak. rest\n")
     claims = [
-        Claim("pattern", "plugin", r"Active Plugin: \w+"),
-        Claim("pattern", "none", "liger"),
-        Claim("fact", "attention", "sdpa"),
+        Expectation("pattern", "plugin", r"Active Plugin: \w+"),
+        Expectation("pattern", "none", "liger"),
+        Expectation("fact", "attention", "sdpa"),
     ]
     found = check(claims, outputs=[out, err, tmp_path / "gone"], workload=RAN)
     assert [one.held for one in found] == [True, False, True]

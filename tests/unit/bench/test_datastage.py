@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ergmeter.bench.plan import data
-from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.errors import FormatError
 
 # Says when it makes the data, and takes its time for it.
@@ -37,7 +37,7 @@ data.prepare(Plan("s", (), settings={"data": [job]}), Path("data"))
 """
 
 
-def job(stanza: dict[str, Any] | None = None, **more: Any) -> data.Job:
+def job(stanza: dict[str, Any] | None = None, **more: Any) -> data.DataJob:
     known: dict[str, Any] = {
         "model": "org/a-b", "response_template": None, "text_field": None, "as_pairs": False,
     }  # fmt: skip
@@ -82,7 +82,7 @@ def test_data_that_changed_is_other_data(tmp_path: Path) -> None:
     after = job({"dataset_name": str(path)})
     assert before.file != after.file
     for made in (before, after):
-        plan = Plan("s", (), settings={"data": [data.to_json(made)]})
+        plan = BenchPlan("s", (), settings={"data": [data.to_json(made)]})
         data.prepare(plan, tmp_path / "data")
     there = {path.name for path in (tmp_path / "data").iterdir()}
     assert {before.file, after.file} <= there
@@ -109,7 +109,7 @@ def test_drivers_that_come_at_once_make_it_once(tmp_path: Path) -> None:
 def test_one_that_failed_leaves_no_lock(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("")
     wanted = data.to_json(job({"dataset_name": str(tmp_path / "rows.jsonl")}))
-    plan = Plan("s", (), settings={"data": [wanted]})
+    plan = BenchPlan("s", (), settings={"data": [wanted]})
     for _ in range(2):
         with pytest.raises(FormatError, match="holds no example"):
             data.prepare(plan, tmp_path / "data")

@@ -139,7 +139,7 @@ def test_the_columns_of_fms_are_those_that_vary_over_all_batches(tmp_path: Path)
         row(index=2, raw=json.dumps({"same": 1, "late": 6, "differs": 2})),
         row(index=3, raw=json.dumps({"same": 2, "differs": 1}), status="cancelled"),
     ]
-    with exports.Writer(tmp_path) as writer:
+    with exports.FmsWriter(tmp_path) as writer:
         for one in made:
             writer.add(tables.as_table([one]))
     shown = read(tmp_path / "benchmarks.csv")

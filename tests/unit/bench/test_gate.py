@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.bench.gate.comparing import TOGETHER, Options, compare
+from ergmeter.bench.gate.comparing import TOGETHER, BenchCompareOptions, compare
 from ergmeter.bench.gate.gate import Gate, gate
 from ergmeter.bench.gate.rules import noise, rule
 from ergmeter.bench.results import results
@@ -98,8 +98,13 @@ def test_single_runs_need_a_noise_or_a_word_that_it_is_a_plain_threshold() -> No
     assert alone.state == "inconclusive"
     assert "noise is not known" in alone.judgements[0].words
     assert "--noise" in bench_compare.gate_markdown(alone)
-    assert judged([950.0], [1000.0], options=Options(noise=noise(["1%"]))).state == "red"
-    assert judged([950.0], [1000.0], options=Options(noise=noise(["4%"]))).state == "inconclusive"
+    assert (
+        judged([950.0], [1000.0], options=BenchCompareOptions(noise=noise(["1%"]))).state == "red"
+    )
+    assert (
+        judged([950.0], [1000.0], options=BenchCompareOptions(noise=noise(["4%"]))).state
+        == "inconclusive"
+    )
     plain = judged([950.0], [1000.0], is_plain=True)
     assert plain.state == "red"
     assert "plain threshold" in plain.judgements[0].words
@@ -153,7 +158,9 @@ def test_what_failed_is_missing_or_is_not_what_it_says_is_told() -> None:
         *repeats("b", "loss", [1.0], claims_broken="attention: sdpa"),
         *repeats("d", "loss", [1.0]),
     ]
-    found = gate(as_table(new), as_table(ref), ["loss +-1%"], options=Options(noise={"": 0.001}))
+    found = gate(
+        as_table(new), as_table(ref), ["loss +-1%"], options=BenchCompareOptions(noise={"": 0.001})
+    )
     told = {(one.name, one.state): one.words for one in found.findings}
     assert "failed in NEW, worked in REF; oom: CUDA out of memory" in told["a", "red"]
     assert told["b", "red"] == "not what it says: attention: sdpa"
@@ -215,7 +222,9 @@ PADDED = row(
 FREE = row(
     framework_config="free", samples_per_s=7.0, computed_tokens_per_s=2030.0, runtime_s=1071.0
 )
-CHOSEN = Options(new_where={"framework_config": "free"}, ref_where={"framework_config": "none"})
+CHOSEN = BenchCompareOptions(
+    new_where={"framework_config": "free"}, ref_where={"framework_config": "none"}
+)
 
 
 def test_the_padding_paradox_is_explained() -> None:
@@ -359,18 +368,20 @@ def test_a_scenario_that_was_renamed_is_matched_and_that_is_told(group: str) -> 
 
 def test_a_column_to_match_by_that_there_is_not_is_refused() -> None:
     table = as_table([row(group=f"g{n}", loss=1.0, settings={"depth": n}) for n in (1, 2)])
-    assert len(compare(table, table, options=Options(by=("depth",))).cells) == 2
+    assert len(compare(table, table, options=BenchCompareOptions(by=("depth",))).cells) == 2
     with pytest.raises(UsageError, match=r"no column 'dept' in NEW .* did you mean depth"):
-        compare(table, table, options=Options(by=("dept",)))
+        compare(table, table, options=BenchCompareOptions(by=("dept",)))
     with pytest.raises(UsageError, match="no column 'peft_method' in NEW"):
-        compare(table, table, options=Options(by=("peft_method",)))
+        compare(table, table, options=BenchCompareOptions(by=("peft_method",)))
 
 
 def test_a_choice_that_no_row_meets_is_told_with_what_there_is() -> None:
     table = as_table([row(group=one, loss=1.0, settings={"mode": one}) for one in ("a", "b")])
     with pytest.raises(UsageError, match=r"no row of NEW has mode=zzz: mode is a, b there"):
-        compare(table, table, options=Options(new_where={"mode": "zzz"}))
-    found = compare(table, table, options=Options(new_where={"mode": "a"}, ref_where={"mode": "b"}))
+        compare(table, table, options=BenchCompareOptions(new_where={"mode": "zzz"}))
+    found = compare(
+        table, table, options=BenchCompareOptions(new_where={"mode": "a"}, ref_where={"mode": "b"})
+    )
     assert "mode a against b" in bench_compare.legend(found)[0]
     assert [pair.name for pair in found.paired.pairs] == ["mode a against b"]
 
@@ -409,7 +420,7 @@ def test_a_cell_has_one_name_in_report_and_gate() -> None:
     names = [line[0] for line in report.lines(overview(table))]
     assert [pair.name for pair in compare(table, table).paired.pairs] == names
     assert names == ["batch 2", "batch 4"]
-    by = compare(table, table, options=Options(by=("scenario",)))
+    by = compare(table, table, options=BenchCompareOptions(by=("scenario",)))
     assert [pair.name for pair in by.paired.pairs] == ["s"]
 
 

@@ -226,7 +226,7 @@ def test_the_script_of_a_cell_sets_no_key_to_stars(tmp_path: Path) -> None:
     assert "# set HF_TOKEN yourself: it is a key, which is not written down" in lines
     assert "# set HTTPS_PROXY yourself: it is a key, which is not written down" in lines
     assert not [line for line in lines if "***" in line]
-    assert launching.told(how)["HTTPS_PROXY"] == "http://***@proxy:3128"
+    assert launching.launch_environment(how)["HTTPS_PROXY"] == "http://***@proxy:3128"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.bench.execute.launching import Options
+from ergmeter.bench.execute.launching import LaunchOptions
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
 
@@ -59,7 +59,7 @@ def test_a_controller_that_does_not_answer_at_once_is_waited_for(
 ) -> None:
     monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
     commands.say("squeue", "")
-    launcher = slurm.SlurmLauncher(Options())
+    launcher = slurm.SlurmLauncher(LaunchOptions())
     launcher.take_over(placed(tmp_path, cell(0)))
     commands.say("squeue", "echo slurm_load_jobs error >&2; exit 1")
     assert launcher.poll().running == set()
@@ -74,7 +74,7 @@ def test_what_is_to_be_cancelled_is_asked_for_until_the_controller_answers(
     ((one, directory),) = placed(tmp_path, cell(0))
     (directory / slurm.JOB).write_text("7_0")
     commands.say("squeue", "echo 7_0 RUNNING erg")
-    launcher = slurm.SlurmLauncher(Options())
+    launcher = slurm.SlurmLauncher(LaunchOptions())
     launcher.take_over([(one, directory)])
     # At first it does not answer; and the job ends a while after it was told to.
     commands.say(
@@ -113,7 +113,7 @@ def test_an_array_that_is_refused_leaves_word_of_those_that_were_taken(
         "sbatch",
         'test -f once && exit 1; touch once; echo "Submitted batch job 12"; cp "$1" script',
     )
-    launcher = slurm.SlurmLauncher(Options())
+    launcher = slurm.SlurmLauncher(LaunchOptions())
     cells = placed(tmp_path, cell(0), cell(1), cell(2, num_gpus=2))
     with pytest.raises(
         PluginError, match=r"SLURM did not take the cells: .*2 cells are in the queue and run on:"
@@ -125,7 +125,7 @@ def test_an_array_that_is_refused_leaves_word_of_those_that_were_taken(
 
 def test_a_preemption_within_a_cells_time_is_not_taken_for_the_end_of_its_jobs() -> None:
     """submitit's rule: the job's time is up in its last ten minutes, or its last fifth."""
-    launcher = slurm.SlurmLauncher(Options())
+    launcher = slurm.SlurmLauncher(LaunchOptions())
     for timeout_s in (1.0, 60.0, 1800.0):
         minutes = launcher._parameters([cell(0, timeout_s=timeout_s)])["timeout_min"]
         assert minutes * 60 - 10 * 60 >= timeout_s

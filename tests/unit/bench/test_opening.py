@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from ergmeter.bench.execute import results_directory, state
-from ergmeter.bench.execute.outcome import Outcome
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.execute.outcome import CellOutcome
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
 
 HOLD = """
@@ -39,18 +39,18 @@ def cell(index: int, x: int = 1, *, repeat: int = 1, **more: Any) -> Cell:
     return dataclasses.replace(made, id=made.digest(repeat))
 
 
-def plan(*cells: Cell) -> Plan:
-    return Plan("scenarios.yaml", cells)
+def plan(*cells: Cell) -> BenchPlan:
+    return BenchPlan("scenarios.yaml", cells)
 
 
 def ended(out: Path, *indices: int) -> None:
     for index in indices:
         directory = out / f"exp_{index}"
         directory.mkdir(exist_ok=True)
-        state.write(directory, state.State().ended(Outcome("ok")))
+        state.write(directory, state.CellState().ended(CellOutcome("ok")))
 
 
-def numbered(found: Plan) -> list[tuple[int, object, int]]:
+def numbered(found: BenchPlan) -> list[tuple[int, object, int]]:
     return [(one.index, one.settings["x"], one.repeat) for one in found.cells]
 
 
@@ -69,11 +69,11 @@ def test_more_repeats_and_more_values_come_after_what_is_there(out: Path) -> Non
     taken = results_directory.opened(out, wanted, AGAIN)
     assert numbered(taken) == [(0, 1, 1), (1, 2, 1), (2, 3, 1), (3, 1, 2), (4, 2, 2), (5, 3, 2)]
     assert taken.warnings == (f"4 cells added to {out}: exp_2 to exp_5",)
-    assert numbered(Plan.read(out / "plan.json")) == numbered(taken)
+    assert numbered(BenchPlan.read(out / "plan.json")) == numbered(taken)
     # A value in front of the others takes no number away.
     first = results_directory.opened(out, plan(cell(0, 0), cell(1, 1), cell(2, 2)), AGAIN)
     assert numbered(first) == [(6, 0, 1), (0, 1, 1), (1, 2, 1)]
-    assert len(Plan.read(out / "plan.json").cells) == 7
+    assert len(BenchPlan.read(out / "plan.json").cells) == 7
 
 
 def test_what_is_not_asked_for_is_counted_and_stays(out: Path) -> None:

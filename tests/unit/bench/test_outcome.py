@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ergmeter.bench.execute.outcome import Said, outcome, telling, tracebacks
+from ergmeter.bench.execute.outcome import ParsedOutput, outcome, telling, tracebacks
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -216,8 +216,8 @@ def test_what_comes_of_a_lack_of_memory_is_one() -> None:
 @pytest.mark.parametrize("is_last", [True, False])
 def test_of_several_nodes_the_one_that_tells_the_cause_is_judged(line: str, is_last: bool) -> None:
     """Whichever number it has, and also if another ended before it."""
-    cause = Said("", TRACEBACK + OUT_OF_MEMORY[0] + "\n", 1)
-    other = Said("", TRACEBACK + line + "\n", 1)
+    cause = ParsedOutput("", TRACEBACK + OUT_OF_MEMORY[0] + "\n", 1)
+    other = ParsedOutput("", TRACEBACK + line + "\n", 1)
     for nodes in ([cause, other], [other, cause])[:: -1 if is_last else 1]:
         said = telling(nodes)
         found = outcome(said.exit_code, stdout=said.stdout, stderr=said.stderr)
@@ -225,14 +225,14 @@ def test_of_several_nodes_the_one_that_tells_the_cause_is_judged(line: str, is_l
 
 
 def test_the_node_that_failed_first_is_believed() -> None:
-    first = Said("", TRACEBACK + "ValueError: a bad batch\n", 1)
-    then = Said("", TRACEBACK + "RuntimeError: where did everybody go\n", 1)
+    first = ParsedOutput("", TRACEBACK + "ValueError: a bad batch\n", 1)
+    then = ParsedOutput("", TRACEBACK + "RuntimeError: where did everybody go\n", 1)
     assert telling([first, then]) == first
     assert telling([then, first]) == then
-    killed = Said("", "", -9)
+    killed = ParsedOutput("", "", -9)
     assert telling([killed, then]).exit_code == -9
-    silent = [Said("a", "b", 3), Said("c", "d", 1)]
-    assert telling(silent) == Said("a\nc", "b\nd", 3)
+    silent = [ParsedOutput("a", "b", 3), ParsedOutput("c", "d", 1)]
+    assert telling(silent) == ParsedOutput("a\nc", "b\nd", 3)
 
 
 def test_a_connection_that_is_all_that_is_told_of_is_the_cause() -> None:

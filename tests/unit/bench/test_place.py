@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from ergmeter.bench.execute.moved_directory import Gone, Place
+from ergmeter.bench.execute.moved_directory import Gone, OpenDirectory
 from ergmeter.cli.main import main
 
 
@@ -25,7 +25,7 @@ def test_a_file_system_that_does_not_answer_is_no_move(
 
     cell = tmp_path / "exp_1"
     cell.mkdir()
-    with Place(cell) as place:
+    with OpenDirectory(cell) as place:
         with monkeypatch.context() as patched:
             patched.setattr(Path, "stat", refused)
             assert place.has_moved is False

@@ -13,11 +13,11 @@ import yaml
 from rich.console import Console
 
 from ergmeter.bench.plan import data as datastage
-from ergmeter.bench.plan.cells import Plan
-from ergmeter.bench.plan.durations import Known, estimate, known
+from ergmeter.bench.plan.cells import BenchPlan
+from ergmeter.bench.plan.durations import KnownDurations, estimate, known_durations
 from ergmeter.bench.plan.plan import plan
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.views.bench.plan import document, shown
+from ergmeter.views.bench.plan import document, plan_view
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios" / "scenarios.yaml"
 TEXT = "### Instruction:\n{0}\n\n### Response:"
@@ -96,7 +96,7 @@ def test_a_plan_read_again_is_the_same(tmp_path: Path) -> None:
     made = plan(SCENARIOS, repeats=2, num_gpus=[1, 2])
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(made.to_json()))
-    again = Plan.read(path)
+    again = BenchPlan.read(path)
     assert again == made
     assert [cell.group for cell in again.cells] == [cell.group for cell in made.cells]
 
@@ -106,9 +106,9 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(FormatError):
-        Plan.read(path)
+        BenchPlan.read(path)
     with pytest.raises(FormatError, match="no plan was made here"):
-        Plan.read(tmp_path / "none.json")
+        BenchPlan.read(tmp_path / "none.json")
 
 
 def test_the_representative_set_is_what_it_says() -> None:
@@ -143,7 +143,7 @@ def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
         (folder / "cell.json").write_text(json.dumps(first.to_json()))
         attempt = {"started": "2026-01-01T00:00:00", "ended": f"2026-01-01T{ended}"}
         (folder / "status.json").write_text(json.dumps({"status": status, "attempts": [attempt]}))
-    told = known(tmp_path / "results")
+    told = known_durations(tmp_path / "results")
     assert told.by_group == {first.group: 20.0}
     all_of_it = estimate(made, told)
     # x=1 by its own runs, x=2 by the scenario's, x=3 not at all; each twice.
@@ -151,12 +151,12 @@ def test_time_is_told_by_what_ran_before(tmp_path: Path) -> None:
     assert all_of_it.total_s == 80.0
     assert estimate(made, seconds_a_cell=7).total_s == 28.0
     assert estimate(made).unknown == 4
-    assert estimate(made, Known({}, {})).total_s == 0.0
+    assert estimate(made, KnownDurations({}, {})).total_s == 0.0
 
 
-def printed(made: Plan, **options: Any) -> str:
+def printed(made: BenchPlan, **options: Any) -> str:
     out = io.StringIO()
-    Console(file=out, width=100).print(shown(made, estimate(made), **options))
+    Console(file=out, width=100).print(plan_view(made, estimate(made), **options))
     return out.getvalue()
 
 
@@ -212,7 +212,7 @@ def test_five_thousand_cells_are_planned_in_the_time_of_a_few(tmp_path: Path) ->
     assert many_s < 50 * max(few_s, 0.01)
 
 
-def data(folder: Path, stanza: dict[str, Any], arguments: dict[str, Any]) -> Plan:
+def data(folder: Path, stanza: dict[str, Any], arguments: dict[str, Any]) -> BenchPlan:
     rows = [{"instruction": "Add 1 and 2.", "input": "", "output": "3"},
             {"instruction": "Name it.", "input": "A cat", "output": "Tom"}]  # fmt: skip
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))

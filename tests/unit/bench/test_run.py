@@ -12,7 +12,7 @@ import yaml
 
 from ergmeter.bench.execute import driver, launching, state
 from ergmeter.bench.launchers.local import LocalLauncher
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.views.bench import run
 
 Erg = Callable[..., tuple[int, str, str]]
@@ -145,8 +145,8 @@ def cell(index: int) -> Cell:
 
 
 def test_a_cool_down_is_told_once(tmp_path: Path) -> None:
-    progress = driver.Progress(Plan("s", (cell(0), cell(1))), cool_down_s=15.0)
-    progress.states = {0: state.State(status="ok"), 1: state.State()}
+    progress = driver.BenchProgress(BenchPlan("s", (cell(0), cell(1))), cool_down_s=15.0)
+    progress.states = {0: state.CellState(status="ok"), 1: state.CellState()}
     told: dict[int, str] = {0: "ok"}
 
     def news() -> list[str]:
@@ -166,7 +166,7 @@ def test_the_launcher_says_how_long_it_rests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    launcher = LocalLauncher(launching.Options(cool_down_s=600.0))
+    launcher = LocalLauncher(launching.LaunchOptions(cool_down_s=600.0))
     out = tmp_path / "out"
     placed = []
     for one in (cell(0), cell(1)):
@@ -185,24 +185,24 @@ def test_the_launcher_says_how_long_it_rests(
 
 def test_the_time_that_is_left_has_the_cool_downs_in_it() -> None:
     attempt = {"started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:00:10+00:00"}
-    done = state.State(status="ok", attempts=(attempt,))
-    progress = driver.Progress(Plan("s", tuple(map(cell, range(3)))), cool_down_s=15.0)
-    progress.states = {0: done, 1: state.State(), 2: state.State()}
+    done = state.CellState(status="ok", attempts=(attempt,))
+    progress = driver.BenchProgress(BenchPlan("s", tuple(map(cell, range(3)))), cool_down_s=15.0)
+    progress.states = {0: done, 1: state.CellState(), 2: state.CellState()}
     assert progress.eta_s == 2 * (10 + 15)
-    progress.states[1] = state.State(status="running")
+    progress.states[1] = state.CellState(status="running")
     assert progress.eta_s == 2 * 10 + 15
 
 
 def test_a_cell_that_runs_says_for_how_long() -> None:
-    running = state.State().begun(state.Process.of(1))
+    running = state.CellState().begun(state.Process.of(1))
     assert running.lasts_s is not None
     assert running.lasts_s >= 0
     assert running.lasted_s is None
     began = {**running.attempts[0], "started": "2026-01-01T00:00:00+00:00"}
-    long_ago = state.State(status="running", attempts=(began,))
+    long_ago = state.CellState(status="running", attempts=(began,))
     (shown,) = run.table([(cell(0), long_ago)], []).columns[2].cells
     assert str(shown).endswith(" so far")
     assert (
-        state.State(status="pending", attempts=({**began, "ended": began["started"]},)).lasted_s
+        state.CellState(status="pending", attempts=({**began, "ended": began["started"]},)).lasted_s
         is None
     )

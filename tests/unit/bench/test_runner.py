@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.bench.execute import driver, launching, results_directory, state
-from ergmeter.bench.execute.launching import Options
-from ergmeter.bench.execute.moved_directory import Place
-from ergmeter.bench.execute.outcome import Outcome
+from ergmeter.bench.execute.launching import LaunchOptions
+from ergmeter.bench.execute.moved_directory import OpenDirectory
+from ergmeter.bench.execute.outcome import CellOutcome
 from ergmeter.bench.execute.process import kernel_kills
 from ergmeter.bench.launchers.local import LocalLauncher
-from ergmeter.bench.plan.cells import Cell, Claim, Plan
+from ergmeter.bench.plan.cells import BenchPlan, Cell, Expectation
 from ergmeter.cli.compare.bench import command
 from ergmeter.errors import UsageError
 
@@ -67,17 +67,19 @@ def cell(index: int, code: str, *, repeat: int = 1, **more: Any) -> Cell:
     return dataclasses.replace(made, id=made.digest(repeat))
 
 
-def opened(out: Path, plan: Plan, *, resume: bool = False) -> driver.Progress:
+def opened(out: Path, plan: BenchPlan, *, resume: bool = False) -> driver.BenchProgress:
     kept = results_directory.opened(out, plan, results_directory.Opening(resume=resume))
     return driver.prepare(out, kept)
 
 
-def driven(out: Path, plan: Plan, *, resume: bool = False, jobs: int = 3) -> list[int]:
+def driven(out: Path, plan: BenchPlan, *, resume: bool = False, jobs: int = 3) -> list[int]:
     """Run what is left of a plan; which cells that was."""
     progress = opened(out, plan, resume=resume)
     cells = driver.remaining(out, progress, seed=0)
-    with Place(out) as at:
-        assert driver.drive(at, progress, cells, LocalLauncher(Options(jobs=jobs)), lambda _: None)
+    with OpenDirectory(out) as at:
+        assert driver.drive(
+            at, progress, cells, LocalLauncher(LaunchOptions(jobs=jobs)), lambda _: None
+        )
     return [one.index for one, _ in cells]
 
 
@@ -86,7 +88,7 @@ def read(out: Path, index: int, name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
+def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BenchPlan]:
     """A bench in which everything goes wrong that can."""
     out = tmp_path_factory.mktemp("bench") / "results"
     limits = {"hang": 2.0}
@@ -95,7 +97,7 @@ def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
         for n, (name, code) in enumerate(PROGRAMS.items())
     ]
     cells.append(cell(len(cells), "print()", scenario="left out", skip="2 GPUs are too few"))
-    plan = Plan("scenarios.yaml", tuple(cells))
+    plan = BenchPlan("scenarios.yaml", tuple(cells))
     assert sorted(driven(out, plan)) == list(range(len(PROGRAMS)))
     return out, plan
 
@@ -114,7 +116,7 @@ def injected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
     ],
 )
 def test_each_way_to_end_has_its_status(
-    injected: tuple[Path, Plan], name: str, status: str, reason: str
+    injected: tuple[Path, BenchPlan], name: str, status: str, reason: str
 ) -> None:
     out, plan = injected
     (index,) = (one.index for one in plan.cells if one.scenario == name)
@@ -127,13 +129,13 @@ def test_a_kill_that_the_recorder_saw_is_judged_as_one_that_we_saw(tmp_path: Pat
     recorded = dataclasses.replace(
         cell(0, ""), command=("{python}", "-c", "import os; os.kill(os.getpid(), 9)")
     )
-    driven(tmp_path / "out", Plan("s", (recorded,)))
+    driven(tmp_path / "out", BenchPlan("s", (recorded,)))
     ended = read(tmp_path / "out", 0, "status.json")
     assert ended["exit_code"] == 137
     assert (ended["status"], KILLED[1] in ended["reason"]) == (KILLED[0], True)
 
 
-def test_what_was_done_is_not_done_again(injected: tuple[Path, Plan]) -> None:
+def test_what_was_done_is_not_done_again(injected: tuple[Path, BenchPlan]) -> None:
     out, plan = injected
 
     def written() -> dict[Path, int]:
@@ -145,7 +147,9 @@ def test_what_was_done_is_not_done_again(injected: tuple[Path, Plan]) -> None:
     assert written() == before
 
 
-def test_beside_each_cell_is_what_it_said_and_how_to_run_it(injected: tuple[Path, Plan]) -> None:
+def test_beside_each_cell_is_what_it_said_and_how_to_run_it(
+    injected: tuple[Path, BenchPlan],
+) -> None:
     out, plan = injected
     index = next(one.index for one in plan.cells if one.scenario == "nan")
     results = read(out, index, "results.json")
@@ -183,22 +187,22 @@ with Meter(sys.argv[1], probes=["process"]) as meter:
 )
 def test_the_last_loss_of_a_run_tells_divergence(tmp_path: Path, told: str, status: str) -> None:
     out = tmp_path / "out"
-    driven(out, Plan("s", (cell(0, TRAINED.replace("{told}", told)),)))
+    driven(out, BenchPlan("s", (cell(0, TRAINED.replace("{told}", told)),)))
     assert read(out, 0, "status.json")["status"] == status
 
 
 def test_claims_are_held_against_the_output(tmp_path: Path) -> None:
-    claims = (Claim("pattern", "says it", "fla+sh"), Claim("fact", "attention", "sdpa"))
+    claims = (Expectation("pattern", "says it", "fla+sh"), Expectation("fact", "attention", "sdpa"))
     out = tmp_path / "out"
-    driven(out, Plan("s", (cell(0, "print('flash')", expects=claims),)))
+    driven(out, BenchPlan("s", (cell(0, "print('flash')", expects=claims),)))
     said = read(out, 0, "status.json")["claims"]
     assert [(one["name"], one["held"]) for one in said] == [("says it", True), ("attention", False)]
 
 
 def test_of_a_cell_that_failed_nothing_is_claimed(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    claims = (Claim("fact", "attention", "sdpa"),)
-    driven(out, Plan("s", (cell(0, PROGRAMS["oom"], expects=claims),)))
+    claims = (Expectation("fact", "attention", "sdpa"),)
+    driven(out, BenchPlan("s", (cell(0, PROGRAMS["oom"], expects=claims),)))
     said = read(out, 0, "status.json")
     assert (said["status"], said["claims"]) == ("oom", [])
 
@@ -210,14 +214,14 @@ def test_failed_cells_run_again_if_asked_and_what_they_left_is_kept(tmp_path: Pa
         "import pathlib, sys; folder = pathlib.Path(sys.argv[1]).parent;"
         " sys.exit(not (folder / 'attempt_1').exists())"
     )
-    plan = Plan("s", (cell(0, code), cell(1, PROGRAMS["oom"]), cell(2, "print()")))
+    plan = BenchPlan("s", (cell(0, code), cell(1, PROGRAMS["oom"]), cell(2, "print()")))
     driven(out, plan)
     progress = opened(out, plan, resume=True)
     driver.reopened(out, progress, ("error", "timeout"))
     cells = driver.remaining(out, progress, seed=0)
     assert [one.index for one, _ in cells] == [0]
-    with Place(out) as at:
-        assert driver.drive(at, progress, cells, LocalLauncher(Options()), lambda _: None)
+    with OpenDirectory(out) as at:
+        assert driver.drive(at, progress, cells, LocalLauncher(LaunchOptions()), lambda _: None)
     said = read(out, 0, "status.json")
     assert [one["status"] for one in said["attempts"]] == ["error", "ok"]
     assert (out / "exp_0" / "attempt_1" / "results.json").exists()
@@ -239,7 +243,7 @@ def test_rerun_is_of_failed_cells_of_a_resumed_bench(
 def test_two_runners_do_not_work_on_one_cell(tmp_path: Path) -> None:
     out = tmp_path / "out"
     code = "import time; print('here', flush=True); time.sleep(600)"
-    opened(out, Plan("s", (cell(0, code),)))
+    opened(out, BenchPlan("s", (cell(0, code),)))
     folder = out / "exp_0"
     first = runner(folder)
     try:
@@ -251,7 +255,7 @@ def test_two_runners_do_not_work_on_one_cell(tmp_path: Path) -> None:
     finally:
         first.terminate()
         first.wait(WAIT_S)
-    state.write(folder, state.State())
+    state.write(folder, state.CellState())
     with state.claimed(folder) as is_ours:  # it went with its process
         assert is_ours
         with state.claimed(folder) as is_ours_too:
@@ -265,7 +269,7 @@ def test_two_runners_do_not_work_on_one_cell(tmp_path: Path) -> None:
 def test_keys_are_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sesame")
     own = {"HF_TOKEN": "sesame", "PLAIN": "kept"}
-    driven(tmp_path / "out", Plan("s", (cell(0, "print()", environment=own),)))
+    driven(tmp_path / "out", BenchPlan("s", (cell(0, "print()", environment=own),)))
     written = [p.read_text() for p in (tmp_path / "out").rglob("*") if p.is_file()]
     held = [text for text in written if "sesame" in text]
     plan_and_cell = 2  # what was asked for, by the user's own file
@@ -298,7 +302,7 @@ time.sleep(600)
 def test_no_process_of_a_cell_outlives_it(tmp_path: Path, how: signal.Signals) -> None:
     """A runner that was asked to end ends its cell; of one that was killed, the next does."""
     out = tmp_path / "out"
-    plan = Plan("s", (cell(0, FAMILY),))
+    plan = BenchPlan("s", (cell(0, FAMILY),))
     opened(out, plan)
     folder = out / "exp_0"
     first = runner(folder)
@@ -327,7 +331,7 @@ def test_no_process_of_a_cell_outlives_it(tmp_path: Path, how: signal.Signals) -
 def test_what_a_killed_launcher_leaves_is_ended_with_the_cell(tmp_path: Path) -> None:
     """As when the kernel kills torchrun: its ranks are in sessions of their own, and nobody's."""
     out = tmp_path / "out"
-    opened(out, Plan("s", (cell(0, FAMILY),)))
+    opened(out, BenchPlan("s", (cell(0, FAMILY),)))
     folder = out / "exp_0"
     first = runner(folder)
     eventually(lambda: (folder / "stdout").exists() and (folder / "stdout").read_text().split()[1:])
@@ -343,7 +347,7 @@ def test_what_a_killed_launcher_leaves_is_ended_with_the_cell(tmp_path: Path) ->
 
 
 def test_what_slurm_never_started_is_said_where_to_look_for(tmp_path: Path) -> None:
-    opened(tmp_path / "out", Plan("s", (cell(0, ""),)))
+    opened(tmp_path / "out", BenchPlan("s", (cell(0, ""),)))
     (tmp_path / "out" / "slurm").mkdir()
     (tmp_path / "out" / "exp_0" / "job").write_text("12_0")
     assert driver._write_off(tmp_path / "out" / "exp_0")
@@ -363,7 +367,7 @@ def _is_alive(pid: int) -> bool:
 def test_another_process_with_the_number_is_not_taken_for_the_runner(tmp_path: Path) -> None:
     """After a restart of the machine, numbers are given anew."""
     out = tmp_path / "out"
-    plan = Plan("s", (cell(0, "print()"),))
+    plan = BenchPlan("s", (cell(0, "print()"),))
     opened(out, plan)
     alive = state.Process.of(os.getpid())
     assert alive.started_s is not None
@@ -371,19 +375,19 @@ def test_another_process_with_the_number_is_not_taken_for_the_runner(tmp_path: P
         dataclasses.replace(alive, started_s=alive.started_s - 1000.0),
         dataclasses.replace(alive, boot_id="another"),
     ):
-        state.write(out / "exp_0", state.State().begun(gone))
+        state.write(out / "exp_0", state.CellState().begun(gone))
         progress = opened(out, plan, resume=True)
         assert [c.index for c, _ in driver.remaining(out, progress, seed=0)] == [0]
-    state.write(out / "exp_0", state.State().begun(alive))
+    state.write(out / "exp_0", state.CellState().begun(alive))
     assert driver.remaining(out, opened(out, plan, resume=True), seed=0) == []
 
 
 def test_a_runner_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = Plan("s", (cell(0, "print()"),))
+    plan = BenchPlan("s", (cell(0, "print()"),))
     opened(out, plan)
     far = dataclasses.replace(state.Process.of(os.getpid()), host="node-17")
-    state.write(out / "exp_0", state.State().begun(far))
+    state.write(out / "exp_0", state.CellState().begun(far))
     state.beat(out / "exp_0")
     assert state.is_worked_on(out / "exp_0", state.read(out / "exp_0"))
     long_ago_s = time.time() - 2 * state.SILENT_S
@@ -393,7 +397,7 @@ def test_a_runner_on_another_machine_is_known_by_its_beat(tmp_path: Path) -> Non
 
 def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = Plan("s", (cell(0, "print()"),))
+    plan = BenchPlan("s", (cell(0, "print()"),))
     driven(out, plan)
     with pytest.raises(UsageError, match="--resume"):
         results_directory.opened(out, plan, results_directory.Opening())
@@ -405,7 +409,7 @@ def test_results_are_refused_resumed_or_moved_and_never_deleted(tmp_path: Path) 
 
 def test_a_directory_is_not_moved_from_under_its_driver(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    plan = Plan("s", (cell(0, "print()"),))
+    plan = BenchPlan("s", (cell(0, "print()"),))
     opened(out, plan)
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
@@ -431,7 +435,7 @@ def test_a_cell_that_is_moved_while_it_runs_has_its_status_where_it_is(
 ) -> None:
     """Another bench has taken its old path by then."""
     out, aside = tmp_path / "out", tmp_path / "aside"
-    plan = Plan("s", (cell(0, PROGRAMS["hang"]),))
+    plan = BenchPlan("s", (cell(0, PROGRAMS["hang"]),))
     opened(out, plan)
     first = runner(out / "exp_0")
     eventually(lambda: state.read(out / "exp_0").child is not None)
@@ -455,7 +459,7 @@ def test_a_cell_that_is_moved_while_it_runs_has_its_status_where_it_is(
 
 def test_a_cell_whose_directory_is_deleted_ends_and_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    opened(out, Plan("s", (cell(0, PROGRAMS["hang"]),)))
+    opened(out, BenchPlan("s", (cell(0, PROGRAMS["hang"]),)))
     first = subprocess.Popen(
         [sys.executable, "-m", "ergmeter.bench.execute.runner", str(out / "exp_0")],
         stderr=subprocess.PIPE,
@@ -479,9 +483,9 @@ def test_a_directory_is_not_moved_from_under_jobs_in_the_queue(
 ) -> None:
     out, programs = tmp_path / "out", tmp_path / "bin"
     programs.mkdir()
-    plan = Plan("s", (cell(0, "print()"), cell(1, "print(1)")))
+    plan = BenchPlan("s", (cell(0, "print()"), cell(1, "print(1)")))
     opened(out, plan)
-    ended = state.State().begun(state.Process.of(os.getpid())).ended(Outcome("ok"))
+    ended = state.CellState().begun(state.Process.of(os.getpid())).ended(CellOutcome("ok"))
     state.write(out / "exp_0", ended)
     for index, name in enumerate(("122_0", job)):
         (out / f"exp_{index}" / "job").write_text(name)
@@ -501,7 +505,7 @@ def test_a_directory_is_not_moved_from_under_jobs_in_the_queue(
 def test_cells_that_differ_in_a_key_alone_are_both_resumed(tmp_path: Path) -> None:
     one = cell(0, "print()")
     other = dataclasses.replace(one, index=1, scenario="other")
-    plan = Plan("s", (one, other))
+    plan = BenchPlan("s", (one, other))
     assert one.id == other.id
     opened(tmp_path / "out", plan)
     taken = results_directory.opened(tmp_path / "out", plan, results_directory.Opening(resume=True))
@@ -571,7 +575,7 @@ class TestOnGpus:
         code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(0.5)"
         sizes = (2, 1, 1, 2, 4)
         cells = [cell(n, code + f" #{n}", num_gpus=size) for n, size in enumerate(sizes)]
-        driven(out, Plan("s", tuple(cells)), jobs=4)
+        driven(out, BenchPlan("s", tuple(cells)), jobs=4)
         held = []
         for n, size in enumerate(sizes):
             own = (out / f"exp_{n}" / "stdout").read_text().strip().split(",")
@@ -584,6 +588,6 @@ class TestOnGpus:
                 assert not (overlap and mine & others)
 
     def test_a_cell_with_more_gpus_than_there_are_is_refused(self) -> None:
-        launcher = LocalLauncher(Options())
+        launcher = LocalLauncher(LaunchOptions())
         with pytest.raises(UsageError, match="wants 8 GPUs and this machine shows 4"):
             launcher.check([cell(0, "", num_gpus=8)])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ergmeter.bench.plan import plan as planfile
-from ergmeter.bench.plan.cells import Cell, Plan, Value
+from ergmeter.bench.plan.cells import BenchPlan, Cell, Value
 from ergmeter.bench.results.tables import ROWS
 from ergmeter.errors import FormatError
 
@@ -45,7 +45,7 @@ def cells(number: int) -> Iterator[Cell]:
 def finished(out: Path, number: int) -> Path:
     """Two repeats of each configuration; of a hundred cells one failed."""
     out.mkdir()
-    plan = Plan("s.yaml", tuple(cells(number)))
+    plan = BenchPlan("s.yaml", tuple(cells(number)))
     (out / "plan.json").write_text(json.dumps(plan.to_json()))
     for cell in plan.cells:
         folder = out / f"exp_{cell.index}"
@@ -136,12 +136,12 @@ def test_a_plan_is_read_a_cell_at_a_time_whatever_its_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(planfile, "_PIECE", piece)
-    plan = Plan("s.yaml", tuple(cells(5)), settings={"axes": {"x": [1, -2.5e3]}, "only": []})
+    plan = BenchPlan("s.yaml", tuple(cells(5)), settings={"axes": {"x": [1, -2.5e3]}, "only": []})
     path = tmp_path / "plan.json"
     for indent in (None, 1):
         path.write_text(json.dumps(plan.to_json(), indent=indent))
-        assert tuple(planfile.cells(path)) == plan.cells == Plan.read(path).cells
-    path.write_text(json.dumps(Plan("s", ()).to_json()))
+        assert tuple(planfile.cells(path)) == plan.cells == BenchPlan.read(path).cells
+    path.write_text(json.dumps(BenchPlan("s", ()).to_json()))
     assert list(planfile.cells(path)) == []
 
 
@@ -151,7 +151,7 @@ def test_what_is_no_plan_is_no_list_of_cells(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(FormatError, match=r"plan\.json is"):
         list(planfile.cells(path))
-    whole = json.dumps(Plan("s", tuple(cells(3))).to_json())
+    whole = json.dumps(BenchPlan("s", tuple(cells(3))).to_json())
     path.write_text(whole[:-20])
     with pytest.raises(FormatError, match="is no plan"):
         list(planfile.cells(path))

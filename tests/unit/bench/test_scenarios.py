@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ergmeter.bench.plan.cells import Cell, Claim
+from ergmeter.bench.plan.cells import Cell, Expectation
 from ergmeter.bench.plan.constraints import BadCondition, Condition
 from ergmeter.bench.plan.plan import plan
 from ergmeter.bench.plan.problems import Problems
@@ -219,8 +219,8 @@ def test_claims_are_of_all_cells_or_of_some(tmp_path: Path) -> None:
         ]
     )
     torch, bnb = plan(written(tmp_path, scenario)).cells
-    assert torch.expects == (Claim("pattern", "kernels? on", "kernels? on"),)
-    assert bnb.expects == (*torch.expects, Claim("fact", "tuning", "qlora"))
+    assert torch.expects == (Expectation("pattern", "kernels? on", "kernels? on"),)
+    assert bnb.expects == (*torch.expects, Expectation("fact", "tuning", "qlora"))
 
 
 def test_any_command_by_template(tmp_path: Path) -> None:

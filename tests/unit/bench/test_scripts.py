@@ -144,7 +144,7 @@ def test_results_are_not_moved_from_under_a_cell_that_still_runs(tmp_path: Path)
     assert benchmarks(results, scenarios(tmp_path)).returncode == 0
     (results / "exp_0" / "old").touch()
     runner = state.Process.of(os.getpid())
-    state.write(results / "exp_0", state.State().begun(runner))
+    state.write(results / "exp_0", state.CellState().begun(runner))
     told = benchmarks(results, scenarios(tmp_path))
     assert told.returncode == 2
     assert "exp_0 of" in told.stderr

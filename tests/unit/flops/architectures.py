@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
 
 DATA = Path(__file__).parents[2] / "data" / "configs"
@@ -69,4 +69,4 @@ def fields(name: str) -> dict[str, Any]:
 
 
 def graph(name: str) -> Any:
-    return model_graph(Config(fields(name), where=name))
+    return model_graph(ModelConfig(fields(name), where=name))

@@ -7,7 +7,7 @@ import pytest
 from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
@@ -26,7 +26,7 @@ def tiny(**more: object) -> Graph:
         "vocab_size": V,
         "tie_word_embeddings": False,
     }
-    return model_graph(Config(fields | more, where="test"))
+    return model_graph(ModelConfig(fields | more, where="test"))
 
 
 def test_a_frozen_base_is_two_thirds_of_its_weights_and_all_of_attention_by_hand() -> None:

@@ -17,10 +17,10 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.agreement import agreement, part_of
 from ergmeter.flops.counted.built_model import count_config
-from ergmeter.flops.counted.op_totals import Counted
+from ergmeter.flops.counted.op_totals import CountedStep
 from ergmeter.flops.models import model_graph
 from tests.unit.flops.architectures import DATA, PUBLISHED, fields, graph
 
@@ -62,9 +62,9 @@ def shallow(name: str) -> dict[str, Any]:
 
 def both(
     name: str, *, seq_len: int = 32, config: dict[str, Any] | None = None, **changed: Any
-) -> tuple[dict[str, PartFlops], Counted]:
+) -> tuple[dict[str, PartFlops], CountedStep]:
     config = (config or fields(name)) | changed
-    model = model_graph(Config(config, where=name))
+    model = model_graph(ModelConfig(config, where=name))
     parts = step_flops(model, Batch.of(2, seq_len), pairs="computed", scans=False)
     return parts, count_config(config, batch_size=2, seq_len=seq_len)
 
@@ -88,7 +88,7 @@ def test_parameters_are_transformers_own(name: str) -> None:
 def test_reckoned_and_counted_agree_at_real_width(name: str) -> None:
     config = shallow(name)
     parts, counted = both(name, seq_len=2 if name in SCANNED else 32, config=config)
-    reckoned = model_graph(Config(config, where=name))
+    reckoned = model_graph(ModelConfig(config, where=name))
     assert counted.params == counted.params_trained == reckoned.params
     assert not counted.not_counted
     compared = agreement(parts, counted)
@@ -156,7 +156,7 @@ def test_they_agree_on_what_is_frozen(name: str, frozen: str) -> None:
 def test_they_agree_on_what_is_computed_again(name: str) -> None:
     config = fields(name) | {"num_hidden_layers": 8}
     parts = step_flops(
-        model_graph(Config(config, where=name)),
+        model_graph(ModelConfig(config, where=name)),
         Batch.of(2, 32),
         checkpointing="full",
         pairs="computed",
@@ -230,7 +230,7 @@ def test_a_module_is_a_part_by_its_name(module: str, operator: str, part: str) -
 
 
 def test_equal_counts_agree_in_words() -> None:
-    counted = Counted({("lm_head", "aten::mm"): PartFlops(100, 200)})
+    counted = CountedStep({("lm_head", "aten::mm"): PartFlops(100, 200)})
     assert agreement({"head": PartFlops(100, 200)}, counted).sentence.startswith(
         "analytic and counted FLOPs agree"
     )

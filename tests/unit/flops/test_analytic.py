@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import PartFlops, step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Builder, Graph, Node, gradients, leading_to_loss, trains_all
 from ergmeter.flops.models import model_graph
 
@@ -36,7 +36,7 @@ def llama(**more: object) -> Graph:
         "vocab_size": V,
         "tie_word_embeddings": False,
     }
-    return model_graph(Config(fields | more, where="test"))
+    return model_graph(ModelConfig(fields | more, where="test"))
 
 
 BATCH = Batch.of(N, S)
@@ -207,7 +207,7 @@ SOURCE = 20
 
 
 def test_an_encoder_and_a_decoder_by_hand() -> None:
-    graph = model_graph(Config(T5, where="test"))
+    graph = model_graph(ModelConfig(T5, where="test"))
     parts = step_flops(graph, Batch.of(N, S, source_len=SOURCE), trainable=None)
     read = N * SOURCE
     own = 2 * HEADS * HEAD_DIM
@@ -221,7 +221,7 @@ def test_an_encoder_and_a_decoder_by_hand() -> None:
 
 
 def test_padding_of_what_is_written_meets_no_source() -> None:
-    graph = model_graph(Config(T5, where="test"))
+    graph = model_graph(ModelConfig(T5, where="test"))
     batch = Batch.of(1, S, lengths=[S - 2], source_len=SOURCE)
     real, computed = (step_flops(graph, each, trainable=None) for each in (batch, batch.computed()))
     assert computed["attention scores"] == real["attention scores"]
@@ -231,7 +231,7 @@ def test_padding_of_what_is_written_meets_no_source() -> None:
 
 
 def test_a_token_written_later_reads_the_source_from_the_cache() -> None:
-    graph = model_graph(Config(T5, where="test"))
+    graph = model_graph(ModelConfig(T5, where="test"))
     parts = step_flops(graph, Batch.of(1, 1, past=9, source_len=SOURCE), trainable=None)
     assert parts["encoder mlp"].forward == 0
     assert parts["attention qkv"].forward == 2 * (3 * Q + Q)
@@ -239,13 +239,13 @@ def test_a_token_written_later_reads_the_source_from_the_cache() -> None:
 
 
 def test_a_model_that_reads_a_source_is_not_counted_without_one() -> None:
-    graph = model_graph(Config(T5, where="test"))
+    graph = model_graph(ModelConfig(T5, where="test"))
     with pytest.raises(UsageError, match="the batch has no source, which t5 reads"):
         step_flops(graph, Batch.of(N, S))
 
 
 def test_a_frozen_encoder_has_no_way_back_but_its_keys_do() -> None:
-    graph = model_graph(Config(T5, where="test"))
+    graph = model_graph(ModelConfig(T5, where="test"))
     batch = Batch.of(N, S, source_len=SOURCE)
 
     def trainable(node: Node) -> bool:
@@ -273,7 +273,7 @@ BERT: dict[str, Any] = {
 
 
 def test_an_encoder_sees_both_ways_and_transforms_before_its_head() -> None:
-    parts = step_flops(model_graph(Config(BERT, where="test")), BATCH, trainable=None)
+    parts = step_flops(model_graph(ModelConfig(BERT, where="test")), BATCH, trainable=None)
     assert parts["attention scores"].forward == L * 2 * HEADS * HEAD_DIM * N * S * S
     assert parts["mlp"].forward == L * 2 * ROWS * 2 * H * F
     assert parts["head"].forward == 2 * ROWS * H * H + HEAD
@@ -281,7 +281,7 @@ def test_an_encoder_sees_both_ways_and_transforms_before_its_head() -> None:
 
 def test_frozen_embeddings_of_an_encoder_spare_the_first_projections() -> None:
     """Its norms come after each part, so nothing trained is below them."""
-    graph = model_graph(Config(BERT, where="test"))
+    graph = model_graph(ModelConfig(BERT, where="test"))
     parts = step_flops(graph, BATCH, trainable=lambda node: "embeddings" not in node.name)
     spared = total(step_flops(graph, BATCH)).backward - total(parts).backward
     assert spared == 2 * ROWS * 3 * Q

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch, Sequences
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Attention
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_graph
@@ -241,7 +241,7 @@ VIT = {
 
 def test_a_sequence_of_a_vit_is_its_image() -> None:
     """ViT-B/16 has 86.6 M parameters and, as torchvision counts it, 17.56 GMAC an image."""
-    graph = model_graph(Config(VIT, where="x"))
+    graph = model_graph(ModelConfig(VIT, where="x"))
     assert graph.params == 86_567_656
     batch = Batch.of(2, 197, facts=graph.facts)
     forward = total(step_flops(graph, batch, trainable=None)).forward / 2
@@ -253,13 +253,13 @@ def test_a_sequence_of_a_vit_is_its_image() -> None:
 
 @pytest.mark.parametrize(("seq_len", "images"), [(64, 0), (197, 1)])
 def test_another_length_than_an_images_own_is_refused(seq_len: int, images: int) -> None:
-    facts = model_graph(Config(VIT, where="x")).facts
+    facts = model_graph(ModelConfig(VIT, where="x")).facts
     with pytest.raises(UsageError, match="an image of 197 patches"):
         Batch.of(2, seq_len, images=images, facts=facts)
 
 
 def test_texts_and_images_of_clip_are_counted_each_in_its_own_rows() -> None:
-    graph = model_graph(Config({"model_type": "clip"}, where="x"))
+    graph = model_graph(ModelConfig({"model_type": "clip"}, where="x"))
     assert graph.params == 151_277_313  # as OpenAI's ViT-B/32 has
     none, some = (
         step_flops(graph, Batch.of(8, 77, images=images, facts=graph.facts)) for images in (0, 8)

@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config, read_config, transformers_version
+from ergmeter.flops.config import ModelConfig, read_config, transformers_version
 from ergmeter.flops.graph.graph import Attention
 from ergmeter.flops.models import NOT_READ, known_families, model_graph
 
@@ -30,7 +30,7 @@ CLIP = {"model_type": "clip_vision_model", "hidden_size": 48, "image_size": 28, 
 
 def _line(fields: dict[str, Any]) -> str:
     with pytest.raises(FormatError) as caught:
-        model_graph(Config(fields, where="models/x/config.json"))
+        model_graph(ModelConfig(fields, where="models/x/config.json"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -52,21 +52,21 @@ def _defaults(family: str, **values: object) -> str:
 )
 def test_a_field_that_is_left_out_has_its_default_and_is_listed(field: str, default: int) -> None:
     full = {**LLAMA, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True}
-    assert model_graph(Config(full, where="x")).assumptions == ()
+    assert model_graph(ModelConfig(full, where="x")).assumptions == ()
     without = {key: value for key, value in full.items() if key != field}
-    graph = model_graph(Config(without, where="x"))
-    assert graph.nodes == model_graph(Config({**full, field: default}, where="x")).nodes
+    graph = model_graph(ModelConfig(without, where="x"))
+    assert graph.nodes == model_graph(ModelConfig({**full, field: default}, where="x")).nodes
     assert graph.assumptions == (_defaults("llama", **{field: default}),)
 
 
 def test_published_models_that_leave_out_a_field_have_their_published_size() -> None:
     # SmolLM3-3B as published, less what equals its class's defaults: 3.075 B, tied.
     smollm3 = {"model_type": "smollm3"}
-    assert model_graph(Config(smollm3, where="x")).params == 3_075_098_624
+    assert model_graph(ModelConfig(smollm3, where="x")).params == 3_075_098_624
     # Queries, keys and values of GLM-4-9B have biases: 40 layers of (32 + 2 + 2) heads of 128.
     glm = {"model_type": "glm4", "num_hidden_layers": 40}
-    plain = model_graph(Config({**glm, "attention_bias": False}, where="x"))
-    assert model_graph(Config(glm, where="x")).params - plain.params == 40 * 36 * 128
+    plain = model_graph(ModelConfig({**glm, "attention_bias": False}, where="x"))
+    assert model_graph(ModelConfig(glm, where="x")).params - plain.params == 40 * 36 * 128
 
 
 def test_kimi_linear_as_it_is_published() -> None:
@@ -85,7 +85,7 @@ def test_kimi_linear_as_it_is_published() -> None:
             "kda_layers": [number for number in range(1, 28) if number not in full],
         },
     }  # fmt: skip
-    graph = model_graph(Config(fields, where="x"))
+    graph = model_graph(ModelConfig(fields, where="x"))
     buffers = 26 * 256  # of its routers: numbers in the files, and no parameters
     assert graph.params + buffers == 49_122_681_728  # as its model card has
     assert sum(isinstance(node.work, Attention) for node in graph) == 7
@@ -96,13 +96,13 @@ def test_a_field_may_have_the_other_name_that_its_class_takes() -> None:
     t5 = {"model_type": "t5", "vocab_size": 100, "d_ff": 64, "d_kv": 8}
     names = {"d_model": 32, "num_heads": 4, "num_layers": 2}
     others = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
-    graphs = [model_graph(Config({**t5, **each}, where="x")) for each in (names, others)]
+    graphs = [model_graph(ModelConfig({**t5, **each}, where="x")) for each in (names, others)]
     assert graphs[0].nodes == graphs[1].nodes
     assert graphs[0].assumptions == graphs[1].assumptions
 
 
 def test_a_field_of_many_names_is_named_by_all_of_them() -> None:
-    config = Config({"model_type": "gpt2", "n_head": 4}, where="x", defaults={})
+    config = ModelConfig({"model_type": "gpt2", "n_head": 4}, where="x", defaults={})
     with pytest.raises(FormatError, match=r"the field n_embd \(or hidden_size\) is missing"):
         model_graph(config)
 
@@ -120,8 +120,8 @@ def test_a_size_that_no_model_has_is_refused(value: object) -> None:
 
 
 def test_a_whole_number_may_be_written_with_a_point() -> None:
-    pointed = model_graph(Config({**LLAMA, "hidden_size": 64.0}, where="x"))
-    assert pointed.params == model_graph(Config(LLAMA, where="x")).params
+    pointed = model_graph(ModelConfig({**LLAMA, "hidden_size": 64.0}, where="x"))
+    assert pointed.params == model_graph(ModelConfig(LLAMA, where="x")).params
 
 
 @pytest.mark.parametrize("value", ["false", 0, "no"])
@@ -272,7 +272,7 @@ def test_no_value_of_any_field_is_a_traceback(file: Path) -> None:
     for name in fields:
         for value in WRONG:
             try:
-                model_graph(Config({**fields, name: value}, where=file.name))
+                model_graph(ModelConfig({**fields, name: value}, where=file.name))
             except (FormatError, UsageError, NotMeasurable) as error:
                 said.append(str(error))
     assert said
@@ -283,7 +283,7 @@ def test_no_value_of_any_field_is_a_traceback(file: Path) -> None:
 
 
 def _windows(fields: dict[str, Any]) -> list[int | None]:
-    nodes = model_graph(Config(fields, where="x")).nodes
+    nodes = model_graph(ModelConfig(fields, where="x")).nodes
     return [node.work.window for node in nodes if isinstance(node.work, Attention)]
 
 
@@ -318,16 +318,16 @@ def test_qwens_mixtures_have_rules_of_their_own() -> None:
 def test_layers_that_predict_further_are_not_counted_and_it_says_so() -> None:
     fields = json.loads((PUBLISHED / "deepseek-v3.json").read_text())
     fields["num_nextn_predict_layers"] = 1
-    graph = model_graph(Config(fields, where="x"))
+    graph = model_graph(ModelConfig(fields, where="x"))
     assert graph.assumptions[0] == (
         "num_nextn_predict_layers = 1 is not counted: transformers does not build it;"
         " add mtp_num_layers = 1 to the configuration to count it"
     )
-    counted = model_graph(Config({**fields, "mtp_num_layers": 1}, where="x"))
+    counted = model_graph(ModelConfig({**fields, "mtp_num_layers": 1}, where="x"))
     assert counted.assumptions == (_defaults("deepseek_v3", attention_bias=False),)
     assert counted.params > graph.params
     del fields["num_nextn_predict_layers"]
-    assert model_graph(Config(fields, where="x")).assumptions == counted.assumptions
+    assert model_graph(ModelConfig(fields, where="x")).assumptions == counted.assumptions
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_a_part_that_is_missing_or_no_object_is_named() -> None:
 
 
 def test_what_a_part_leaves_out_is_its_own_default_and_said_once() -> None:
-    graph = model_graph(Config(_llava(), where="x"))
+    graph = model_graph(ModelConfig(_llava(), where="x"))
     assert graph.hidden == 4096
     (line,) = (line for line in graph.assumptions if " has it for llama: " in line)
     assert line.count("hidden_size = 4096") == 1
@@ -395,10 +395,10 @@ def test_a_wrong_value_in_a_part_is_named_with_the_part() -> None:
 
 def test_a_null_in_a_part_is_a_decision_and_no_default() -> None:
     text = {**LLAMA, "model_type": "mistral", "sliding_window": None}
-    graph = model_graph(Config(_llava(text_config=text), where="x"))
+    graph = model_graph(ModelConfig(_llava(text_config=text), where="x"))
     assert not any("sliding_window" in line for line in graph.assumptions)
     del text["sliding_window"]
-    graph = model_graph(Config(_llava(text_config=text), where="x"))
+    graph = model_graph(ModelConfig(_llava(text_config=text), where="x"))
     (line,) = (line for line in graph.assumptions if " has it for mistral: " in line)
     assert "sliding_window = 4096" in line
 
@@ -408,12 +408,12 @@ def test_the_first_models_of_qwen_have_their_text_beside_their_vision() -> None:
     nested = {"model_type": "qwen2_vl", "text_config": LLAMA | {"model_type": "qwen2_vl_text"}}
     flat = {**LLAMA, "model_type": "qwen2_vl"}
     graphs = [
-        model_graph(Config({**fields, "vision_config": vision}, where="x"))
+        model_graph(ModelConfig({**fields, "vision_config": vision}, where="x"))
         for fields in (nested, flat)
     ]
     assert graphs[0].nodes == graphs[1].nodes
     del flat["hidden_size"]
-    graph = model_graph(Config({**flat, "vision_config": vision}, where="x"))
+    graph = model_graph(ModelConfig({**flat, "vision_config": vision}, where="x"))
     assert graph.hidden == 8192  # of the class of its text
 
 
@@ -439,7 +439,7 @@ def test_tilings_that_are_none_are_refused(pins: object) -> None:
 
 def test_a_size_that_was_not_said_is_an_assumption() -> None:
     vision = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 4}
-    config = Config({**LLAMA, "model_type": "qwen2_vl", "vision_config": vision}, where="x")
+    config = ModelConfig({**LLAMA, "model_type": "qwen2_vl", "vision_config": vision}, where="x")
     unsaid, said = model_graph(config), model_graph(config, image_size=(280, 1000))
     assert unsaid.assumptions[0].startswith("no image size was given: an image is 448 x 448")
     # Each edge is rounded to whole tokens of 28 pixels.
@@ -449,13 +449,13 @@ def test_a_size_that_was_not_said_is_an_assumption() -> None:
 
 def test_an_image_size_is_for_models_that_see_and_can_take_it() -> None:
     with pytest.raises(UsageError, match="sees no images"):
-        model_graph(Config(LLAMA, where="x"), image_size=(224, 224))
+        model_graph(ModelConfig(LLAMA, where="x"), image_size=(224, 224))
     with pytest.raises(UsageError, match="every image is resized to 28 x 28"):
-        model_graph(Config(_llava(), where="x"), image_size=(56, 56))
+        model_graph(ModelConfig(_llava(), where="x"), image_size=(56, 56))
 
 
 def test_a_text_model_takes_no_images() -> None:
-    graph = model_graph(Config(LLAMA, where="x"))
+    graph = model_graph(ModelConfig(LLAMA, where="x"))
     with pytest.raises(UsageError, match="a graph that has a vision tower"):
         Batch.of(1, 64, images=1, facts=graph.facts)
 

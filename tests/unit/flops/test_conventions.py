@@ -9,13 +9,13 @@ import pytest
 
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, convention
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.sizes import sizes
-from ergmeter.flops.work import Training, step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.views.calculate import conventions as view
 
 LLAMA_8B = {
@@ -44,7 +44,7 @@ GPT_OSS = {
 
 
 def graph(fields: dict[str, object], **more: object) -> Graph:
-    return model_graph(Config(fields | more, where="test"))
+    return model_graph(ModelConfig(fields | more, where="test"))
 
 
 def per_token(name: str, model: Graph, seq_len: int, **more: object) -> float:
@@ -111,7 +111,7 @@ def test_latent_attention_and_experts_as_bridge_counts_them() -> None:
 def test_attention_computed_again_is_counted_as_the_convention_counts_attention() -> None:
     """Forward is a third: of 12 LHQT where every pair counts, of 6 LHQT where half of them do."""
     model, length = graph(LLAMA_8B), 4096
-    how = Training(checkpointing="selective")
+    how = TrainedParts(checkpointing="selective")
     work = step_work(model, Batch.of(2, length), training=how)
     core = 32 * 32 * 128 * length  # LHQT, a token
     added = {
@@ -134,7 +134,7 @@ def test_selective_recomputation_of_a_gpt_as_its_formula_has_it() -> None:
     """GPT-3 175B, 72 Lh^2 (1 + T/6h + V/12Lh): a third of T/6h more, 0.9 %."""
     fields = {"model_type": "gpt2", "n_embd": 12288, "n_layer": 96, "n_head": 96}
     model = graph({**fields, "n_positions": 2048, "vocab_size": 51200})
-    how = Training(checkpointing="selective")
+    how = TrainedParts(checkpointing="selective")
     work = step_work(model, Batch.of(1, 2048), training=how, chosen="megatron-2021")
     term, head = 2048 / (6 * 12288), 51200 / (12 * 96 * 12288)
     ratio = (work.chosen.hardware_per_step or 0) / work.chosen.model_per_step
@@ -148,7 +148,7 @@ FULL = {name for name, one in CONVENTIONS.items() if not one.is_for_lora} - {"ex
 def test_formulas_of_full_training_say_nothing_of_frozen_weights() -> None:
     model = graph(LLAMA_8B)
     work = step_work(
-        model, Batch.of(1, 8192), training=Training(lora=Lora(16, ("q_proj", "v_proj")))
+        model, Batch.of(1, 8192), training=TrainedParts(lora=Lora(16, ("q_proj", "v_proj")))
     )
     exact = work.chosen.model_per_step
     assert list(work.flops) == ["exact", "bridge-lora", "automodel-lora"]
@@ -160,13 +160,13 @@ def test_formulas_of_full_training_say_nothing_of_frozen_weights() -> None:
     assert work.flops["bridge-lora"].model_per_step == 4 * 7_504_658_432 * 8192
     assert work.flops["bridge-lora"].model_per_step < exact
     assert work.flops["automodel-lora"].model_per_step < exact
-    frozen = step_work(model, Batch.of(1, 64), training=Training(frozen=("mlp",)))
+    frozen = step_work(model, Batch.of(1, 64), training=TrainedParts(frozen=("mlp",)))
     assert list(frozen.flops) == ["exact"]
     with pytest.raises(NotMeasurable, match="palm: it counts every weight as trained"):
-        step_work(model, Batch.of(1, 64), training=Training(frozen=("mlp",)), chosen="palm")
+        step_work(model, Batch.of(1, 64), training=TrainedParts(frozen=("mlp",)), chosen="palm")
     # Reading a prompt trains nothing, with adapters or without.
     prefill = step_work(
-        model, Batch.of(1, 64), phase="prefill", training=Training(lora=Lora(16, ("q_proj",)))
+        model, Batch.of(1, 64), phase="prefill", training=TrainedParts(lora=Lora(16, ("q_proj",)))
     )
     assert "palm" in prefill.flops
     assert prefill.not_defined.keys() >= {"bridge-lora", "automodel-lora"}
@@ -216,7 +216,9 @@ def test_a_given_n_takes_the_place_of_ours_in_formulas_of_n_alone() -> None:
 
 
 def test_full_checkpointing_is_four_thirds_for_formulas_and_less_for_what_is_computed() -> None:
-    work = step_work(graph(LLAMA_8B), Batch.of(1, 4096), training=Training(checkpointing="full"))
+    work = step_work(
+        graph(LLAMA_8B), Batch.of(1, 4096), training=TrainedParts(checkpointing="full")
+    )
     palm, exact = work.flops["palm"], work.flops["exact"]
     assert palm.hardware_per_step == pytest.approx(palm.model_per_step * 4 / 3)
     assert exact.hardware_per_step is not None
@@ -225,7 +227,7 @@ def test_full_checkpointing_is_four_thirds_for_formulas_and_less_for_what_is_com
 
 def test_with_adapters_full_checkpointing_is_a_half_more() -> None:
     # Frozen weights: 2 forward and 2 for the inputs' gradients, and the forward 2 again.
-    how = Training(lora=Lora(8, ("q_proj",)), checkpointing="full")
+    how = TrainedParts(lora=Lora(8, ("q_proj",)), checkpointing="full")
     work = step_work(graph(LLAMA_8B), Batch.of(1, 4096), training=how)
     for name in ("bridge-lora", "automodel-lora"):
         found = work.flops[name]
@@ -245,7 +247,7 @@ def test_megatron_2021_prints_hardware_flops() -> None:
     work = step_work(
         graph(gpt),
         Batch.of(1, 2048),
-        training=Training(checkpointing="full"),
+        training=TrainedParts(checkpointing="full"),
         chosen="megatron-2021",
     )
     h, layers, s, v = 20480, 105, 2048, 51200

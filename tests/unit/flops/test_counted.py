@@ -24,7 +24,7 @@ from ergmeter.errors import FormatError, NotMeasurable, UsageError
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.counted import count as module
 from ergmeter.flops.counted.built_model import count_config
-from ergmeter.flops.counted.count import Counted, Counter, count
+from ergmeter.flops.counted.count import CountedStep, Counter, count
 
 transformers: Any = hf
 HIDDEN, LAYERS, HEADS, KEYS, FEED, WORDS = 64, 3, 4, 2, 160, 256
@@ -67,8 +67,8 @@ def tokens(batch: int = BATCH, length: int = LENGTH) -> Any:
     return torch.zeros(batch, length, dtype=torch.long)
 
 
-def really(model: Any, **inputs: Any) -> Counted:
-    """Counted on real tensors, as they are computed."""
+def really(model: Any, **inputs: Any) -> CountedStep:
+    """CountedStep on real tensors, as they are computed."""
     with Counter() as counter:
         model(**(inputs or {"input_ids": tokens()}), use_cache=False).logits.sum().backward()
     return counter.counted()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import ErgmeterError
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import known_families, model_graph
 from tests.unit.flops.family_cases import CASES, Case
 
@@ -48,7 +48,7 @@ def _fields(kind: str) -> dict[str, Any]:
 
 
 def _nodes(fields: dict[str, Any]) -> Any:
-    return model_graph(Config(fields, where="config.json")).nodes
+    return model_graph(ModelConfig(fields, where="config.json")).nodes
 
 
 def _without(kind: str, path: tuple[str, ...]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _without(kind: str, path: tuple[str, ...]) -> dict[str, Any]:
 def _read(kind: str) -> list[tuple[str, ...]]:
     """Fields that the family's reader looks at, and that the configuration has."""
     fields = _fields(kind)
-    config = Config(fields, where=kind)
+    config = ModelConfig(fields, where=kind)
     model_graph(config)
     parts = [name for name in ("text_config", "vision_config") if fields.get(name)]
     paths: list[tuple[str, ...]] = [(name,) for name in fields if name in config.read]

@@ -15,7 +15,7 @@ import pytest
 
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.families.berts import ENCODERS
 from ergmeter.flops.families.decoders import DECODERS
 from ergmeter.flops.families.images import IMAGES
@@ -81,7 +81,7 @@ def _built(name: str, case: Case) -> Built:
     config = transformers.models.auto.configuration_auto.CONFIG_MAPPING[kind](**changes)
     auto = _auto(kind)
     graph = model_graph(
-        Config(config.to_dict(), where=name),
+        ModelConfig(config.to_dict(), where=name),
         image_size=case.image_size,
         architecture=auto._model_mapping[type(config)].__name__ if kind in IMAGES else None,
     )
@@ -256,7 +256,7 @@ def test_windows_that_are_not_listed_are_those_of_transformers(kind: str) -> Non
     # The mixture of Qwen 3 lists no layers: its window is every layer's.
     kinds = theirs.get("layer_types") or ["sliding_attention"] * 32
     unlisted = {name: value for name, value in theirs.items() if name != "layer_types"}
-    graph = model_graph(Config(unlisted, where=kind))
+    graph = model_graph(ModelConfig(unlisted, where=kind))
     ours = [node.work.window for node in graph.nodes if isinstance(node.work, Attention)]
     assert ours == [32 if each == "sliding_attention" else None for each in kinds]
     assert 32 in ours
@@ -276,7 +276,7 @@ def test_a_language_model_without_its_towers_is_that_of_transformers(kind: str) 
     mine |= {id(model.get_output_embeddings().weight): model.get_output_embeddings().weight.numel()}
     tower = ("embed_tokens_extend",)  # Phi's, which stands among its layers
     towers = {id(w) for name, w in model.named_parameters() if any(t in name for t in tower)}
-    graph = model_graph(Config(config.to_dict(), where=kind))
+    graph = model_graph(ModelConfig(config.to_dict(), where=kind))
     assert graph.params == sum(n for key, n in mine.items() if key not in towers)
     assert f"only the language model of {kind} is counted" in graph.assumptions[0]
 
@@ -284,10 +284,10 @@ def test_a_language_model_without_its_towers_is_that_of_transformers(kind: str) 
 def test_olmo_3_has_its_window_where_its_file_does_not_list_the_layers() -> None:
     """At 65,536 tokens a window of 4096 in three layers of four; all pairs were counted before."""
     fields = {"model_type": "olmo3", "vocab_size": 100278}  # OLMo 3 of 7B
-    graph = model_graph(Config(fields, where="x"))
+    graph = model_graph(ModelConfig(fields, where="x"))
     windows = [node.work.window for node in graph.nodes if isinstance(node.work, Attention)]
     assert windows == [4096, 4096, 4096, None] * 8
-    whole = model_graph(Config({**fields, "layer_types": ["full_attention"] * 32}, where="x"))
+    whole = model_graph(ModelConfig({**fields, "layer_types": ["full_attention"] * 32}, where="x"))
     batch = Batch.of(1, 65536)
     ours, wrong = (total(step_flops(one, batch)).model for one in (graph, whole))
     assert wrong / ours - 1 == pytest.approx(0.577, abs=0.0005)

@@ -11,7 +11,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.built_model import count_config
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.heads import is_bare
@@ -74,7 +74,7 @@ def test_a_bare_model_has_no_vocabulary_to_choose_from(family: str) -> None:
     for top in ("Model", None):
         name = top and family + top
         graphs[top] = model_graph(
-            Config({**config, "architectures": [name] if name else None}, where="test")
+            ModelConfig({**config, "architectures": [name] if name else None}, where="test")
         )
     batch = Batch.of(1, SEQ, source_len=SEQ, facts=graphs[None].facts)
     bare, whole = (step_work(graphs[top], batch).chosen.model_per_step for top in ("Model", None))
@@ -94,7 +94,7 @@ def test_a_class_for_pretraining_has_the_head_it_was_trained_with(family: str) -
 def test_both_engines_build_what_the_configuration_names(top: str) -> None:
     fields = {**transformers.LlamaConfig(**SIZES).to_dict(), "architectures": [f"Llama{top}"]}
     found = count_config(fields, batch_size=1, seq_len=SEQ)
-    graph = model_graph(Config(fields, where="test"))
+    graph = model_graph(ModelConfig(fields, where="test"))
     assert found.params == graph.params
     batch = Batch.of(1, SEQ)
     assert found.needed.model == step_work(graph, batch).chosen.model_per_step
@@ -104,7 +104,7 @@ def test_an_encoder_alone_is_half_of_its_encoder_decoder() -> None:
     config = transformers.T5Config(d_model=64, d_ff=160, num_layers=2, num_heads=4, d_kv=16)
     with torch.device("meta"):
         held: Any = transformers.T5EncoderModel(config)
-    graph = model_graph(Config(config.to_dict(), where="test"), architecture="T5EncoderModel")
+    graph = model_graph(ModelConfig(config.to_dict(), where="test"), architecture="T5EncoderModel")
     assert graph.params == sum(p.numel() for p in held.parameters())
     batch = Batch.of(1, SEQ, source_len=SEQ, facts=graph.facts)
     assert step_work(graph, batch).chosen.model_per_step == products(held)
@@ -112,7 +112,7 @@ def test_an_encoder_alone_is_half_of_its_encoder_decoder() -> None:
 
 def test_a_class_nobody_knows_is_said() -> None:
     config = transformers.LlamaConfig(**SIZES).to_dict()
-    graph = model_graph(Config({**config, "architectures": ["LlamaForOracles"]}, where="test"))
+    graph = model_graph(ModelConfig({**config, "architectures": ["LlamaForOracles"]}, where="test"))
     assert any("LlamaForOracles is not known" in said for said in graph.assumptions)
     assert any(node.role == "head" for node in graph)
 
@@ -142,7 +142,7 @@ def test_a_class_called_a_model_has_the_head_that_transformers_gives_it(kind: st
         with torch.device("meta"):
             held = getattr(transformers, name)(config)
         fields = {**config.to_dict(), "architectures": [name]}
-        graph = model_graph(Config(fields, where=kind), image_size=case.image_size)
+        graph = model_graph(ModelConfig(fields, where=kind), image_size=case.image_size)
         assert graph.params == sum(p.numel() for p in held.parameters()), name
         assert not any("is not known" in line for line in graph.assumptions), name
 
@@ -154,7 +154,7 @@ def test_the_head_of_marian_is_counted() -> None:
     fields |= {"decoder_attention_heads": 4, "vocab_size": 3000, "max_position_embeddings": 64}
     step = {}
     for name in ("MarianModel", "MarianMTModel"):
-        graph = model_graph(Config({**fields, "architectures": [name]}, where="x"))
+        graph = model_graph(ModelConfig({**fields, "architectures": [name]}, where="x"))
         batch = Batch.of(1, SEQ, source_len=SEQ, facts=graph.facts)
         step[name] = step_work(graph, batch).chosen.model_per_step
     assert step["MarianMTModel"] - step["MarianModel"] == 6 * 64 * 3000 * SEQ
@@ -163,6 +163,6 @@ def test_the_head_of_marian_is_counted() -> None:
 @pytest.mark.parametrize("name", ["BartForCausalLM", "BartForSequenceClassification"])
 def test_another_class_of_an_encoder_decoder_is_named(name: str) -> None:
     fields = {"model_type": "bart", "encoder_layers": 1, "decoder_layers": 1}
-    graph = model_graph(Config({**fields, "architectures": [name]}, where="x"))
+    graph = model_graph(ModelConfig({**fields, "architectures": [name]}, where="x"))
     line = f"the class {name} is not known: counted as an encoder-decoder that writes"
     assert line in graph.assumptions

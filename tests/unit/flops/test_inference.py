@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.graph.graph import Graph
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import step_work
@@ -19,7 +19,7 @@ CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 
 def graph(name: str, **changed: Any) -> Graph:
     fields = json.loads((CONFIGS / f"{name}.json").read_text())
-    return model_graph(Config(fields | changed, where=name))
+    return model_graph(ModelConfig(fields | changed, where=name))
 
 
 def flops(model: Graph, batch: Batch, phase: str) -> float:

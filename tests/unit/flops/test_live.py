@@ -19,12 +19,12 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from ergmeter import Meter
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.live import described, model_work
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training, step_work
+from ergmeter.flops.work import TrainedParts, step_work
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.settings import Settings
 
@@ -46,8 +46,8 @@ def model(dtype: torch.dtype = torch.float32) -> Any:
 
 
 def declared(**how: Any) -> float:
-    graph = model_graph(Config(CONFIG.to_dict(), where="test"))
-    return step_work(graph, Batch.of(1, SEQ), training=Training(**how)).chosen.model_per_step
+    graph = model_graph(ModelConfig(CONFIG.to_dict(), where="test"))
+    return step_work(graph, Batch.of(1, SEQ), training=TrainedParts(**how)).chosen.model_per_step
 
 
 def test_a_whole_model_is_counted_as_its_configuration() -> None:

@@ -9,11 +9,11 @@ import torch
 import transformers
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.backward_peak import SOFTMAX_TENSORS
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 from tests.unit.flops.live_storages import step_peaks
 
 LLAMA_8B: dict[str, Any] = {
@@ -57,8 +57,8 @@ def estimated(
     cache: bool = False,
     **setup: Any,
 ) -> Memory:
-    graph = model_graph(Config(config.to_dict(), where="the test"))
-    how = Training(checkpointing="full" if checkpointed else "none")
+    graph = model_graph(ModelConfig(config.to_dict(), where="the test"))
+    how = TrainedParts(checkpointing="full" if checkpointed else "none")
     kernels = Kernels(attention=attention, has_cache=cache)
     made = Setup(kernels=kernels, **setup)
     return step_memory(graph, Batch.of(sequences, length), training=how, setup=made)

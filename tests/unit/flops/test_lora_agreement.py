@@ -20,7 +20,7 @@ from transformers import (
 from ergmeter.errors import UsageError
 from ergmeter.flops.analytic import step_flops, total
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.counted.count import count
 from ergmeter.flops.graph.adapters import Lora, with_adapters
 from ergmeter.flops.models import model_graph
@@ -70,7 +70,7 @@ def test_lora_costs_what_peft_computes(
     counted = count(model, batch_size=BATCH, seq_len=SEQ)
     names = (targets,) if isinstance(targets, str) else tuple(targets)
     graph, trainable = with_adapters(
-        model_graph(Config(config.to_dict(), where=family)), Lora(4, names, is_dora=dora)
+        model_graph(ModelConfig(config.to_dict(), where=family)), Lora(4, names, is_dora=dora)
     )
     analytic = total(step_flops(graph, Batch.of(BATCH, SEQ), trainable=trainable, pairs="computed"))
     if not dora:
@@ -120,7 +120,7 @@ def test_experts_get_the_adapters_that_peft_gives_them(
     config = AutoConfig.for_model(family, **{**SIZES, **MIXTURES[family]})
     config._attn_implementation = "eager"
     adapters = peft.LoraConfig(r=4, target_modules=modules, target_parameters=tensors)
-    graph = model_graph(Config(config.to_dict(), where=family))
+    graph = model_graph(ModelConfig(config.to_dict(), where=family))
     try:
         made: Any = AutoModelForCausalLM
         model = peft.get_peft_model(made.from_config(config), adapters)

@@ -14,12 +14,12 @@ from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, ste
 from ergmeter.flops.estimate.optimizer import OPTIMIZERS
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.source import read_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 
 BILLION = "hidden=2048,layers=22,ffn=5632,heads=32,kv_heads=4,vocab={vocab}"
 TINY = "hidden=256,layers=4,ffn=688,heads=4,kv_heads=4,vocab=32000"
-ADAPTERS = Training(Lora(16, ("q_proj", "k_proj", "v_proj", "o_proj")))
-CHECKPOINTED = Training(checkpointing="full")
+ADAPTERS = TrainedParts(Lora(16, ("q_proj", "k_proj", "v_proj", "o_proj")))
+CHECKPOINTED = TrainedParts(checkpointing="full")
 
 
 # How the peaks of an H200 were recorded: a function called the model as it is configured, held its
@@ -37,7 +37,7 @@ def memory(
     *,
     sequences: int = 2,
     length: int = 256,
-    training: Training | None = None,
+    training: TrainedParts | None = None,
     **setup: object,
 ) -> Memory:
     made = Setup(**setup)  # type: ignore[arg-type]
@@ -49,17 +49,17 @@ def memory(
 @pytest.mark.parametrize(
     ("model", "sequences", "length", "training", "quantize", "recorded"),
     [
-        pytest.param(BILLION, 8, 2048, Training(), None, 45_705_421_312, id="full"),
+        pytest.param(BILLION, 8, 2048, TrainedParts(), None, 45_705_421_312, id="full"),
         pytest.param(BILLION, 8, 2048, ADAPTERS, None, 43_024_355_328, id="lora"),
         pytest.param(BILLION, 8, 2048, ADAPTERS, "nf4", 41_814_885_376, id="qlora"),
-        pytest.param(TINY, 2, 256, Training(), None, 439_613_440, id="tiny"),
+        pytest.param(TINY, 2, 256, TrainedParts(), None, 439_613_440, id="tiny"),
     ],
 )
 def test_the_recorded_peaks_of_an_h200(
     model: str,
     sequences: int,
     length: int,
-    training: Training,
+    training: TrainedParts,
     quantize: str | None,
     recorded: int,
 ) -> None:
@@ -83,7 +83,14 @@ def test_the_recorded_peaks_of_an_h200(
 MORE = [
     pytest.param(8, 2048, 32000, CHECKPOINTED, {}, 15_754_049_536, 11_068_773_376, id="full ckpt"),
     pytest.param(
-        4, 2048, 32000, Training(), {"dtype": "mixed"}, 38_947_831_808, 22_069_191_680, id="mixed"
+        4,
+        2048,
+        32000,
+        TrainedParts(),
+        {"dtype": "mixed"},
+        38_947_831_808,
+        22_069_191_680,
+        id="mixed",
     ),
     pytest.param(
         8,
@@ -99,15 +106,15 @@ MORE = [
         2,
         2048,
         32000,
-        Training(),
+        TrainedParts(),
         {"kernels": Kernels(attention="eager", has_cache=True)},
         53_588_252_672,
         11_069_723_648,
         id="eager",
     ),
-    pytest.param(1, 256, 32000, Training(), {}, 8_898_301_952, 11_077_295_104, id="short"),
+    pytest.param(1, 256, 32000, TrainedParts(), {}, 8_898_301_952, 11_077_295_104, id="short"),
     pytest.param(
-        1, 256, 32000, Training(), {"optimizer": "sgd"}, 4_495_749_120, 4_472_548_352, id="sgd"
+        1, 256, 32000, TrainedParts(), {"optimizer": "sgd"}, 4_495_749_120, 4_472_548_352, id="sgd"
     ),
     pytest.param(
         8, 2048, 1000, CHECKPOINTED, {}, 9_748_212_736, 9_798_849_536, id="small vocabulary"
@@ -116,20 +123,20 @@ MORE = [
         8,
         2048,
         32000,
-        Training(),
+        TrainedParts(),
         {"micro_batches": 2},
         28_384_632_832,
         11_068_707_840,
         id="two micro-batches",
     ),
     pytest.param(
-        4, 2048, 32000, Training(), {"dtype": "fp32"}, 98_857_101_312, 22_068_143_104, id="fp32"
+        4, 2048, 32000, TrainedParts(), {"dtype": "fp32"}, 98_857_101_312, 22_068_143_104, id="fp32"
     ),
     pytest.param(
         8,
         2048,
         32000,
-        Training(frozen=("self_attn", "embed_tokens", "lm_head", "norm")),
+        TrainedParts(frozen=("self_attn", "embed_tokens", "lm_head", "norm")),
         {},
         39_375_612_928,
         8_357_467_136,
@@ -145,7 +152,7 @@ def test_more_peaks_of_an_h200(
     sequences: int,
     length: int,
     vocab: int,
-    training: Training,
+    training: TrainedParts,
     setup: dict[str, object],
     passes: int,
     step: int,
@@ -256,7 +263,7 @@ def test_a_pipeline_is_judged_by_its_fullest_stage() -> None:
 def test_checkpointing_only_ever_shrinks_what_is_kept() -> None:
     kept = {
         mode: memory(
-            training=Training(checkpointing=mode),
+            training=TrainedParts(checkpointing=mode),
             kernels=Kernels(attention="eager"),
         )
         .moments[0]
@@ -345,7 +352,7 @@ def test_a_tied_head_is_held_once_unless_a_pipeline_parts_it() -> None:
         ({"parallel": Parallel(tensor=3)}, "4 attention heads can't be split evenly over 3"),
         ({"parallel": Parallel(tensor=8)}, "4 attention heads can't be split evenly over 8"),
         ({"parallel": Parallel(context=257)}, "256 tokens can't be split over 257"),
-        ({"training": Training(frozen=("model", "lm_head"))}, "nothing is trained"),
+        ({"training": TrainedParts(frozen=("model", "lm_head"))}, "nothing is trained"),
     ],
 )
 def test_what_makes_no_sense_is_refused(setup: dict[str, object], said: str) -> None:
@@ -366,7 +373,7 @@ def test_adapters_on_experts_have_no_dropout() -> None:
     mixture = str(Path(__file__).parents[2] / "data" / "configs" / "mixtral-8x7b.json")
     dropping = Kernels(has_adapter_dropout=True)
     with pytest.raises(UsageError, match="no dropout for adapters on experts"):
-        memory(mixture, training=Training(Lora(8, ("experts",))), kernels=dropping)
+        memory(mixture, training=TrainedParts(Lora(8, ("experts",))), kernels=dropping)
     assert memory(mixture, training=ADAPTERS, kernels=dropping).peak.total_bytes > 0
 
 

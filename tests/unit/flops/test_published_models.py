@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
 
 _CLIP_336: dict[str, Any] = {
@@ -156,6 +156,6 @@ PUBLISHED: dict[str, tuple[int, int, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_configuration_with_its_gaps_is_the_published_model(name: str) -> None:
     params, tokens, fields = PUBLISHED[name]
-    graph = model_graph(Config(fields, where=name))
+    graph = model_graph(ModelConfig(fields, where=name))
     assert graph.params == params
     assert graph.facts["tokens_per_image"] == tokens

@@ -13,12 +13,12 @@ import pytest
 from transformers import AutoConfig
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.estimate import CUBLAS_BYTES
 from ergmeter.flops.estimate.memory import Kernels, Memory, Setup, step_memory
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 
 SMALL = {
     "hidden_size": 512, "num_hidden_layers": 4, "intermediate_size": 1408, "pad_token_id": 0,
@@ -135,7 +135,7 @@ def memory(
     attention: Any = "sdpa",
     *,
     length: int = 512,
-    training: Training | None = None,
+    training: TrainedParts | None = None,
     **larger: Any,
 ) -> Memory:
     base = GPT2 if family == "gpt2" else SMALL
@@ -147,7 +147,7 @@ def memory(
         kernels=Kernels(attention=attention, has_cache=True),
         workspace_bytes=CUBLAS_BYTES,
     )
-    graph = model_graph(Config(config.to_dict(), where=family))
+    graph = model_graph(ModelConfig(config.to_dict(), where=family))
     return step_memory(graph, Batch.of(2, length), training=training, setup=setup)
 
 
@@ -163,7 +163,7 @@ def test_what_autograd_kept(family: str, attention: str, recorded: int) -> None:
 def test_what_autograd_kept_of_a_mixture_with_adapters(
     family: str, targets: str, recorded: int
 ) -> None:
-    found = memory(family, training=Training(Lora(8, ALONE[targets])))
+    found = memory(family, training=TrainedParts(Lora(8, ALONE[targets])))
     assert found.moments[0].bytes["activations"] == pytest.approx(recorded, rel=0.005)
 
 
@@ -181,6 +181,6 @@ def test_the_peak_of_a_step(family: str, attention: str, recorded: int) -> None:
 @pytest.mark.parametrize(("targets", "recorded"), PEAKS_OF_ADAPTERS)
 def test_the_peak_of_a_step_with_adapters_on_a_mixture(targets: str, recorded: int) -> None:
     larger = {**LARGE, **LARGER["qwen3_moe"]}
-    training = Training(Lora(8, ALONE[targets]))
+    training = TrainedParts(Lora(8, ALONE[targets]))
     found = memory("qwen3_moe", length=2048, training=training, **larger)
     assert found.peak.total_bytes == pytest.approx(recorded, rel=0.006)

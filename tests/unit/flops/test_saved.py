@@ -16,11 +16,11 @@ import transformers
 from torch.autograd.graph import saved_tensors_hooks
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Kernels, Setup, step_memory
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 
 SEQUENCES, LENGTH, VOCAB = 2, 96, 600
 ALL_FOUR = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -104,9 +104,9 @@ def kept_bytes(
 
 
 def counted_bytes(
-    sizes: Any, training: Training | None = None, setup: Setup | None = None
+    sizes: Any, training: TrainedParts | None = None, setup: Setup | None = None
 ) -> float:
-    graph = model_graph(Config(sizes.to_dict(), where="the test"))
+    graph = model_graph(ModelConfig(sizes.to_dict(), where="the test"))
     memory = step_memory(graph, Batch.of(SEQUENCES, LENGTH), training=training, setup=setup)
     held = memory.moments[0].bytes
     return held["activations"] + held["cast weights"]
@@ -271,7 +271,9 @@ def test_what_is_frozen_keeps_less(frozen: tuple[str, ...]) -> None:
     sizes = config("Llama")
     kept = kept_bytes(sizes, change=freezing(*(f"{name}." for name in frozen)))
     ids = 2 * SEQUENCES * LENGTH * 8  # token numbers and labels, which we leave out
-    assert counted_bytes(sizes, Training(frozen=frozen)) == pytest.approx(kept, rel=0.02, abs=ids)
+    assert counted_bytes(sizes, TrainedParts(frozen=frozen)) == pytest.approx(
+        kept, rel=0.02, abs=ids
+    )
     assert kept < kept_bytes(sizes)
 
 
@@ -288,7 +290,7 @@ def test_adapters_as_peft_puts_them_in(targets: tuple[str, ...], in_32_bits: boo
         return peft.get_peft_model(model, lora, autocast_adapter_dtype=in_32_bits)
 
     setup = Setup(kernels=Kernels(adapter_bytes=4 if in_32_bits else 2))
-    counted = counted_bytes(sizes, Training(Lora(8, targets)), setup)
+    counted = counted_bytes(sizes, TrainedParts(Lora(8, targets)), setup)
     assert counted == pytest.approx(kept_bytes(sizes, change=adapt), rel=0.02)
 
 
@@ -304,7 +306,7 @@ def test_adapters_with_dropout_keep_its_masks_where_something_is_trained_below()
         return peft.get_peft_model(model, lora)
 
     setup = Setup(kernels=Kernels(has_adapter_dropout=True))
-    counted = counted_bytes(sizes, Training(Lora(8, ("q_proj", "v_proj"))), setup)
+    counted = counted_bytes(sizes, TrainedParts(Lora(8, ("q_proj", "v_proj"))), setup)
     # A CPU keeps a mask in 32 bits; a GPU, and so the rule, in one byte.
     counted += (4 - 1) * (3 - 1) * 2 * SEQUENCES * LENGTH * 128
     assert counted == pytest.approx(kept_bytes(sizes, change=adapt), rel=0.02)
@@ -322,9 +324,9 @@ def test_adapters_on_experts_keep_the_whole_weight(name: str, targets: str) -> N
         on = {"target_parameters": tensors} if targets == "experts" else {"target_modules": targets}
         return peft.get_peft_model(model, peft.LoraConfig(r=8, task_type="CAUSAL_LM", **on))
 
-    counted = counted_bytes(sizes, Training(Lora(8, (targets,))))
+    counted = counted_bytes(sizes, TrainedParts(Lora(8, (targets,))))
     assert counted == pytest.approx(kept_bytes(sizes, change=adapt), rel=0.03)
-    assert counted > counted_bytes(sizes, Training(Lora(8, ("q_proj", "v_proj"))))
+    assert counted > counted_bytes(sizes, TrainedParts(Lora(8, ("q_proj", "v_proj"))))
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mixtral"])
@@ -337,5 +339,5 @@ def test_a_checkpointed_model_keeps_what_its_layers_were_given(name: str) -> Non
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
         return model
 
-    counted = counted_bytes(sizes, Training(checkpointing="full"))
+    counted = counted_bytes(sizes, TrainedParts(checkpointing="full"))
     assert counted == pytest.approx(kept_bytes(sizes, change=checkpoint), rel=0.02)

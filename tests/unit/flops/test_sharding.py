@@ -25,11 +25,11 @@ from torch.distributed.tensor.parallel import (
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Kernels, Memory, Parallel, Setup, step_memory
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.source import read_graph
-from ergmeter.flops.work import Training
+from ergmeter.flops.work import TrainedParts
 
 SEQUENCES, LENGTH, VOCAB, HIDDEN = 2, 48, 512, 128
 
@@ -54,7 +54,7 @@ def llama() -> Any:
 
 
 def estimated(parallel: Parallel) -> Memory:
-    graph = model_graph(Config(llama().to_dict(), where="the test"))
+    graph = model_graph(ModelConfig(llama().to_dict(), where="the test"))
     batch = Batch.of(SEQUENCES * parallel.data, LENGTH)
     return step_memory(graph, batch, setup=Setup("fp32", parallel=parallel))
 
@@ -171,9 +171,9 @@ def test_activations_of_a_gpt_layer_by_megatrons_equations(
         parallel=Parallel(tensor=tensor, is_sequence_parallel=along),
     )
     found = step_memory(
-        model_graph(Config(fields, where="the paper")),
+        model_graph(ModelConfig(fields, where="the paper")),
         Batch.of(2, 256),
-        training=Training(checkpointing=checkpointing),
+        training=TrainedParts(checkpointing=checkpointing),
         setup=setup,
     )
     last = SBH * 4 / (tensor if along else 1)  # the norm before the head: its input and its result

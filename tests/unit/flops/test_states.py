@@ -11,7 +11,7 @@ import transformers
 from transformers.optimization import Adafactor
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.memory import Setup, step_memory
 from ergmeter.flops.models import model_graph
 from tests.unit.flops.live_storages import LiveStorages
@@ -84,7 +84,7 @@ def test_an_optimizer_keeps_what_is_in_its_states(
     name: str, make: Make, within: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # see test_saved.py
-    graph = model_graph(Config(LLAMA.to_dict(), where="the test"))
+    graph = model_graph(ModelConfig(LLAMA.to_dict(), where="the test"))
     found = step_memory(graph, Batch.of(1, 8), setup=Setup("bf16", name)).moments[-1]
     assert found.bytes["optimizer"] == pytest.approx(kept_bytes(make), rel=within)
 
@@ -116,7 +116,7 @@ def test_temporaries_of_a_step_are_those_that_torch_makes(
     before = live.now
     with live:
         updates.step()
-    graph = model_graph(Config(LLAMA.to_dict(), where="the test"))
+    graph = model_graph(ModelConfig(LLAMA.to_dict(), where="the test"))
     step = step_memory(graph, Batch.of(1, 8), setup=Setup("bf16", name)).moments[-1]
     temporaries = live.peaks[""] - before
     # The loop still has the quotient of the tensor before.

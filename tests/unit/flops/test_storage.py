@@ -10,7 +10,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.storage import KEPT, Storage, kept_as
 from ergmeter.flops.estimate.weight_format import storage_of
 from ergmeter.flops.graph.adapters import Lora, with_adapters
@@ -42,13 +42,13 @@ LLAMA_LAYERS = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)  # it
 LLAMA_REST = 2 * 128256 * 4096 + 65 * 4096  # head, table, norms
 
 
-def read(name: str, quantised: object = None, **more: Any) -> Config:
+def read(name: str, quantised: object = None, **more: Any) -> ModelConfig:
     fields = json.loads((CONFIGS / f"{name}.json").read_text())
     given = {"quantization_config": quantised} if quantised is not None else {}
-    return Config({**fields, **given, **more}, where="config.json")
+    return ModelConfig({**fields, **given, **more}, where="config.json")
 
 
-def both(config: Config, **asked: str) -> tuple[Graph, Storage]:
+def both(config: ModelConfig, **asked: str) -> tuple[Graph, Storage]:
     return model_graph(config), storage_of(config, **asked)
 
 
@@ -87,7 +87,7 @@ def test_a_tied_head_with_a_bias_is_kept_once() -> None:
         "type_vocab_size": 2,
     }
     # transformers' own count for BertForMaskedLM of bert-base-uncased.
-    model, storage = both(Config(fields, where="config.json"), weights="fp32")
+    model, storage = both(ModelConfig(fields, where="config.json"), weights="fp32")
     assert storage.total_bytes(model) == 4 * 109_514_298
 
 
@@ -308,7 +308,7 @@ def test_who_says_so_is_said() -> None:
         "weights in bf16, 16 bits (assumed, the config names no type)",
         "cache in bf16 (the type of weights that are not quantised)",
     )
-    seeing = Config(
+    seeing = ModelConfig(
         {"model_type": "llava", "text_config": {"torch_dtype": "float16"}}, where="config.json"
     )
     assert storage_of(seeing).said[0] == "weights in fp16, 16 bits (the config's torch_dtype)"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.estimate.storage import ASSUMED
 from ergmeter.flops.graph.graph import Attention, Graph
 from ergmeter.flops.models import model_graph
-from ergmeter.flops.work import Traffic, forward_traffic
+from ergmeter.flops.work import MemoryTraffic, forward_traffic
 
 CONFIGS = Path(__file__).parents[2] / "data" / "configs"
 T5 = {
@@ -30,10 +30,10 @@ T5 = {
 
 
 def graph(name: str) -> Graph:
-    return model_graph(Config(json.loads((CONFIGS / f"{name}.json").read_text()), where=name))
+    return model_graph(ModelConfig(json.loads((CONFIGS / f"{name}.json").read_text()), where=name))
 
 
-def decoding(model: Graph, batch: Batch) -> Traffic:
+def decoding(model: Graph, batch: Batch) -> MemoryTraffic:
     return forward_traffic(model, batch, ASSUMED)  # 2 B a weight and a cached number
 
 
@@ -77,7 +77,7 @@ def test_latent_attention_keeps_what_is_compressed() -> None:
 
 
 def test_a_source_is_kept_whole_and_read_at_every_step() -> None:
-    model = model_graph(Config(T5, where="t5"))
+    model = model_graph(ModelConfig(T5, where="t5"))
     batch = Batch.of(64, 1, past=100, source_len=4096, facts=model.facts)
     position = 24 * 2 * 16 * 64
     assert decoding(model, batch).cache_read_bytes == 2 * 64 * position * (4096 + 100)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.cli.measure.calibrate import kept
+from ergmeter.cli.measure.calibrate import stored_line
 from ergmeter.errors import FormatError
 from ergmeter.hardware.calibration import (
+    CalibratedRate,
     Calibration,
     Idle,
-    Rate,
     Refresh,
     attach,
     default_folder,
@@ -25,7 +25,7 @@ from ergmeter.ports import ProbeRequest
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 
-RATE = Rate(
+RATE = CalibratedRate(
     value=700e12, unit="FLOP/s", median=701e12, low=690e12, high=710e12, blocks=30, window_s=1.5,
     warmup_s=1.0, drift_frac=-0.01, of="8192x8192x8192", burst=800e12, burst_s=0.02,
     burst_of="8192x8192x8192", clock_hz=1.6e9, clock_low_hz=1.5e9, power_w=690.0,
@@ -137,9 +137,9 @@ def test_a_run_takes_what_is_kept_when_its_probes_open(tmp_path: Path) -> None:
 def test_half_a_calibration_does_not_take_the_place_of_a_whole_one() -> None:
     half = calibration()
     half.interrupted, half.measured = True, "2026-11-16T12:00:00+00:00"
-    assert "kept in" in kept(half, None)
-    assert "kept in" in kept(calibration(), None)
-    assert "that of 2026-11-15 is whole, and stays" in kept(half, None)
+    assert "kept in" in stored_line(half, None)
+    assert "kept in" in stored_line(calibration(), None)
+    assert "that of 2026-11-15 is whole, and stays" in stored_line(half, None)
     found = stored("GPU-1")
     assert found is not None
     assert not found.interrupted
@@ -147,5 +147,5 @@ def test_half_a_calibration_does_not_take_the_place_of_a_whole_one() -> None:
 
 def test_an_interrupt_before_the_first_rate_keeps_nothing(folder: Path) -> None:
     nothing = Calibration("GPU-1", "gpu", "H200", "2026-11-15", {}, interrupted=True)
-    assert "not kept" in kept(nothing, None)
+    assert "not kept" in stored_line(nothing, None)
     assert not folder.exists()

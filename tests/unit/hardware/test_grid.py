@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ergmeter.errors import UsageError
-from ergmeter.hardware.grid import SOURCES, Grid, grid_named, grids, with_grid
+from ergmeter.hardware.grid import SOURCES, GridIntensity, grid_named, grids, with_grid
 
 COUNTRIES = [row for row in grids() if row.source is SOURCES["ember"]]
 SUBREGIONS = [row for row in grids() if row.source is SOURCES["egrid"]]
@@ -52,7 +52,7 @@ def test_the_subregions_lie_around_the_average_of_all() -> None:
 
 
 @pytest.mark.parametrize("row", grids(), ids=lambda row: row.code)
-def test_a_row_is_whole_and_plausible(row: Grid) -> None:
+def test_a_row_is_whole_and_plausible(row: GridIntensity) -> None:
     # Hydro alone is about 24 g over its life, lignite burnt badly about 1300.
     assert 20 <= row.g_per_kwh <= 1400
     assert 2022 <= row.year <= 2024
@@ -74,7 +74,9 @@ def test_no_name_means_two_grids() -> None:
 
 
 @given(st.sampled_from(grids()), st.data())
-def test_any_of_its_names_finds_a_grid_whatever_the_case(row: Grid, data: st.DataObject) -> None:
+def test_any_of_its_names_finds_a_grid_whatever_the_case(
+    row: GridIntensity, data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from(row.names))
     for spelled in (name, name.lower(), f"  {name.lower()} ", name.replace(" ", "  ")):
         assert grid_named(spelled) is row

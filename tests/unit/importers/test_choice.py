@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter import registry
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.importers.importing import Request, import_log
+from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.importers.log import read_log
 from ergmeter.importers.megatron import MegatronImporter
 from tests.unit.importers.programs import (
@@ -91,9 +91,9 @@ def test_where_nothing_is_recognised_it_is_said_what_was_looked_for(tmp_path: Pa
         read_log(log, format="megatron")
     assert MegatronImporter().looks_for in str(named.value)
     with pytest.raises(FormatError, match=r"; --format NAME chooses a reader$"):
-        import_log(Request(log))
+        import_log(ImportRequest(log))
     with pytest.raises(FormatError, match=r"is empty$"):
-        import_log(Request(_empty(tmp_path)))
+        import_log(ImportRequest(_empty(tmp_path)))
 
 
 def test_the_line_that_spoke_for_a_format_is_cut_between_words_and_that_is_seen(
@@ -122,8 +122,8 @@ def test_a_training_that_printed_nvidia_smi_is_read_as_the_training(
     whole = (DATA / "megatron.log").read_text()
     (tmp_path / "alone.log").write_text(whole)
     (tmp_path / "both.log").write_text(printed + whole)
-    alone = import_log(Request(tmp_path / "alone.log", tmp_path / "alone"))
-    both = import_log(Request(tmp_path / "both.log", tmp_path / "both"))
+    alone = import_log(ImportRequest(tmp_path / "alone.log", tmp_path / "alone"))
+    both = import_log(ImportRequest(tmp_path / "both.log", tmp_path / "both"))
     assert both.format == "megatron"
     assert [run.steps for run in both.runs] == [run.steps for run in alone.runs]
     assert both.runs[0].steps > 0

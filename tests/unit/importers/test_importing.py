@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.cli.main import main
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.importers.importing import Request, import_log
+from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading, Summary
 from ergmeter.runlog.reader import Run
@@ -47,7 +47,7 @@ def value(summary: Summary, key: str) -> float:
 
 def test_the_run_of_a_log_has_its_rates_by_time_and_its_losses(tmp_path: Path) -> None:
     log = log_of(tmp_path, SEQ_LENGTH, *[megatron(n, 50 * n / 10) for n in range(10, 130, 10)])
-    imported = import_log(Request(log, tmp_path / "run"))
+    imported = import_log(ImportRequest(log, tmp_path / "run"))
     (run,) = imported.runs
     assert (imported.format, run.steps, run.first_step, run.last_step) == ("megatron", 11, 20, 120)
     summary = summary_of(run.path)
@@ -71,7 +71,7 @@ def test_a_trainers_output_without_times_is_timed_by_its_bar(tmp_path: Path) -> 
     for n in range(1, 13):
         bar = f" 10%|█         | {n}/12 [01:{2 * n:02d}<00:00, 9.0it/s]"
         lines += [bar, printed(n / 4), bar]
-    (run,) = import_log(Request(log_of(tmp_path, *lines), tmp_path / "run")).runs
+    (run,) = import_log(ImportRequest(log_of(tmp_path, *lines), tmp_path / "run")).runs
     assert (run.steps, run.first_step, run.last_step) == (11, 2, 12)
     assert value(summary_of(run.path), "time.step_s") == pytest.approx(2)
     assert any("its progress bar's own, in whole seconds" in note for note in run.notes)
@@ -79,7 +79,7 @@ def test_a_trainers_output_without_times_is_timed_by_its_bar(tmp_path: Path) -> 
 
 def test_the_wall_clock_of_the_run_is_the_logs(tmp_path: Path) -> None:
     log = log_of(tmp_path, *[titan(n, 3600 + n) for n in range(1, 5)])
-    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    (run,) = import_log(ImportRequest(log, tmp_path / "run")).runs
     times = Run.open(run.path).table("steps")["time"].to_pylist()
     assert times[0] == datetime(2025, 6, 16, 1, 0, 1, tzinfo=timezone.utc)
 
@@ -87,7 +87,7 @@ def test_the_wall_clock_of_the_run_is_the_logs(tmp_path: Path) -> None:
 def test_a_log_of_two_runs_makes_two_and_the_time_between_is_in_none(tmp_path: Path) -> None:
     lines = [TITAN_STARTS, *(titan(n, n) for n in range(10, 60, 10))]
     lines += [titan(n, 5000 + n) for n in range(30, 80, 10)]
-    imported = import_log(Request(log_of(tmp_path, *lines), tmp_path / "run"))
+    imported = import_log(ImportRequest(log_of(tmp_path, *lines), tmp_path / "run"))
     assert [run.path.name for run in imported.runs] == ["run", "run-2"]
     assert [(run.first_step, run.last_step) for run in imported.runs] == [(20, 50), (40, 70)]
     for run in imported.runs:
@@ -96,7 +96,7 @@ def test_a_log_of_two_runs_makes_two_and_the_time_between_is_in_none(tmp_path: P
 
 def test_a_log_that_has_no_times_makes_a_run_that_says_so(tmp_path: Path) -> None:
     log = log_of(tmp_path, *[f"step={n} loss={n}.5 tok/s=1200" for n in range(5)])
-    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    (run,) = import_log(ImportRequest(log, tmp_path / "run")).runs
     summary = summary_of(run.path)
     step = summary.readings["time.step_s"]
     assert isinstance(step, Missing)
@@ -109,9 +109,9 @@ def test_a_log_that_has_no_times_makes_a_run_that_says_so(tmp_path: Path) -> Non
 
 def test_nothing_is_left_behind_where_a_run_is_there_already(tmp_path: Path) -> None:
     log = log_of(tmp_path, *[nxdt(n, 20 * n) for n in range(1, 5)])
-    import_log(Request(log, tmp_path / "run"))
+    import_log(ImportRequest(log, tmp_path / "run"))
     with pytest.raises(UsageError, match="exists and is not empty"):
-        import_log(Request(log, tmp_path / "run"))
+        import_log(ImportRequest(log, tmp_path / "run"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "train.log"]
 
 
@@ -149,7 +149,7 @@ def test_printed_rates_and_the_steps_of_a_card_are_of_one_window(
     took_s = (128, 1, 2, 1)
     lines = [line for s in took_s for line in (f"step_time: {s}", f"throughput: {64 / s}")]
     settings = Settings(warmup_steps=warmup)
-    import_log(Request(log_of(tmp_path, *lines), tmp_path / "run", settings=settings))
+    import_log(ImportRequest(log_of(tmp_path, *lines), tmp_path / "run", settings=settings))
     summary = summary_of(tmp_path / "run")
     counted_s = took_s[warmup:]
     assert value(summary, "throughput.steps_per_s") == len(counted_s) / sum(counted_s)
@@ -170,7 +170,7 @@ def test_the_command_says_why_there_are_no_steps(
     lines = [f"[10:00:{n:02d}] step={n + k * 1000} loss=2" for n in range(30) for k in (0, 1)]
     mixed = log_of(tmp_path, *lines)
     with pytest.raises(FormatError, match="no step: step lines of several programs, ranks or"):
-        import_log(Request(mixed, tmp_path / "mixed"))
+        import_log(ImportRequest(mixed, tmp_path / "mixed"))
 
 
 def test_a_first_step_of_number_0_is_named(
@@ -222,7 +222,7 @@ def test_a_users_mistake_is_one_line(
 def test_each_run_of_a_log_has_the_notes_that_its_figures_rest_on(tmp_path: Path) -> None:
     first = [SEQ_LENGTH, *[megatron(n, 5 * n) for n in (10, 20, 30)]]
     second = [SEQ_LENGTH.replace("4096", "2048"), *[megatron(n, 900 + 5 * n) for n in (20, 30, 40)]]
-    imported = import_log(Request(log_of(tmp_path, *first, *second), tmp_path / "run"))
+    imported = import_log(ImportRequest(log_of(tmp_path, *first, *second), tmp_path / "run"))
     lengths = [[n for n in (2048, 4096) if f"seq_length {n}" in " ".join(run.notes)]
                for run in imported.runs]  # fmt: skip
     assert lengths == [[4096], [2048]]
@@ -249,7 +249,7 @@ def test_what_rests_on_printed_step_times_is_reported_and_the_compile_is_warm_up
     log = log_of(
         tmp_path, *[f"step={n} loss=2 step_time={9 if n == 1 else 1}" for n in range(1, 9)]
     )
-    summary = summary_of(import_log(Request(log, tmp_path / "run")).runs[0].path)
+    summary = summary_of(import_log(ImportRequest(log, tmp_path / "run")).runs[0].path)
     assert (value(summary, "time.step_s"), value(summary, "time.step_median_s")) == (1, 1)
     for key in ("time.step_s", "time.step_median_s", "throughput.steps_per_s", "time.window_s"):
         assert reading(summary, key).basis == "reported"
@@ -258,7 +258,7 @@ def test_what_rests_on_printed_step_times_is_reported_and_the_compile_is_warm_up
 
 def test_a_step_time_that_is_none_is_refused_aloud_and_once(tmp_path: Path) -> None:
     log = log_of(tmp_path, *[f"step={n} loss=2 step_time={t}" for n, t in enumerate([1, -1, 0, 1])])
-    (run,) = import_log(Request(log, tmp_path / "run")).runs
+    (run,) = import_log(ImportRequest(log, tmp_path / "run")).runs
     assert [note for note in run.notes if "can't be" in note] == [
         "step_time=-1 of step 1 can't be how long a step took: it is left out, and so are others"
         " like it"
@@ -272,7 +272,7 @@ def test_an_evaluation_between_lines_of_even_pace_makes_no_step_longer(tmp_path:
         at = next(i for i, line in enumerate(lines) if f"10:{n:02d}:00" in line)
         lines.insert(at + 1, f"2026-01-01 10:{n:02d}:30 epoch: 0 eval step: 5 eval_loss: 2.0")
     summary = summary_of(
-        import_log(Request(log_of(tmp_path, *lines), tmp_path / "run")).runs[0].path
+        import_log(ImportRequest(log_of(tmp_path, *lines), tmp_path / "run")).runs[0].path
     )
     for key in ("time.step_median_s", "time.step_p95_s"):
         assert value(summary, key) == pytest.approx(60)
@@ -285,5 +285,5 @@ def test_the_samples_per_second_of_an_evaluation_are_not_the_trainings(tmp_path:
         "{'eval_loss': 2.1, 'eval_runtime': 2.0, 'eval_samples_per_second': 8.0, 'epoch': 1}"
     )
     lines = [printed(i / 10) for i in range(1, 5)]
-    (run,) = import_log(Request(log_of(tmp_path, *lines, evaluation), tmp_path / "run")).runs
+    (run,) = import_log(ImportRequest(log_of(tmp_path, *lines, evaluation), tmp_path / "run")).runs
     assert isinstance(summary_of(run.path).readings["throughput.samples_per_s"], Missing)

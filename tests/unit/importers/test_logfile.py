@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.importers import logfile
-from ergmeter.importers.logfile import MAX_LINE_BYTES, LogFile, Words
+from ergmeter.importers.logfile import MAX_LINE_BYTES, LineHints, LogFile
 
 
 def texts(path: Path, *words: bytes, folds_case: bool = False) -> list[str]:
     log = LogFile(path)
-    log.words = Words(words, folds_case=folds_case) if words else None
+    log.words = LineHints(words, folds_case=folds_case) if words else None
     return [line.text for line in log.lines()]
 
 
@@ -43,7 +43,7 @@ def test_lines_are_those_of_a_plain_reading_that_hold_a_word(
     with mock.patch.object(logfile, "_BLOCK_BYTES", block):
         cut = list(log._blocks(io.BytesIO(data)))
     assert b"".join(cut).split(b"\n") == lines
-    words = Words((b"loss", b"step"), folds_case=folds_case)
+    words = LineHints((b"loss", b"step"), folds_case=folds_case)
     found = [
         line
         for whole in logfile._whole_lines(iter(cut))
@@ -69,7 +69,7 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
         path = tmp_path / "big.log"
         path.write_bytes(part * times)
         log = LogFile(path)
-        log.words = Words((b"loss",))
+        log.words = LineHints((b"loss",))
         tracemalloc.start()
         try:
             for line in log.lines():

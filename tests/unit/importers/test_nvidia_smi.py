@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError
-from ergmeter.importers.importing import ImportedRun, Request, import_log
+from ergmeter.importers.importing import ImportedRun, ImportRequest, import_log
 from ergmeter.importers.nvidia_smi import NvidiaSmiImporter, Row
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading, Result, Sample
@@ -44,7 +44,7 @@ def log_of(tmp_path: Path, *lines: str, ending: str = "\n") -> Path:
 
 def imported(tmp_path: Path, *lines: str, ending: str = "\n") -> tuple[ImportedRun, ...]:
     log = log_of(tmp_path, *lines, ending=ending)
-    found = import_log(Request(log, tmp_path / "run"))
+    found = import_log(ImportRequest(log, tmp_path / "run"))
     assert found.format == "nvidia_smi"
     return found.runs
 
@@ -322,7 +322,7 @@ def test_a_table_without_times_between_the_readings_is_left_out(tmp_path: Path) 
 def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     log = log_of(tmp_path, "index, power.draw [W]", "0, 100.00 W", "0, 100.00 W")
     with pytest.raises(FormatError, match="--query-gpu=timestamp"):
-        import_log(Request(log, tmp_path / "run"))
+        import_log(ImportRequest(log, tmp_path / "run"))
 
 
 @pytest.mark.parametrize(

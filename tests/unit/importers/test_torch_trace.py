@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError
-from ergmeter.importers.importing import Request, import_log
+from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.importers.torch_trace import events_of, split
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Missing, Reading
@@ -68,7 +68,7 @@ def test_kinds_are_unions_and_what_hides_behind_computation_costs_nothing() -> N
 def test_an_imported_trace_has_its_steps_and_where_their_time_went(tmp_path: Path) -> None:
     log = tmp_path / "trace.json.gz"
     log.write_bytes(gzip.compress(trace(GPU).encode()))
-    (made,) = import_log(Request(log, out=tmp_path / "run")).runs
+    (made,) = import_log(ImportRequest(log, out=tmp_path / "run")).runs
     assert (made.steps, made.first_step, made.last_step) == (2, 7, 8)
     found = summarize(Run.open(made.path)).readings
     idle, alone = found["profile.idle_frac"], found["profile.communication_alone_frac"]
@@ -107,7 +107,7 @@ def test_a_trace_of_this_torch_is_read(tmp_path: Path) -> None:
 def test_a_trace_that_names_no_steps_has_where_its_time_went(tmp_path: Path) -> None:
     log = tmp_path / "trace.json"
     log.write_text(trace([one for one in GPU if one["cat"] != "user_annotation"]))
-    (made,) = import_log(Request(log, out=tmp_path / "run")).runs
+    (made,) = import_log(ImportRequest(log, out=tmp_path / "run")).runs
     assert made.steps == 0
     assert "names no steps" in made.why_no_steps
     found = summarize(Run.open(made.path)).readings
@@ -130,7 +130,7 @@ def test_a_plain_profile_of_the_host_is_read_from_its_first_operator_to_its_last
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as on:
         torch.ones(64, 64) @ torch.ones(64, 64)
     on.export_chrome_trace(str(path))
-    (made,) = import_log(Request(path, out=tmp_path / "run")).runs
+    (made,) = import_log(ImportRequest(path, out=tmp_path / "run")).runs
     assert isinstance(summarize(Run.open(made.path)).readings["profile.idle_frac"], Reading)
 
 
@@ -157,4 +157,4 @@ def test_a_trace_that_is_none_is_refused_in_one_line(tmp_path: Path, text: str, 
     log = tmp_path / "trace.json"
     log.write_text(text + "\n")
     with pytest.raises(FormatError, match=rf"^[^\n]*{said}[^\n]*$"):
-        import_log(Request(log, out=tmp_path / "run"))
+        import_log(ImportRequest(log, out=tmp_path / "run"))

@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter import Meter
 from ergmeter.errors import UsageError
-from ergmeter.metrics.definitions.tokens import told
+from ergmeter.metrics.definitions.tokens import reported_counts
 from ergmeter.metrics.evidence.token_ranks import in_words
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
@@ -123,7 +123,7 @@ def test_ranks_that_are_given_the_same_batch_are_counted_once(tmp_path: Path) ->
             share.rename(tmp_path / f"{cut}0" / share.name)
         evidence = evidence_of(Run.open(tmp_path / f"{cut}0"))
         # Of all steps: these ranks stepped one after the other, which a window would cut.
-        values = told(evidence, evidence.work, "tokens_computed")
+        values = reported_counts(evidence, evidence.work, "tokens_computed")
         assert values is not None
         assert values.sum() == 3 * 300
         assert "2 of 4 ranks" in in_words(evidence)

@@ -17,7 +17,7 @@ from ergmeter.compat.training_monitor.functions import (
 )
 from ergmeter.errors import UsageError
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import step_work
 
@@ -45,7 +45,7 @@ def h100(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("h100")
 def test_it_is_the_training_step_against_the_devices_own_peak(model: Any) -> None:
-    graph = model_graph(Config(CONFIG.to_dict(), where="test"))
+    graph = model_graph(ModelConfig(CONFIG.to_dict(), where="test"))
     flops = step_work(graph, Batch.of(4, 32)).chosen.model_per_step
     found = calculate_mfu_with_profiler(model, batch_size=4, seq_length=32, step_time=0.001)
     assert found == pytest.approx(flops / 0.001 / 989.5e12)

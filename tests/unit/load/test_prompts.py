@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.load.pacing import Extent, Open
+from ergmeter.load.pacing import LevelLength, Open
 from ergmeter.load.prompts import FromFile, MadeUp, Prompt, read_prompts
 
 
@@ -60,15 +60,15 @@ def test_a_bad_line_is_named(tmp_path: Path, text: str, said: str) -> None:
 
 
 def test_arrivals_are_poisson_with_their_rate() -> None:
-    due_s = list(Open(50.0, seed=3).arrivals_s(Extent(requests=20_000)))
+    due_s = list(Open(50.0, seed=3).arrivals_s(LevelLength(requests=20_000)))
     gaps = [later - earlier for earlier, later in pairwise(due_s)]
     mean = sum(gaps) / len(gaps)
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert mean == pytest.approx(1 / 50, rel=0.03)
     assert spread == pytest.approx(mean, rel=0.03)  # as of an exponential distribution
     assert due_s[0] == 0
-    assert due_s == list(Open(50.0, seed=3).arrivals_s(Extent(requests=20_000)))
-    assert all(due < 2 for due in Open(50.0).arrivals_s(Extent(duration_s=2)))
+    assert due_s == list(Open(50.0, seed=3).arrivals_s(LevelLength(requests=20_000)))
+    assert all(due < 2 for due in Open(50.0).arrivals_s(LevelLength(duration_s=2)))
 
 
 def test_prompts_of_a_file_are_never_empty() -> None:

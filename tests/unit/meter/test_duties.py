@@ -12,7 +12,7 @@ import pytest
 
 from ergmeter import Meter
 from ergmeter.meter import handover
-from ergmeter.meter.device_claim import Claim
+from ergmeter.meter.device_claim import DeviceClaim
 from ergmeter.meter.run_plan import _Duty
 from ergmeter.runlog.reader import Run
 from tests.unit.probes.tools import is_running, tool
@@ -108,15 +108,15 @@ def test_an_end_that_comes_while_a_probe_is_opened_leaves_neither_tool_nor_claim
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     duty = _Duty(rank(tmp_path, "a", LONG).plan, "apple", word=str(tmp_path))
-    taken = Claim.take
+    taken = DeviceClaim.take
 
-    def ends_meanwhile(claim: Claim) -> bool:
+    def ends_meanwhile(claim: DeviceClaim) -> bool:
         thread = threading.Thread(target=duty.release)
         thread.start()
         thread.join()
         return taken(claim)
 
-    monkeypatch.setattr(Claim, "take", ends_meanwhile)
+    monkeypatch.setattr(DeviceClaim, "take", ends_meanwhile)
     assert not duty.taken().probes
     monkeypatch.undo()
     assert not is_running(str(tmp_path / "a" / "macmon"))

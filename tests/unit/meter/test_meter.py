@@ -18,7 +18,7 @@ import pytest
 from ergmeter import Budget, Flops, Meter, Reading, Run, UsageError
 from ergmeter.meter import Around
 from ergmeter.metrics.evidence.evidence import Evidence
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import PHASES
 from ergmeter.runlog.format import RUN_VARIABLE
@@ -352,7 +352,7 @@ def test_progress_counts_the_real_tokens_of_each_step_that_tells_them_as_the_vie
         meter.step_end(tokens=100, tokens_real=60)
         meter.step_end(tokens=100)
         assert meter.progress().done == 60 + 100
-    assert ahead(evidence_of(Run.open(tmp_path / "run"))).done == 60 + 100
+    assert remaining(evidence_of(Run.open(tmp_path / "run"))).done == 60 + 100
 
 
 def test_each_writer_has_a_device_of_its_own_for_its_cost(

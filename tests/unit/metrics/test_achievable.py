@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.hardware.calibration import Calibration, Rate
+from ergmeter.hardware.calibration import CalibratedRate, Calibration
 from ergmeter.metrics.definitions.achievable import (
     ACHIEVABLE,
     BANDWIDTH_OF_ACHIEVABLE,
@@ -22,7 +22,7 @@ from tests.runs import add_writer, even_steps, make_run, reading, reason
 
 # 20 TFLOP and 6 GB a token; 100 tokens a second make 2 PFLOP/s and 600 GB/s of all devices.
 STEP = Flops(2e15, "exact", "analytic", tokens_per_step=100, bytes_per_step=6e11)
-RATE = Rate(
+RATE = CalibratedRate(
     value=800e12, unit="FLOP/s", median=800e12, low=790e12, high=810e12, blocks=30, window_s=1.5,
     warmup_s=1.0, drift_frac=0.0, of="8192x8192x8192", burst=900e12, burst_s=0.02,
     burst_of="8192x8192x8192",

@@ -8,7 +8,7 @@ from ergmeter.errors import UsageError
 from ergmeter.metrics.alerts.rules import (
     DEFAULT,
     EXAMPLES,
-    Rule,
+    AlertRule,
     all_parsed,
     check_prices,
     classes_parsed,
@@ -50,7 +50,7 @@ def test_every_example_that_a_message_names_can_be_read() -> None:
 
 
 def test_a_rule_that_is_given_twice_is_one() -> None:
-    assert all_parsed(["loss nan", "loss   nan"]) == (Rule("loss nan", "loss", "nan"),)
+    assert all_parsed(["loss nan", "loss   nan"]) == (AlertRule("loss nan", "loss", "nan"),)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ergmeter.metrics.alerts.judge import MAX_ONSETS, Alert, Judge, Rows
+from ergmeter.metrics.alerts.judge import MAX_ONSETS, Alert, AlertRows, Judge
 from ergmeter.metrics.alerts.rules import all_parsed
 from ergmeter.metrics.live.follow import Following
 from ergmeter.records import Device, Sample, Step
@@ -215,7 +215,7 @@ def test_what_was_used_is_told_in_the_unit_of_the_rule(
 def test_a_budget_of_energy_without_a_device_that_could_tell_is_known_from_the_start(
     tmp_path: Path,
 ) -> None:
-    rules, rows = all_parsed(["energy > 5 Wh", "loss nan"]), Rows(0)
+    rules, rows = all_parsed(["energy > 5 Wh", "loss nan"]), AlertRows(0)
     host = Device("process:1", "process", "python", "process")
     blind = Judge(rules, devices={host.id: host})
     blind.feed(rows)
@@ -348,8 +348,8 @@ def test_batches_make_no_difference(
     )
 
 
-def between(rows: Rows, since_ns: int, until_ns: int) -> Rows:
-    part = Rows(until_ns)
+def between(rows: AlertRows, since_ns: int, until_ns: int) -> AlertRows:
+    part = AlertRows(until_ns)
     for writer, steps in rows.steps.items():
         inside = (steps["end_ns"] > since_ns) & (steps["end_ns"] <= until_ns)
         if inside.any():
@@ -400,7 +400,7 @@ def test_why_a_clock_was_held_down_is_the_same_in_any_batches(cuts: tuple[int, .
     found: list[Alert] = []
     for first, last in itertools.pairwise((0, *cuts, 20)):
         part = (t_ns[first:last], bits[first:last])
-        found += judge.feed(Rows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
+        found += judge.feed(AlertRows(int(part[0][-1]), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [12.0]
     assert found[0].said.endswith("is held down by heat")
     assert found[0].value == 0x20
@@ -412,7 +412,7 @@ def test_the_reason_for_a_hold_is_not_lost_where_a_batch_begins_with_its_end() -
     found: list[Alert] = []
     for t_s, bits in ((0.0, 4.0), (2.5, 0x20), (5.0, 4.0)):
         part = (np.array([round(t_s * S)]), np.array([float(bits)]))
-        found += judge.feed(Rows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
+        found += judge.feed(AlertRows(round(t_s * S), {}, {"throttled": {GPU.id: part}}))
     assert times_s(found) == [4.5]
     assert found[0].said.endswith("is held down by heat")
 

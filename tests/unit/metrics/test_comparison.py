@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ergmeter.compare.comparison import Comparison, Options, Pair, compare
-from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.comparison import CompareOptions, Comparison, GroupPair, compare
+from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.verdicts import Verdict
 from ergmeter.errors import UsageError
 from ergmeter.records import Missing, Reading, Result
@@ -64,19 +64,19 @@ FAST = [1310.0, 1325.0, 1295.0]
 
 def compared(*groups: list[Entry], **options: object) -> Comparison:
     entries = tuple(one for own in groups for one in own)
-    return compare(Found(entries), replace(Options(), **options))  # type: ignore[arg-type]
+    return compare(SourceEntries(entries), replace(CompareOptions(), **options))  # type: ignore[arg-type]
 
 
-def only(found: Comparison) -> Pair:
+def only(found: Comparison) -> GroupPair:
     (pair,) = found.pairs
     return pair
 
 
-def words(pair: Pair, key: str = RATE) -> str:
+def words(pair: GroupPair, key: str = RATE) -> str:
     return said(pair, key).words
 
 
-def said(pair: Pair, key: str = RATE) -> Verdict:
+def said(pair: GroupPair, key: str = RATE) -> Verdict:
     (found,) = [one for one in pair.verdicts if one.measure.key == key]
     return found
 
@@ -333,7 +333,7 @@ def test_a_column_that_nobody_has_is_refused() -> None:
     with pytest.raises(UsageError, match="no run says its 'colour'; there are backend"):
         compared(group("a", SLOW), group_by=("colour",))
     with pytest.raises(UsageError, match="nothing to compare: x: broken"):
-        compare(Found((), ("x: broken",)), Options())
+        compare(SourceEntries((), ("x: broken",)), CompareOptions())
 
 
 def test_who_does_not_say_the_column_is_left_out() -> None:

@@ -18,7 +18,7 @@ from ergmeter.metrics.definitions.compute import (
     MFU,
     MFU_BF16,
     NotApplicable,
-    Rate,
+    TokenRate,
     compute_results,
     percent,
 )
@@ -34,7 +34,7 @@ H200 = Device("GPU-1", "gpu", "NVIDIA H200", "nvml")
 # 2 TFLOP for a step of 100 tokens, 20 GFLOP a token.
 EXACT = Flops(2e12, "exact", "analytic", hardware_per_step=2.5e12, tokens_per_step=100)
 PALM = Flops(3e12, "palm", "analytic", hardware_per_step=4e12, tokens_per_step=100)
-RATE = Rate(1000.0, 2, "measured", "over 10 steps in 1 s", low=900.0, high=1100.0)
+RATE = TokenRate(1000.0, 2, "measured", "over 10 steps in 1 s", low=900.0, high=1100.0)
 PEAK = Peak("Card", "bf16", 100e12, "its datasheet", "reported", bf16_flops_per_s=100e12)
 
 
@@ -108,7 +108,7 @@ def test_products_that_were_not_counted_make_mfu_a_lower_bound_by_name() -> None
 def test_flops_of_images_go_by_samples() -> None:
     """6e12 FLOPs a step of 4 images; 10 images/s on 2 devices of 100 TFLOP/s."""
     images = Flops(6e12, "counted", "counted", 6e12, samples_per_step=4, other_work=())
-    rate = Rate(10.0, 2, "measured", "over 10 steps", unit="sample")
+    rate = TokenRate(10.0, 2, "measured", "over 10 steps", unit="sample")
     found = compute_results([images], rate, PEAK)
     assert reading(found, MFU).value == pytest.approx(6e12 / 4 * 10 / 2 / 1e14)
     missing = found[FLOPS_PER_TOKEN]

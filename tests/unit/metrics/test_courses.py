@@ -16,7 +16,7 @@ from ergmeter.compare.run_curves import (
     Course,
     Courses,
     Curve,
-    Progress,
+    RunProgress,
     Traced,
     courses,
 )
@@ -58,7 +58,7 @@ def why(run: Run, curve: Curve) -> str:
 
 
 def at(run: Run, axis: Axis, *t_s: float) -> list[float]:
-    found: list[float] = Progress(evidence_of(run)).at(axis, np.array(t_s)).tolist()
+    found: list[float] = RunProgress(evidence_of(run)).at(axis, np.array(t_s)).tolist()
     return found
 
 
@@ -308,7 +308,7 @@ def test_rows_that_were_lost_leave_no_place_on_an_axis(tmp_path: Path) -> None:
         steps=even_steps(10, tokens_real=5),
         marks=[Mark(5 * S, "steps_dropped", "3 rows were lost")],
     )
-    progress = Progress(evidence_of(run))
+    progress = RunProgress(evidence_of(run))
     for axis in AXES[:2]:
         with pytest.raises(NotMeasurable, match="3 rows were lost"):
             progress.at(axis, np.zeros(1))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.importers.importing import Request, import_log
+from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain.device import rungs
 from ergmeter.metrics.explain.flops import peak_said
@@ -239,7 +239,7 @@ def test_without_hardware_counters_the_kernels_are_one_block(tmp_path: Path) -> 
 
 
 def test_of_a_log_there_is_the_printed_mfu_and_what_to_record_next_time(tmp_path: Path) -> None:
-    import_log(Request(LOGS / "torchtitan.log", out=tmp_path / "run"))
+    import_log(ImportRequest(LOGS / "torchtitan.log", out=tmp_path / "run"))
     found = explained(Run.open(tmp_path / "run"))
     assert found.achieved is not None
     assert found.achieved.basis == "reported"

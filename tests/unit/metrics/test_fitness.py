@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ergmeter.metrics.check.checks import CHECKS, Fitness, fitness
-from ergmeter.metrics.check.finding import Finding
+from ergmeter.metrics.check.finding import CheckFinding
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
@@ -348,7 +348,7 @@ def test_a_gpu_that_two_probes_read_keeps_what_the_first_said_of_it(tmp_path: Pa
 def test_a_check_that_failed_is_not_one_without_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> list[Finding]:
+    def broken(_: object) -> list[CheckFinding]:
         raise ZeroDivisionError
 
     run = run_of(tmp_path / "run", steps=even_steps(40, tokens_computed=10))

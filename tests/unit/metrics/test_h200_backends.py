@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ergmeter.compare.comparison import Comparison, Options, compare
+from ergmeter.compare.comparison import CompareOptions, Comparison, compare
 from ergmeter.compare.sources import found_in
 
 DATA = Path(__file__).parents[2] / "data" / "h200_backends"
@@ -47,7 +47,7 @@ def by_hand(
 
 
 def compared(series: str) -> Comparison:
-    return compare(found_in([DATA / f"{series}.csv"]), Options(group_by=("backend",)))
+    return compare(found_in([DATA / f"{series}.csv"]), CompareOptions(group_by=("backend",)))
 
 
 @pytest.mark.parametrize("series", ["first", "again"])

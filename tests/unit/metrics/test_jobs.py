@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compare.jobs import Part, job_id, job_results, jobs
+from ergmeter.compare.jobs import JobRun, job_id, job_results, jobs
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
 from ergmeter.runlog.identity import job_of, run_header
 from ergmeter.runlog.reader import Run
@@ -65,7 +65,7 @@ def value(results: dict[str, Any], key: str) -> float:
 
 
 def test_what_was_kept_lost_and_drawn_over_all_runs(resumed: list[Run]) -> None:
-    found = job_results([Part.of(run) for run in resumed])
+    found = job_results([JobRun.of(run) for run in resumed])
     assert value(found, "job.wall_s") == pytest.approx(248)
     assert value(found, "job.down_s") == pytest.approx(60)
     assert value(found, "job.steps") == 150
@@ -81,7 +81,7 @@ def test_a_run_that_went_back_behind_two_loses_what_both_made(tmp_path: Path) ->
         part(tmp_path / "b", began_s=100, steps=range(20, 50)),
         part(tmp_path / "c", began_s=200, steps=range(10, 60)),
     ]
-    found = job_results([Part.of(run) for run in runs])
+    found = job_results([JobRun.of(run) for run in runs])
     assert value(found, "job.lost_steps") == 20 + 30
     assert value(found, "job.steps") == 60
 
@@ -93,7 +93,7 @@ def test_an_attempt_that_made_no_step_is_time_lost_and_blanks_nothing(tmp_path: 
         part(tmp_path / "b", began_s=20, steps=range(0)),  # 20 to 26 s
         part(tmp_path / "c", began_s=30, steps=range(8, 20)),  # 30 to 48 s
     ]
-    found = job_results([Part.of(run) for run in runs])
+    found = job_results([JobRun.of(run) for run in runs])
     assert value(found, "job.steps") == 20
     assert value(found, "job.lost_steps") == 2
     assert value(found, "job.tokens") == 200
@@ -105,7 +105,7 @@ def test_an_attempt_that_made_no_step_is_time_lost_and_blanks_nothing(tmp_path: 
 
 def test_a_job_of_which_no_run_made_a_step_says_so(tmp_path: Path) -> None:
     runs = [part(tmp_path / n, began_s=50 * i, steps=range(0)) for i, n in enumerate("ab")]
-    found = job_results([Part.of(run) for run in runs])["job.goodput_frac"]
+    found = job_results([JobRun.of(run) for run in runs])["job.goodput_frac"]
     assert isinstance(found, Missing)
     assert found.reason.startswith("a: no steps were recorded")
 
@@ -117,7 +117,7 @@ def test_an_attempt_that_was_cut_off_before_it_wrote_anything_has_no_length(tmp_
     (directory / "marks.jsonl").write_text("")
     runs = [part(tmp_path / "a", began_s=0, steps=range(10)), Run.open(run),
             part(tmp_path / "c", began_s=30, steps=range(10, 20))]  # fmt: skip
-    found = job_results([Part.of(one) for one in runs])
+    found = job_results([JobRun.of(one) for one in runs])
     assert value(found, "job.steps") == 20
     assert value(found, "job.wall_s") == pytest.approx(46)
     assert value(found, "job.down_s") == pytest.approx(46 - 16 - 16)
@@ -128,14 +128,14 @@ def test_a_reason_names_the_run_it_is_of(tmp_path: Path) -> None:
     rows = [Step(i * S, (i + 1) * S, index=i + 10, tokens_computed=i or None) for i in range(5)]
     add_writer(untold, steps=rows, settings={"job": "pretrain"})
     runs = [part(tmp_path / "a", began_s=0, steps=range(10)), Run.open(untold)]
-    found = job_results([Part.of(run) for run in runs])["job.tokens"]
+    found = job_results([JobRun.of(run) for run in runs])["job.tokens"]
     assert isinstance(found, Missing)
     assert found.reason == "b: 1 of 5 steps have no count of computed tokens"
 
 
 def test_runs_that_all_count_from_0_do_not_say_what_was_lost(tmp_path: Path) -> None:
     runs = [part(tmp_path / n, began_s=50 * i, steps=range(10)) for i, n in enumerate("ab")]
-    found = job_results([Part.of(run) for run in runs])
+    found = job_results([JobRun.of(run) for run in runs])
     said = found["job.lost_steps"]
     assert isinstance(said, Missing)
     assert "meter.continue_from" in said.reason
@@ -192,7 +192,7 @@ def test_goodput_is_the_time_in_steps_and_not_between_them(tmp_path: Path) -> No
     lines = [json.dumps({"t_ns": m.t_ns, "name": m.name, "detail": ""}) for m in marks]
     (directory / "marks.jsonl").write_text("\n".join(lines) + "\n")
     later = part(tmp_path / "b", began_s=40, steps=range(15, 25))  # 40 to 56 s
-    found = job_results([Part.of(Run.open(run)), Part.of(later)])
+    found = job_results([JobRun.of(Run.open(run)), JobRun.of(later)])
     assert value(found, "job.goodput_frac") == pytest.approx((15 + 10) / 56)
-    alone = job_results([Part.of(Run.open(run))])
+    alone = job_results([JobRun.of(Run.open(run))])
     assert value(alone, "job.goodput_frac") == pytest.approx(20 / 40)

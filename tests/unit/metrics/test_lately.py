@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.live.recent_window import lately, whole
+from ergmeter.metrics.live.recent_window import recent, whole_run_update
 from ergmeter.records import Reading, Sample, Step, Window
 from ergmeter.runlog.reader import Run
 from tests import runs
@@ -39,20 +39,20 @@ def value(found: object) -> float:
 
 def test_an_update_is_over_the_steps_since_the_last_one_and_no_others(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=even_steps(10, tokens_computed=100), closed=False)
-    first = lately(run)
+    first = recent(run)
     assert first.step == 10
     assert value(first.summary.readings["throughput.tokens_per_s"]) == pytest.approx(100.0)
     assert first.window == Window(0, 10 * S)
     assert first.wall_s == pytest.approx(BEGAN_S + 10)
     keys = ("time.step_s", "throughput.tokens_per_s", "utilization.mfu_frac")
-    some = lately(run, keys=keys)
+    some = recent(run, keys=keys)
     assert some.summary.readings == {key: first.summary.readings[key] for key in keys}
     assert (some.step, some.window) == (first.step, first.window)
-    second = lately(run, since_ns=6 * S)
+    second = recent(run, since_ns=6 * S)
     assert second.window == Window(6 * S, 10 * S)
     assert value(second.summary.readings["tokens.total"]) == 400
     with pytest.raises(NotMeasurable):
-        lately(run, since_ns=10 * S)
+        recent(run, since_ns=10 * S)
 
 
 @settings(max_examples=25)
@@ -66,7 +66,7 @@ def test_updates_tile_the_run(cuts: list[int], tmp_path_factory: pytest.TempPath
     since_ns = 0
     for start, end in pairwise([0, *sorted(cuts), 30]):
         add_writer(run, steps=steps[start:end])
-        update = lately(Run.open(run), since_ns=since_ns)
+        update = recent(Run.open(run), since_ns=since_ns)
         since_ns = update.window.end_ns
         found = update.summary.readings
         tokens += value(found["tokens.total"])
@@ -85,7 +85,7 @@ def test_an_update_ends_where_the_slowest_rank_has_handed_over_to(tmp_path: Path
     for rank, done in ((0, 10), (1, 8)):
         rows = even_steps(done, tokens_computed=100, rank=rank)
         add_writer(run, steps=rows, closed=False)
-    update = lately(Run.open(run))
+    update = recent(Run.open(run))
     assert update.window.end_ns == 8 * S
     assert value(update.summary.readings["throughput.tokens_per_s"]) == pytest.approx(200.0)
 
@@ -94,14 +94,14 @@ def test_a_rank_that_is_done_holds_nobody_up(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     add_writer(run, steps=even_steps(10, tokens_computed=100), closed=False)
     add_writer(run, steps=even_steps(3, tokens_computed=100, rank=1), closed=True)
-    assert lately(Run.open(run)).window.end_ns == 10 * S
+    assert recent(Run.open(run)).window.end_ns == 10 * S
 
 
 def test_the_warm_up_is_in_the_updates_and_not_in_the_whole(tmp_path: Path) -> None:
     rows = even_steps(10, tokens_computed=100)
     run = run_of(tmp_path / "run", steps=rows, settings={"warmup_steps": 4})
-    assert value(lately(run).summary.readings["tokens.total"]) == 1000
-    update = whole(run)
+    assert value(recent(run).summary.readings["tokens.total"]) == 1000
+    update = whole_run_update(run)
     assert update.is_final
     assert value(update.summary.readings["tokens.total"]) == 600
     assert update.step == 10
@@ -109,12 +109,12 @@ def test_the_warm_up_is_in_the_updates_and_not_in_the_whole(tmp_path: Path) -> N
 
 def test_the_axis_goes_on_after_a_resume(tmp_path: Path) -> None:
     rows = [Step(i * S, i * S + S, index=500 + i) for i in range(5)]
-    assert lately(run_of(tmp_path / "run", steps=rows)).step == 505
+    assert recent(run_of(tmp_path / "run", steps=rows)).step == 505
 
 
 def test_what_the_training_says_is_of_its_last_step_that_says_it(tmp_path: Path) -> None:
     rows = [Step(i * S, i * S + S, index=i, loss=4.0 - i if i < 3 else None) for i in range(5)]
-    found = lately(run_of(tmp_path / "run", steps=rows)).summary.readings
+    found = recent(run_of(tmp_path / "run", steps=rows)).summary.readings
     assert value(found["training.loss"]) == 2.0
     assert "of step 3, the last of 3 told" in found["training.loss"].note  # type: ignore[union-attr]
     assert "no step has a grad norm" in found["training.grad_norm"].reason  # type: ignore[union-attr]
@@ -127,7 +127,7 @@ def test_a_loss_that_is_only_printed_stands_beside_the_steps_that_a_meter_tells(
     add_writer(run, steps=even_steps(10))
     lines = [Step(i * S, i * S + 2 * S, index=i, loss=9.0 - i) for i in range(0, 14, 2)]
     add_writer(run, steps=lines, stream="output")
-    found = whole(Run.open(run)).summary.readings["training.loss"]
+    found = whole_run_update(Run.open(run)).summary.readings["training.loss"]
     assert value(found) == 1.0  # of the line at 8 to 10 s; those after the last step are not its
     assert "as printed" in found.note  # type: ignore[union-attr]
 

@@ -64,14 +64,14 @@ def test_figures_are_the_same_with_hardly_anything_kept_in_memory(
 ) -> None:
     whole = summarize(Run.open(run))
     held = []
-    let_go = samples.Columns._let_go
+    let_go = samples.SampleColumns._let_go
 
-    def watched(self: samples.Columns, *, but: int) -> None:
+    def watched(self: samples.SampleColumns, *, but: int) -> None:
         let_go(self, but=but)
         held.append(self._held)
 
     monkeypatch.setattr(samples, "KEPT", 5_000)
-    monkeypatch.setattr(samples.Columns, "_let_go", watched)
+    monkeypatch.setattr(samples.SampleColumns, "_let_go", watched)
     assert summarize(Run.open(run)) == whole
     # A node's power alone is 15 000 readings, of eight nodes 120 000.
     assert max(held) < 40_000

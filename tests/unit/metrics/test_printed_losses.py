@@ -16,7 +16,7 @@ from ergmeter.metrics.alerts.judge import Alert, Judge
 from ergmeter.metrics.alerts.rules import all_parsed
 from ergmeter.metrics.breakdown.timeline import loss_line
 from ergmeter.metrics.live.follow import Following
-from ergmeter.metrics.live.frame import Frame, Watching
+from ergmeter.metrics.live.frame import LiveFrame, Watching
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Step
 from ergmeter.runlog.reader import Run
@@ -54,7 +54,7 @@ def judged(run: Path) -> tuple[list[Alert], Judge]:
         return judge.feed(following.look(is_last=True)[1]), judge
 
 
-def frame_of(run: Path) -> Frame:
+def frame_of(run: Path) -> LiveFrame:
     with closing(Watching(run, rules=["loss nan"])) as watching:
         return watching.look(totals=False)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.time_breakdown import Spent, spent
+from ergmeter.metrics.breakdown.time_breakdown import TimeBreakdown, time_breakdown
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Mark, Sample, Step
 from ergmeter.runlog.reader import Run
@@ -59,13 +59,13 @@ def lived(path: Path, end_ns: int, **contents: Any) -> Run:
     )
 
 
-def of(path: Path, *, samples: bool = True, **overrides: object) -> Spent:
+def of(path: Path, *, samples: bool = True, **overrides: object) -> TimeBreakdown:
     sampled = {"samples": SAMPLES, "devices": [GPU]} if samples else {}
     run = lived(path, 40 * S, steps=STEPS, **sampled)
-    return spent(evidence_of(run, Settings(**overrides)))  # type: ignore[arg-type]
+    return time_breakdown(evidence_of(run, Settings(**overrides)))  # type: ignore[arg-type]
 
 
-def seconds(found: Spent) -> dict[str, float]:
+def seconds(found: TimeBreakdown) -> dict[str, float]:
     return {part.name: part.seconds for part in found.parts}
 
 
@@ -105,7 +105,7 @@ def test_a_rank_that_is_behind_has_its_warm_up_in_the_warm_up(tmp_path: Path) ->
 
     run = run_of(tmp_path / "run", steps=steps(0), header={"world": 2})
     add_writer(run.path, steps=steps(1), header={"world": 2})
-    found = seconds(spent(evidence_of(Run.open(run.path), Settings(warmup_steps=2))))
+    found = seconds(time_breakdown(evidence_of(Run.open(run.path), Settings(warmup_steps=2))))
     assert found["warmup"] == pytest.approx(41.0)
     assert found["train"] == pytest.approx(11.0)
     assert "stall" not in found
@@ -144,7 +144,7 @@ def test_without_a_sensor_time_is_told_and_joules_have_their_reason(tmp_path: Pa
 
 def test_a_run_without_steps_has_no_parts(tmp_path: Path) -> None:
     with pytest.raises(NotMeasurable, match="no steps were recorded"):
-        spent(evidence_of(run_of(tmp_path / "run", marks=[Mark(S, "ended", "finished")])))
+        time_breakdown(evidence_of(run_of(tmp_path / "run", marks=[Mark(S, "ended", "finished")])))
 
 
 @st.composite
@@ -165,7 +165,7 @@ def test_parts_add_up_to_the_life_of_the_run_whatever_was_told(
     tmp_path_factory: pytest.TempPathFactory, steps: list[Step]
 ) -> None:
     end_ns = max(step.end_ns for step in steps) + S
-    found = spent(evidence_of(lived(tmp_path_factory.mktemp("any"), end_ns, steps=steps)))
+    found = time_breakdown(evidence_of(lived(tmp_path_factory.mktemp("any"), end_ns, steps=steps)))
     assert sum(part.seconds for part in found.parts) == pytest.approx(end_ns / S, rel=1e-12)
     assert all(part.seconds > 0 for part in found.parts)
 
@@ -181,7 +181,7 @@ def test_a_step_that_waited_for_what_was_named_is_no_stall(tmp_path: Path) -> No
         Step(16 * S, 17 * S + S // 2, phase="data"),
     ]
     run = lived(tmp_path, 19 * S, steps=steps)
-    found = seconds(spent(evidence_of(run, Settings(warmup_steps=0))))
+    found = seconds(time_breakdown(evidence_of(run, Settings(warmup_steps=0))))
     # Of the last step half a second before the first wait and half of one after it are as usual.
     assert found == pytest.approx({"train": 9 + 1 + 1, "data": 3 + 3, "stall": 2.0})
 
@@ -194,13 +194,15 @@ def test_a_wait_in_every_step_is_no_part_of_what_is_usual(tmp_path: Path) -> Non
         steps += [Step(at, at + 3 * S + longer, index=number), Step(at, at + 2 * S, phase="data")]
         at += 3 * S + longer
     run = lived(tmp_path, at, steps=steps)
-    found = seconds(spent(evidence_of(run, Settings(warmup_steps=0))))
+    found = seconds(time_breakdown(evidence_of(run, Settings(warmup_steps=0))))
     assert found == pytest.approx({"train": 11.0, "data": 22.0, "stall": 2.0})
 
 
 def test_the_sleeps_of_a_recording_are_stalls(tmp_path: Path) -> None:
     """Half a second after every fifth step of 0.3 s, six times: a gap shorter than two steps."""
-    found = spent(evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings()))
+    found = time_breakdown(
+        evidence_of(replayed(tmp_path / "run", "full_bf16_1b_stalls"), Settings())
+    )
     assert seconds(found)["stall"] == pytest.approx(6 * 0.5, rel=0.02)
 
 
@@ -215,5 +217,5 @@ def test_a_gap_after_every_step_is_none_and_a_longer_one_is_by_what_it_has_beyon
         for number, at in enumerate(starts_s)
     ]
     run = lived(tmp_path, steps[-1].end_ns, steps=steps)
-    found = seconds(spent(evidence_of(run, Settings())))
+    found = seconds(time_breakdown(evidence_of(run, Settings())))
     assert found == pytest.approx({"train": 60 * 0.4, "stall": 2.0, "unknown": 59 * 0.6 + 0.9})

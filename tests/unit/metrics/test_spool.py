@@ -15,8 +15,8 @@ import pytest
 from ergmeter.metrics.evidence import steps
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.step_spool import Spool
-from ergmeter.metrics.evidence.step_totals import Amounts, Timed
-from ergmeter.metrics.evidence.steps import Spooled, Steps, told, with_lanes
+from ergmeter.metrics.evidence.step_totals import RowAmounts, Timed
+from ergmeter.metrics.evidence.steps import Spooled, Steps, read_steps, with_lanes
 from ergmeter.metrics.evidence.window import TrainingWindow
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Sample, Step
@@ -81,10 +81,10 @@ def rows_of(found: Steps) -> list[list[tuple[str, list[float]]]]:
 
 def test_lanes_from_a_file_are_those_in_memory(tmp_path: Path, low: Callable[[], None]) -> None:
     run = many(tmp_path / "run")
-    held = told(run)
+    held = read_steps(run)
     assert not isinstance(held, Spooled)
     low()
-    found = told(run)
+    found = read_steps(run)
     assert isinstance(found, Spooled)
     assert len(found) == len(held) == 4 * 40 + 25 + (1 + 2 + 3 + 4 + 1) + 2 + 5
     assert len(found.lanes) == 5
@@ -98,9 +98,9 @@ def test_lanes_from_a_file_are_those_in_memory(tmp_path: Path, low: Callable[[],
 
 def test_a_choice_of_a_choice_of_rows(tmp_path: Path, low: Callable[[], None]) -> None:
     run = many(tmp_path / "run")
-    held = told(run)
+    held = read_steps(run)
     low()
-    found = told(run)
+    found = read_steps(run)
     for rows in (held, found):
         train = rows.where_each(lambda lane: lane["phase"] == 0)
         late = train.where(train["index"] >= 35)  # which the rank that ended early has none of
@@ -164,13 +164,13 @@ def test_blocks_in_order_of_time_are_those_of_all_rows_sorted(
     """Ranks end together, so that nearly every cut goes through rows that tie."""
     run = many(tmp_path / "run")
     low()
-    rows = told(run).where_each(lambda lane: lane["phase"] == 0)
+    rows = read_steps(run).where_each(lambda lane: lane["phase"] == 0)
     amounts = rows["tokens_computed"]
     order = np.argsort(rows["end_ns"], kind="stable")
     apart_s = np.diff(np.append(5.0 * S, rows["end_ns"][order])) / 1e9
     truth = ratio_interval(amounts[order], apart_s)
     window = TrainingWindow.single("training", 5 * S, rows.highest("end_ns"))
-    found = Timed(rows, window).interval(Amounts(rows, lambda lane: lane["tokens_computed"]))
+    found = Timed(rows, window).interval(RowAmounts(rows, lambda lane: lane["tokens_computed"]))
     assert truth is not None
     assert found == pytest.approx(truth, rel=1e-12)
 
@@ -224,7 +224,7 @@ def test_a_place_to_write_that_is_not_there_leaves_the_rows_in_memory(
     run = many(tmp_path / "run")
     low()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    found = told(run)
+    found = read_steps(run)
     assert not isinstance(found, Spooled)
     assert len(found.lanes) == 5
 

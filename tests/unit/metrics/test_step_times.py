@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.breakdown.step_times import distribution
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.records import Step
 from tests.runs import even_steps, reading, run_of
@@ -58,7 +58,7 @@ def test_what_is_left_takes_as_long_as_the_counted_steps_say(
     tmp_path: Path, budget: dict[str, int], done: int, left_s: float
 ) -> None:
     steps = even_steps(10, seconds=2.0, tokens_computed=100)
-    found = ahead(evidence_of(run_of(tmp_path / "run", steps=steps, header={"budget": budget})))
+    found = remaining(evidence_of(run_of(tmp_path / "run", steps=steps, header={"budget": budget})))
     assert found.done == done
     assert found.left_s == pytest.approx(left_s)
     assert found.done_frac == pytest.approx(done / next(iter(budget.values())))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.metrics.live.frame import SO_FAR, Watching
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Mark, Missing, Reading, Sample, Step
@@ -279,10 +279,10 @@ def test_a_goal_is_one_for_every_view(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run", steps=steps, header={"budget": {"tokens": 1200}})
     with watched(run) as watching:
         assert watching.look(totals=False).done == 600.0
-    assert ahead(evidence_of(Run.open(run))).done == 600.0
+    assert remaining(evidence_of(Run.open(run))).done == 600.0
     resumed = [Step(i * S, (i + 1) * S, index=500 + i) for i in range(10)]
     run = run_of(tmp_path / "resumed", steps=resumed, header={"total_steps": 1000})
-    found = ahead(evidence_of(Run.open(run)))
+    found = remaining(evidence_of(Run.open(run)))
     with watched(run) as watching:
         frame = watching.look(totals=False)
     assert (found.unit, found.done, found.total) == (frame.unit, frame.done, frame.total)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ergmeter.compare.comparison import Options, compare
+from ergmeter.compare.comparison import CompareOptions, compare
 from ergmeter.compare.sources import found_in
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.evidence import Evidence
@@ -578,7 +578,7 @@ def test_different_kinds_of_window_are_not_compared(tmp_path: Path) -> None:
     """The row's run is gone: 10,000 and 6,897 tokens/s are the same run over two windows."""
     one = evaluated(tmp_path / "one")
     rows = ledger(tmp_path / "ledger.csv", {**ROW, "run": tmp_path / "gone"})
-    found = compare(found_in([one, rows]), Options(group_by=("source",)))
+    found = compare(found_in([one, rows]), CompareOptions(group_by=("source",)))
     assert any(
         "kind of window differs (training / unbroken)" in line
         for line in found.pairs[0].fairness.refusals
@@ -586,7 +586,7 @@ def test_different_kinds_of_window_are_not_compared(tmp_path: Path) -> None:
     assert not found.is_comparable
     # By the window of the row they can be compared, and agree.
     same = found_in([one, rows], Settings(window="unbroken"))
-    again = compare(same, Options(group_by=("source",)))
+    again = compare(same, CompareOptions(group_by=("source",)))
     assert not any("window" in line for line in again.pairs[0].fairness.refusals)
     rates = [entry.value("throughput.tokens_per_s") for entry in same.entries]
     assert rates == pytest.approx([100_000 / 14.5, 6896.55])
@@ -595,7 +595,7 @@ def test_different_kinds_of_window_are_not_compared(tmp_path: Path) -> None:
 def test_whole_runs_with_different_starts_are_not_compared(tmp_path: Path) -> None:
     by_meter = run_of(tmp_path / "meter", steps=with_pauses("eval")).path
     by_command = run_of(tmp_path / "command", steps=with_pauses("eval"), header=RECORDER).path
-    found = compare(found_in([by_meter, by_command]), Options(group_by=("source",)))
+    found = compare(found_in([by_meter, by_command]), CompareOptions(group_by=("source",)))
     (pair,) = found.pairs
     said = {one.measure.key: one.words for one in pair.verdicts}
     assert "one whole run is since the command" in said["throughput.whole_run_tokens_per_s"]

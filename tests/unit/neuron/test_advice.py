@@ -10,7 +10,7 @@ import pytest
 from ergmeter.neuron.advice import about_graphs, about_kernels, about_mfu, about_runs
 from ergmeter.neuron.figures import figures
 from ergmeter.neuron.job.compile_cache import Choice, find_graphs
-from ergmeter.neuron.job.job import Job
+from ergmeter.neuron.job.job import NeuronJob
 from ergmeter.neuron.job.machine import machine
 from ergmeter.neuron.job.pace import Throughput
 from ergmeter.neuron.kernels import GraphResult, NkiSummary, summarize
@@ -18,7 +18,7 @@ from tests.unit.neuron.graphs import write
 from tests.unit.neuron.test_figures import LLAMA_8B, job
 
 
-def mfu_texts(seq_per_s: float, what: Job) -> list[str]:
+def mfu_texts(seq_per_s: float, what: NeuronJob) -> list[str]:
     where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
     pace = Throughput(seq_per_s, "as given")
     found = figures(str(LLAMA_8B), what, where, pace, convention="exact")

@@ -9,7 +9,7 @@ import pytest
 
 from ergmeter.importers.log import ParsedLog, read_log
 from ergmeter.neuron.job.agreement import about_log, is_printed, settled
-from ergmeter.neuron.job.job import Job
+from ergmeter.neuron.job.job import NeuronJob
 from ergmeter.neuron.job.pace import Throughput, throughput
 from tests.unit.neuron.test_figures import job
 
@@ -33,8 +33,8 @@ def log_of(tmp_path: Path, lines: list[str]) -> ParsedLog:
 
 
 def come_to(
-    log: ParsedLog, what: Job, given: float | None = None
-) -> tuple[Job, Throughput, list[str]]:
+    log: ParsedLog, what: NeuronJob, given: float | None = None
+) -> tuple[NeuronJob, Throughput, list[str]]:
     """What is taken of a job and a log, its throughput, and what is said of it."""
     taken, findings = settled(what, log)
     pace = throughput(given, log, taken)

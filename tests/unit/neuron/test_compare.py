@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.neuron.compare import Comparison, compare
+from ergmeter.neuron.compare import OutputComparison, compare
 from ergmeter.neuron.outputs import read_outputs
 from ergmeter.views.analyze.compare import parts
 
@@ -43,7 +43,7 @@ def ours(exact: float, compiler: str, **more: Any) -> dict[str, Any]:
     } | more  # fmt: skip
 
 
-def compared(tmp_path: Path, *documents: dict[str, Any]) -> Comparison:
+def compared(tmp_path: Path, *documents: dict[str, Any]) -> OutputComparison:
     paths = []
     for number, document in enumerate(documents):
         path = tmp_path / f"{number}.json"
@@ -166,7 +166,7 @@ def test_a_mean_over_some_of_the_repeats_says_over_how_many(tmp_path: Path) -> N
     assert mean.split()[-3:] == ["1.2", "(of", "1)"]
 
 
-def text_of(found: Comparison) -> str:
+def text_of(found: OutputComparison) -> str:
     console = Console(width=80, file=StringIO())
     for part in parts(found):
         console.print(part)

@@ -14,7 +14,7 @@ import pytest
 from ergmeter.errors import UsageError
 from ergmeter.flops.graph.adapters import Lora
 from ergmeter.neuron.figures import Figures, figures
-from ergmeter.neuron.job.job import Job
+from ergmeter.neuron.job.job import NeuronJob
 from ergmeter.neuron.job.machine import machine
 from ergmeter.neuron.job.pace import Throughput
 from ergmeter.records import Missing, Reading
@@ -34,8 +34,8 @@ TRAINED = 6 * 656 * 4  # forward and twice backward, 4 tokens
 CORE = 10 * 2 * (4 + 4) * 6  # pairs i <= j of 4 tokens are 10
 
 
-def job(seq_len: int, *, lora: Lora | None = None, **overrides: int) -> Job:
-    return Job(
+def job(seq_len: int, *, lora: Lora | None = None, **overrides: int) -> NeuronJob:
+    return NeuronJob(
         batch_size=64, seq_len=seq_len, nodes=1, devices=32, devices_from="", dtype="bf16",
         lora=lora, checkpointing="none", overrides=overrides, replicas=1, pipeline_stages=1,
         micro_batches=None, cache=None, notes=(),
@@ -43,7 +43,7 @@ def job(seq_len: int, *, lora: Lora | None = None, **overrides: int) -> Job:
 
 
 def figures_of(
-    model: Path, what: Job, *, seq_per_s: float | None = 2.1, convention: str = "exact"
+    model: Path, what: NeuronJob, *, seq_per_s: float | None = 2.1, convention: str = "exact"
 ) -> Figures:
     where = machine("trn1", nodes=1, devices=32, lnc=None, dtype="bf16", devices_from="")
     pace = Throughput(seq_per_s, "as given" if seq_per_s else "nobody said")

@@ -8,7 +8,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.neuron.job.job import read_job
-from ergmeter.neuron.job.request import Request, check_request
+from ergmeter.neuron.job.request import AnalysisRequest, check_request
 from ergmeter.neuron.job.yaml_settings import TrainingFile
 from ergmeter.neuron.score import Baseline
 
@@ -90,17 +90,17 @@ def test_a_second_length_packing_and_other_objectives_are_noted() -> None:
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
 def test_a_size_on_the_command_line_must_be_above_0(value: float) -> None:
     with pytest.raises(UsageError, match="--throughput must be a number above 0"):
-        check_request(Request("a", "b", throughput=value))
+        check_request(AnalysisRequest("a", "b", throughput=value))
 
 
 def test_the_original_takes_a_0_as_not_given_and_nothing_less() -> None:
-    check_request(Request("a", "b", throughput=0, batch_size=0), is_original=True)
+    check_request(AnalysisRequest("a", "b", throughput=0, batch_size=0), is_original=True)
     with pytest.raises(UsageError, match="--batch-size must be a number above 0; got -1"):
-        check_request(Request("a", "b", batch_size=-1), is_original=True)
+        check_request(AnalysisRequest("a", "b", batch_size=-1), is_original=True)
 
 
 def test_a_baseline_must_be_a_number() -> None:
     for value in ("nan", "0", "-5"):
         with pytest.raises(UsageError, match=f"--base-mfu must be a number above 0; got {value}"):
-            check_request(Request("a", "b", baseline=Baseline(mfu_percent=float(value))))
-    check_request(Request("a", "b", baseline=Baseline(mfu_percent=-5)), is_original=True)
+            check_request(AnalysisRequest("a", "b", baseline=Baseline(mfu_percent=float(value))))
+    check_request(AnalysisRequest("a", "b", baseline=Baseline(mfu_percent=-5)), is_original=True)

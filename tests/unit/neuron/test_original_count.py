@@ -11,7 +11,7 @@ import pytest
 from ergmeter.compat.nki_llama.document import analyze_compat
 from ergmeter.neuron.analysis import analyze
 from ergmeter.neuron.compare import compare
-from ergmeter.neuron.job.request import Request
+from ergmeter.neuron.job.request import AnalysisRequest
 from ergmeter.neuron.outputs import read_outputs
 from ergmeter.views.analyze.console import summary_section
 
@@ -24,7 +24,7 @@ def both(model: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Our document, and the original's, of the same job."""
     options: dict[str, Any] = {"config": str(YAML), "throughput": 2.1} | more
     options["compile_dir"] = str(DATA / "neuron")  # no graphs
-    request = Request(model_config=str(DATA / "configs" / model), **options)
+    request = AnalysisRequest(model_config=str(DATA / "configs" / model), **options)
     return analyze(request, lambda _: None)[0], analyze_compat(request, lambda _: None)[0]
 
 
@@ -76,7 +76,7 @@ def test_a_mixture_of_experts_is_a_dense_llama_to_it() -> None:
 
 
 def test_hardware_that_it_does_not_know_has_no_mfu_of_its(tmp_path: Path) -> None:
-    request = Request(
+    request = AnalysisRequest(
         config=str(YAML), model_config=str(DATA / "configs" / "llama-3.1-8b.json"),
         compile_dir=str(tmp_path), throughput=2.1, hw_backend="inf2", devices=24,
     )  # fmt: skip

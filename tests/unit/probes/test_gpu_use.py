@@ -136,10 +136,10 @@ def test_the_last_reading_looks_once_more(
 def test_numbers_that_prove_to_be_ours_settle_what_was_strange(place: str) -> None:
     watch = usage.UsageWatch(os.getpid(), {})
     use = usage.UseStates(watch)
-    strange, empty = usage.Look({STRANGER[0]}, (), 0), usage.Look((), (), 0)
+    strange, empty = usage.GpuUsage({STRANGER[0]}, (), 0), usage.GpuUsage((), (), 0)
     early = {gpu: state for gpu, (state, _) in use.changes({"a": empty, "b": strange}, ()).items()}
     assert early == {"a": "unused", "b": "unknown" if place == "container" else "unused"}
-    ours = usage.Look({os.getpid()}, (), 0)
+    ours = usage.GpuUsage({os.getpid()}, (), 0)
     later = {gpu: state for gpu, (state, _) in use.changes({"a": ours, "b": strange}, ()).items()}
     assert later == {"a": "used"} | ({"b": "unused"} if place == "container" else {})
 

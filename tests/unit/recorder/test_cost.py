@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ergmeter.recorder.record import Cost
+from ergmeter.recorder.record import RecordingCost
 
 BUSY = """
 import time
@@ -22,7 +22,7 @@ input()
 def test_the_relays_time_is_in_it_also_once_the_relay_is_gone() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", BUSY], stdin=pipe, stdout=pipe) as relay:
-        cost = Cost(relay.pid)
+        cost = RecordingCost(relay.pid)
         assert relay.stdout is not None
         relay.stdout.readline()
         # The kernel tells the time of another process in hundredths of a second.
@@ -36,4 +36,4 @@ def test_without_a_relay_it_is_this_process_alone() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         pass
     before_s = time.process_time()
-    assert before_s <= Cost(gone.pid)() <= time.process_time()
+    assert before_s <= RecordingCost(gone.pid)() <= time.process_time()

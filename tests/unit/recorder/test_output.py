@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, cast
 
-from ergmeter.recorder.output import Output, OutputReader
+from ergmeter.recorder.output import OutputReader, RelayedOutput
 from ergmeter.recorder.relay import FRAME
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_what_the_relay_passed_on_just_after_the_end_is_waited_for() -> None:
     read_fd, write_fd = os.pipe()
     ended_ns = 100 * S
     meter = SlowMeter()
-    reader = OutputReader(Output(read_fd), cast("Meter", meter), tokens_are=None)
+    reader = OutputReader(RelayedOutput(read_fd), cast("Meter", meter), tokens_are=None)
     os.write(write_fd, b"".join(frame(i, ended_ns + 3_000_000 * i) for i in range(LINES)))
     os.close(write_fd)
     reader.start()
@@ -63,7 +63,7 @@ def test_a_background_child_that_goes_on_printing_is_not_waited_for() -> None:
 
     child = threading.Thread(target=go_on)
     child.start()
-    reader = OutputReader(Output(read_fd), cast("Meter", SlowMeter()), tokens_are=None)
+    reader = OutputReader(RelayedOutput(read_fd), cast("Meter", SlowMeter()), tokens_are=None)
     reader.start()
     before_s = time.monotonic()
     reader.finish(time.monotonic_ns(), patience_s=0.5)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ergmeter.probes.process import high_water_bytes
-from ergmeter.recorder.peak import Peak
+from ergmeter.recorder.peak import MemoryPeak
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the units of Linux")
 MIB = 1 << 20
@@ -22,7 +22,7 @@ def usage(peak_bytes: int) -> resource.struct_rusage:
 
 
 def test_a_command_larger_than_the_recorder_has_its_peak() -> None:
-    peak = Peak()
+    peak = MemoryPeak()
     with subprocess.Popen(["sleep", "60"]) as command:
         peak.started(command.pid)
         assert peak() is None
@@ -34,7 +34,7 @@ def test_a_command_larger_than_the_recorder_has_its_peak() -> None:
 
 def test_what_the_command_may_have_inherited_from_us_is_not_its_peak() -> None:
     """As the kernel has it for a small program that was started from this process."""
-    peak = Peak()
+    peak = MemoryPeak()
     ours = high_water_bytes("self") or 0
     pid = os.posix_spawn("/bin/sleep", ["sleep", "0.2"], {})
     peak.started(pid)
@@ -55,7 +55,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("words", [[], ["sh", "-c", '"$@"; true', "sh"]], ids=["own", "a child's"])
 def test_a_small_command_has_the_highest_mark_that_was_seen_of_it(words: list[str]) -> None:
-    peak = Peak()
+    peak = MemoryPeak()
     python = [*words, sys.executable, "-I", "-S", "-c", HOLD]
     pipe = subprocess.PIPE
     with subprocess.Popen(python, stdin=pipe, stdout=pipe) as command:

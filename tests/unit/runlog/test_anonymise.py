@@ -16,7 +16,7 @@ from ergmeter.records import Device, Mark, Missing, Result, Sample, Step
 from ergmeter.runlog import format as fmt
 from ergmeter.runlog.manage import anonymise as module
 from ergmeter.runlog.manage import labels
-from ergmeter.runlog.manage.anonymise import Words, anonymise
+from ergmeter.runlog.manage.anonymise import SecretWords, anonymise
 from ergmeter.runlog.reader import CUT_OFF, Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -210,7 +210,7 @@ def test_a_copy_with_other_rows_does_not_appear(
 ) -> None:
     write = module._write_table
 
-    def half(source: Path, target: Path, words: Words) -> None:
+    def half(source: Path, target: Path, words: SecretWords) -> None:
         if not source.name.startswith("steps"):
             write(source, target, words)
 

@@ -17,7 +17,7 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Mark
 from ergmeter.runlog.manage import collect as collecting
 from ergmeter.runlog.manage import labels as collection
-from ergmeter.runlog.manage.collect import Place, collect, place_of
+from ergmeter.runlog.manage.collect import RemoteDirectory, collect, place_of
 from ergmeter.runlog.reader import Run
 from tests.runs import add_writer, even_steps, make_run
 
@@ -40,7 +40,7 @@ def copied(source: Path, target: Path) -> None:
     subprocess.run(["cp", "-rp", source, target], check=True)
 
 
-def said(outcomes: list[collecting.Outcome]) -> dict[str, str]:
+def said(outcomes: list[collecting.CollectOutcome]) -> dict[str, str]:
     return {one.name: one.said for one in outcomes}
 
 
@@ -325,14 +325,14 @@ def test_what_is_neither_a_directory_nor_a_machine_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("source", "place"),
     [
-        ("user@host:/runs", Place("user@host", "/runs")),
-        ("host:runs/a:b", Place("host", "runs/a:b")),
-        ("me@[fe80::1%eth0]:runs", Place("me@[fe80::1%eth0]", "runs")),
+        ("user@host:/runs", RemoteDirectory("user@host", "/runs")),
+        ("host:runs/a:b", RemoteDirectory("host", "runs/a:b")),
+        ("me@[fe80::1%eth0]:runs", RemoteDirectory("me@[fe80::1%eth0]", "runs")),
         ("-oProxyCommand=x:/y", None),
         ("/a", None),
     ],
 )
-def test_another_machine_is_known_by_its_colon(source: str, place: Place | None) -> None:
+def test_another_machine_is_known_by_its_colon(source: str, place: RemoteDirectory | None) -> None:
     assert place_of(source) == place
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.records import Sample, Step
 from ergmeter.runlog import format as fmt
-from ergmeter.runlog.follow import LATE_NS, Follower, Look
+from ergmeter.runlog.follow import LATE_NS, Follower, NewRows
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.writer import Writer
 from tests.runs import GPU, make_run
@@ -31,7 +31,7 @@ def steps(first: int, count: int) -> list[Step]:
     return [Step(i * S, (i + 1) * S, index=i) for i in range(first, first + count)]
 
 
-def numbers(look: Look) -> list[int]:
+def numbers(look: NewRows) -> list[int]:
     return [n for part in look.parts for n in part.rows["index"].to_pylist()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ergmeter.errors import UsageError
-from ergmeter.runlog.parallel_ranks import Layout
+from ergmeter.runlog.parallel_ranks import ParallelLayout
 from ergmeter.runlog.settings import Settings
 
 
@@ -13,7 +13,7 @@ def groups(layout: str, world: int, dimension: str) -> list[list[int]]:
     """The ranks that differ along one dimension alone."""
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in range(world):
-        place = Layout.parsed(layout).at(rank, world)
+        place = ParallelLayout.parsed(layout).at(rank, world)
         rest = tuple((name, at) for name, at in place.items() if name != dimension)
         found.setdefault(rest, []).append(rank)
     return list(found.values())
@@ -50,7 +50,7 @@ def test_experts_are_spread_over_ranks_that_are_data_parallel_in_all_else() -> N
 )
 def test_a_layout_that_the_ranks_can_not_have(layout: str, world: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        Layout.parsed(layout).check(world)
+        ParallelLayout.parsed(layout).check(world)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ergmeter.compare.comparison import Comparison, Options, compare
-from ergmeter.compare.entry import Entry, Found
+from ergmeter.compare.comparison import CompareOptions, Comparison, compare
+from ergmeter.compare.entry import Entry, SourceEntries
 from ergmeter.compare.grouping import differing
 from ergmeter.records import Missing, Reading, Result
 from ergmeter.views.charts.chart import Chart
@@ -40,7 +40,7 @@ def with_memory(one: Entry, value: float) -> Entry:
 
 
 def compared(*entries: Entry, **options: Any) -> Comparison:
-    return compare(Found(entries), replace(Options(), **options))
+    return compare(SourceEntries(entries), replace(CompareOptions(), **options))
 
 
 def charts(found: Comparison) -> dict[str, Chart]:

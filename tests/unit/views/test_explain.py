@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ergmeter.metrics.explain.block import Block
+from ergmeter.metrics.explain.block import LossBlock
 from ergmeter.metrics.explain.waterfall import explain
 from ergmeter.metrics.summarize import evidence_of
 from ergmeter.runlog.reader import Run
@@ -136,7 +136,7 @@ def test_a_bar_stays_in_its_cells(low: float, high: float, bar: str) -> None:
     ],
 )
 def test_a_share_is_given_to_what_fits_its_column(frac: float, said: str) -> None:
-    assert share(Block("clock", "clock", frac, "derived")) == said
+    assert share(LossBlock("clock", "clock", frac, "derived")) == said
     assert len(said) <= 8
 
 

@@ -263,7 +263,7 @@ def test_of_a_long_run_the_page_is_there_before_its_report_and_then_is_the_repor
 def test_the_figures_of_one_run_do_not_wait_for_the_list(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.listing.Listing.start", lambda _: None)
+    monkeypatch.setattr("ergmeter.views.serve.listing.RunListing.start", lambda _: None)
     with client(root) as app:
         run = ids(app)["slow"]
         row = app.get(f"/api/run/{run}/row").json()
@@ -277,7 +277,7 @@ def test_the_figures_of_one_run_do_not_wait_for_the_list(
 def test_the_figures_of_one_run_are_those_of_its_files_now(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ergmeter.views.serve.listing.Listing.start", lambda _: None)
+    monkeypatch.setattr("ergmeter.views.serve.listing.RunListing.start", lambda _: None)
     monkeypatch.setattr("ergmeter.views.serve.folder._STAMP_AGE_S", 0.0)
     with client(root) as app:
         run = ids(app)["slow"]

@@ -13,7 +13,7 @@ import pytest
 
 from ergmeter.compare.ledgers import is_ledger
 from ergmeter.views.serve import folder as folders
-from ergmeter.views.serve.folder import Folder, Place
+from ergmeter.views.serve.folder import Folder, ServedItem
 from tests.unit.views.serving import a_run
 
 LEDGER = "tok_per_s,tokens_processed,wall_s\n1,2,3\n"
@@ -61,7 +61,7 @@ def test_who_asks_during_a_scan_waits_for_it_and_makes_none(tmp_path: Path) -> N
     walks: list[int] = []
 
     class Slow(Folder):
-        def _walk(self, left_out: list[str]) -> Iterator[Place]:
+        def _walk(self, left_out: list[str]) -> Iterator[ServedItem]:
             walks.append(1)
             time.sleep(0.1)
             return super()._walk(left_out)

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from ergmeter.errors import UsageError
 from ergmeter.views.serve.folder import Folder
 from ergmeter.views.serve.guard import Access
-from ergmeter.views.serve.running import Address, _onward
+from ergmeter.views.serve.running import ListenAddress, _onward
 from tests.unit.views.serving import a_run, client, ids
 
 TOKEN = "correct-horse-battery"
@@ -134,17 +134,17 @@ def test_control_characters_in_an_address_are_refused(locked: TestClient, sign: 
     ],
 )
 def test_an_address_that_others_can_reach_has_a_token(host: str, has_token: bool) -> None:
-    access = Address(host).access()
+    access = ListenAddress(host).access()
     assert (access.token is not None) == has_token
     assert host in access.hosts or host == "0.0.0.0"
     if access.token:
         assert len(access.token) >= 32
-        assert access.token != Address(host).access().token
+        assert access.token != ListenAddress(host).access().token
 
 
 def test_a_short_token_is_refused() -> None:
     with pytest.raises(UsageError, match="5 characters; 16 at least"):
-        Address(token="short").access()
+        ListenAddress(token="short").access()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_bound_to_every_address_it_is_asked_by_each_of_them_and_by_no_other_name
 ) -> None:
     """A name can be made to mean this machine; an address is what it is."""
     a_run(tmp_path / "runs" / "one")
-    access = Address(any_address, token=TOKEN).access()
+    access = ListenAddress(any_address, token=TOKEN).access()
     said = {"authorization": f"Bearer {TOKEN}"}
     with client(tmp_path / "runs", access) as app:
         for host in ("10.1.2.3:8000", "[fd00::7]:8000", "127.0.0.1", socket.gethostname()):
@@ -266,7 +266,7 @@ def test_bound_to_every_address_it_is_asked_by_each_of_them_and_by_no_other_name
 
 def test_bound_to_one_address_it_is_asked_by_no_other(tmp_path: Path) -> None:
     a_run(tmp_path / "runs" / "one")
-    access = Address("10.1.2.3", token=TOKEN).access()
+    access = ListenAddress("10.1.2.3", token=TOKEN).access()
     said = {"authorization": f"Bearer {TOKEN}"}
     with client(tmp_path / "runs", access) as app:
         codes = [

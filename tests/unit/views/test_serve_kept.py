@@ -11,8 +11,8 @@ import pytest
 
 from ergmeter.errors import FormatError
 from ergmeter.views.serve import tail as tails
-from ergmeter.views.serve.app_state import Kept
-from ergmeter.views.serve.folder import Folder, Place
+from ergmeter.views.serve.app_state import AnswerCache
+from ergmeter.views.serve.folder import Folder, ServedItem
 from ergmeter.views.serve.pool import Pool
 from ergmeter.views.serve.tail import Tails, TooManyError
 from tests.unit.views.serving import a_run, client, ids
@@ -33,7 +33,7 @@ class Counted:
 
 def test_a_question_that_many_ask_at_once_is_answered_once() -> None:
     async def ask() -> tuple[list[bytes], int]:
-        kept, make = Kept(), Counted()
+        kept, make = AnswerCache(), Counted()
         said = await asyncio.gather(*(kept.answer("q", "s", make) for _ in range(50)))
         return said, make.times
 
@@ -47,7 +47,7 @@ def test_an_answer_holds_until_the_files_change_and_a_while_has_passed(
     monkeypatch.setattr("ergmeter.views.serve.app_state._PATIENCE", 0.0)
 
     async def ask() -> list[bytes]:
-        kept, make = Kept(), Counted()
+        kept, make = AnswerCache(), Counted()
         said = [await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
         monkeypatch.setattr("ergmeter.views.serve.app_state._SHORTEST_S", 0.0)  # it has passed
         return [*said, await kept.answer("q", "one", make), await kept.answer("q", "two", make)]
@@ -57,7 +57,7 @@ def test_an_answer_holds_until_the_files_change_and_a_while_has_passed(
 
 def test_what_is_kept_is_bounded_and_the_least_used_goes() -> None:
     async def ask() -> tuple[int, int]:
-        kept, make = Kept(most_bytes=1000), Counted(size=300)
+        kept, make = AnswerCache(most_bytes=1000), Counted(size=300)
         for number in range(20):
             await kept.answer(str(number), "s", make)
         before = make.times
@@ -71,7 +71,7 @@ def test_what_is_kept_is_bounded_and_the_least_used_goes() -> None:
 
 def test_who_goes_away_does_not_take_the_answer_with_him() -> None:
     async def ask() -> bytes:
-        kept, make = Kept(), Counted()
+        kept, make = AnswerCache(), Counted()
         impatient = asyncio.create_task(kept.answer("q", "s", make))
         await asyncio.sleep(0)
         other = asyncio.create_task(kept.answer("q", "s", make))
@@ -87,7 +87,7 @@ def test_a_failure_is_told_and_not_kept() -> None:
         raise FormatError("no run")
 
     async def ask() -> bytes:
-        kept = Kept()
+        kept = AnswerCache()
         with pytest.raises(FormatError):
             await kept.answer("q", "s", fails)
         return await kept.answer("q", "s", Counted())
@@ -161,7 +161,7 @@ def test_a_run_is_looked_at_when_its_files_have_grown_and_not_before(
     place = folder.places("run")[0]
     glances: list[str] = []
 
-    def stamped(one: Place) -> str:
+    def stamped(one: ServedItem) -> str:
         glances.append(Folder.stamp(folder, one))
         return glances[-1]
 

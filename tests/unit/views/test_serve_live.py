@@ -12,7 +12,7 @@ from ergmeter.records import Step
 from ergmeter.runlog.identity import writer_header
 from ergmeter.runlog.reader import Run
 from ergmeter.runlog.writer import Writer
-from ergmeter.views.serve.live import Look
+from ergmeter.views.serve.live import LiveLook
 from tests.runs import add_writer, even_steps, make_run
 
 S = 10**9
@@ -42,7 +42,7 @@ def going(path: Path, *, ended_s_ago: float, step_s: float = 6.0) -> tuple[Path,
 def test_the_first_look_is_of_whole_steps(tmp_path: Path) -> None:
     """Ten seconds back is within a step of 6 s: it is taken from its start."""
     run, writer = going(tmp_path / "run", ended_s_ago=1.0)
-    seen = Look(str(run)).now()
+    seen = LiveLook(str(run)).now()
     writer.close()
     assert seen["readings"]["throughput.tokens_per_s"]["value"] == pytest.approx(100.0)
     assert seen["window_s"] == pytest.approx(12.0)
@@ -50,7 +50,7 @@ def test_the_first_look_is_of_whole_steps(tmp_path: Path) -> None:
 
 def test_a_run_whose_steps_stopped_shows_since_when_and_no_figures(tmp_path: Path) -> None:
     run, writer = going(tmp_path / "run", ended_s_ago=1.0)
-    look = Look(str(run))
+    look = LiveLook(str(run))
     assert look.now()["readings"]
     assert look._since_ns is not None
     look._since_ns -= 600 * S  # as if it had been ten minutes ago
@@ -70,7 +70,7 @@ def test_of_several_trainings_the_newest_is_looked_at(tmp_path: Path) -> None:
     header = {"training": {"id": "A", "world": 1, "model": "First"}, "clock": clock}
     add_writer(run, steps=even_steps(5, tokens_computed=7), header=header)
     assert Run.open(run).trainings == ["A", "B"]
-    seen = Look(str(run)).now()
+    seen = LiveLook(str(run)).now()
     writer.close()
     assert seen["title"] == "test, Second"
     assert seen["step"] == 10
@@ -80,7 +80,7 @@ def test_of_several_trainings_the_newest_is_looked_at(tmp_path: Path) -> None:
 def test_a_training_that_begins_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     run, writer = going(tmp_path / "run", ended_s_ago=1.0)
     writer.extend_header(training={"id": "A", "world": 1, "model": "First"})
-    look = Look(str(run))
+    look = LiveLook(str(run))
     assert look.now()["step"] == 10
     header = {**writer_header("meter"), "settings": {}, "unavailable": {}}
     header["training"] = {"id": "B", "world": 1, "model": "Second"}
@@ -94,7 +94,7 @@ def test_a_training_that_begins_has_nothing_of_the_one_before(tmp_path: Path) ->
 
 def test_another_run_under_the_same_path_has_nothing_of_the_one_before(tmp_path: Path) -> None:
     run, writer = going(tmp_path / "run", ended_s_ago=1.0)
-    look = Look(str(run))
+    look = LiveLook(str(run))
     assert look.now()["step"] == 10
     writer.close()
     shutil.rmtree(run)
@@ -111,7 +111,7 @@ def test_another_run_under_the_same_path_has_nothing_of_the_one_before(tmp_path:
 @pytest.mark.parametrize("said", ["{not json", '{"format": "ergmeter-run", "version": 99}'])
 def test_a_run_that_can_not_be_read_is_not_gone(tmp_path: Path, said: str) -> None:
     run, writer = going(tmp_path / "run", ended_s_ago=1.0)
-    look = Look(str(run))
+    look = LiveLook(str(run))
     assert look.now()["step"] == 10
     writer.close()
     (run / "run.json").write_text(said)

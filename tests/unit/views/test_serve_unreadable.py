@@ -16,15 +16,15 @@ from ergmeter.views.serve import app_state as desks
 from ergmeter.views.serve import listing as listings
 from ergmeter.views.serve import responses
 from ergmeter.views.serve import tail as tails
-from ergmeter.views.serve.app_state import Desk, Kept
-from ergmeter.views.serve.folder import Folder, Place
-from ergmeter.views.serve.listing import Listing
-from ergmeter.views.serve.live import Look
+from ergmeter.views.serve.app_state import AnswerCache, Desk
+from ergmeter.views.serve.folder import Folder, ServedItem
+from ergmeter.views.serve.listing import RunListing
+from ergmeter.views.serve.live import LiveLook
 from ergmeter.views.serve.tail import Tails
 from tests.unit.views.serving import a_run, client, ids
 
 
-def led_out(tmp_path: Path) -> tuple[Folder, Place]:
+def led_out(tmp_path: Path) -> tuple[Folder, ServedItem]:
     """A run with a writer that is a link to the writer of a run elsewhere."""
     outside = a_run(tmp_path / "outside" / "secret", closed=False)
     inside = a_run(tmp_path / "runs" / "one", closed=False)
@@ -107,7 +107,7 @@ def test_links_in_a_circle_make_a_run_unreadable_and_nothing_more(tmp_path: Path
         folder.stamp(folder.places("run")[0])
 
 
-def rounds(listing: Listing, folder: Folder, count: int) -> None:
+def rounds(listing: RunListing, folder: Folder, count: int) -> None:
     async def go() -> None:
         for _ in range(count):
             folder._stamps.clear()
@@ -129,7 +129,7 @@ def test_a_run_that_fails_is_read_again_only_when_its_files_change(
         asked.append(1)
         raise failure
 
-    listing = Listing(folder, read)
+    listing = RunListing(folder, read)
     rounds(listing, folder, 3)
     assert len(asked) == 1
     assert listing.row(place)["status"] == "unreadable"
@@ -146,7 +146,7 @@ def test_a_run_is_read_again_when_its_link_is_gone(tmp_path: Path) -> None:
     async def read(*_what: object, **_more: object) -> bytes:
         return json.dumps({"status": "finished"}).encode()
 
-    listing, said = Listing(folder, read), []
+    listing, said = RunListing(folder, read), []
     link = one / "out"
     for has_link in (False, True, False):
         link.symlink_to(tmp_path) if has_link else link.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ def test_a_round_that_fails_is_not_the_last(
     tries = []
 
     class Failing(Folder):
-        def places(self, kind: Any) -> list[Place]:
+        def places(self, kind: Any) -> list[ServedItem]:
             tries.append(1)
             if len(tries) == 1:
                 raise PermissionError(13, "Permission denied")
@@ -175,7 +175,7 @@ def test_a_round_that_fails_is_not_the_last(
         return json.dumps({"status": "finished"}).encode()
 
     async def go() -> int:
-        listing = Listing(folder, read)
+        listing = RunListing(folder, read)
         listing.start()
         for _ in range(6000):
             await asyncio.sleep(0.01)
@@ -210,8 +210,11 @@ def test_under_the_root_of_all_paths_texts_stay_as_they_are(tmp_path: Path) -> N
     assert (
         folder.shown("see https://a.example/b and /tmp/x") == "see https://a.example/b and /tmp/x"
     )
-    assert responses._told({"at": "https://a.example/b"}, "/") == b'{"at": "https://a.example/b"}'
-    assert responses._told({"at": f"{tmp_path}/x"}, str(tmp_path)) == b'{"at": "x"}'
+    assert (
+        responses._packed_json({"at": "https://a.example/b"}, "/")
+        == b'{"at": "https://a.example/b"}'
+    )
+    assert responses._packed_json({"at": f"{tmp_path}/x"}, str(tmp_path)) == b'{"at": "x"}'
 
 
 def test_a_look_that_fails_is_told_and_is_not_the_last(
@@ -220,15 +223,15 @@ def test_a_look_that_fails_is_told_and_is_not_the_last(
     monkeypatch.setattr(tails, "_SLOW_S", 0.05)
     a_run(tmp_path / "one")
     folder = Folder(tmp_path)
-    now, looks = Look.now, []
+    now, looks = LiveLook.now, []
 
-    def failing(look: Look) -> dict[str, Any]:
+    def failing(look: LiveLook) -> dict[str, Any]:
         looks.append(1)
         if len(looks) == 1:
             raise KeyError("odd")
         return now(look)
 
-    monkeypatch.setattr(Look, "now", failing)
+    monkeypatch.setattr(LiveLook, "now", failing)
 
     async def watch() -> list[dict[str, Any]]:
         async with Tails(folder).watch(folder.places("run")) as listener:
@@ -262,7 +265,7 @@ def test_a_run_that_two_read_at_once_is_listed(tmp_path: Path) -> None:
         return json.dumps({"status": "running"}).encode()
 
     async def go() -> list[object]:
-        listing = Listing(folder, read)
+        listing = RunListing(folder, read)
         both = (listing._read(place), listing._read(place))
         return list(await asyncio.gather(*both, return_exceptions=True))
 
@@ -277,7 +280,7 @@ def test_the_head_of_a_damaged_run_is_of_the_one_that_is_there(tmp_path: Path) -
     async def read(*_what: object, **_more: object) -> bytes:
         raise FormatError("damaged")
 
-    listing = Listing(folder, read)
+    listing = RunListing(folder, read)
     assert listing.row(place)["title"] == "first"
     shutil.rmtree(one)
     a_run(one, "second")
@@ -288,16 +291,16 @@ def test_the_head_of_a_damaged_run_is_of_the_one_that_is_there(tmp_path: Path) -
 def test_what_changes_after_the_end_is_listed_however_soon(tmp_path: Path) -> None:
     """A tag, say: what was answered a moment before is not taken for an answer of now."""
     one = a_run(tmp_path / "one")
-    folder, kept = Folder(tmp_path), Kept()
+    folder, kept = Folder(tmp_path), AnswerCache()
     (place,) = folder.places("run")
 
     async def made() -> bytes:
         return json.dumps({"status": "finished", "size": len(list(one.iterdir()))}).encode()
 
-    async def read(_what: str, place: Place, *, state: str) -> bytes:
+    async def read(_what: str, place: ServedItem, *, state: str) -> bytes:
         return await kept.answer(state, folder.stamp(place), made)
 
-    listing, sizes = Listing(folder, read), []
+    listing, sizes = RunListing(folder, read), []
     for name in "abc":
         (one / name).touch()
         rounds(listing, folder, 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ergmeter.importers.importing import Request, import_log
+from ergmeter.importers.importing import ImportRequest, import_log
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.summarize import summarize
 from ergmeter.records import Device, Reading, Reported, Sample, Step, Summary
@@ -293,7 +293,7 @@ def test_the_card_of_a_log_offers_no_sensors_and_shows_every_loss(tmp_path: Path
     for name, lines, ends in (("timed", timed, "9 to 5"), ("untimed", untimed, "8 to 4")):
         log = tmp_path / f"{name}.log"
         log.write_text("\n".join(lines), encoding="utf-8")
-        (made,) = import_log(Request(log, tmp_path / name)).runs
+        (made,) = import_log(ImportRequest(log, tmp_path / name)).runs
         said = words(shown(Run.open(made.path)))
         assert "from a log, which holds no readings of energy, devices or host memory" in said
         assert "NVIDIA" not in said

@@ -15,8 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ergmeter.cli.look.watch import _as_lines, _Looks, new_alerts
-from ergmeter.metrics.alerts.marks import Noted
-from ergmeter.metrics.live.frame import Frame, Watching
+from ergmeter.metrics.alerts.marks import NotedAlert
+from ergmeter.metrics.live.frame import LiveFrame, Watching
 from ergmeter.records import Device, Sample, Step
 from ergmeter.views.run import watch
 from tests.runs import add_writer, even_steps, make_run
@@ -50,12 +50,12 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def frame_of(run: Path) -> Frame:
+def frame_of(run: Path) -> LiveFrame:
     with closing(Watching(run)) as watching:
         return watching.look(totals=True)
 
 
-def printed(frame: Frame, columns: int) -> str:
+def printed(frame: LiveFrame, columns: int) -> str:
     out = io.StringIO()
     console = Console(file=out, width=columns, color_system=None)
     console.print(watch.page(frame, columns=columns))
@@ -161,7 +161,10 @@ def test_where_the_output_is_no_terminal_there_are_lines_and_then_the_card(
 
 def test_each_alert_is_one_line_also_one_that_comes_late(run: Path) -> None:
     frame = frame_of(run)
-    early, late = Noted(5 * S, "loss nan: early", True), Noted(9 * S, "throttled: late", False)
+    early, late = (
+        NotedAlert(5 * S, "loss nan: early", True),
+        NotedAlert(9 * S, "throttled: late", False),
+    )
     assert new_alerts(replace(frame, alerts=(late,)), []) == [0]
     # One from before comes in between, and the run itself tells of what was seen here.
     told = replace(late, was_told=True)
@@ -220,7 +223,7 @@ def test_a_run_that_took_the_place_of_another_is_told(
     looks = iter([replace(frame, status="running"), another])
 
     class Looks(_Looks):
-        def frame(self) -> Frame:
+        def frame(self) -> LiveFrame:
             return next(looks)
 
     with closing(Watching(run)) as watching:

@@ -17,30 +17,30 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.hardware.calibration import FOLDER_VARIABLE, Rate, store
+from ergmeter.hardware.calibration import FOLDER_VARIABLE, CalibratedRate, store
 from ergmeter.ports import ProbeRequest
 from ergmeter.probes.amd import amd
 from ergmeter.records import Device
 from ergmeter.sampler import open_probes
 from ergmeter.workloads.calibrate import calibrate, matmul, streams
-from ergmeter.workloads.calibrate.calibrate import Target, Tick
+from ergmeter.workloads.calibrate.calibrate import CalibrationProgress, CalibrationTarget
 from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
-from ergmeter.workloads.calibrate.sustained import Pace, Task, sustained
+from ergmeter.workloads.calibrate.sustained import RepeatedWork, TrialDurations, sustained
 from tests.amd.library import MI300X, Machine, build
 from tests.amd.library import default_uuid as amd_uuid
 from tests.nvml.library import Gpu, Library, Script, default_uuid
 
 CPU = torch.device("cpu")
-BRIEF = Pace(
+BRIEF = TrialDurations(
     burst_s=0.005, bursts=2, finalists=1, warmup_s=0.02, window_s=0.1, block_s=0.01,
     stream_warmup_s=0.01, stream_window_s=0.05, is_quick=True,
 )  # fmt: skip
-NODE = Target(CPU, Device("node:here", "node", "here", "node"))
+NODE = CalibrationTarget(CPU, Device("node:here", "node", "here", "node"))
 
 
-def held(work: Callable[[], object], **times: float) -> Rate:
+def held(work: Callable[[], object], **times: float) -> CalibratedRate:
     times = {"warmup_s": 0.05, "window_s": 0.3, "block_s": 0.03, **times}
-    return sustained(Task(work, 10.0, "B/s", "a nap"), CPU, watch=None, **times)
+    return sustained(RepeatedWork(work, 10.0, "B/s", "a nap"), CPU, watch=None, **times)
 
 
 # -- rates -----------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def test_fp32_products_are_as_fast_as_numpys_beside_them(monkeypatch: pytest.Mon
 
 def test_copies_are_as_fast_as_numpys_beside_them() -> None:
     size = 64 << 20
-    memory = streams.Streams(CPU, 2 * size)
+    memory = streams.MemoryStreams(CPU, 2 * size)
     a, b = np.ones(size // 4, np.float32), np.empty(size // 4, np.float32)
     ratios = []
     for _ in range(4):
@@ -148,7 +148,7 @@ def test_tf32_is_asked_for_only_for_tf32_and_the_users_choice_is_put_back() -> N
 
 @pytest.mark.parametrize(("pattern", "arrays"), [("copy", 2), ("read", 1), ("triad", 3)])
 def test_bytes_are_counted_as_stream_counts_them(pattern: str, arrays: int) -> None:
-    memory = streams.Streams(CPU, 12 << 20)
+    memory = streams.MemoryStreams(CPU, 12 << 20)
     before = memory._memory.numpy().copy()
     task = memory.task(pattern)
     out = task.work()
@@ -209,7 +209,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_all_is_measured_in_order_and_told() -> None:
-    ticks: list[Tick] = []
+    ticks: list[CalibrationProgress] = []
     found = calibrate.run(NODE, pace=BRIEF, tell=ticks.append)
     assert [tick.what for tick in ticks][-3:] == ["memory copy", "memory read", "memory triad"]
     assert [tick.done for tick in ticks] == list(range(ticks[0].of))
@@ -223,7 +223,7 @@ def test_all_is_measured_in_order_and_told() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_an_interrupt_keeps_what_was_measured() -> None:
-    def tell(tick: Tick) -> None:
+    def tell(tick: CalibrationProgress) -> None:
         if tick.what == "memory read":
             raise KeyboardInterrupt
 
@@ -237,10 +237,10 @@ def test_an_interrupt_keeps_what_was_measured() -> None:
 def test_what_can_not_be_measured_is_absent_with_its_reason_and_the_rest_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> Rate:
+    def refuse(*_: Any, **__: Any) -> CalibratedRate:
         raise NotMeasurable("no memory to spare")
 
-    monkeypatch.setattr(streams.Streams, "bandwidth", refuse)
+    monkeypatch.setattr(streams.MemoryStreams, "bandwidth", refuse)
     found = calibrate.run(NODE, pace=BRIEF, tell=lambda _: None)
     assert found.absent["memory copy"] == "no memory to spare"
     assert found.matmul
@@ -422,5 +422,5 @@ def test_whoever_computes_on_the_gpu_is_seen_except_ourselves(
     device = Device(default_uuid(0), "gpu", "H200", "nvml")
     assert calibrate._others(device) == (4321,)
     assert os.getpid() != 4321
-    target = Target(torch.device("cuda", 0), device, (4321,))
+    target = CalibrationTarget(torch.device("cuda", 0), device, (4321,))
     assert "process 4321" in calibrate._company(target)[0]

@@ -12,7 +12,7 @@ from ergmeter.metrics.summarize import summarize
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.reader import FINISHED, Run
 from ergmeter.workloads.demo import demo
-from ergmeter.workloads.demo.demo import Batch, batch_of
+from ergmeter.workloads.demo.demo import DemoBatch, batch_of
 from ergmeter.workloads.demo.text import documents
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_the_same_seed_trains_the_same_model() -> None:
     def losses() -> list[float]:
-        training = demo.Training(demo.SMALL, CPU)
+        training = demo.DemoTraining(demo.SMALL, CPU)
         return [training.step(next(training.batches)) for _ in range(3)]
 
     first = losses()
@@ -52,7 +52,7 @@ def test_the_same_seed_trains_the_same_model() -> None:
 
 
 def test_the_learning_rate_rises_for_ten_steps_and_then_stays() -> None:
-    training = demo.Training(demo.SMALL, CPU)
+    training = demo.DemoTraining(demo.SMALL, CPU)
     rates = []
     for _ in range(12):
         rates.append(training.schedule.get_last_lr()[0])
@@ -63,7 +63,7 @@ def test_the_learning_rate_rises_for_ten_steps_and_then_stays() -> None:
 
 
 def test_what_is_held_out_is_never_trained_on() -> None:
-    training = demo.Training(demo.SMALL, CPU)
+    training = demo.DemoTraining(demo.SMALL, CPU)
     seen = set()
     for _ in range(len(documents()) // demo.SMALL.documents):
         seen |= rows(next(training.batches))
@@ -73,12 +73,12 @@ def test_what_is_held_out_is_never_trained_on() -> None:
     assert not seen & held_out
 
 
-def rows(batch: Batch) -> set[bytes]:
+def rows(batch: DemoBatch) -> set[bytes]:
     return {bytes(row.tolist()).rstrip(b"\0") for row in batch.inputs}
 
 
 def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
-    training = demo.Training(demo.SMALL, CPU)
+    training = demo.DemoTraining(demo.SMALL, CPU)
     whole = batch_of(documents()[: 4 * demo.SMALL.documents])
     with torch.no_grad():
         at_once = training._loss(whole).item()
@@ -87,7 +87,7 @@ def test_evaluation_weighs_each_predicted_byte_the_same() -> None:
 
 def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) -> None:
     for seconds in (2.0, 10.0, 40.0):  # longer where a busy machine makes a few steps in two
-        ticks: list[demo.Tick] = []
+        ticks: list[demo.DemoProgress] = []
         out = tmp_path / f"run{seconds:.0f}"
         outcome = demo.run(seconds, device=CPU, out=out, tell=ticks.append)
         if len(ticks) >= 12:
@@ -105,7 +105,7 @@ def test_a_run_has_its_steps_its_phases_and_its_held_out_losses(tmp_path: Path) 
 
 
 def test_an_interrupt_keeps_what_was_measured_and_says_so_in_the_run(tmp_path: Path) -> None:
-    def interrupt(tick: demo.Tick) -> None:
+    def interrupt(tick: demo.DemoProgress) -> None:
         if tick.steps == 6:
             raise KeyboardInterrupt
 
@@ -118,7 +118,7 @@ def test_an_interrupt_keeps_what_was_measured_and_says_so_in_the_run(tmp_path: P
 
 
 def test_an_error_in_the_training_is_not_taken_for_an_interrupt(tmp_path: Path) -> None:
-    def fail(_tick: demo.Tick) -> None:
+    def fail(_tick: demo.DemoProgress) -> None:
         raise RuntimeError("out of luck")
 
     with pytest.raises(RuntimeError, match="out of luck"):
@@ -127,7 +127,7 @@ def test_an_error_in_the_training_is_not_taken_for_an_interrupt(tmp_path: Path) 
 
 
 def test_too_little_device_memory_is_said_in_one_line_with_a_way_out(tmp_path: Path) -> None:
-    def exhaust(_tick: demo.Tick) -> None:
+    def exhaust(_tick: demo.DemoProgress) -> None:
         raise torch.cuda.OutOfMemoryError("tried to allocate 2.00 GiB")
 
     with pytest.raises(UsageError, match=r"try --device cpu \(tried to allocate 2.00 GiB\)"):

@@ -8,10 +8,10 @@ import torch.nn.functional as F  # noqa: N812  as everybody calls it
 
 from ergmeter.workloads.demo.demo import LARGE, SMALL, Size
 from ergmeter.workloads.demo.llama import (
-    Attention,
     Llama,
     LlamaConfig,
     RMSNorm,
+    SelfAttention,
     SwiGLU,
     rotated,
     rotation,
@@ -46,7 +46,7 @@ def test_a_later_token_does_not_change_earlier_logits_and_does_change_its_own() 
 
 
 def test_an_earlier_token_is_seen_by_later_positions() -> None:
-    attention = Attention(TINY)
+    attention = SelfAttention(TINY)
     cos, sin = rotation(6, TINY.head_width, TINY.rotary_base)
     before = torch.randn(1, 6, TINY.width)
     after = before.clone()
@@ -84,8 +84,8 @@ def test_the_slowest_pair_turns_at_the_base_s_rate() -> None:
 
 
 def test_shared_heads_are_full_attention_with_repeated_keys_and_values() -> None:
-    shared = Attention(TINY)
-    full = Attention(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
+    shared = SelfAttention(TINY)
+    full = SelfAttention(LlamaConfig(11, 16, 2, 4, 4, 24, 32))
     full.load_state_dict(
         {
             "q.weight": shared.q.weight,
@@ -107,7 +107,7 @@ def heads_twice(weight: torch.Tensor) -> torch.Tensor:
 
 def test_attention_is_softmax_of_scaled_products_written_out() -> None:
     config = LlamaConfig(11, 4, 1, 1, 1, 8, 8)
-    attention = Attention(config)
+    attention = SelfAttention(config)
     x = torch.randn(1, 3, 4)
     cos, sin = rotation(3, 4, config.rotary_base)
     q, k = (rotated(project(x[0]), cos, sin) for project in (attention.q, attention.k))

@@ -11,7 +11,7 @@ import pytest
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.workloads.sft.config.config import load
-from ergmeter.workloads.sft.config.sections import Config
+from ergmeter.workloads.sft.config.sections import SftConfig
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MODEL = "model: {name: 'builtin:tiny'}\n"
@@ -44,7 +44,7 @@ def written(folder: Path, text: str, name: str = "run.yaml") -> Path:
     return path
 
 
-def read(folder: Path, text: str, **changes: object) -> Config:
+def read(folder: Path, text: str, **changes: object) -> SftConfig:
     return load(written(folder, text), changes=changes)
 
 

@@ -28,7 +28,7 @@ from ergmeter.workloads.sft.data.amounts import amounts
 from ergmeter.workloads.sft.data.examples import builtin, read
 from ergmeter.workloads.sft.data.packed import Collate
 from ergmeter.workloads.sft.data.prepared import Prepared, prepared
-from ergmeter.workloads.sft.data.templates import Chat, Plain, Written
+from ergmeter.workloads.sft.data.templates import Chat, Plain, TemplateFile
 from ergmeter.workloads.sft.data.tokenized import NO_LOSS, Tokens
 from ergmeter.workloads.sft.tiny_model import saved
 
@@ -365,15 +365,18 @@ def test_a_template_says_how_an_example_reads(tmp_path: Path) -> None:
     (example,) = read(data)
     file = tmp_path / "t.txt"
     file.write_text("Q: {instruction} ({input})\nA: {response} <end>")
-    assert Written(file).rendered(example).parts == (
+    assert TemplateFile(file).rendered(example).parts == (
         ("Q: q {input} (i)\nA: ", False),
         ("a <end>", True),
     )
     file.write_text("Q: {prompt}\n")
-    assert Written(file).rendered(example).parts == (("Q: q {input}\n\ni\n", False), ("a", True))
+    assert TemplateFile(file).rendered(example).parts == (
+        ("Q: q {input}\n\ni\n", False),
+        ("a", True),
+    )
     jinja = tmp_path / "t.jinja"
     jinja.write_text("{% if system %}{{ system }}{% endif %}U: {{ user }} B: ")
-    assert Written(jinja).rendered(example).parts == (
+    assert TemplateFile(jinja).rendered(example).parts == (
         ("U: q {input}\n\ni B: ", False),
         ("a", True),
     )
@@ -391,7 +394,7 @@ def test_a_template_says_how_an_example_reads(tmp_path: Path) -> None:
 def test_a_template_that_can_t_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (file := tmp_path / "t.txt").write_text(text)
     with pytest.raises(UsageError, match=said):
-        Written(file)
+        TemplateFile(file)
 
 
 CHATML = (
@@ -419,7 +422,7 @@ def test_of_a_conversation_every_answer_is_learnt(tmp_path: Path) -> None:
         Chat(tokenizer).rendered(example)
     (file := tmp_path / "t.txt").write_text("{prompt}")
     with pytest.raises(UsageError, match="has several questions"):
-        Written(file).rendered(example)
+        TemplateFile(file).rendered(example)
 
 
 def test_the_built_in_text_is_the_same_each_time_and_what_is_held_out_is_not_trained_on() -> None:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 import psutil
 
 from ergmeter.bench.execute import state
-from ergmeter.bench.execute.launching import Launcher, Places
-from ergmeter.bench.execute.moved_directory import Place
-from ergmeter.bench.execute.outcome import Outcome, Status
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.execute.launching import Launcher, PendingCells
+from ergmeter.bench.execute.moved_directory import OpenDirectory
+from ergmeter.bench.execute.outcome import CellOutcome, Status
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.bench.results.schema import FAILED
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ _END_S = 60.0  # longer than a runner gives its cell to end
 
 
 @dataclass
-class Progress:
+class BenchProgress:
     """How far a bench is: what a view shows."""
 
-    plan: Plan
-    states: dict[int, state.State] = field(default_factory=dict)
+    plan: BenchPlan
+    states: dict[int, state.CellState] = field(default_factory=dict)
     at_once: int = 1
     cool_down_s: float = 0.0  # after each cell
     rests_s: float = 0.0  # what is left of it now, where it is all that is waited for
@@ -56,7 +56,7 @@ class Progress:
         return sum(bool(self.states[cell.index].broken) for cell in self.plan.cells)
 
     @property
-    def failed(self) -> list[tuple[Cell, state.State]]:
+    def failed(self) -> list[tuple[Cell, state.CellState]]:
         """The cells that did not end well, and those that did and are not what they claim."""
         both = [(cell, self.states[cell.index]) for cell in self.plan.cells]
         return [(cell, one) for cell, one in both if one.status in FAILED or one.broken]
@@ -95,9 +95,11 @@ def order(cells: Iterable[Cell], *, seed: int) -> list[Cell]:
     return drawn
 
 
-def prepare(out: Path, plan: Plan, *, at_once: int = 1, cool_down_s: float = 0.0) -> Progress:
+def prepare(
+    out: Path, plan: BenchPlan, *, at_once: int = 1, cool_down_s: float = 0.0
+) -> BenchProgress:
     """Give every cell its directory; those that constraints leave out get their status now."""
-    progress = Progress(plan, at_once=at_once, cool_down_s=cool_down_s)
+    progress = BenchProgress(plan, at_once=at_once, cool_down_s=cool_down_s)
     for cell in plan.cells:
         directory = state.directory_of(out, cell)
         directory.mkdir(exist_ok=True)
@@ -105,13 +107,13 @@ def prepare(out: Path, plan: Plan, *, at_once: int = 1, cool_down_s: float = 0.0
             state.write_json(directory / state.CELL, cell.to_json())
         found = state.read(directory)
         if cell.skip and found.status == "pending":
-            found = found.ended(Outcome("skipped", cell.skip))
+            found = found.ended(CellOutcome("skipped", cell.skip))
             state.write(directory, found)
         progress.states[cell.index] = found
     return progress
 
 
-def reopened(out: Path, progress: Progress, statuses: Collection[str]) -> None:
+def reopened(out: Path, progress: BenchProgress, statuses: Collection[str]) -> None:
     """Have cells that ended with one of these statuses run again; their output is put aside."""
     for cell in progress.plan.cells:
         known = progress.states[cell.index]
@@ -121,7 +123,7 @@ def reopened(out: Path, progress: Progress, statuses: Collection[str]) -> None:
             progress.states[cell.index] = anew
 
 
-def remaining(out: Path, progress: Progress, *, seed: int) -> list[tuple[Cell, Path]]:
+def remaining(out: Path, progress: BenchProgress, *, seed: int) -> list[tuple[Cell, Path]]:
     """The cells to start, in order: those that have not ended and that nobody works on.
 
     A cell that outlived the driver that started it is waited for, not started again.
@@ -137,17 +139,17 @@ def remaining(out: Path, progress: Progress, *, seed: int) -> list[tuple[Cell, P
 
 
 def drive(
-    place: Place,
-    progress: Progress,
+    place: OpenDirectory,
+    progress: BenchProgress,
     cells: Sequence[tuple[Cell, Path]],
     launcher: Launcher,
-    tell: Callable[[Progress], None],
+    tell: Callable[[BenchProgress], None],
 ) -> bool:
     """Have the cells run and watch them. Whether all was done; False if it was interrupted, or the
     directory of results moved: cells that wait know it by its old path."""
     earlier = {cell.index for cell in progress.running}
     watched = {cell.index: cell for cell in (*progress.running, *(cell for cell, _ in cells))}
-    at = Places(set(watched) - earlier, set())
+    at = PendingCells(set(watched) - earlier, set())
     with _interruptible() as interrupted:
         running = [(one, state.directory_of(place.path, one)) for one in progress.running]
         launcher.take_over(running)
@@ -178,7 +180,7 @@ def drive(
     return False
 
 
-def _looked_at(place: Place, progress: Progress, cell: Cell, *, is_held: bool) -> bool:
+def _looked_at(place: OpenDirectory, progress: BenchProgress, cell: Cell, *, is_held: bool) -> bool:
     """Read again how a cell is. Whether it has ended: nobody holds it, here or elsewhere."""
     directory = state.directory_of(place.path, cell)
     known = state.read(directory)
@@ -207,7 +209,7 @@ def _write_off(directory: Path) -> bool:
         if known.status not in lost:
             return True
         if is_ours:
-            state.write(directory, known.ended(Outcome("cancelled", lost[known.status])))
+            state.write(directory, known.ended(CellOutcome("cancelled", lost[known.status])))
         return is_ours
 
 
@@ -221,7 +223,7 @@ def _end_here(directory: Path) -> None:
             process.wait(timeout=_END_S)
 
 
-def _named_by(number: int, directory: Path) -> state.State:
+def _named_by(number: int, directory: Path) -> state.CellState:
     """The state of a cell that was ended with its bench, saying so: to its runner it was a SIGTERM,
     which is not what a person did who pressed Ctrl-C."""
     known = state.read(directory)

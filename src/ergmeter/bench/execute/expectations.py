@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from ergmeter.bench.plan.cells import Claim
+    from ergmeter.bench.plan.cells import Expectation
 
 _LONGEST = 200
 # What the header of a run of `erg train` tells.
@@ -48,7 +48,7 @@ class Checked:
 
 
 def check(
-    claims: Sequence[Claim], *, outputs: Iterable[Path] = (), workload: Mapping[str, Any]
+    claims: Sequence[Expectation], *, outputs: Iterable[Path] = (), workload: Mapping[str, Any]
 ) -> tuple[Checked, ...]:
     """Each claim with its answer. `outputs` are the cell's stdout and stderr."""
     patterns = {one: _compiled(str(one.value)) for one in claims if one.kind == "pattern"}
@@ -72,10 +72,10 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _first_lines(
-    patterns: Mapping[Claim, re.Pattern[str]], outputs: Iterable[Path]
-) -> dict[Claim, str]:
+    patterns: Mapping[Expectation, re.Pattern[str]], outputs: Iterable[Path]
+) -> dict[Expectation, str]:
     """The first line that each pattern is in: line by line, since a log may be of any length."""
-    found: dict[Claim, str] = {}
+    found: dict[Expectation, str] = {}
     if not patterns:
         return found
     for line in _lines(outputs):
@@ -94,13 +94,13 @@ def _lines(outputs: Iterable[Path]) -> Iterator[str]:
                 yield from file
 
 
-def _of_output(claim: Claim, line: str | None) -> Checked:
+def _of_output(claim: Expectation, line: str | None) -> Checked:
     if line is None:
         return Checked(claim.name, held=False, seen=f"no line of the output has {claim.value!r}")
     return Checked(claim.name, held=True, seen=line)
 
 
-def _of_header(claim: Claim, workload: Mapping[str, Any]) -> Checked:
+def _of_header(claim: Expectation, workload: Mapping[str, Any]) -> Checked:
     if workload.get(claim.name) is None:
         return Checked(claim.name, held=False, seen="the run does not tell it")
     seen = workload[claim.name]

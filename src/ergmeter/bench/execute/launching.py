@@ -36,7 +36,7 @@ _NOT_INHERITED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PendingCells:
     """The cells that a launcher still has, by index: not started yet, and started.
 
     `rests_s`: for so long it starts none, since devices cool down; 0 where another reason holds.
@@ -68,7 +68,7 @@ class Launcher(Protocol):
     def submit(self, cells: Sequence[tuple[Cell, Path]]) -> None:
         """Take these cells, to be started in this order as there is room."""
 
-    def poll(self) -> Places:
+    def poll(self) -> PendingCells:
         """Start what can be started; where the cells are that it still has."""
 
     def cancel(self) -> None:
@@ -76,7 +76,7 @@ class Launcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class LaunchOptions:
     """What the user asked of a launcher; each takes what concerns it."""
 
     jobs: int = 1
@@ -86,7 +86,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeOfCell:
     """Which of a cell's nodes this is, and where the ranks of all of them meet."""
 
     number: int
@@ -95,7 +95,7 @@ class Node:
     port: int = 0
     token: str = "cell"  # of this launch: no other has it
 
-    def at(self, address: str, port: int) -> Node:
+    def at(self, address: str, port: int) -> NodeOfCell:
         """The same, knowing where."""
         return replace(self, address=address, port=port)
 
@@ -134,10 +134,10 @@ def _names_run(cell: Cell) -> bool:
     return any(RUN in part for part in (*cell.command, *cell.files.values()))
 
 
-def start(cell: Cell, directory: Path, *, has_gpus: bool, node: Node | None = None) -> Start:
+def start(cell: Cell, directory: Path, *, has_gpus: bool, node: NodeOfCell | None = None) -> Start:
     """How a cell starts on this machine, as one of its nodes."""
     check_nodes(cell)
-    node = node or Node(0, cell.nodes)
+    node = node or NodeOfCell(0, cell.nodes)
     node = replace(node, port=node.port or free_port())
     filled = cell.filled(directory, port=node.port)
     words = [*_ranks(filled, node, has_gpus=has_gpus), *filled.command]
@@ -169,7 +169,7 @@ def free_port() -> int:
         return port
 
 
-def _ranks(cell: Cell, node: Node, *, has_gpus: bool) -> list[str]:
+def _ranks(cell: Cell, node: NodeOfCell, *, has_gpus: bool) -> list[str]:
     """What starts the ranks of a cell, in front of what each of them runs."""
     if cell.launch == "plain":
         return []
@@ -197,7 +197,7 @@ def _ranks(cell: Cell, node: Node, *, has_gpus: bool) -> list[str]:
     ]
 
 
-def _machines(cell: Cell, node: Node) -> list[str]:
+def _machines(cell: Cell, node: NodeOfCell) -> list[str]:
     """What tells accelerate of several nodes.
 
     With one GPU on each it takes every node for a training of its own, unless it is told that there
@@ -226,7 +226,7 @@ def noted(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: secrets.written(name, value) for name, value in sorted(variables.items())}
 
 
-def told(how: Start) -> dict[str, str]:
+def launch_environment(how: Start) -> dict[str, str]:
     """Of a cell's environment, what changes how it runs, and what its scenario sets."""
     there = how.environment.items()
     return noted({n: v for n, v in there if n in how.own or n.startswith(_TELLING)})

@@ -22,7 +22,7 @@ class Gone(ErgmeterError, OSError):  # noqa: N818  its text says what is
     """The directory was deleted, or moved to where it can't be found: nothing is written."""
 
 
-class Place:
+class OpenDirectory:
     """Holds a directory open."""
 
     def __init__(self, path: Path) -> None:
@@ -31,7 +31,7 @@ class Place:
         found = os.fstat(self._held)
         self._identity = (found.st_dev, found.st_ino)
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> OpenDirectory:
         return self
 
     def __exit__(

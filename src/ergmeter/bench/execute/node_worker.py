@@ -58,7 +58,7 @@ class Member:
         if met is not None:
             self._take_part(*met)
 
-    def _take_part(self, wire: Wire, node: launching.Node) -> None:
+    def _take_part(self, wire: Wire, node: launching.NodeOfCell) -> None:
         kills = kernel_kills()
         try:
             exit_code = self._execute(wire, node)
@@ -71,7 +71,7 @@ class Member:
         _until_heard(wire)
         wire.close()
 
-    def _execute(self, wire: Wire, node: launching.Node) -> int:
+    def _execute(self, wire: Wire, node: launching.NodeOfCell) -> int:
         has_gpus = bool(launching.gpus_here())
         how = launching.start(self._cell, self._directory, has_gpus=has_gpus, node=node)
         with begun(how, self._directory, suffix=node.suffix) as child:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import pynvml
 
-from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.state import write_json
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.probes.nvidia import visible
@@ -168,7 +168,7 @@ def logged(cell: Path, *, environment: Mapping[str, str], suffix: str = "") -> I
     if query is None:
         yield
         return
-    with Place(cell) as place:
+    with OpenDirectory(cell) as place:
         log = _Log(place, suffix)
         try:
             log.begin(query, environment)
@@ -189,7 +189,7 @@ def _nodes(name: str) -> str:
 class _Log:
     """Owns the process."""
 
-    def __init__(self, place: Place, suffix: str) -> None:
+    def __init__(self, place: OpenDirectory, suffix: str) -> None:
         self._place, self._suffix = place, suffix
         self._name = place.path.name + suffix
         self._log = place.path / _named(LOG, suffix)

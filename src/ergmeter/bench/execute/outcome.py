@@ -53,7 +53,7 @@ _LONGEST = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellOutcome:
     """The status of a cell that has ended, and why, in one line; empty where all went well."""
 
     status: Status
@@ -74,7 +74,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ParsedOutput:
     """What the processes of one node said last, and their exit code."""
 
     stdout: str
@@ -93,7 +93,7 @@ class Said:
         return bool(_causes(_raised(self.stdout, self.stderr)))
 
 
-def telling(nodes: Sequence[Said]) -> Said:
+def telling(nodes: Sequence[ParsedOutput]) -> ParsedOutput:
     """Of several nodes, given in the order in which they failed, the first that tells a cause.
 
     All of them together where none does. Put in a row by number they would read as if what the
@@ -104,7 +104,7 @@ def telling(nodes: Sequence[Said]) -> Said:
             return one
     texts = [(one.stdout, one.stderr) for one in nodes]
     stdout, stderr = ("\n".join(one) for one in zip(*texts, strict=True))
-    return Said(stdout, stderr, nodes[0].exit_code)
+    return ParsedOutput(stdout, stderr, nodes[0].exit_code)
 
 
 def outcome(
@@ -118,7 +118,7 @@ def outcome(
     cancelled: str = "",
     broken: str = "",
     kernel_kills: int | None = None,
-) -> Outcome:
+) -> CellOutcome:
     """What the end of a command was. `stdout` and `stderr` are their last parts.
 
     `loss` is the last one that is known; `kernel_kills` by how much the kernel's own count of
@@ -126,24 +126,24 @@ def outcome(
     seeing it to its end.
     """
     if cancelled:
-        return Outcome("cancelled", cancelled)
+        return CellOutcome("cancelled", cancelled)
     if timed_out_s is not None:
-        return Outcome("timeout", f"it was ended after {timed_out_s:g} s, its limit")
+        return CellOutcome("timeout", f"it was ended after {timed_out_s:g} s, its limit")
     is_well = exit_code == 0 and signal is None
     if is_well and (loss is None or math.isfinite(loss)):
-        return Outcome("ok")
+        return CellOutcome("ok")
     if not is_well:
         lacking = _memory(exit_code, signal, stdout, stderr, kernel_kills)
         if lacking:
-            return Outcome("oom", lacking)
+            return CellOutcome("oom", lacking)
     if loss is not None and not math.isfinite(loss):
-        return Outcome("diverged", f"the loss became {loss}")
+        return CellOutcome("diverged", f"the loss became {loss}")
     if broken and not _causes(_raised(stdout, stderr)):
-        return Outcome("error", _short(f"it was cut short: {broken}"))
+        return CellOutcome("error", _short(f"it was cut short: {broken}"))
     killed = _killed(exit_code, signal, stdout, stderr)
     if killed and not _causes(_raised(stdout, stderr)):
-        return Outcome("error", f"{killed}; the kernel's count of OOM kills did not rise")
-    return Outcome("error", _error(exit_code, signal, stdout, stderr))
+        return CellOutcome("error", f"{killed}; the kernel's count of OOM kills did not rise")
+    return CellOutcome("error", _error(exit_code, signal, stdout, stderr))
 
 
 def _memory(

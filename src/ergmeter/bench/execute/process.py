@@ -80,7 +80,7 @@ def begun(
 
     `suffix` tells the files of one node from those of another: stdout.node1, command.node1.sh.
     """
-    write_json(directory / f"environment{suffix}.json", launching.told(how))
+    write_json(directory / f"environment{suffix}.json", launching.launch_environment(how))
     script = launching.script(how, where=Path.cwd())
     (directory / f"command{suffix}.sh").write_text(script, encoding="utf-8")
     out_path, err_path = (directory / f"{name}{suffix}" for name in (STDOUT, STDERR))

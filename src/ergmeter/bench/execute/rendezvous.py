@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from ergmeter.bench.execute.launching import Node, free_port
-from ergmeter.bench.execute.moved_directory import Gone, Place
+from ergmeter.bench.execute.launching import NodeOfCell, free_port
+from ergmeter.bench.execute.moved_directory import Gone, OpenDirectory
 from ergmeter.bench.execute.process import GRACE_S, Cancelled
 from ergmeter.bench.execute.state import write_json
 
@@ -102,10 +102,10 @@ class _Other:
     said: dict[str, Any] | None = None
 
 
-class Meeting:
+class Rendezvous:
     """The first node's side: it calls the others, has them begin, hears of their end, ends them."""
 
-    def __init__(self, place: Place, *, token: str, nodes: int) -> None:
+    def __init__(self, place: OpenDirectory, *, token: str, nodes: int) -> None:
         self._place, self._token, self._nodes = place, token, nodes
         self._secret = secrets.token_hex(16)
         self._others: dict[int, _Other] = {}
@@ -121,7 +121,7 @@ class Meeting:
         """Of all nodes, in order."""
         return [socket.gethostname(), *(one.host for _, one in sorted(self._others.items()))]
 
-    def gathered(self, beat: Callable[[], None]) -> Node:
+    def gathered(self, beat: Callable[[], None]) -> NodeOfCell:
         """Wait for the others. Where all ranks meet; Cancelled if somebody does not come."""
         until_s = time.monotonic() + MEET_S
         while len(self._others) < self._nodes - 1:
@@ -140,7 +140,7 @@ class Meeting:
         ]  # fmt: skip
         if not common:
             raise Cancelled("the network: no address of the first node is known to all others")
-        return Node(0, self._nodes, common[0], free_port(), self._token)
+        return NodeOfCell(0, self._nodes, common[0], free_port(), self._token)
 
     def _welcome(self, wire: Wire) -> None:
         wire.send({"token": self._token})
@@ -150,7 +150,7 @@ class Meeting:
             return
         self._others[int(said["node"])] = _Other(wire, str(said["host"]), list(said["reached"]))
 
-    def begin(self, at: Node) -> None:
+    def begin(self, at: NodeOfCell) -> None:
         """Have the others start their ranks."""
         for one in self._others.values():
             one.wire.send({"address": at.address, "port": at.port})
@@ -211,14 +211,16 @@ def _own_addresses() -> list[str]:
     return list(dict.fromkeys([socket.gethostname(), socket.getfqdn(), *found, "127.0.0.1"]))
 
 
-def joined(directory: Path, *, token: str, number: int, nodes: int) -> tuple[Wire, Node] | None:
+def joined(
+    directory: Path, *, token: str, number: int, nodes: int
+) -> tuple[Wire, NodeOfCell] | None:
     """Another node's side: find the first, say that we are here, and be told where ranks meet.
 
     None if there is nothing to do. The wire closes when this node's part is to end.
     """
     until_s = time.monotonic() + MEET_S
     while time.monotonic() < until_s:
-        told = _told(directory / MEETING)
+        told = _launch_facts(directory / MEETING)
         if told.get("token") == token:
             if told.get("is_over"):
                 return None
@@ -227,12 +229,12 @@ def joined(directory: Path, *, token: str, number: int, nodes: int) -> tuple[Wir
             if wire is not None:
                 wire.send({"secret": told["secret"], "node": number,
                            "host": socket.gethostname(), "reached": reached})  # fmt: skip
-                return _begun(wire, Node(number, nodes, token=token))
+                return _begun(wire, NodeOfCell(number, nodes, token=token))
         time.sleep(_LOOK_S)
     raise Cancelled(f"the scheduler: the first node was not found within {MEET_S:.0f} s")
 
 
-def _begun(wire: Wire, waiting: Node) -> tuple[Wire, Node] | None:
+def _begun(wire: Wire, waiting: NodeOfCell) -> tuple[Wire, NodeOfCell] | None:
     """Where the ranks meet, once all have come; None if it was called off."""
     while not wire.is_closed:
         said = wire.heard(_ANSWER_S)
@@ -241,7 +243,7 @@ def _begun(wire: Wire, waiting: Node) -> tuple[Wire, Node] | None:
     return None
 
 
-def _told(path: Path) -> dict[str, Any]:
+def _launch_facts(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):

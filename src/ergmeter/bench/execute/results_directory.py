@@ -33,7 +33,7 @@ from ergmeter.bench.execute.state import (
     write_json,
 )
 from ergmeter.bench.plan import erg_train
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import UsageError
 
 # -- differences -----------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Opening:
     script: Mapping[str, Any] = field(default_factory=dict)
 
 
-def opened(out: Path, plan: Plan, opening: Opening) -> Plan:
+def opened(out: Path, plan: BenchPlan, opening: Opening) -> BenchPlan:
     """Make the directory, or take it up again, and be its driver. Nothing in it is ever deleted.
 
     The plan to run, with the numbers that its cells have there; its `warnings` say what was added
@@ -156,10 +156,10 @@ def _is_filled(out: Path) -> bool:
     return out.is_dir() and any(out.iterdir())
 
 
-def joined(out: Path, plan: Plan) -> tuple[Plan | None, Plan]:
+def joined(out: Path, plan: BenchPlan) -> tuple[BenchPlan | None, BenchPlan]:
     """The directory's plan with what is new in this one, if anything is; and this one's cells as
     they are there. New ones have numbers after all others. Nothing is written."""
-    kept = Plan.read(out / PLAN)
+    kept = BenchPlan.read(out / PLAN)
     # Scenarios that differ in a key alone have cells with one id.
     there = {(cell.scenario, cell.id): cell for cell in kept.cells}
     asked = {(cell.scenario, cell.id): cell for cell in plan.cells}
@@ -222,7 +222,7 @@ def _check_at_rest(out: Path) -> None:
     if not (out / PLAN).exists():
         return
     jobs: dict[Path, str] = {}
-    for cell, state in states(out, Plan.read(out / PLAN)):
+    for cell, state in states(out, BenchPlan.read(out / PLAN)):
         directory = directory_of(out, cell)
         if is_worked_on(directory, state):
             raise UsageError(

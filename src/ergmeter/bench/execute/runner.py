@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.bench.execute import expectations, judging, launching, nvidia_smi_logger, state
 from ergmeter.bench.execute.judging import plain
-from ergmeter.bench.execute.moved_directory import Gone, Place
-from ergmeter.bench.execute.outcome import KILLED, Outcome, Said, outcome, telling
+from ergmeter.bench.execute.moved_directory import Gone, OpenDirectory
+from ergmeter.bench.execute.outcome import KILLED, CellOutcome, ParsedOutput, outcome, telling
 from ergmeter.bench.execute.process import (
     SETTLE_S,
     STDERR,
@@ -44,8 +44,8 @@ from ergmeter.bench.execute.process import (
     kernel_kills,
     kills_since,
 )
-from ergmeter.bench.execute.rendezvous import Meeting, call_off
-from ergmeter.bench.execute.state import CELL, RESULTS, Process, State, write_json
+from ergmeter.bench.execute.rendezvous import Rendezvous, call_off
+from ergmeter.bench.execute.state import CELL, RESULTS, CellState, Process, write_json
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.bench.results import results
 from ergmeter.errors import ErgmeterError
@@ -63,7 +63,7 @@ _FOLLOW_S = 10.0
 class Runner:
     """One attempt at one cell. Owns the cell's process and its status.json."""
 
-    def __init__(self, place: Place, *, token: str = "") -> None:
+    def __init__(self, place: OpenDirectory, *, token: str = "") -> None:
         self._place = place
         said = json.loads((self._directory / CELL).read_text(encoding="utf-8"))
         self._cell = Cell.from_json(said)
@@ -77,7 +77,7 @@ class Runner:
         """Looked up for each use: it may be called otherwise by now."""
         return self._place.path
 
-    def run(self) -> State:
+    def run(self) -> CellState:
         """Run the cell to its end, unless it has had one or another is at it. What it came to."""
         with state.claimed(self._directory) as is_ours:
             self._state = state.read(self._directory)  # another may have ended it meanwhile
@@ -89,7 +89,7 @@ class Runner:
             call_off(self._directory, token=self._token)
         return self._state
 
-    def _attempt(self) -> State:
+    def _attempt(self) -> CellState:
         end_leftover(self._state.child)
         end_leftovers(self._directory)
         self._put_aside()
@@ -109,24 +109,24 @@ class Runner:
             ways["cancelled"] = f"it was ended by {asked}"
         except (OSError, ErgmeterError) as error:
             if self._state.child is None:
-                return self._end(Outcome("error", f"it could not be started: {error}"), None)
+                return self._end(CellOutcome("error", f"it could not be started: {error}"), None)
             ways["broken"] = str(error)
         killed = [kills_since(kills), *(meeting.kills() if meeting else ())]
         known = [one for one in killed if one is not None]
         ways["kernel_kills"] = sum(known) if len(known) == len(killed) else None
         return self._end(self._judged(exit_code, **ways), exit_code)
 
-    def _meeting(self) -> Meeting:
+    def _meeting(self) -> Rendezvous:
         launching.check_nodes(self._cell)
         if not self._token:
             raise OSError(f"a cell on {self._cell.nodes} nodes is started by slurm or ray")
-        return Meeting(self._place, token=self._token, nodes=self._cell.nodes)
+        return Rendezvous(self._place, token=self._token, nodes=self._cell.nodes)
 
-    def _execute(self, meeting: Meeting | None) -> int:
+    def _execute(self, meeting: Rendezvous | None) -> int:
         """Start the command and wait for it. Raises what cut it short, once it is gone."""
         cell, directory = self._cell, self._directory
         (directory / "hf").mkdir(exist_ok=True)
-        node = launching.Node(0, 1)
+        node = launching.NodeOfCell(0, 1)
         if meeting:
             node = meeting.gathered(self._beat)
             self._keep(self._state.on(meeting.hosts))
@@ -140,7 +140,7 @@ class Runner:
             self._keep(replace(self._state, child=Process.of(child.pid)))
             return self._wait(child, meeting)
 
-    def _wait(self, child: subprocess.Popen[bytes], meeting: Meeting | None) -> int:
+    def _wait(self, child: subprocess.Popen[bytes], meeting: Rendezvous | None) -> int:
         """Until all nodes have ended, or time is up. The exit code, of whichever failed first.
 
         Between two looks nobody knows who was first; one that was killed did not say anything.
@@ -179,8 +179,10 @@ class Runner:
             state.beat(self._directory)
             self._beaten_s = time.monotonic()
 
-    def _judged(self, exit_code: int | None, **how: Any) -> Outcome:  # noqa: ANN401  `outcome`'s
-        suffixes = [launching.Node(n, self._cell.nodes).suffix for n in range(self._cell.nodes)]
+    def _judged(self, exit_code: int | None, **how: Any) -> CellOutcome:  # noqa: ANN401  `outcome`'s
+        suffixes = [
+            launching.NodeOfCell(n, self._cell.nodes).suffix for n in range(self._cell.nodes)
+        ]
         outputs = [
             self._directory / f"{name}{one}" for name in (STDOUT, STDERR) for one in suffixes
         ]
@@ -189,7 +191,10 @@ class Runner:
         texts = list(zip(tails[: len(suffixes)], tails[len(suffixes) :], strict=True))
         # Of a node that has not ended, nothing is known but that it did not fail by itself.
         others = 1 if self._failed else exit_code
-        nodes = [Said(*texts[node], self._failed.get(node, others)) for node in self._by_failure()]
+        nodes = [
+            ParsedOutput(*texts[node], self._failed.get(node, others))
+            for node in self._by_failure()
+        ]
         said = telling(nodes)
         run = judging.opened(self._directory / "run")
         found = outcome(
@@ -208,7 +213,7 @@ class Runner:
         self._write_results(found, trainer)
         return found
 
-    def _write_results(self, found: Outcome, trainer: Mapping[str, float]) -> None:
+    def _write_results(self, found: CellOutcome, trainer: Mapping[str, float]) -> None:
         """Flat, as FMS has it: arguments as text, and what transformers printed at the end."""
         cell = self._cell
         arguments = {k: "" if v is None else str(v) for k, v in cell.settings.items()}
@@ -224,7 +229,7 @@ class Runner:
 
     def _put_aside(self) -> None:
         """What an attempt before this one left goes into a directory of its own."""
-        gone = Outcome("cancelled", "its process was gone before it ended")
+        gone = CellOutcome("cancelled", "its process was gone before it ended")
         self._state = self._state.ended(gone)  # if its last attempt had not
         there = [self._directory / name for name in _OUTPUTS]
         there = [path for path in there if path.exists()]
@@ -237,11 +242,11 @@ class Runner:
         for path in there:
             path.rename(aside / path.name)
 
-    def _keep(self, now: State) -> None:
+    def _keep(self, now: CellState) -> None:
         state.write(self._directory, now)
         self._state = now
 
-    def _end(self, found: Outcome, exit_code: int | None) -> State:
+    def _end(self, found: CellOutcome, exit_code: int | None) -> CellState:
         self._keep(self._state.ended(found, exit_code=exit_code))
         return self._state
 
@@ -262,7 +267,7 @@ def main(arguments: list[str]) -> int:
     given = asked.parse_args(arguments)
     cancel_on_signals()
     adopt_orphans()
-    with Place(given.directory) as place:
+    with OpenDirectory(given.directory) as place:
         try:
             Runner(place, token=given.meeting).run()
         except Gone as error:

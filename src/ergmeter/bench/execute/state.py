@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 
 from ergmeter.bench.execute.expectations import Checked, broken
-from ergmeter.bench.execute.outcome import FINAL, Outcome, Status
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.execute.outcome import FINAL, CellOutcome, Status
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 from ergmeter.errors import FormatError
 from ergmeter.runlog.liveness import boot_id, started_s
 
@@ -71,7 +71,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CellState:
     """What a cell's status.json says. `worker` runs the cell and judges it; `child` is the cell."""
 
     status: Status = "pending"
@@ -87,7 +87,7 @@ class State:
         """Whether a resumed bench leaves it alone."""
         return self.status in FINAL
 
-    def begun(self, worker: Process) -> State:
+    def begun(self, worker: Process) -> CellState:
         """Under way, once more."""
         attempt = {
             "started": now(), "ended": None, "status": "running", "exit_code": None,
@@ -98,13 +98,13 @@ class State:
             attempts=(*self.attempts, attempt),
         )  # fmt: skip
 
-    def on(self, hosts: Sequence[str]) -> State:
+    def on(self, hosts: Sequence[str]) -> CellState:
         """The same, with the machines that the last attempt is on."""
         return replace(
             self, attempts=(*self.attempts[:-1], {**self.attempts[-1], "hosts": [*hosts]})
         )
 
-    def ended(self, outcome: Outcome, *, exit_code: int | None = None) -> State:
+    def ended(self, outcome: CellOutcome, *, exit_code: int | None = None) -> CellState:
         """At its end, the last attempt with it."""
         attempts = list(self.attempts)
         if attempts and attempts[-1]["ended"] is None:
@@ -161,7 +161,7 @@ def write_json(path: Path, value: object, *, indent: int | None = 1) -> None:
     part.replace(path)
 
 
-def read(directory: Path) -> State:
+def read(directory: Path) -> CellState:
     """What is known of the cell there; pending if nothing is."""
     path = directory / STATUS
     try:
@@ -170,14 +170,14 @@ def read(directory: Path) -> State:
             said[name] = Process(**said[name]) if said.get(name) else None
         for name in ("attempts", "claims"):
             said[name] = tuple(said.get(name, ()))
-        return State(**{name: said[name] for name in State.__slots__ if name in said})
+        return CellState(**{name: said[name] for name in CellState.__slots__ if name in said})
     except FileNotFoundError:
-        return State()
+        return CellState()
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{path} is no status of a cell: {error}; move it away") from error
 
 
-def write(directory: Path, state: State) -> None:
+def write(directory: Path, state: CellState) -> None:
     """Keep it."""
     write_json(directory / STATUS, asdict(state))
 
@@ -205,7 +205,7 @@ def claimed(directory: Path) -> Iterator[bool]:
         yield is_ours
 
 
-def is_worked_on(directory: Path, state: State) -> bool:
+def is_worked_on(directory: Path, state: CellState) -> bool:
     """Whether a runner is at this cell now, here or on another machine."""
     if state.status != "running" or state.worker is None:
         return False
@@ -218,7 +218,7 @@ def is_worked_on(directory: Path, state: State) -> bool:
     return silent_s < SILENT_S
 
 
-def states(out: Path, plan: Plan) -> Iterator[tuple[Cell, State]]:
+def states(out: Path, plan: BenchPlan) -> Iterator[tuple[Cell, CellState]]:
     """Every cell of a plan with its state."""
     for cell in plan.cells:
         yield cell, read(directory_of(out, cell))
@@ -229,7 +229,7 @@ def at_work(out: Path) -> set[int]:
     found: set[int] = set()
     if not (out / PLAN).exists():
         return found
-    for _, state in states(out, Plan.read(out / PLAN)):
+    for _, state in states(out, BenchPlan.read(out / PLAN)):
         process = state.worker.found() if state.status == "running" and state.worker else None
         if process is not None:
             with suppress(psutil.Error):

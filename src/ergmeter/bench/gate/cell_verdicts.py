@@ -13,7 +13,7 @@ from ergmeter.bench.gate.comparing import TOGETHER
 
 if TYPE_CHECKING:
     from ergmeter.bench.gate.gate import Gate, State
-    from ergmeter.bench.gate.pairing import Pair
+    from ergmeter.bench.gate.pairing import CellPair
 
 Word: TypeAlias = Literal["worse", "inconclusive", "missing", "new", "pass", "not judged"]
 WORDS: tuple[Word, ...] = ("worse", "missing", "inconclusive", "not judged", "new", "pass")
@@ -42,7 +42,7 @@ def cell_verdicts(found: Gate) -> tuple[CellVerdict, ...]:
     return tuple(sorted(verdicts, key=lambda one: WORDS.index(one.word)))
 
 
-def _verdict(name: str, pair: Pair | None, states: list[tuple[State, str]]) -> CellVerdict:
+def _verdict(name: str, pair: CellPair | None, states: list[tuple[State, str]]) -> CellVerdict:
     order: tuple[State, ...] = ("red", "inconclusive", "pass", "absent")
     told = sorted(states, key=lambda one: order.index(one[0]))
     worst = tuple(words for state, words in told if state == told[0][0])

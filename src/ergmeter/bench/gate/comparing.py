@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.bench.gate.padding_check import paradox
-from ergmeter.bench.gate.pairing import Pair, Paired, paired
+from ergmeter.bench.gate.pairing import CellPair, Paired, paired
 from ergmeter.bench.gate.rules import METRICS, metric_named
 from ergmeter.bench.gate.window_kinds import of_one_window
 from ergmeter.errors import NotMeasurable
@@ -35,7 +35,7 @@ _KNOWN = 1e6  # degrees of freedom of a noise that is given and not estimated
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchCompareOptions:
     """How to compare. `noise`: of one run, as a share, by metric; under "" for all of them."""
 
     confidence: float = 0.95
@@ -50,7 +50,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class CellChange:
     """NEW over REF, or NEW minus REF: `error` is the standard error on the scale's axis."""
 
     column: str
@@ -89,20 +89,20 @@ class Figure:
 class Compared:
     """One configuration: its figures, by metric, and what is odd about them."""
 
-    pair: Pair
-    figures: Mapping[str, Figure]
+    pair: CellPair
+    figures: Mapping[str, CellChange]
     paradox: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BenchComparison:
     """Everything that a comparison of two tables found."""
 
     paired: Paired
     cells: tuple[Compared, ...]
-    together: Mapping[str, Figure]
+    together: Mapping[str, CellChange]
     metrics: tuple[str, ...]
-    options: Options
+    options: BenchCompareOptions
 
 
 def compare(
@@ -110,14 +110,14 @@ def compare(
     ref: pa.Table,
     *,
     metrics: Sequence[str] = SHOWN,
-    options: Options | None = None,
-) -> Comparison:
+    options: BenchCompareOptions | None = None,
+) -> BenchComparison:
     """Hold NEW against REF, configuration by configuration, and over all of them."""
-    asked = options or Options()
+    asked = options or BenchCompareOptions()
     names = tuple(dict.fromkeys(metric_named(name) for name in metrics))
     found = matched(new, ref, asked)
     cells = []
-    by_metric: dict[str, list[Figure]] = {name: [] for name in names}
+    by_metric: dict[str, list[CellChange]] = {name: [] for name in names}
     for pair in found.both:
         figures = {}
         for name in names:
@@ -127,16 +127,18 @@ def compare(
                 by_metric[name].append(one)
         cells.append(Compared(pair, figures, paradox(pair)))
     over_all = {n: whole for n, ones in by_metric.items() if (whole := together(ones, asked))}
-    return Comparison(found, tuple(cells), over_all, names, asked)
+    return BenchComparison(found, tuple(cells), over_all, names, asked)
 
 
-def matched(new: pa.Table, ref: pa.Table, options: Options) -> Paired:
+def matched(new: pa.Table, ref: pa.Table, options: BenchCompareOptions) -> Paired:
     """The cells of both, by configuration. Raises UsageError for windows of different kinds."""
     new, ref = of_one_window(new, ref)
     return paired(new, ref, by=options.by, new_where=options.new_where, ref_where=options.ref_where)
 
 
-def figure(pair: Pair, metric: str, scale: Scale, options: Options) -> Figure | None:
+def figure(
+    pair: CellPair, metric: str, scale: Scale, options: BenchCompareOptions
+) -> CellChange | None:
     """One metric of one configuration; None where a side lacks it, or it has no such scale."""
     column = pair.column(METRICS[metric])
     if column is None:
@@ -152,7 +154,7 @@ def figure(pair: Pair, metric: str, scale: Scale, options: Options) -> Figure | 
     return _single(column, means, found, (new, ref), options.noise_of(metric))
 
 
-def amount(found: Figure, value: float) -> str:
+def amount(found: CellChange, value: float) -> str:
     """A side's own figure in words, in the unit of its column."""
     if found.column.endswith("_bytes"):
         return scaled(value, "B")
@@ -161,7 +163,7 @@ def amount(found: Figure, value: float) -> str:
     return significant(value)
 
 
-def together(figures: Sequence[Figure], options: Options) -> Figure | None:
+def together(figures: Sequence[CellChange], options: BenchCompareOptions) -> CellChange | None:
     """All configurations as one: the mean change, with its interval from how the cells scatter."""
     if len(figures) < _FEWEST_TOGETHER:
         return None
@@ -181,12 +183,12 @@ def together(figures: Sequence[Figure], options: Options) -> Figure | None:
     return _measured(", ".join(columns), (means[0].value, means[1].value), found)
 
 
-def _measured(column: str, means: tuple[float, float], found: Contrast) -> Figure:
+def _measured(column: str, means: tuple[float, float], found: Contrast) -> CellChange:
     assert found.low is not None
     assert found.high is not None
     assert found.freedom is not None
     width = _axis(found.high, found.scale) - _axis(found.low, found.scale)
-    return Figure(
+    return CellChange(
         column,
         *means,
         found.value,
@@ -207,10 +209,10 @@ def _single(
     found: Contrast,
     sides: tuple[Sequence[float], Sequence[float]],
     given: float | None,
-) -> Figure:
+) -> CellChange:
     """Where a side has one run: the noise that was given, or that of the side with repeats."""
     scale = found.scale
-    plain = Figure(column, *means, found.value, scale, found.repeats, basis=found.why)
+    plain = CellChange(column, *means, found.value, scale, found.repeats, basis=found.why)
     repeated = max(sides, key=len)
     if given is not None:
         noise = math.log1p(given) if scale == "ratio" else given * abs(means[1])
@@ -225,7 +227,7 @@ def _single(
     middle = _axis(found.value, scale)
     margin = factor(found.confidence, freedom) * error
     back = math.exp if scale == "ratio" else float
-    return Figure(
+    return CellChange(
         column,
         *means,
         found.value,

@@ -16,7 +16,7 @@ from ergmeter.bench.results.run_columns import FROM_RUN, TRAINER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.bench.gate.pairing import Pair, Paired, Side
+    from ergmeter.bench.gate.pairing import CellPair, Paired, Side
 
 _RATES = {
     FROM_RUN: "of the steps after the warm-up",
@@ -38,9 +38,9 @@ def conditions(found: Paired) -> list[str]:
     ]
 
 
-def differences(pair: Pair) -> list[str]:
+def differences(pair: CellPair) -> list[str]:
     """What differs in one configuration between the runs of NEW and of REF that ended well."""
-    new, ref = _told(pair.new), _told(pair.ref)
+    new, ref = _conditions_of(pair.new), _conditions_of(pair.ref)
     return [
         f"{name} {' and '.join(sorted(new[name]))} in NEW, {' and '.join(sorted(ref[name]))} in REF"
         for name in new
@@ -48,7 +48,7 @@ def differences(pair: Pair) -> list[str]:
     ]
 
 
-def _told(side: Side) -> dict[str, set[str]]:
+def _conditions_of(side: Side) -> dict[str, set[str]]:
     told: dict[str, set[str]] = {}
     for row in side.ok:
         for name, value in _conditions(row).items():

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ergmeter.bench.gate.comparing import (
     TOGETHER,
-    Figure,
-    Options,
+    BenchCompareOptions,
+    CellChange,
     amount,
     figure,
     matched,
@@ -41,36 +41,35 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.bench.gate.comparing import Way
-    from ergmeter.bench.gate.pairing import Pair, Paired, Side
-    from ergmeter.bench.gate.rules import Rule
+    from ergmeter.bench.gate.pairing import CellPair, Paired, Side
+    from ergmeter.bench.gate.rules import GateRule
 
 # -- gate words ------------------------------------------------------------------------------------
 # What a gate says of a figure: its change, the interval of it, the noise that it has.
 
 
-def change_in_words(found: Figure) -> str:
+def change_in_words(found: CellChange) -> str:
     """By how much, and from what to what."""
-    return (
-        f"{_shown(found.value, found)} ({amount(found, found.ref)} to {amount(found, found.new)})"
-    )
+    was, is_now = amount(found, found.ref), amount(found, found.new)
+    return f"{_value_text(found.value, found)} ({was} to {is_now})"
 
 
-def span_in_words(found: Figure) -> str:
+def span_in_words(found: CellChange) -> str:
     """The interval of the change."""
     assert found.low is not None
     assert found.high is not None
     if found.low == found.high:
         return "the same in every repeat"
-    return f"{_shown(found.low, found)} to {_shown(found.high, found)}"
+    return f"{_value_text(found.low, found)} to {_value_text(found.high, found)}"
 
 
-def _shown(value: float, found: Figure) -> str:
+def _value_text(value: float, found: CellChange) -> str:
     if found.scale == "difference":
         return f"{'+' if value >= 0 else '-'}{significant(abs(value), 3)}"
     return f"{(value - 1.0) * 100:+.1f} %"
 
 
-def noise_in_words(found: Figure) -> str:
+def noise_in_words(found: CellChange) -> str:
     """How much runs scatter, and how many there were."""
     if found.noise is None:
         return found.basis
@@ -96,14 +95,14 @@ class Judgement:
     """One rule on one configuration, or on all of them together."""
 
     name: str
-    rule: Rule
+    rule: GateRule
     state: State
     words: str
-    figure: Figure | None = None
+    figure: CellChange | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class GateRemark:
     """What is to be said of a configuration besides its figures."""
 
     name: str
@@ -115,14 +114,14 @@ class Finding:
 class Gate:
     """All judgements and findings, and what they come to."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[GateRule, ...]
     judgements: tuple[Judgement, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[GateRemark, ...]
     paired: Paired
-    options: Options
+    options: BenchCompareOptions
     is_strict: bool = False
     is_plain: bool = False
-    needed: tuple[Rule, ...] = ()  # rules that must have something to judge
+    needed: tuple[GateRule, ...] = ()  # rules that must have something to judge
 
     def count(self, state: State) -> int:
         """How many judgements and findings came to this."""
@@ -142,7 +141,7 @@ class Gate:
         return "inconclusive" if self.count("inconclusive") or not self.count("pass") else "pass"
 
     @property
-    def unjudged(self) -> tuple[Rule, ...]:
+    def unjudged(self) -> tuple[GateRule, ...]:
         """Rules whose figure no cell that works on both sides has on both."""
         judged = {one.rule for one in self.judgements if one.figure is not None}
         asked = {one.rule for one in self.judgements}
@@ -174,7 +173,7 @@ class Gate:
             return "nothing to judge: no cell worked on both sides, or none has a figure on both"
         return ""
 
-    def is_in_ref(self, rule: Rule) -> bool:
+    def is_in_ref(self, rule: GateRule) -> bool:
         """Whether a cell of REF has what the rule is about."""
         return any(pair.ref.values(column) for pair in self.paired.pairs for column in rule.columns)
 
@@ -192,9 +191,9 @@ class Gate:
 def gate(
     new: pa.Table,
     ref: pa.Table,
-    rules: Sequence[str | Rule] = (),
+    rules: Sequence[str | GateRule] = (),
     *,
-    options: Options | None = None,
+    options: BenchCompareOptions | None = None,
     is_strict: bool = False,
     is_plain: bool = False,
     allow_missing: bool = False,
@@ -204,7 +203,7 @@ def gate(
     Without rules those of `rules.DEFAULTS`, of which one may have nothing to judge where REF has no
     such figure either: a training that logs no loss has none.
     """
-    asked = options or Options()
+    asked = options or BenchCompareOptions()
     is_default = not rules
     rules = rules or DEFAULTS
     wanted = tuple(parsed(one) if isinstance(one, str) else one for one in rules)
@@ -221,7 +220,9 @@ def gate(
     return replace(made, needed=tuple(one for one in wanted if one not in spared))
 
 
-def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> list[Judgement]:
+def _drafts(
+    found: Paired, rule: GateRule, options: BenchCompareOptions, *, is_plain: bool
+) -> list[Judgement]:
     """Each configuration under one rule, as if it were the only one."""
     drafts, figures = [], []
     for pair in found.both:
@@ -250,7 +251,7 @@ def _drafts(found: Paired, rule: Rule, options: Options, *, is_plain: bool) -> l
     return drafts
 
 
-def _judged(name: str, rule: Rule, found: Figure, *, is_plain: bool) -> Judgement:
+def _judged(name: str, rule: GateRule, found: CellChange, *, is_plain: bool) -> Judgement:
     """By the figure's own interval; whether chance over all cells explains it comes later."""
     beyond = _is_beyond(rule, found.value)
     change = change_in_words(found)
@@ -302,43 +303,43 @@ def _taken_back(one: Judgement, p: float, alpha: float, tests: int) -> Judgement
     return replace(one, state="inconclusive", words=words)
 
 
-def _findings(pair: Pair) -> list[Finding]:
+def _findings(pair: CellPair) -> list[GateRemark]:
     new, ref = pair.new, pair.ref
     if not new.rows:
-        return [Finding(pair.name, "inconclusive", "missing in NEW")]
+        return [GateRemark(pair.name, "inconclusive", "missing in NEW")]
     if not ref.rows:
-        return [Finding(pair.name, "absent", "not in REF: nothing to hold it against")]
-    found = [Finding(pair.name, "red", f"not what it says: {line}") for line in new.broken]
+        return [GateRemark(pair.name, "absent", "not in REF: nothing to hold it against")]
+    found = [GateRemark(pair.name, "red", f"not what it says: {line}") for line in new.broken]
     if new.failed:
         found.append(_failure(pair))
     elif not new.ok:
         words = f"not done in NEW ({new.rows[0]['status']})"
-        found.append(Finding(pair.name, "inconclusive", words))
+        found.append(GateRemark(pair.name, "inconclusive", words))
     elif not ref.ok:
-        found.append(Finding(pair.name, "pass", "failed in REF, works in NEW"))
+        found.append(GateRemark(pair.name, "pass", "failed in REF, works in NEW"))
     strange = paradox(pair)
     if strange:
-        found.append(Finding(pair.name, "absent", strange))
+        found.append(GateRemark(pair.name, "absent", strange))
     return found
 
 
-def _failure(pair: Pair) -> Finding:
+def _failure(pair: CellPair) -> GateRemark:
     failed, rows = pair.new.failed, pair.new.rows
     by_itself = [row for row in failed if row["status"] != "cancelled"]
     last = (by_itself or failed)[-1]
     words = f"{last['status']}: {last['reason']}" if last["reason"] else str(last["status"])
     if pair.new.ok:
-        return Finding(
+        return GateRemark(
             pair.name, "inconclusive", f"{len(failed)} of {len(rows)} runs failed; {words}"
         )
     if not by_itself:
-        return Finding(pair.name, "inconclusive", f"not done in NEW; {words}")
+        return GateRemark(pair.name, "inconclusive", f"not done in NEW; {words}")
     if not pair.ref.ok:
-        return Finding(pair.name, "absent", f"failed on both sides; NEW {words}")
-    return Finding(pair.name, "red", f"failed in NEW, worked in REF; {words}")
+        return GateRemark(pair.name, "absent", f"failed on both sides; NEW {words}")
+    return GateRemark(pair.name, "red", f"failed in NEW, worked in REF; {words}")
 
 
-def _not_alike(pair: Pair, found: Figure) -> str:
+def _not_alike(pair: CellPair, found: CellChange) -> str:
     """Why a rate of tokens can't be judged: the two sides did not count the same thing."""
     if not found.column.startswith(_COUNTED) or not counts_differ(pair):
         return ""
@@ -348,20 +349,20 @@ def _not_alike(pair: Pair, found: Figure) -> str:
     )
 
 
-def _why_absent(pair: Pair, rule: Rule) -> str:
+def _why_absent(pair: CellPair, rule: GateRule) -> str:
     for side, rows in (("NEW", pair.new), ("REF", pair.ref)):
         if not any(rows.values(column) for column in rule.columns):
             return f"{side} does not have it{_reason(rows, rule)}"
     return "the two sides have no figure of the same kind, or none that is above 0"
 
 
-def _reason(side: Side, rule: Rule) -> str:
+def _reason(side: Side, rule: GateRule) -> str:
     """Why, as the first of its rows has it."""
     reasons = json.loads(side.ok[0]["missing"] or "{}")
     reasons |= {name: f"impossible: {why}" for name, why in impossible_in(side.ok).items()}
     return next((f": {reasons[one]}" for one in rule.columns if one in reasons), "")
 
 
-def _is_beyond(rule: Rule, value: float) -> bool:
+def _is_beyond(rule: GateRule, value: float) -> bool:
     below = rule.low is not None and value < rule.low
     return below or (rule.high is not None and value > rule.high)

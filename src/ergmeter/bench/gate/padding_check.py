@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from ergmeter.units import duration, significant
 
 if TYPE_CHECKING:
-    from ergmeter.bench.gate.pairing import Pair
+    from ergmeter.bench.gate.pairing import CellPair
 
 _TOKENS, _SAMPLES, _TIME = "computed_tokens_per_s", "samples_per_s", "runtime_s"
 # Packing a batch differently moves tokens a sample by a little; padding moves it by much.
 _ALIKE = 0.01
 
 
-def paradox(pair: Pair) -> str:
+def paradox(pair: CellPair) -> str:
     """What to make of samples/s and tokens/s that go different ways; empty if they don't."""
     new, ref = ((side.mean(_TOKENS), side.mean(_SAMPLES)) for side in (pair.new, pair.ref))
     if not all((*new, *ref)) or not counts_differ(pair):
@@ -43,12 +43,12 @@ def paradox(pair: Pair) -> str:
     )
 
 
-def tells_both(pair: Pair) -> bool:
+def tells_both(pair: CellPair) -> bool:
     """Whether both sides have samples/s and tokens/s, so that they could go different ways."""
     return all(side.mean(_TOKENS) and side.mean(_SAMPLES) for side in (pair.new, pair.ref))
 
 
-def counts_differ(pair: Pair) -> bool:
+def counts_differ(pair: CellPair) -> bool:
     """Whether a sample is of other tokens on the two sides: their tokens/s are not alike."""
     each = []
     for side in (pair.new, pair.ref):
@@ -63,7 +63,7 @@ def _percent(ratio: float) -> str:
     return f"{(ratio - 1.0) * 100:+.0f} %"
 
 
-def _times(pair: Pair) -> str:
+def _times(pair: CellPair) -> str:
     ref, new = pair.ref.mean(_TIME), pair.new.mean(_TIME)
     if not ref or not new:
         return ""

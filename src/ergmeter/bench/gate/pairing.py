@@ -85,7 +85,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class CellPair:
     """One configuration on both sides; one of them may be empty."""
 
     name: str
@@ -103,21 +103,21 @@ class Paired:
     """All configurations of both tables, and what they were matched by."""
 
     by: tuple[str, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[CellPair, ...]
     chosen: str = ""  # which rows of each side, where not all were asked for
 
     @property
-    def both(self) -> tuple[Pair, ...]:
+    def both(self) -> tuple[CellPair, ...]:
         """What is on both sides."""
         return tuple(pair for pair in self.pairs if pair.new.rows and pair.ref.rows)
 
     @property
-    def only_new(self) -> tuple[Pair, ...]:
+    def only_new(self) -> tuple[CellPair, ...]:
         """What is just in NEW."""
         return tuple(pair for pair in self.pairs if not pair.ref.rows)
 
     @property
-    def only_ref(self) -> tuple[Pair, ...]:
+    def only_ref(self) -> tuple[CellPair, ...]:
         """What is just in REF: missing in NEW."""
         return tuple(pair for pair in self.pairs if not pair.new.rows)
 
@@ -146,9 +146,9 @@ def paired(
     if not any(a and b for a, b in found.values()):
         raise UsageError(_none_shared(sides, columns))
     chosen = _choice(new_where, ref_where)
-    shown = _shown(found.values(), by=by, without=without)
+    shown = _settings_text(found.values(), by=by, without=without)
     pairs = [
-        Pair(_name((a or b)[0], shown, chosen), Side(tuple(a)), Side(tuple(b)))
+        CellPair(_name((a or b)[0], shown, chosen), Side(tuple(a)), Side(tuple(b)))
         for a, b in found.values()
     ]
     return Paired((*columns, *(["scenario"] if split else [])), tuple(pairs), chosen)
@@ -229,7 +229,9 @@ def where(texts: Sequence[str]) -> dict[str, str]:
 
 def _rows(found: pa.Table, chosen: Mapping[str, str], *, side: str) -> list[Row]:
     """The rows with all their settings as columns, but for those that were never to run."""
-    rows: list[Row] = [_whole(row) for row in found.to_pylist() if row["status"] != "skipped"]
+    rows: list[Row] = [
+        _integers_restored(row) for row in found.to_pylist() if row["status"] != "skipped"
+    ]
     unknown = [name for name in chosen if not any(name in row for row in rows)]
     if unknown:
         raise UsageError(f"no column {unknown[0]!r} to choose by; there are {', '.join(_SETTINGS)}")
@@ -244,7 +246,7 @@ def _rows(found: pa.Table, chosen: Mapping[str, str], *, side: str) -> list[Row]
     return rows
 
 
-def _whole(row: dict[str, Any]) -> dict[str, Any]:
+def _integers_restored(row: dict[str, Any]) -> dict[str, Any]:
     settings = json.loads(row["settings"] or "{}")
     return row | {n: v for n, v in settings.items() if n not in row and n not in _NOT_TOLD}
 
@@ -272,7 +274,7 @@ def _tells(rows: Sequence[Row], name: str) -> bool:
     return any(row.get(name) not in (None, "") for row in rows)
 
 
-def _shown(
+def _settings_text(
     found: Iterable[tuple[Sequence[Row], Sequence[Row]]],
     *,
     by: Sequence[str],

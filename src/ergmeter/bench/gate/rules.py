@@ -60,7 +60,7 @@ _WRITTEN = re.compile(r"\s*([\w.]+)\s+(\+-|-\+|±|\+|-)\s*(\d+(?:\.\d+)?(?:e-?\d
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class GateRule:
     """How far a figure may fall and rise: as a share of the reference's, or in its own unit."""
 
     metric: str
@@ -102,7 +102,7 @@ class Rule:
 DEFAULTS = ("tokens_per_s -3%", "peak_memory +2%", "loss +-1%")
 
 
-def rule(text: str) -> Rule:
+def rule(text: str) -> GateRule:
     """A rule as it is written. Raises UsageError with what was meant, as far as can be guessed."""
     found = _WRITTEN.fullmatch(text)
     if not found:
@@ -114,7 +114,7 @@ def rule(text: str) -> Rule:
     value = float(size) / 100.0 if percent else float(size)
     if percent and value >= 1.0 and sign != "+":
         raise UsageError(f"{text!r} lets the figure fall by all of it: give less than 100 %")
-    return Rule(
+    return GateRule(
         metric_named(name),
         fall=None if sign == "+" else value,
         rise=None if sign == "-" else value,

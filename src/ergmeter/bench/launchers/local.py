@@ -16,7 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ergmeter.bench.execute.launching import Options, Places, gpus_here, runner_words, strangers
+from ergmeter.bench.execute.launching import (
+    LaunchOptions,
+    PendingCells,
+    gpus_here,
+    runner_words,
+    strangers,
+)
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import UsageError
 
@@ -36,7 +42,7 @@ class LocalLauncher:
     name = "local"
     waits = True
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._gpus = gpus_here()
         self._rested_s = dict.fromkeys(self._gpus, 0.0)  # by GPU: when its cool-down is over
@@ -71,7 +77,7 @@ class LocalLauncher:
         """Take these cells, to be started in this order."""
         self._waiting += cells
 
-    def poll(self) -> Places:
+    def poll(self) -> PendingCells:
         """Start what there is room for."""
         for one in [one for one in self._running if one.process.poll() is not None]:
             self._running.remove(one)
@@ -80,7 +86,7 @@ class LocalLauncher:
             self._waiting.pop(0)
         waiting = {cell.index for cell, _ in self._waiting}
         running = {one.cell.index for one in self._running}
-        return Places(waiting, running, self._rests_s() if waiting and not running else 0.0)
+        return PendingCells(waiting, running, self._rests_s() if waiting and not running else 0.0)
 
     def cancel(self) -> None:
         """Ask every runner to end its cell, and wait until they have."""

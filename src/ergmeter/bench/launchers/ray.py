@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ergmeter.bench.execute import secrets as hidden
-from ergmeter.bench.execute.launching import Options, Places, check_nodes, runner_words
+from ergmeter.bench.execute.launching import LaunchOptions, PendingCells, check_nodes, runner_words
 from ergmeter.bench.execute.process import ENDS_WITH_RUNNER, runner_log
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError, UsageError
@@ -53,7 +53,7 @@ def run_cell(words: Sequence[str], where: str, keys: Mapping[str, str], log: str
 
 
 @dataclass
-class _Held:
+class _RunningTask:
     """A cell that Ray has: a task for each node."""
 
     cell: Cell
@@ -79,10 +79,10 @@ class RayLauncher:
     name = "ray"
     waits = True  # until what a lost driver left has ended: Ray takes its GPUs for free
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._waiting: list[tuple[Cell, Path]] = []
-        self._held: list[_Held] = []
+        self._held: list[_RunningTask] = []
         try:
             ray.init(
                 address=options.given.get("address"), ignore_reinit_error=True, log_to_driver=False
@@ -112,7 +112,7 @@ class RayLauncher:
         """Take these cells, to be handed to Ray in this order."""
         self._waiting += cells
 
-    def poll(self) -> Places:
+    def poll(self) -> PendingCells:
         """Hand over as many as may run at once; forget what has ended."""
         for one in [one for one in self._held if self._has_ended(one)]:
             self._held.remove(one)
@@ -121,7 +121,7 @@ class RayLauncher:
         while self._waiting and len(self._held) < self._options.jobs:
             self._start(*self._waiting.pop(0))
         running = {one.cell.index for one in self._held}
-        return Places({cell.index for cell, _ in self._waiting}, running)
+        return PendingCells({cell.index for cell, _ in self._waiting}, running)
 
     def cancel(self) -> None:
         """End the tasks and wait for them."""
@@ -143,7 +143,7 @@ class RayLauncher:
             group = placement_group([bundle] * cell.nodes, strategy="STRICT_SPREAD")
         token = secrets.token_hex(6)
         keys = {name: one for name, one in os.environ.items() if name.startswith(hidden.PREFIX)}
-        held = _Held(cell, directory, [], group, tries)
+        held = _RunningTask(cell, directory, [], group, tries)
         self._held.append(held)  # before its tasks are: whatever happens, they can be cancelled
         for number in range(cell.nodes):
             if group is not None:
@@ -159,14 +159,14 @@ class RayLauncher:
                 raise PluginError(f"Ray did not take {cell.scenario}: {error}") from error
             held.tasks.append(task)
 
-    def _has_ended(self, one: _Held) -> bool:
+    def _has_ended(self, one: _RunningTask) -> bool:
         done, _ = ray.wait(one.tasks, num_returns=len(one.tasks), timeout=0)
         if len(done) < len(one.tasks):
             return False
         self._release(one)
         return True
 
-    def _release(self, one: _Held) -> None:
+    def _release(self, one: _RunningTask) -> None:
         if one.group is not None:
             remove_placement_group(one.group)
 

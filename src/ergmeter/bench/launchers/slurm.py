@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ergmeter.bench.execute import state
-from ergmeter.bench.execute.launching import Options, Places, check_nodes, runner_words
-from ergmeter.bench.execute.moved_directory import Place
+from ergmeter.bench.execute.launching import LaunchOptions, PendingCells, check_nodes, runner_words
+from ergmeter.bench.execute.moved_directory import OpenDirectory
 from ergmeter.bench.execute.process import runner_log
 from ergmeter.bench.plan.cells import Cell
 from ergmeter.errors import PluginError
@@ -45,7 +45,7 @@ _ASK_S = 60.0
 _TIME_IS_UP = "its job's time was up; give the scenario a timeout, or timeout_min to the launcher"
 
 
-class Task:
+class SlurmTask:
     """What a job does. Preempted or requeued, it does it again."""
 
     def __call__(self, directory: str, nodes: int) -> int:
@@ -55,7 +55,7 @@ class Task:
         number = int(os.environ.get("SLURM_NODEID", "0"))
         words = runner_words(directory, number=number, nodes=nodes, token=token)
         is_time_up = False
-        with Place(Path(directory)) as place:
+        with OpenDirectory(Path(directory)) as place:
             with runner_log(place.path, number).open("ab") as log:
                 runner = subprocess.Popen(words, stdout=log, stderr=log)
             try:
@@ -89,10 +89,10 @@ class SlurmLauncher:
     name = "slurm"
     waits = False
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: LaunchOptions) -> None:
         self._options = options
         self._jobs: dict[int, str] = {}  # by the cell's index
-        self._places = Places(set(), set())
+        self._places = PendingCells(set(), set())
         self._asked_s = -math.inf
         self._answered_s = -math.inf
 
@@ -128,7 +128,7 @@ class SlurmLauncher:
                         " --resume takes them over and submits the rest"
                     ) from error
 
-    def poll(self) -> Places:
+    def poll(self) -> PendingCells:
         """Where the cells are, by the queue."""
         now_s = time.monotonic()
         if now_s - self._asked_s < _LOOK_S:
@@ -143,7 +143,7 @@ class SlurmLauncher:
         held = {index: queued[job].state for index, job in self._jobs.items() if job in queued}
         self._jobs = {index: self._jobs[index] for index in held}
         running = {index for index, word in held.items() if word in ("RUNNING", "COMPLETING")}
-        self._places = Places(set(held) - running, running)
+        self._places = PendingCells(set(held) - running, running)
         self._answered_s = now_s
         return self._places
 
@@ -175,7 +175,7 @@ class SlurmLauncher:
             )
             executor.update_parameters(**asked)
             jobs = executor.map_array(
-                Task(),
+                SlurmTask(),
                 [str(directory) for _, directory in members],
                 [cell.nodes for cell, _ in members],
             )

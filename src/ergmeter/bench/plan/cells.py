@@ -40,7 +40,7 @@ _PORT = 29511  # the original's
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Expectation:
     """What must be true of a run: a regular expression in its output, or a fact of its header."""
 
     kind: Literal["pattern", "fact"]
@@ -69,7 +69,7 @@ class Cell:
     launch: Launch = "plain"
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float | None = None
-    expects: tuple[Claim, ...] = ()
+    expects: tuple[Expectation, ...] = ()
     skip: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
     launch_options: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class Cell:
         known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
         known["command"] = tuple(known["command"])
         known["launch_options"] = tuple(known.get("launch_options", ()))
-        known["expects"] = tuple(Claim(**one) for one in known.get("expects", ()))
+        known["expects"] = tuple(Expectation(**one) for one in known.get("expects", ()))
         return cls(**known)
 
 
@@ -159,7 +159,7 @@ def _put(text: str, names: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """All cells of a file, and what they were planned with.
 
     `keys`: see `hidden`; they are never written down, nor are `warnings`, for who plans it.
@@ -182,7 +182,7 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Plan:
+    def from_json(cls, value: Mapping[str, Any]) -> BenchPlan:
         """The plan of such JSON."""
         if value.get("version") != VERSION:
             raise FormatError(
@@ -192,7 +192,7 @@ class Plan:
         return cls(source=value["source"], cells=cells, settings=value.get("settings", {}))
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> BenchPlan:
         """The plan that is kept in that file."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))

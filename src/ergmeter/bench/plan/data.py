@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ergmeter.bench.plan.cells import Plan
+from ergmeter.bench.plan.cells import BenchPlan
 from ergmeter.errors import FormatError, PluginError, UsageError
 
 # -- dataforms -------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ _TEXT_FIELD = "output"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class DataJob:
     """One file to be made. `stanza` is the scenarios' `data_processing`."""
 
     file: str
@@ -212,7 +212,7 @@ def job(
     response_template: object,
     text_field: object,
     as_pairs: bool,
-) -> Job:
+) -> DataJob:
     """What is to be made for a model."""
     by_tokenizer = not as_pairs and (stanza.get("chat_template") or stanza.get("tokenize"))
     mark = stanza.get("response_template") or response_template
@@ -224,7 +224,7 @@ def job(
     digest = hashlib.sha256(said.encode()).hexdigest()[:_DIGITS]
     # For people: what tells files apart is the digest.
     name = re.sub(r"[^\w.]", "_", whose)[-64:] or "all"
-    return Job(
+    return DataJob(
         file=f"cache_{name}_{digest}.json",
         model=whose,
         stanza=stanza,
@@ -253,18 +253,18 @@ def _digest(path: Path, _mtime_ns: int, _size_bytes: int) -> str:
     return found.hexdigest()
 
 
-def original_name(made: Job) -> str:
+def original_name(made: DataJob) -> str:
     """What FMS calls such a file: for data that its own program made, where ours is left out."""
     return f"cache_{re.sub(r'[/-]', '_', made.model) or 'all'}.json"
 
 
-def to_json(made: Job) -> dict[str, Any]:
+def to_json(made: DataJob) -> dict[str, Any]:
     """As a plan keeps it."""
     return {**dataclasses.asdict(made), "stanza": dict(made.stanza)}
 
 
 def prepare(
-    plan: Plan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
+    plan: BenchPlan, directory: Path, *, say: Callable[[str], None] = lambda _line: None
 ) -> None:
     """Make the data that a plan's cells need, in that directory; what is there already is kept.
 
@@ -272,7 +272,7 @@ def prepare(
     """
     for one in plan.settings.get("data", ()):
         directory.mkdir(parents=True, exist_ok=True)
-        wanted = Job(**one)
+        wanted = DataJob(**one)
         path = directory / wanted.file
         note = path.with_suffix(".made.json")
         said = json.dumps(one, sort_keys=True, indent=1)
@@ -299,7 +299,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(number)
 
 
-def _rows(wanted: Job) -> Iterator[dict[str, Any]]:
+def _rows(wanted: DataJob) -> Iterator[dict[str, Any]]:
     stanza = wanted.stanza
     examples = loaded(
         str(stanza.get("dataset_name") or ALPACA),

@@ -13,11 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from statistics import fmean
 
-from ergmeter.bench.plan.cells import Cell, Plan
+from ergmeter.bench.plan.cells import BenchPlan, Cell
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownDurations:
     """Seconds that cells took, by configuration and by scenario."""
 
     by_group: Mapping[str, float]
@@ -37,10 +37,10 @@ class Estimate:
 
 
 def estimate(
-    plan: Plan, known: Known | None = None, *, seconds_a_cell: float | None = None
+    plan: BenchPlan, known: KnownDurations | None = None, *, seconds_a_cell: float | None = None
 ) -> Estimate:
     """The time of all cells that are not skipped, by what is known."""
-    known = known or Known({}, {})
+    known = known or KnownDurations({}, {})
     counts = dict.fromkeys(("measured", "alike", "given", "unknown", "skipped"), 0)
     total_s = 0.0
     for cell in plan.cells:
@@ -50,7 +50,7 @@ def estimate(
     return Estimate(total_s, **counts)
 
 
-def _of(cell: Cell, known: Known, seconds_a_cell: float | None) -> tuple[str, float]:
+def _of(cell: Cell, known: KnownDurations, seconds_a_cell: float | None) -> tuple[str, float]:
     if cell.skip:
         return "skipped", 0.0
     if known.by_group and cell.group in known.by_group:  # its digest takes longer than the rest
@@ -60,7 +60,7 @@ def _of(cell: Cell, known: Known, seconds_a_cell: float | None) -> tuple[str, fl
     return ("unknown", 0.0) if seconds_a_cell is None else ("given", seconds_a_cell)
 
 
-def known(directory: Path) -> Known:
+def known_durations(directory: Path) -> KnownDurations:
     """What a directory of results tells. Cells that did not end well say nothing of the others."""
     groups: dict[str, list[float]] = {}
     scenarios: dict[str, list[float]] = {}
@@ -74,7 +74,7 @@ def known(directory: Path) -> Known:
             continue
         groups.setdefault(cell.group, []).append(took_s)
         scenarios.setdefault(cell.scenario, []).append(took_s)
-    return Known(
+    return KnownDurations(
         {name: fmean(taken) for name, taken in groups.items()},
         {name: fmean(taken) for name, taken in scenarios.items()},
     )

@@ -135,7 +135,7 @@ class Making:
         self._found = found
         self._problems = problems
         self._asked = asked
-        self.jobs: dict[str, datastage.Job] = {}
+        self.jobs: dict[str, datastage.DataJob] = {}
         self.keys: dict[str, str] = {}
         self.warnings: list[str] = []
 

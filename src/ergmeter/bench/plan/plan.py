@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ergmeter.bench.plan import data, fms
-from ergmeter.bench.plan.cells import VERSION, Cell, Plan
+from ergmeter.bench.plan.cells import VERSION, BenchPlan, Cell
 from ergmeter.bench.plan.expand import Asked, Check, Making
 from ergmeter.bench.plan.problems import Problems, hint
 from ergmeter.bench.plan.scenarios import Scenario, Scenarios, read
@@ -143,7 +143,7 @@ def plan(
     log_memory_hf: bool | None = None,
     data_stage: bool = True,
     check: Check | None = None,
-) -> Plan:
+) -> BenchPlan:
     """All cells. What is given here goes before what the file says, and that before FMS's defaults.
 
     `command`: the workload of all; `otherwise`: that of scenarios that name none.
@@ -193,7 +193,7 @@ def plan(
         "slow": [one.name for one in found.scenarios if one.slow and one not in chosen],
         "data": [data.to_json(job) for job in making.jobs.values()],
     }
-    return Plan(
+    return BenchPlan(
         str(scenarios_path),
         tuple(cells),
         settings=settings,

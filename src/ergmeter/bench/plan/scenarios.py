@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ergmeter.bench.plan import fms
-from ergmeter.bench.plan.cells import Claim, Launch
+from ergmeter.bench.plan.cells import Expectation, Launch
 from ergmeter.bench.plan.constraints import BadCondition, Condition
 from ergmeter.bench.plan.problems import Problems, hint
 from ergmeter.bench.plan.templates import Template, template
@@ -38,7 +38,7 @@ MODELS = "model_name_or_path"
 class Expected:
     """A claim, and the settings of the cells that it is made of; without any: of all."""
 
-    claim: Claim
+    claim: Expectation
     when: Mapping[str, Any]
 
 
@@ -313,18 +313,18 @@ class _Reading:
             found += [Expected(claim, when) for claim in made if claim is not None]
         return tuple(found)
 
-    def _claim(self, key: str, value: object, name: str) -> Claim | None:
+    def _claim(self, key: str, value: object, name: str) -> Expectation | None:
         if not isinstance(value, str | int | float | bool):
             self._problems.add(f"expects {key} must be one value; got {value!r}", scenario=name)
             return None
         if key != "pattern":
-            return Claim("fact", key, value)
+            return Expectation("fact", key, value)
         try:
             re.compile(str(value))
         except re.error as error:
             self._problems.add(f"expects pattern {value!r}: {error}", scenario=name)
             return None
-        return Claim("pattern", str(value), str(value))
+        return Expectation("pattern", str(value), str(value))
 
     def data(self, value: object, name: str) -> dict[str, Any] | None:
         if value is None:

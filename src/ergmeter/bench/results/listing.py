@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ergmeter.bench.execute.outcome import Status
-    from ergmeter.bench.execute.state import State
+    from ergmeter.bench.execute.state import CellState
     from ergmeter.bench.plan.cells import Cell, Value
 
 
-def document(cell: Cell, state: State, path: Path) -> dict[str, Any]:
+def document(cell: Cell, state: CellState, path: Path) -> dict[str, Any]:
     """One cell, for programs: what it is, how it is with it, and where."""
     return {
         "cell": cell.index,
@@ -80,7 +80,7 @@ def evidence(directory: Path) -> Path | None:
     return next((one for one in paths if one.is_file() and one.stat().st_size), None)
 
 
-class Listing:
+class CellListing:
     """The first cells, of those with these statuses if any are named, and counts of all."""
 
     def __init__(self, *, most: int | None, statuses: Collection[str] = ()) -> None:
@@ -88,12 +88,12 @@ class Listing:
         self._statuses = statuses
         self._varying = Varying()
         self._took_s: list[float] = [0.0, 0.0]  # the sum, and of how many
-        self.rows: list[tuple[Cell, State]] = []
+        self.rows: list[tuple[Cell, CellState]] = []
         self.more: Counter[Status] = Counter()
         self.counts: Counter[Status] = Counter()
         self.broken = 0
 
-    def add(self, cell: Cell, state: State) -> None:
+    def add(self, cell: Cell, state: CellState) -> None:
         """One more."""
         self._varying.add(cell)
         self.counts[state.status] += 1

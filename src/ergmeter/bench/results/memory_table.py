@@ -23,7 +23,7 @@ _STAGES = ("init", "train", "evaluate", "predict")
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MemoryLine:
     """One line: who says it, of what, how many bytes (None where it is absent), and what else."""
 
     by: str
@@ -37,7 +37,7 @@ class MemoryTable:
 
     def __init__(self, *, most: int | None = None) -> None:
         self._most = most
-        self.cells: list[tuple[str, list[Figure]]] = []
+        self.cells: list[tuple[str, list[MemoryLine]]] = []
         self.more = 0
 
     def add(self, batch: pa.Table) -> None:
@@ -52,7 +52,7 @@ class MemoryTable:
             self.cells.append((name, list(figures(row))))
 
 
-def figures(row: Mapping[str, Any]) -> Iterator[Figure]:
+def figures(row: Mapping[str, Any]) -> Iterator[MemoryLine]:
     """All figures of a cell's row: the devices', the Trainer's, the allocator's."""
     missing = json.loads(row["missing"] or "{}")
     yield from _nvidia(row, missing)
@@ -61,12 +61,12 @@ def figures(row: Mapping[str, Any]) -> Iterator[Figure]:
     if peaks:
         ids = (row["memory_allocator_ids"] or "").split()
         for of, peak in zip(ids, peaks, strict=True):
-            yield Figure("torch allocator", of, peak, "peak in tensors, by our own probe")
+            yield MemoryLine("torch allocator", of, peak, "peak in tensors, by our own probe")
     else:
         yield _absent("torch allocator", "memory_allocator_peak_bytes", missing)
 
 
-def _nvidia(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Figure]:
+def _nvidia(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[MemoryLine]:
     mean, source = row["memory_nvidia_mean_bytes"], row["memory_nvidia_from"] or "nvidia"
     if mean is None:
         yield _absent(source, "memory_nvidia_mean_bytes", missing)
@@ -76,11 +76,11 @@ def _nvidia(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Figu
     first = row["memory_nvidia_first_bytes"] or [None] * len(each)
     for of, taken, before in zip(ids, each, first, strict=True):
         said = "" if before is None else f"peak above the {_exact(before)} B of before"
-        yield Figure(source, of, taken, said)
-    yield Figure(source, "mean", mean, row["memory_nvidia_note"] or "FMS's figure")
+        yield MemoryLine(source, of, taken, said)
+    yield MemoryLine(source, "mean", mean, row["memory_nvidia_note"] or "FMS's figure")
 
 
-def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Figure]:
+def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[MemoryLine]:
     by = "huggingface"
     sums = {
         "memory_hf_alloc_bytes": ("allocated", "FMS's program: most at the end of init or train"),
@@ -91,28 +91,28 @@ def _trainer(row: Mapping[str, Any], missing: Mapping[str, str]) -> Iterator[Fig
         yield _absent(by, "memory_hf_peak_bytes", missing)
         return
     if row["memory_hf_before_bytes"] is not None:
-        yield Figure(by, "before init", row["memory_hf_before_bytes"])
+        yield MemoryLine(by, "before init", row["memory_hf_before_bytes"])
     for stage in _STAGES:
         left, peak = (row[f"memory_hf_{stage}_{what}_bytes"] for what in ("alloc", "peak"))
         if left is not None:
-            yield Figure(by, f"after {stage}", left)
+            yield MemoryLine(by, f"after {stage}", left)
         if peak is not None:
-            yield Figure(by, f"peak in {stage}", peak)
+            yield MemoryLine(by, f"peak in {stage}", peak)
     for column, (of, note) in sums.items():
         if row[column] is not None:
-            yield Figure(by, of, row[column], note)
+            yield MemoryLine(by, of, row[column], note)
         elif column in missing:
-            yield Figure(by, of, None, missing[column])
+            yield MemoryLine(by, of, None, missing[column])
     more = row["memory_hf_discrepancy_bytes"]
     if more is not None:
-        yield Figure(by, "guide less program", more, "the same" if not more else _DIFFER)
+        yield MemoryLine(by, "guide less program", more, "the same" if not more else _DIFFER)
 
 
 _DIFFER = "the guide adds peaks of several stages, which were not there at once"
 
 
-def _absent(by: str, column: str, missing: Mapping[str, str]) -> Figure:
-    return Figure(by, "-", None, missing.get(column, "not told"))
+def _absent(by: str, column: str, missing: Mapping[str, str]) -> MemoryLine:
+    return MemoryLine(by, "-", None, missing.get(column, "not told"))
 
 
 def _exact(value: float) -> str:

@@ -195,7 +195,7 @@ def of_repeats(rows: Iterable[Mapping[str, Any]], column: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class MeanSpread:
     """Where a configuration's mean lies: the comparison's interval of it, or all that was seen."""
 
     low: float
@@ -203,7 +203,7 @@ class Spread:
     is_interval: bool
 
 
-def spread(rows: Iterable[Mapping[str, Any]], column: str) -> Spread | None:
+def spread(rows: Iterable[Mapping[str, Any]], column: str) -> MeanSpread | None:
     """Of three repeats or more the interval of 95 %, of two both; of one there is none.
 
     An interval of two is 13 standard errors to each side, and tells less than the two.
@@ -212,11 +212,11 @@ def spread(rows: Iterable[Mapping[str, Any]], column: str) -> Spread | None:
     if len(found) < 2:
         return None
     if len(found) < _FEWEST or not _has_ratios(found):
-        return Spread(min(found), max(found), is_interval=False)
+        return MeanSpread(min(found), max(found), is_interval=False)
     whole = mean(found)
     assert whole.low is not None
     assert whole.high is not None
-    return Spread(whole.low, whole.high, is_interval=True)
+    return MeanSpread(whole.low, whole.high, is_interval=True)
 
 
 def _has_ratios(values: Sequence[float]) -> bool:

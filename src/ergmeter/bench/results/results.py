@@ -21,7 +21,7 @@ from ergmeter.bench.results.memory import SAVED, saved_by_trainer
 from ergmeter.bench.results.memory_columns import of_smi, of_trainer
 from ergmeter.bench.results.run_columns import measured
 from ergmeter.bench.results.schema import ARGUMENTS, DONE, RATES, VERSION
-from ergmeter.bench.results.tables import batched, from_csv, from_parquet, is_ours, whole, write
+from ergmeter.bench.results.tables import batched, from_csv, from_parquet, is_ours, one_table, write
 from ergmeter.bench.results.trainer_columns import chosen, fms_figures, number
 from ergmeter.bench.results.trainer_totals import trained
 from ergmeter.errors import FormatError, UsageError
@@ -45,12 +45,12 @@ _ADDED = "measured_by_ergmeter"  # names in results.json that no program told, j
 
 def table(directory: Path, *, keep: bool = True) -> pa.Table:
     """One row a cell, in the order of their numbers. Raises FormatError where there are none."""
-    return whole(_of_directory(directory, keep=keep))
+    return one_table(_of_directory(directory, keep=keep))
 
 
 def load(path: Path) -> pa.Table:
     """Results from wherever they are: a directory, a table of ours, a published reference."""
-    return whole(batches(path))
+    return one_table(batches(path))
 
 
 def batches(path: Path) -> Iterator[pa.Table]:

@@ -79,7 +79,7 @@ def measured(path: Path, missing: dict[str, str], *, num_gpus: int | None) -> di
         elif whole is not None:
             missing[f"{kind}_tokens_per_s_per_device"] = _why_not_each(evidence)
     run = evidence.run
-    return found | _said(run) | _nvml(run) | _allocators(run, missing)
+    return found | _run_facts(run) | _nvml(run) | _allocators(run, missing)
 
 
 def _why_not_each(evidence: Evidence) -> str:
@@ -97,7 +97,7 @@ def _reading(evidence: Evidence, key: str, name: str, missing: dict[str, str]) -
     return None
 
 
-def _said(run: Run) -> dict[str, Any]:
+def _run_facts(run: Run) -> dict[str, Any]:
     """What the program said of itself: its losses are those of all the training."""
     named = {"loss": "train_loss", "eval_loss": "eval_loss"}
     found = {name: run.workload.get(key) for name, key in named.items()}

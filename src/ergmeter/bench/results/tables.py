@@ -44,12 +44,12 @@ def batched(rows: Iterable[dict[str, Any]]) -> Iterator[pa.Table]:
         yield as_table(some)
 
 
-def whole(batches: Iterable[pa.Table]) -> pa.Table:
+def one_table(batches: Iterable[pa.Table]) -> pa.Table:
     """All rows in one table; without any an empty one."""
     return pa.concat_tables([as_table([]), *batches]).combine_chunks()
 
 
-class Writer:
+class TableWriter:
     """Writes a table as Parquet or as CSV, by the file's ending; the file is there at the end."""
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Writer:
         if self._text is not None:
             self._text.write(csv_text(batch, header=False))
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> TableWriter:
         return self
 
     def __exit__(
@@ -96,7 +96,7 @@ def check_ending(path: Path) -> None:
 
 def write(found: pa.Table, path: Path) -> None:
     """Write a table as Parquet or as CSV, by the file's ending."""
-    with Writer(path) as writer:
+    with TableWriter(path) as writer:
         writer.add(found)
 
 

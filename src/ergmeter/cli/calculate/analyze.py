@@ -17,9 +17,9 @@ from ergmeter.cli.options.window import chosen_form
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.parts import Analysis
-    from ergmeter.neuron.progress import Event, Progress
+    from ergmeter.neuron.progress import AnalysisProgress, Event
 
 _SCRIPT = "calculate_training_metrics.py"
 _GRAPHS_IN_MARKDOWN = 20
@@ -82,8 +82,8 @@ def main() -> None:
     run(command=command, program=_SCRIPT)
 
 
-def _analyze(request: Request, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
-    from ergmeter.neuron.progress import Progress
+def _analyze(request: AnalysisRequest, *, compat: bool, is_quiet: bool, per_file: bool) -> Analysis:
+    from ergmeter.neuron.progress import AnalysisProgress
     from ergmeter.views.analyze import console as view
     from ergmeter.views.analyze.graphs import files_section
 
@@ -96,7 +96,7 @@ def _analyze(request: Request, *, compat: bool, is_quiet: bool, per_file: bool) 
     with _progress() as bar:
 
         def watch(event: Event) -> None:
-            if isinstance(event, Progress):
+            if isinstance(event, AnalysisProgress):
                 bar(event)
             for line in view.event_lines(event):
                 say(line)
@@ -117,10 +117,10 @@ def _analyze(request: Request, *, compat: bool, is_quiet: bool, per_file: bool) 
     return found
 
 
-def _request(**given: Any) -> Request:  # noqa: ANN401  click passes what it parsed
+def _request(**given: Any) -> AnalysisRequest:  # noqa: ANN401  click passes what it parsed
     from ergmeter.errors import UsageError
     from ergmeter.neuron.job.compile_cache import Choice, parse_time
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.score import Baseline
     from ergmeter.records import dtype_named
 
@@ -143,10 +143,10 @@ def _request(**given: Any) -> Request:  # noqa: ANN401  click passes what it par
     )
     lnc = given.pop("lnc")
     given["dtype"] = dtype_named(given["dtype"])
-    return Request(**given, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline)
+    return AnalysisRequest(**given, lnc=int(lnc) if lnc else None, choice=choice, baseline=baseline)
 
 
-def _check_output(path: Path, request: Request) -> None:
+def _check_output(path: Path, request: AnalysisRequest) -> None:
     """Before the work: there is a place for it, and it is no file that is read."""
     from ergmeter.errors import UsageError
 
@@ -157,7 +157,7 @@ def _check_output(path: Path, request: Request) -> None:
             raise UsageError(f"--output {path} is what is read; name another file")
 
 
-def _check_shown(request: Request, *, form: str, per_file: bool, is_written: bool) -> None:
+def _check_shown(request: AnalysisRequest, *, form: str, per_file: bool, is_written: bool) -> None:
     """Refuse options that would be left without effect."""
     from ergmeter.errors import UsageError
 
@@ -183,7 +183,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _progress() -> Iterator[Callable[[AnalysisProgress], None]]:
     """A bar on the terminal's error stream, where there is one."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -197,7 +197,7 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
     ) as bar:
         tasks: dict[str, Any] = {}
 
-        def show(progress: Progress) -> None:
+        def show(progress: AnalysisProgress) -> None:
             if progress.what not in tasks:
                 tasks[progress.what] = bar.add_task(progress.what, total=progress.total or None)
             goes_on = not progress.total or progress.done < progress.total

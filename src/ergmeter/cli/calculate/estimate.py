@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ergmeter.flops.estimate.estimate import Room
     from ergmeter.flops.estimate.serving import Serving
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import TrainedParts
     from ergmeter.hardware import DeviceSpec
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
@@ -36,7 +36,7 @@ _COMPUTED_IN = {"mixed": "bf16", "bf16-master": "bf16"}
 def command(
     model: str,
     shape: dict[str, Any],
-    training: Callable[[], Training],
+    training: Callable[[], TrainedParts],
     as_json: bool,
     **given: Any,  # noqa: ANN401  click passes what it parsed
 ) -> None:
@@ -110,14 +110,14 @@ def _check_training(given: dict[str, Any]) -> None:
 def _trained(
     model: str,
     shape: dict[str, Any],
-    how: Training,
+    how: TrainedParts,
     given: dict[str, Any],
     parallel: Parallel,
     specs: tuple[DeviceSpec, ...] | Missing,
     room: Room | Missing,
 ) -> Any:  # noqa: ANN401  loading its class would load the view
     from ergmeter.flops.estimate.estimate import memory_results, plan_results
-    from ergmeter.flops.estimate.fit import Job, ways
+    from ergmeter.flops.estimate.fit import TrainingJob, ways
     from ergmeter.flops.estimate.memory import step_memory
     from ergmeter.flops.work import step_work
     from ergmeter.records import Missing
@@ -128,7 +128,7 @@ def _trained(
     batch = _batch(graph, shape)
     setup = _setup(given, parallel)
     memory = step_memory(graph, batch, training=how, setup=setup)
-    job = Job(graph, batch, how, setup)
+    job = TrainingJob(graph, batch, how, setup)
     changes = ways(job, None if isinstance(room, Missing) else room.usable_bytes)
     work = step_work(graph, batch, training=how)
     results = memory_results(memory, room, changes[0].most, spread=job.spread)
@@ -305,7 +305,7 @@ def _instead(peak: Peak, specs: tuple[DeviceSpec, ...]) -> Peak:
 def _plan(
     given: dict[str, Any], parallel: Parallel, specs: tuple[DeviceSpec, ...] | Missing
 ) -> Any:  # noqa: ANN401  loading its class would load the engine
-    from ergmeter.flops.estimate.estimate import Plan
+    from ergmeter.flops.estimate.estimate import TrainingPlan
     from ergmeter.metrics.definitions.peaks import agreed
     from ergmeter.records import Missing
 
@@ -314,7 +314,7 @@ def _plan(
     tdp_w = None if isinstance(specs, Missing) else agreed(spec.tdp_w for spec in specs)
     if given["mfu_from"] is not None:
         stated["mfu"], stated["mfu_source"] = _measured_mfu(given["mfu_from"], stated["mfu"])
-    return Plan(parallel.devices, tdp_w=tdp_w, **stated)
+    return TrainingPlan(parallel.devices, tdp_w=tdp_w, **stated)
 
 
 def _measured_mfu(path: str, also_given: float | None) -> tuple[float, str]:

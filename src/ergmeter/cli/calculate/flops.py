@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-    from ergmeter.flops.config import Config
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.work import TrainedParts
 
 
 @click.command()
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 def command(
     model: str,
     shape: dict[str, Any],
-    training: Callable[[], Training],
+    training: Callable[[], TrainedParts],
     engine: str,
     params: float | None,
     as_json: bool,
@@ -103,7 +103,12 @@ def _or_counted(model: str) -> str:
 
 
 def _count(
-    model: str, shape: dict[str, Any], training: Training, rest: dict[str, Any], *, as_json: bool
+    model: str,
+    shape: dict[str, Any],
+    training: TrainedParts,
+    rest: dict[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
     """Count by running the model, and say where the analytic engine differs."""
     from rich.console import Console
@@ -142,7 +147,7 @@ def _count(
         console.print(line)
 
 
-def _adapted(config: Config, training: Training) -> Module:
+def _adapted(config: ModelConfig, training: TrainedParts) -> Module:
     from ergmeter.errors import PluginError
 
     try:
@@ -169,7 +174,7 @@ _NOT_COUNTED = {
 }
 
 
-def _check_counted(shape: dict[str, Any], training: Training, rest: dict[str, Any]) -> None:
+def _check_counted(shape: dict[str, Any], training: TrainedParts, rest: dict[str, Any]) -> None:
     """Refuse what would be left out of the count."""
     from ergmeter.errors import UsageError
 

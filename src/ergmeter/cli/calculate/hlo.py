@@ -66,7 +66,7 @@ def command(
     else:
         by = by or ("op" if len(files) == 1 else "module")
         console = Console(soft_wrap=not Console().is_terminal)
-        for part in hlo.shown(counted, by=by, left_out=left_out, verbose=verbose):
+        for part in hlo.modules_view(counted, by=by, left_out=left_out, verbose=verbose):
             console.print(part)
     if any(one.error for one in counted):
         raise click.exceptions.Exit(1)

@@ -21,7 +21,7 @@ from ergmeter.cli.options.work import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.work import Training, Work
+    from ergmeter.flops.work import TrainedParts, Work
     from ergmeter.metrics.definitions.peaks import Peak
     from ergmeter.records import Missing
 
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 def command(
     model: str,
     shape: dict[str, Any],
-    training: Callable[[], Training],
+    training: Callable[[], TrainedParts],
     tokens_per_s: float | None,
     tokens_per_s_per_device: float | None,
     step_time: float | None,
@@ -73,7 +73,7 @@ def command(
 
     MODEL_CONFIG as for `erg flops`. A device whose peak is not known gives no MFU, and says so.
     """
-    from ergmeter.metrics.definitions.compute import Rate, compute_results
+    from ergmeter.metrics.definitions.compute import TokenRate, compute_results
     from ergmeter.records import dtype_named
     from ergmeter.views.calculate import flops as view
 
@@ -84,7 +84,7 @@ def command(
     )
     found = compute_results(
         list(work.flops.values()),
-        Rate(speed, num_devices, "reported", said),
+        TokenRate(speed, num_devices, "reported", said),
         _peak(device, peak, peak_source, dtype),
     )
     if as_json:

@@ -69,12 +69,12 @@ def plan_command(
 
     plan = planned(given)
     check_needs(plan, is_error=False)
-    known = durations.known(results) if results is not None else None
+    known = durations.known_durations(results) if results is not None else None
     estimate = durations.estimate(plan, known, seconds_a_cell=cell_s)
     if as_json:
         click.echo(json.dumps(bench_plan.document(plan, estimate), indent=1, allow_nan=False))
         return
-    Console().print(bench_plan.shown(plan, estimate, every=every))
+    Console().print(bench_plan.plan_view(plan, estimate, every=every))
 
 
 @command.command("run")
@@ -148,7 +148,7 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     """
     from ergmeter.bench.execute import driver, results_directory, secrets, state
     from ergmeter.bench.execute.launching import cool_down_s
-    from ergmeter.bench.execute.moved_directory import Place
+    from ergmeter.bench.execute.moved_directory import OpenDirectory
     from ergmeter.bench.plan import data
 
     if given["resume"] and given["move_aside"]:
@@ -183,10 +183,10 @@ def run_command(**given: Any) -> int:  # noqa: ANN401  click passes what it pars
     progress = driver.prepare(out, plan, at_once=given["jobs"], cool_down_s=rest_s)
     driver.reopened(out, progress, rerun)
     cells = driver.remaining(out, progress, seed=given["seed"])
-    with Place(out) as place:
+    with OpenDirectory(out) as place:
         if cells:
             data.prepare(plan, out / "data", say=lambda line: click.echo(line, err=True))
-        with bench_progress.shown(progress, out) as tell:
+        with bench_progress.live_progress(progress, out) as tell:
             is_done = driver.drive(place, progress, cells, launcher, tell)
         if place.has_moved:
             out = place.path
@@ -216,9 +216,9 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 def _launcher(given: dict[str, Any], *, rest_s: float) -> Launcher:
     from ergmeter import registry
-    from ergmeter.bench.execute.launching import Options
+    from ergmeter.bench.execute.launching import LaunchOptions
 
-    options = Options(
+    options = LaunchOptions(
         jobs=given["jobs"],
         cool_down_s=rest_s,
         allow_busy=given["allow_busy"],

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from pathlib import Path
 
-    from ergmeter.bench.execute.driver import Progress
-    from ergmeter.bench.plan.cells import Plan
+    from ergmeter.bench.execute.driver import BenchProgress
+    from ergmeter.bench.plan.cells import BenchPlan
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 _REDRAW_S = 0.5  # drawing takes processor time from what is measured
 _MOST = 200  # rows on a terminal
 
 
-def show_starts(plan: Plan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
+def show_starts(plan: BenchPlan, out: Path, *, seed: int, rerun: Collection[str]) -> None:
     """Every cell as it would be started here, by their numbers; then the order that was drawn."""
     from ergmeter.bench.execute import driver, launching, state
     from ergmeter.views.bench import plan as bench_plan
@@ -46,7 +46,7 @@ def show_starts(plan: Plan, out: Path, *, seed: int, rerun: Collection[str]) -> 
 
 
 @contextmanager
-def shown(progress: Progress, out: Path) -> Iterator[Callable[[Progress], None]]:
+def live_progress(progress: BenchProgress, out: Path) -> Iterator[Callable[[BenchProgress], None]]:
     """A live table on a terminal; lines elsewhere."""
     from rich.console import Console
     from rich.live import Live
@@ -59,7 +59,7 @@ def shown(progress: Progress, out: Path) -> Iterator[Callable[[Progress], None]]
     if not console.is_terminal:
         told: dict[int, str] = {index: one.status for index, one in progress.states.items()}
 
-        def say(now: Progress) -> None:
+        def say(now: BenchProgress) -> None:
             for line in run.news(now, told, names, out=out):
                 click.echo(line, err=True)
 
@@ -68,7 +68,7 @@ def shown(progress: Progress, out: Path) -> Iterator[Callable[[Progress], None]]
     drawn_s = 0.0
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        def draw(now: Progress) -> None:
+        def draw(now: BenchProgress) -> None:
             nonlocal drawn_s
             if time.monotonic() - drawn_s > _REDRAW_S:
                 live.update(run.live(now, names), refresh=True)
@@ -77,7 +77,7 @@ def shown(progress: Progress, out: Path) -> Iterator[Callable[[Progress], None]]
         yield draw
 
 
-def ending(progress: Progress, out: Path, *, is_done: bool) -> int:
+def ending(progress: BenchProgress, out: Path, *, is_done: bool) -> int:
     """Say what failed and what became of all; the exit code."""
     from rich.console import Console
 

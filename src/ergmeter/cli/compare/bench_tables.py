@@ -89,9 +89,9 @@ def report(
     view: Any = bench_memory if memory else bench_report
     with ExitStack() as stack:
         takers: list[Any] = [found, *([pictured] if page else [])]
-        takers += [stack.enter_context(tables.Writer(path)) for path in exports]
+        takers += [stack.enter_context(tables.TableWriter(path)) for path in exports]
         if fms_directory is not None:
-            takers.append(stack.enter_context(fms.Writer(fms_directory)))
+            takers.append(stack.enter_context(fms.FmsWriter(fms_directory)))
         if as_json:
             _echo_list(one for batch in _handed_on(rows, takers) for one in tables.documents(batch))
             form = "json"
@@ -149,7 +149,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
 
     from ergmeter.bench.execute import state
     from ergmeter.bench.plan import plan
-    from ergmeter.bench.results.listing import Listing, document
+    from ergmeter.bench.results.listing import CellListing, document
     from ergmeter.views.bench import run
 
     wanted = statuses(chosen)
@@ -162,7 +162,7 @@ def listed(directory: Path, every: bool, chosen: str | None, as_json: bool) -> N
             if not wanted or one.status in wanted
         )
         return
-    listing = Listing(most=None if every else _MOST, statuses=wanted)
+    listing = CellListing(most=None if every else _MOST, statuses=wanted)
     for cell, one in rows:
         listing.add(cell, one)
     Console().print(run.listed(listing))
@@ -226,7 +226,7 @@ def compare(
     from ergmeter.views.bench import compare as view
 
     columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
-    options = comparing.Options(
+    options = comparing.BenchCompareOptions(
         noise=noise(noises), by=columns, new_where=where(new_where), ref_where=where(ref_where)
     )
     if rules and page is None:

@@ -94,11 +94,11 @@ def command(
     and says why; 0 otherwise, also where no difference is shown. Several trainings in a run that
     is named are groups of their own, unless --group-by says otherwise; RUN:2 names the second.
     """
-    from ergmeter.compare.comparison import Options, compare, figures_needed
+    from ergmeter.compare.comparison import CompareOptions, compare, figures_needed
     from ergmeter.compare.sources import found_in
 
     columns = tuple(part.strip() for part in (group_by or "").split(",") if part.strip())
-    options = Options(
+    options = CompareOptions(
         columns, baseline, metrics, anyway, target_loss, confidence, difference / 100.0
     )
     form = chosen_form(form, as_json=as_json)

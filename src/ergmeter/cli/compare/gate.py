@@ -79,13 +79,13 @@ def command(
     red; missing cells are named. Exits 1 for red; 2 where a rule that was asked for has nothing to
     judge, unless --allow-missing; 0 otherwise, unless --strict.
     """
-    from ergmeter.bench.gate.comparing import Options
+    from ergmeter.bench.gate.comparing import BenchCompareOptions
     from ergmeter.bench.gate.gate import gate
     from ergmeter.bench.gate.rules import noise
     from ergmeter.bench.results.results import load
 
     columns = tuple(part.strip() for part in (by or "").split(",") if part.strip())
-    options = Options(confidence=confidence, noise=noise(noises), by=columns)
+    options = BenchCompareOptions(confidence=confidence, noise=noise(noises), by=columns)
     found = gate(
         load(new),
         load(ref),

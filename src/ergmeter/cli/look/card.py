@@ -74,9 +74,9 @@ def command(
         raise UsageError(f"{out} is for the card and for the badge; name another file")
     _check_one(run)
     summary = summarize(run, settings, flops=flops)
-    told = view.Told(location, training_type)
+    told = view.OwnerFacts(location, training_type)
     declared = settings_of(run, settings)
-    whole = _whole(run, settings, flops, summary)
+    whole = _unmeasured_filled(run, settings, flops, summary)
     sources = view.Sources(run, summary, whole, declared, told, flops)
     text = view.page(sources)
     if badge is not None:
@@ -90,7 +90,9 @@ def command(
             click.echo(str(path), err=out is None)
 
 
-def _whole(run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary) -> Summary:
+def _unmeasured_filled(
+    run: Run, settings: Settings, flops: tuple[Flops, ...], summary: Summary
+) -> Summary:
     """The same with warm-up, evaluation and checkpoints: they emitted too."""
     from ergmeter.metrics.evidence.window import UNBROKEN
     from ergmeter.metrics.summarize import summarize

@@ -31,7 +31,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
     """
     from rich.console import Console
 
-    from ergmeter.compare.jobs import Part, job_results, jobs
+    from ergmeter.compare.jobs import JobRun, job_results, jobs
     from ergmeter.errors import FormatError, UsageError
     from ergmeter.runlog.manage.directory import run_paths
     from ergmeter.runlog.reader import Run
@@ -49,7 +49,7 @@ def command(job: str | None, directory: Path, as_json: bool) -> int:
         there = ", ".join(found) or "none: give --job, or Meter(job=...)"
         which = f"job {name}" if name else "job"
         raise UsageError(f"no {which} in {directory} (there are: {there})")
-    parts = [Part.of(run) for run in found[name]]
+    parts = [JobRun.of(run) for run in found[name]]
     results = job_results(parts)
     if as_json:
         click.echo(json.dumps(view.document(name, parts, results), indent=1, allow_nan=False))

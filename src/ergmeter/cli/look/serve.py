@@ -41,5 +41,5 @@ def command(directory: Path, port: int, host: str, token: str | None, is_to_open
         from ergmeter.views.serve import running
     except ImportError as error:
         raise PluginError(f"erg serve needs {error.name}: pip install 'ergmeter[serve]'") from error
-    address = running.Address(host, port, token)
+    address = running.ListenAddress(host, port, token)
     running.serve(directory, address, say=click.echo, is_to_open=is_to_open)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.metrics.alerts.marks import Noted
-    from ergmeter.metrics.live.frame import Frame, Watching
+    from ergmeter.metrics.alerts.marks import NotedAlert
+    from ergmeter.metrics.live.frame import LiveFrame, Watching
 
 _LINES_EVERY_S = 10.0
 _FRAMES_EVERY_S = 2.0
@@ -111,7 +111,7 @@ class _Looks:
         self._watching = watching
         self._due_s = 0.0
 
-    def frame(self) -> Frame:
+    def frame(self) -> LiveFrame:
         began_s = time.monotonic()
         totals = began_s >= self._due_s
         frame = self._watching.look(totals=totals)
@@ -123,7 +123,7 @@ class _Looks:
         return frame
 
 
-def _on_terminal(console: Console, looks: _Looks, every_s: float) -> Frame | None:
+def _on_terminal(console: Console, looks: _Looks, every_s: float) -> LiveFrame | None:
     """Draw until the run is over. None where the user ended it."""
     from rich.live import Live
 
@@ -144,10 +144,10 @@ def _on_terminal(console: Console, looks: _Looks, every_s: float) -> Frame | Non
         return None
 
 
-def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
+def _as_lines(_console: Console, looks: _Looks, every_s: float) -> LiveFrame | None:
     from ergmeter.views.run import watch
 
-    printed: list[Noted] = []
+    printed: list[NotedAlert] = []
     replaced = 0
     try:
         while True:
@@ -167,12 +167,12 @@ def _as_lines(_console: Console, looks: _Looks, every_s: float) -> Frame | None:
         return None
 
 
-def new_alerts(frame: Frame, printed: list[Noted]) -> list[int]:
+def new_alerts(frame: LiveFrame, printed: list[NotedAlert]) -> list[int]:
     """Which of its alerts have no line yet: one that comes late may be in the midst of the others,
     and one that was seen here first is told by the run a little later."""
     from ergmeter.metrics.alerts.marks import is_same
 
-    def has_line(alert: Noted) -> bool:
+    def has_line(alert: NotedAlert) -> bool:
         seen = (p for p in printed if not p.was_told or not alert.was_told)
         return alert in printed or any(is_same(alert, p) for p in seen)
 

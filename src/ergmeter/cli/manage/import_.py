@@ -74,9 +74,9 @@ def command(
     erg import train.log && erg report
     erg import --format nxdt --out runs/trn1 logs/nki-llama_20250610_014432.log
     """
-    from ergmeter.importers.importing import Request, import_log
+    from ergmeter.importers.importing import ImportRequest, import_log
 
-    request = Request(log, out, name, format_name, settings, flops, tokens_are, one_device)
+    request = ImportRequest(log, out, name, format_name, settings, flops, tokens_are, one_device)
     with _progress(log) as progress:
         imported = import_log(request, progress=progress)
     if imported.is_cut_off:

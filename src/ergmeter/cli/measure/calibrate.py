@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.hardware.calibration import Calibration
-    from ergmeter.workloads.calibrate.calibrate import Tick
+    from ergmeter.workloads.calibrate.calibrate import CalibrationProgress
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
@@ -54,7 +54,7 @@ def command(device: str, quick: bool, out: Path | None, as_json: bool, quiet: bo
         with _progress(f"measuring {target.device.name}", quiet=quiet) as tell:
             found = calibrate.run(target, pace=pace, tell=tell)
         results.append(found)
-        where = kept(found, out)
+        where = stored_line(found, out)
         if not as_json:
             _show(found, where)
         elif not quiet:
@@ -79,7 +79,7 @@ def _workload() -> ModuleType:
 
 
 @contextmanager
-def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[CalibrationProgress], None]]:
     """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -95,13 +95,13 @@ def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
     with Progress(*columns, console=console, auto_refresh=False, transient=True) as bar:
         task = bar.add_task(what, now="")
 
-        def tell(tick: Tick) -> None:
+        def tell(tick: CalibrationProgress) -> None:
             bar.update(task, total=tick.of, completed=tick.done, now=tick.what, refresh=True)
 
         yield tell
 
 
-def kept(found: Calibration, out: Path | None) -> str:
+def stored_line(found: Calibration, out: Path | None) -> str:
     """Keep it, and say where; half a calibration does not take the place of a whole one."""
     from ergmeter.errors import FormatError
     from ergmeter.hardware.calibration import store, stored

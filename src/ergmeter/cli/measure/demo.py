@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ergmeter.records import Summary
-    from ergmeter.workloads.demo.demo import Outcome, Tick
+    from ergmeter.workloads.demo.demo import DemoOutcome, DemoProgress
 
 _INTERRUPTED = 130  # what a shell gives a program that Ctrl-C ended
 
@@ -68,7 +68,7 @@ def command(seconds: int, out: Path | None, device: str, as_json: bool, quiet: b
     parameters = demo.size_for(where).model.parameters
     what = f"training {parameters / 1e6:.1f} M parameters on {where.type} for {seconds} s"
     with _progress(what, seconds, quiet=quiet) as tell:
-        outcome: Outcome = demo.run(seconds, device=where, out=out, tell=tell)
+        outcome: DemoOutcome = demo.run(seconds, device=where, out=out, tell=tell)
     _show(outcome, as_json=as_json, hints=not quiet)
     return _INTERRUPTED if outcome.interrupted else 0
 
@@ -86,7 +86,7 @@ def _workload() -> ModuleType:
 
 
 @contextmanager
-def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[DemoProgress], None]]:
     """What shows the ticks: a bar on a terminal, one line before it all where there is none."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -102,14 +102,14 @@ def _progress(what: str, seconds: int, *, quiet: bool) -> Iterator[Callable[[Tic
     with Progress(*columns, console=console, refresh_per_second=4, transient=True) as bar:
         task = bar.add_task(what, total=seconds, now="")
 
-        def tell(tick: Tick) -> None:
+        def tell(tick: DemoProgress) -> None:
             now = f"{tick.elapsed_s:3.0f} s  step {tick.steps}  loss {tick.loss:.2f}"
             bar.update(task, completed=tick.elapsed_s, now=now)
 
         yield tell
 
 
-def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
+def _show(outcome: DemoOutcome, *, as_json: bool, hints: bool) -> None:
     from rich.console import Console
 
     from ergmeter.cli.options.run import tell_next
@@ -131,7 +131,7 @@ def _show(outcome: Outcome, *, as_json: bool, hints: bool) -> None:
         tell_next(console)
 
 
-def _what_it_was(summary: Summary, outcome: Outcome) -> list[str]:
+def _what_it_was(summary: Summary, outcome: DemoOutcome) -> list[str]:
     """What the card leaves to those who know the program."""
     from ergmeter.records import Reading
     from ergmeter.views.run.card import value

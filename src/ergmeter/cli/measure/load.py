@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ergmeter.load.address import Endpoint
-    from ergmeter.load.level import Outcome, Plan
-    from ergmeter.load.pacing import Closed, Extent, Open
+    from ergmeter.load.level import LevelOutcome, LevelPlan
+    from ergmeter.load.pacing import Closed, LevelLength, Open
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import FromFile, MadeUp
 
@@ -151,11 +151,11 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
     asking, prompts = asyncio.run(
         preflight.prepared(asking, prompts, prompt_tokens=given["prompt_tokens"])
     )
-    done: list[tuple[Plan, Outcome]] = []
+    done: list[tuple[LevelPlan, LevelOutcome]] = []
     with level.Interruption() as interruption:
         for pace, extent in zip(paces, extents, strict=True):
             warmup = given["warmup"]
-            plan = level.Plan(
+            plan = level.LevelPlan(
                 asking,
                 prompts,
                 pace,
@@ -178,14 +178,14 @@ def command(**given: Any) -> int:  # noqa: ANN401  click passes what it parsed
 def _what(given: dict[str, Any]) -> tuple[Asking, MadeUp | FromFile, str]:
     """Who is asked what; and why this machine's devices are not the server's, if they are not."""
     from ergmeter.load.address import address, elsewhere
-    from ergmeter.load.client import Target
+    from ergmeter.load.client import RequestTarget
     from ergmeter.load.preflight import Asking
     from ergmeter.load.prompts import MadeUp, read_prompts
 
     endpoint: Endpoint = given["endpoint"]
     where = address(given["url"], endpoint)
     headers = options.headers(given["headers"], os.environ.get(given["api_key_env"], ""))
-    target = Target(where, headers, given["timeout_s"])
+    target = RequestTarget(where, headers, given["timeout_s"])
     asking = Asking(target, endpoint, given["model"], options.body(given["body"]), {})
     tokens = given["output_tokens"]
     if given["prompts_file"] is not None:
@@ -209,16 +209,16 @@ def _paces(given: dict[str, Any]) -> list[Closed | Open]:
     ]
 
 
-def _extent(given: dict[str, Any], pace: Closed | Open) -> Extent:
-    from ergmeter.load.pacing import Closed, Extent
+def _extent(given: dict[str, Any], pace: Closed | Open) -> LevelLength:
+    from ergmeter.load.pacing import Closed, LevelLength
 
     if given["requests_"] is not None and given["duration_s"] is not None:
         raise click.UsageError("--requests and --duration both say when to end: give one")
     if given["requests_"] is not None or given["duration_s"] is not None:
-        return Extent(given["requests_"], given["duration_s"])
+        return LevelLength(given["requests_"], given["duration_s"])
     if isinstance(pace, Closed):
-        return Extent(requests=max(20, 10 * pace.concurrency))
-    return Extent(duration_s=_OPEN_LOOP_S)
+        return LevelLength(requests=max(20, 10 * pace.concurrency))
+    return LevelLength(duration_s=_OPEN_LOOP_S)
 
 
 def _usual_warmup(pace: Closed | Open) -> int:
@@ -242,7 +242,7 @@ def _out(given: Path | None, pace: Closed | Open, *, is_only: bool) -> Path:
 
 
 @contextmanager
-def _progress(plan: Plan, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]:
+def _progress(plan: LevelPlan, *, quiet: bool) -> Iterator[Callable[[LevelOutcome], None]]:
     """A bar on standard error, for somebody who looks on."""
     if quiet or not sys.stderr.isatty():
         yield lambda _outcome: None
@@ -258,14 +258,16 @@ def _progress(plan: Plan, *, quiet: bool) -> Iterator[Callable[[Outcome], None]]
     ) as bar:
         task = bar.add_task(plan.pace.label, total=plan.extent.requests, now="")
 
-        def tell(outcome: Outcome) -> None:
+        def tell(outcome: LevelOutcome) -> None:
             failed = f", {outcome.failed} failed" if outcome.failed else ""
             bar.update(task, completed=outcome.settled, now=f"{outcome.settled} requests{failed}")
 
         yield tell
 
 
-def _show(done: list[tuple[Plan, Outcome]], *, max_error_frac: float, as_json: bool) -> int:
+def _show(
+    done: list[tuple[LevelPlan, LevelOutcome]], *, max_error_frac: float, as_json: bool
+) -> int:
     """Print what was measured. The exit code: 1 if too many requests of a level failed."""
     import json
 
@@ -273,7 +275,9 @@ def _show(done: list[tuple[Plan, Outcome]], *, max_error_frac: float, as_json: b
     from ergmeter.runlog.reader import Run
     from ergmeter.views.run import load as view
 
-    levels = [view.Level(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done]
+    levels = [
+        view.LevelRow(plan, outcome, summarize(Run.open(outcome.run))) for plan, outcome in done
+    ]
     if as_json:
         click.echo(json.dumps(view.document(levels), indent=1, allow_nan=False))
     else:
@@ -286,7 +290,7 @@ def _show(done: list[tuple[Plan, Outcome]], *, max_error_frac: float, as_json: b
     return 1 if any(complaints) else 0
 
 
-def _complaint(plan: Plan, outcome: Outcome, max_error_frac: float) -> str:
+def _complaint(plan: LevelPlan, outcome: LevelOutcome, max_error_frac: float) -> str:
     """Why a level is not a success; empty if it is one, or if it was ended early."""
     label = plan.pace.label
     if not outcome.answered and not outcome.is_interrupted:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ergmeter.workloads.sft.config.sections import Config
-    from ergmeter.workloads.sft.data.amounts import Amounts
+    from ergmeter.workloads.sft.config.sections import SftConfig
+    from ergmeter.workloads.sft.data.amounts import EpochTokens
     from ergmeter.workloads.sft.data.prepared import Prepared
 
 _LIBRARIES = ("torch", "transformers", "tokenizers", "jinja2")
@@ -64,7 +64,7 @@ def command(config_path: Path, sample: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _prepared(config: Config) -> tuple[Prepared, dict[str, Amounts]]:
+def _prepared(config: SftConfig) -> tuple[Prepared, dict[str, EpochTokens]]:
     from ergmeter.workloads.sft.data.amounts import amounts
     from ergmeter.workloads.sft.data.prepared import prepared
 
@@ -76,7 +76,7 @@ def _prepared(config: Config) -> tuple[Prepared, dict[str, Amounts]]:
     return data, parts
 
 
-def _tokenizer(config: Config) -> Any:  # noqa: ANN401  of transformers
+def _tokenizer(config: SftConfig) -> Any:  # noqa: ANN401  of transformers
     """The model's. Of a built-in one the weights are not made for this."""
     from ergmeter.errors import UsageError
 
@@ -108,7 +108,7 @@ def _rendered(data: Prepared) -> str:
 
 
 def _document(
-    config: Config, data: Prepared, parts: dict[str, Amounts], sample: Path
+    config: SftConfig, data: Prepared, parts: dict[str, EpochTokens], sample: Path
 ) -> dict[str, Any]:
     return {
         "config": str(config.path),
@@ -124,7 +124,7 @@ def _document(
     }
 
 
-def _lines(config: Config, data: Prepared, parts: dict[str, Amounts]) -> list[str]:
+def _lines(config: SftConfig, data: Prepared, parts: dict[str, EpochTokens]) -> list[str]:
     packed = ", packed" if config.data.packing else ""
     lines = [
         f"{config.path}: {config.task_mode}{packed} for {config.model.name},"

@@ -91,7 +91,7 @@ def command(
     if os.name != "posix":
         raise click.UsageError("erg record needs POSIX signals and pipes; use ergmeter.Meter here")
     from ergmeter.meter.run_plan import probe_names
-    from ergmeter.recorder import Request, record
+    from ergmeter.recorder import RecordRequest, record
     from ergmeter.runlog.format import RUN_VARIABLE
 
     probe_names(probes)  # or which there are
@@ -106,7 +106,7 @@ def command(
     _check_place(out)
     options = {name: {"period_s": interval_s} for name in _PACED} if interval_s else {}
     recording = record(
-        Request(
+        RecordRequest(
             command=command_line,
             out=out,
             name=name,

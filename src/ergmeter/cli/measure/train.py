@@ -12,8 +12,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config.sections import Config
-    from ergmeter.workloads.sft.training import Outcome, Tick
+    from ergmeter.workloads.sft.config.sections import SftConfig
+    from ergmeter.workloads.sft.training import TrainingOutcome, TrainingProgress
 
 
 _LINE_S = 30.0
@@ -119,7 +119,7 @@ def _changes(pairs: Sequence[str]) -> dict[str, object]:
 
 
 def _once(
-    config: Config, *, out: Path | None, report: bool | None, as_json: bool, quiet: bool
+    config: SftConfig, *, out: Path | None, report: bool | None, as_json: bool, quiet: bool
 ) -> int:
     training = _workload(config)
 
@@ -127,13 +127,13 @@ def _once(
         click.echo(line, err=as_json)
 
     with _progress(config, quiet=quiet or as_json) as tell:
-        outcome: Outcome = training.run(config, out=out, tell=tell, say=say)
+        outcome: TrainingOutcome = training.run(config, out=out, tell=tell, say=say)
     if outcome.is_first:
         _show(outcome, report=config.report if report is None else report, as_json=as_json)
     return _code(outcome)
 
 
-def _workload(config: Config) -> Any:  # noqa: ANN401  the module
+def _workload(config: SftConfig) -> Any:  # noqa: ANN401  the module
     import importlib
 
     from ergmeter.errors import PluginError
@@ -150,7 +150,7 @@ def _workload(config: Config) -> Any:  # noqa: ANN401  the module
 
 
 @contextmanager
-def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]]:
+def _progress(config: SftConfig, *, quiet: bool) -> Iterator[Callable[[TrainingProgress], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -169,7 +169,7 @@ def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]
     with Progress(*columns, console=console, refresh_per_second=2, transient=True) as bar:
         task = bar.add_task(what, total=None, now="loading")
 
-        def tell(tick: Tick) -> None:
+        def tell(tick: TrainingProgress) -> None:
             loss = "" if tick.loss is None else f"  loss {tick.loss:.3f}"
             now = f"step {tick.step} of {tick.steps}{loss}"
             bar.update(task, total=tick.steps, completed=tick.step, now=now)
@@ -177,13 +177,13 @@ def _progress(config: Config, *, quiet: bool) -> Iterator[Callable[[Tick], None]
         yield tell
 
 
-def _lines(what: str) -> Callable[[Tick], None]:
+def _lines(what: str) -> Callable[[TrainingProgress], None]:
     """A line every half minute, for logs."""
     import time
 
     told_s = time.monotonic()
 
-    def tell(tick: Tick) -> None:
+    def tell(tick: TrainingProgress) -> None:
         nonlocal told_s
         if time.monotonic() - told_s >= _LINE_S:
             told_s = time.monotonic()
@@ -193,7 +193,7 @@ def _lines(what: str) -> Callable[[Tick], None]:
     return tell
 
 
-def _show(outcome: Outcome, *, report: bool, as_json: bool) -> None:
+def _show(outcome: TrainingOutcome, *, report: bool, as_json: bool) -> None:
     if as_json:
         said = {
             "status": outcome.status,
@@ -224,7 +224,7 @@ def _card(run: Path) -> None:
     show(Console(), opened, summarize(opened))
 
 
-def _tell_of_row(outcome: Outcome) -> None:
+def _tell_of_row(outcome: TrainingOutcome) -> None:
     from ergmeter.workloads.sft.ledger import as_text
 
     if outcome.row is None or outcome.written is None:
@@ -255,14 +255,14 @@ def _figures(row: dict[str, object]) -> str:
     return ", ".join(said) + (f" ({row['notes']})" if None in map(row.get, shown) else "")
 
 
-def _code(outcome: Outcome) -> int:
+def _code(outcome: TrainingOutcome) -> int:
     if outcome.signal is not None:
         return 128 + outcome.signal
     return 1 if outcome.problem else 0
 
 
 def _series(
-    configs: list[Config],
+    configs: list[SftConfig],
     repeats: int,
     *,
     changes: Sequence[str],

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.bench.execute import nvidia_smi_logger
-    from ergmeter.bench.plan.cells import Plan
+    from ergmeter.bench.plan.cells import BenchPlan
 
 _Value = TypeVar("_Value")
 AGAIN = ("oom", "error", "timeout", "diverged")  # cancelled cells run again in any case
@@ -88,17 +88,17 @@ def plan_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("scenarios", type=click.Path(path_type=Path))(function)
 
 
-def planned(given: dict[str, Any]) -> Plan:
+def planned(given: dict[str, Any]) -> BenchPlan:
     """The plan that was asked for."""
     from ergmeter.bench.plan.plan import plan
 
     found = plan(
         given["scenarios"],
-        num_gpus=_listed("--num-gpus", given["num_gpus"], _whole),
+        num_gpus=_listed("--num-gpus", given["num_gpus"], _whole_number),
         effective_batch_size=_listed(
-            "--effective-batch-size", given["effective_batch_size"], _whole
+            "--effective-batch-size", given["effective_batch_size"], _whole_number
         ),
-        max_seq_len=_listed("--max-seq-len", given["max_seq_len"], _whole),
+        max_seq_len=_listed("--max-seq-len", given["max_seq_len"], _whole_number),
         packing=_listed("--packing", given["packing"], _truth),
         only=given["only"],
         repeats=given["repeats"],
@@ -132,7 +132,7 @@ def wrong(text: str) -> str | None:
     return None
 
 
-def check_needs(plan: Plan, *, is_error: bool) -> None:
+def check_needs(plan: BenchPlan, *, is_error: bool) -> None:
     """Say once what this interpreter lacks for the cells; an error where they run by it."""
     from ergmeter.bench.execute.launching import gpus_here
     from ergmeter.bench.plan.needs import lack
@@ -255,7 +255,7 @@ def _listed(option: str, text: str | None, kind: Callable[[str], _Value]) -> lis
     return list(dict.fromkeys(found))
 
 
-def _whole(text: str) -> int:
+def _whole_number(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError("it takes whole numbers from 1, with commas")
     return int(text)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.batch import Batch
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import Training, Work
+    from ergmeter.flops.work import TrainedParts, Work
     from ergmeter.records import Flops
 
 _BATCH = [
@@ -159,7 +159,7 @@ def _flops(model: str, said: dict[str, Any]) -> tuple[Flops, ...]:
 def work_of(
     model: str,
     shape: dict[str, Any],
-    training: Training,
+    training: TrainedParts,
     rest: dict[str, Any],
     *,
     params: float | None = None,
@@ -193,11 +193,13 @@ def work_of(
     )
 
 
-def _training(*, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None) -> Training:
+def _training(
+    *, lora: str | None, freeze: tuple[str, ...], checkpointing: str | None
+) -> TrainedParts:
     from ergmeter.flops.graph.adapters import Lora
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import TrainedParts
 
-    return Training(
+    return TrainedParts(
         lora=Lora.parse(lora) if lora else None,
         frozen=freeze,
         checkpointing=checkpointing or "none",  # type: ignore[arg-type]  # click has checked it

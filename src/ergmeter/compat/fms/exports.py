@@ -42,10 +42,10 @@ _SHOWN = ("ok", *(status for status in FAILED if status != "cancelled"))
 def collected(batches: Iterable[pa.Table], directory: Path) -> None:
     """All tables of a directory of results, ours and FMS's, in it; those of before are replaced."""
     with ExitStack() as stack:
-        writers: list[tables.Writer | Writer] = [
-            stack.enter_context(tables.Writer(directory / name)) for name in OURS
+        writers: list[tables.TableWriter | FmsWriter] = [
+            stack.enter_context(tables.TableWriter(directory / name)) for name in OURS
         ]
-        writers.append(stack.enter_context(Writer(directory)))
+        writers.append(stack.enter_context(FmsWriter(directory)))
         for batch in batches:
             for writer in writers:
                 writer.add(batch)
@@ -53,12 +53,12 @@ def collected(batches: Iterable[pa.Table], directory: Path) -> None:
 
 def write(found: pa.Table, directory: Path) -> tuple[Path, Path]:
     """FMS's two files of a whole table."""
-    with Writer(directory) as writer:
+    with FmsWriter(directory) as writer:
         writer.add(found)
     return directory / BENCHMARKS, directory / RAW
 
 
-class Writer:
+class FmsWriter:
     """FMS's two files. They are there at the end, whole.
 
     raw_summary.csv has every cell with all of its results.json, and memory both ways;
@@ -95,7 +95,7 @@ class Writer:
             elif first != str(value):
                 self._varying.add(name)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> FmsWriter:
         return self
 
     def __exit__(

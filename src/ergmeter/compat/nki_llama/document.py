@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.compat.nki_llama.original_hlo import original_count
 from ergmeter.compat.nki_llama.original_log import read_original_log
 from ergmeter.errors import UsageError
-from ergmeter.neuron.advice import Finding
+from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.document import FORMAT, as_origin, compat_inputs, model_version
 from ergmeter.neuron.graphs import file_score
 from ergmeter.neuron.job.compile_cache import Choice, graph_file
@@ -27,11 +27,11 @@ from ergmeter.neuron.original import (
 )
 from ergmeter.neuron.parts import Analysis
 from ergmeter.neuron.progress import (
-    Counted,
+    AnalysisProgress,
     FoundGraphs,
+    GraphCounted,
     Inputs,
     LogRead,
-    Progress,
     Searching,
     ThroughputChosen,
 )
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.compat.nki_llama.original_log import OriginalLog
-    from ergmeter.neuron.job.request import Request
+    from ergmeter.neuron.job.request import AnalysisRequest
     from ergmeter.neuron.original import OriginalFigures
     from ergmeter.neuron.progress import Watch
     from ergmeter.records import Basis
@@ -59,7 +59,7 @@ _FORMULAS = {
 _RATED = ("throughput_seq_per_sec", "mfu_percent", "training_score")
 
 
-def analyze_compat(request: Request, watch: Watch) -> Analysis:
+def analyze_compat(request: AnalysisRequest, watch: Watch) -> Analysis:
     """The original's metrics of a job."""
     check_request(request, is_original=True)
     check_model(request.model_config)
@@ -134,18 +134,18 @@ def _obtained(rate_from: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def _findings(directory: str, count: int, unreadable: int) -> Iterator[Finding]:
+def _findings(directory: str, count: int, unreadable: int) -> Iterator[AdviceFinding]:
     """What the original leaves without a word: where it looked in vain, and what it took for 0."""
     if not count:
         gone = "" if Path(directory).exists() else ", which does not exist,"
         names = ", ".join(PATTERNS)
-        yield Finding("no_hlo", f"no HLO found: looked in {directory}{gone} for {names}")
+        yield AdviceFinding("no_hlo", f"no HLO found: looked in {directory}{gone} for {names}")
     if unreadable:
         what = "kernel configuration" if unreadable == 1 else "kernel configurations"
-        yield Finding("nki_ratio", f"{unreadable} {what} can't be read: taken as 0")
+        yield AdviceFinding("nki_ratio", f"{unreadable} {what} can't be read: taken as 0")
 
 
-def _check(request: Request) -> None:
+def _check(request: AnalysisRequest) -> None:
     """Refuse what the original has no notion of, rather than leave it without effect."""
     new = {
         "--convention": request.convention is not None,
@@ -161,7 +161,7 @@ def _check(request: Request) -> None:
             raise UsageError(f"--compat is as the original, which has no {option}; leave it out")
 
 
-def _read_log(request: Request, watch: Watch) -> OriginalLog | None:
+def _read_log(request: AnalysisRequest, watch: Watch) -> OriginalLog | None:
     if request.log_file is None:
         return None
     if not Path(request.log_file).is_file():  # a pipe, standard input
@@ -172,7 +172,7 @@ def _read_log(request: Request, watch: Watch) -> OriginalLog | None:
 
 
 def _head(
-    request: Request, found: OriginalFigures, batch: int, length: int, rate: float
+    request: AnalysisRequest, found: OriginalFigures, batch: int, length: int, rate: float
 ) -> dict[str, Any]:
     return {
         "model_config": request.model_config,
@@ -190,7 +190,7 @@ def _head(
 
 
 def _files(
-    request: Request, watch: Watch, found: OriginalFigures, rate: float
+    request: AnalysisRequest, watch: Watch, found: OriginalFigures, rate: float
 ) -> tuple[list[dict[str, Any]], int]:
     """Every graph as the original sees it, and how many configurations it took for 0."""
     directory = request.compile_dir or DEFAULT_COMPILE_DIR
@@ -205,8 +205,8 @@ def _files(
         if request.per_file_scores and one["status"] == "success":
             one["training_score"] = file_score(_factors(request, found, rate, one["nki_ratio"]))
         files.append(one)
-        watch(Progress("counting graphs", done, len(paths)))
-        watch(Counted(path))
+        watch(AnalysisProgress("counting graphs", done, len(paths)))
+        watch(GraphCounted(path))
     return files, unreadable
 
 
@@ -237,11 +237,13 @@ def _file(path: str) -> tuple[dict[str, Any], int]:
     }, count.unreadable
 
 
-def _factors(request: Request, found: OriginalFigures, rate: float, ratio: float) -> Score:
+def _factors(request: AnalysisRequest, found: OriginalFigures, rate: float, ratio: float) -> Score:
     return score(request.baseline, mfu_percent=found.mfu_percent, seq_per_s=rate, nki_ratio=ratio)
 
 
-def _score(request: Request, found: OriginalFigures, rate: float, ratio: float) -> dict[str, Any]:
+def _score(
+    request: AnalysisRequest, found: OriginalFigures, rate: float, ratio: float
+) -> dict[str, Any]:
     factors, base = _factors(request, found, rate, ratio), request.baseline
     return {
         "training_score": factors.value,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainingMonitor", "calculate_mfu_with_profiler", "get_gpu_peak_flops", "knowledge"]
 
-_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+_known: WeakKeyDictionary[nn.Module, _ModelFacts] = WeakKeyDictionary()
 _warned: set[str] = set()
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16"}  # fp32 says nothing of the products
 
@@ -84,7 +84,7 @@ def get_gpu_peak_flops(device: int | str | None = None, *, dtype: str = "bf16") 
         return _unknown(str(error))
 
 
-class _Known:
+class _ModelFacts:
     """FLOPs of one sequence by its length, as long as as much of the model is trained as now.
 
     Walking through a model's modules takes a millisecond, so its parameters are kept. Whoever adds
@@ -129,11 +129,11 @@ class _Known:
         return sum([parameter.requires_grad for parameter in self._parameters])
 
 
-def knowledge(model: nn.Module) -> _Known:
+def knowledge(model: nn.Module) -> _ModelFacts:
     """What is kept of a model: its FLOPs by length, and the type of its weights."""
     known = _known.get(model)
     if known is None or not known.is_current():
-        known = _known[model] = _Known(model)
+        known = _known[model] = _ModelFacts(model)
     return known
 
 

@@ -71,7 +71,7 @@ class Masked:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepConstants:
     """What is the same for every step."""
 
     micro_steps: int
@@ -81,7 +81,9 @@ class Place:
     peak_flops_per_s: Callable[[], Amount]
 
 
-def step_figures(step_s: float | None, masked: Masked | None, place: Place) -> dict[str, Amount]:
+def step_figures(
+    step_s: float | None, masked: Masked | None, place: StepConstants
+) -> dict[str, Amount]:
     """The perf/ figures of a step by name; what is not known says why."""
     if step_s is None or step_s <= 0:
         absent = Missing("how long this step took is not known")

@@ -25,7 +25,7 @@ import torch
 
 from ergmeter.compat.training_monitor.functions import knowledge
 from ergmeter.compat.training_monitor.log_file import TrainingLog
-from ergmeter.compat.training_monitor.metrics import Masked, Place, step_figures
+from ergmeter.compat.training_monitor.metrics import Masked, StepConstants, step_figures
 from ergmeter.compat.training_monitor.settings import MonitorSettings
 from ergmeter.compat.training_monitor.wandb_rows import WandbRows
 from ergmeter.errors import ErgmeterError, NotMeasurable
@@ -294,7 +294,7 @@ class TrainingMonitor(Guarded):
     def _finish(self, logged: _Logged) -> None:
         if not self._is_first:
             return
-        place = Place(
+        place = StepConstants(
             self.settings.micro_steps,
             world_size(),
             self.batch_size,

@@ -46,11 +46,13 @@ class MonitorSettings:
         config = config if isinstance(config, Mapping) else {}
         deepspeed = _deepspeed(config)
         asked, source = _profile_freq(config, flops_profile_freq)
-        freq = {n: _whole(_at(config, f"monitor.freq.{n}")) or d for n, d in _FREQUENCIES.items()}
+        freq = {
+            n: _whole_number(_at(config, f"monitor.freq.{n}")) or d for n, d in _FREQUENCIES.items()
+        }
         micro_steps = (
-            _whole(deepspeed.get("gradient_accumulation_steps"))
-            or _whole(_at(config, "training.gradient_accumulation_steps"))
-            or _whole(config.get("gradient_accumulation_steps"))
+            _whole_number(deepspeed.get("gradient_accumulation_steps"))
+            or _whole_number(_at(config, "training.gradient_accumulation_steps"))
+            or _whole_number(config.get("gradient_accumulation_steps"))
             or 1
         )
         batch, whence = _batch(config, deepspeed, micro_steps, world)
@@ -61,16 +63,16 @@ class MonitorSettings:
             micro_steps=micro_steps,
             batch_size=batch,
             batch_size_from=whence,
-            seq_length=_whole(_at(config, "model.max_sequence_length")),
+            seq_length=_whole_number(_at(config, "model.max_sequence_length")),
             wandb=_mapping(config.get("wandb")),
         )
 
 
 def _profile_freq(config: Config, given: int | None) -> tuple[int, str]:
-    if _whole(given):
+    if _whole_number(given):
         return int(given or 0), "the argument"
     for key in _PROFILE_KEYS:
-        found = _whole(_at(config, key))
+        found = _whole_number(_at(config, key))
         if found:
             return found, key
     return _PROFILE_FREQ, "the default"
@@ -80,13 +82,13 @@ def _batch(
     config: Config, deepspeed: Config, micro_steps: int, world: int
 ) -> tuple[int | None, str]:
     """Sequences of a step: as DeepSpeed says, as its parts multiply, or as the root says."""
-    whole = _whole(deepspeed.get("train_batch_size"))
+    whole = _whole_number(deepspeed.get("train_batch_size"))
     if whole:
         return whole, "deepspeed.train_batch_size"
-    micro = _whole(deepspeed.get("train_micro_batch_size_per_gpu"))
+    micro = _whole_number(deepspeed.get("train_micro_batch_size_per_gpu"))
     if micro:
         return micro * micro_steps * world, f"deepspeed: {micro} x {micro_steps} x {world} ranks"
-    root = _whole(config.get("train_batch_size"))
+    root = _whole_number(config.get("train_batch_size"))
     return (root, "train_batch_size") if root else (None, "not in the configuration")
 
 
@@ -112,7 +114,7 @@ def _mapping(value: object) -> Config:
     return value if isinstance(value, Mapping) else {}
 
 
-def _whole(value: object) -> int | None:
+def _whole_number(value: object) -> int | None:
     """A number of 1 or more, also one that is written as text. DeepSpeed's "auto" is none."""
     try:
         number = int(value)  # type: ignore[call-overload]

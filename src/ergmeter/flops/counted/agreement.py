@@ -16,7 +16,7 @@ from ergmeter.flops.analytic import PartFlops
 
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import Parts
-    from ergmeter.flops.counted.op_totals import Counted
+    from ergmeter.flops.counted.op_totals import CountedStep
 
 TOLERANCE_FRAC = 0.01
 _NAMED = 3  # parts a sentence names
@@ -81,7 +81,7 @@ class Agreement:
         )
 
 
-def agreement(parts: Parts, counted: Counted) -> Agreement:
+def agreement(parts: Parts, counted: CountedStep) -> Agreement:
     """Put an analytic count and a counted one side by side.
 
     Counted attention is the whole rectangle, so the analytic one must have been asked for

@@ -23,7 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.counted.count import count, count_built
-from ergmeter.flops.counted.op_totals import Counted
+from ergmeter.flops.counted.op_totals import CountedStep
 from ergmeter.flops.graph.lora_targets import ALL_LINEAR, EXPERTS
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import trained_graph
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.adapters import Lora
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import TrainedParts
 
 # -- adapted ---------------------------------------------------------------------------------------
 # The model of a configuration with PEFT's own adapters on it, without memory, to be counted.
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _AUTO: Any = transformers.AutoModelForCausalLM
 
 
-def adapted_model(config: Config, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
+def adapted_model(config: ModelConfig, lora: Lora, *, is_checkpointed: bool) -> nn.Module:
     """The model with PEFT's adapters, on the device that has no memory."""
     fields: dict[str, Any] = json.loads(json.dumps(config.fields))
     fields.pop("quantization_config", None)
@@ -93,7 +93,7 @@ def count_config(
     trainable: Callable[[str], bool] | None = None,
     checkpointing: bool = False,
     attention: str | None = None,
-) -> Counted:
+) -> CountedStep:
     """The FLOPs of one step of the model in a `config.json`, or in transformers' own object.
 
     `trainable` says by name which parameters are trained, `checkpointing` switches gradient
@@ -176,14 +176,14 @@ _ONE_BY_ONE = "documents are run one by one, padding between them not at all"
 
 
 def count_step(
-    config: Config,
+    config: ModelConfig,
     batch: Batch,
-    how: Training,
+    how: TrainedParts,
     *,
     train: bool = True,
     source_len: int | None = None,
     adapted: nn.Module | None = None,
-) -> Counted:
+) -> CountedStep:
     """The FLOPs of a step of the model in a configuration, by running it.
 
     `adapted` is that model with its adapters, where it has any (`adapted.adapted_model`).
@@ -210,7 +210,7 @@ def count_step(
     return counts[0] if batch.is_grid else _together(counts)
 
 
-def _together(counts: Iterable[Counted]) -> Counted:
+def _together(counts: Iterable[CountedStep]) -> CountedStep:
     """Several counts of one model as one."""
     counts = list(counts)
     rows: dict[tuple[str, str], PartFlops] = {}
@@ -222,10 +222,10 @@ def _together(counts: Iterable[Counted]) -> Counted:
             missed[name] = missed.get(name, 0) + calls
     first = counts[0]
     said = (*first.assumptions, _ONE_BY_ONE)
-    return Counted(rows, first.params, first.params_trained, missed, said)
+    return CountedStep(rows, first.params, first.params_trained, missed, said)
 
 
-def _by_name(config: Config, how: Training) -> Callable[[str], bool]:
+def _by_name(config: ModelConfig, how: TrainedParts) -> Callable[[str], bool]:
     """Whether a parameter is trained, by its name: as the operation of the graph it belongs to."""
     graph, trainable = trained_graph(model_graph(config), how)
     trained = {node.name: trainable(node) for node in graph if node.params}

@@ -30,12 +30,12 @@ from torch.utils._pytree import tree_flatten, tree_map
 from ergmeter.errors import NotMeasurable, UsageError
 from ergmeter.flops.counted.counter import Counter
 from ergmeter.flops.counted.meta_model import Shadow, set_runnable, unwrapped
-from ergmeter.flops.counted.op_totals import Counted
+from ergmeter.flops.counted.op_totals import CountedStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-__all__ = ["Counted", "Counter", "count", "count_built"]
+__all__ = ["CountedStep", "Counter", "count", "count_built"]
 
 # What a model that can't be run this way may raise: everything that is not the machine's fault.
 RAISED = (
@@ -46,7 +46,7 @@ _CURE = "pass inputs= it accepts, or count it from its configuration"
 _KEPT = 128
 _PLAIN = (bool, int, float, str, tuple)  # what a module is told when it is made
 _torch_log = logging.getLogger("torch._subclasses.fake_tensor")  # prints what we raise
-_counts: OrderedDict[object, Counted] = OrderedDict()
+_counts: OrderedDict[object, CountedStep] = OrderedDict()
 _faces: WeakKeyDictionary[nn.Module, _Face] = WeakKeyDictionary()
 
 
@@ -59,7 +59,7 @@ def count(
     train: bool = True,
     inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
-) -> Counted:
+) -> CountedStep:
     """The FLOPs of one step of `model`: forward, and with `train` the gradients of what is trained.
 
     A text model is given `batch_size` rows of `seq_len` tokens, an encoder-decoder `source_len`
@@ -97,7 +97,7 @@ def count_built(
     train: bool = True,
     trainable: Callable[[str], bool] | None = None,
     checkpointing: bool = False,
-) -> Counted:
+) -> CountedStep:
     """The same for a text model that is only made for it, by `build`, on fake tensors.
 
     `trainable` says by name which parameters are trained: all, if not given. `key` stands for what
@@ -122,7 +122,7 @@ def count_built(
     return _keep(whole, _run(made, train=train, loss=None))
 
 
-def _keep(key: object, counted: Counted) -> Counted:
+def _keep(key: object, counted: CountedStep) -> CountedStep:
     _counts[key] = counted
     while len(_counts) > _KEPT:
         _counts.popitem(last=False)
@@ -137,7 +137,7 @@ def _run(
     *,
     train: bool,
     loss: Callable[[Any], torch.Tensor] | None,
-) -> Counted:
+) -> CountedStep:
     shadow, counter = Shadow(), Counter()
     depth = torch._C._len_torch_dispatch_stack()
     generator = torch.get_rng_state()
@@ -241,10 +241,10 @@ def _text(
     model: nn.Module, *, batch_size: int | None, seq_len: int | None, source_len: int | None
 ) -> dict[str, Any]:
     name = _taking_tokens(model)
-    rows, length = _whole("batch_size", batch_size), _whole("seq_len", seq_len)
+    rows, length = _whole_number("batch_size", batch_size), _whole_number("seq_len", seq_len)
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {name: torch.zeros(rows, length, dtype=torch.long)}
-    source = length if source_len is None else _whole("source_len", source_len)
+    source = length if source_len is None else _whole_number("source_len", source_len)
     return {
         "input_ids": torch.zeros(rows, source, dtype=torch.long),
         "decoder_input_ids": torch.zeros(rows, length, dtype=torch.long),
@@ -271,7 +271,7 @@ def _taking_tokens(model: nn.Module) -> str:
     return needed[0]
 
 
-def _whole(name: str, value: int | None) -> int:
+def _whole_number(name: str, value: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UsageError(f"{name} must be a whole number of 1 or more; got {value!r}")
     return value

@@ -25,13 +25,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ergmeter.flops.analytic import PartFlops
 from ergmeter.flops.batch import Sequences
 from ergmeter.flops.counted.op_costs import POSITIONS, RULES, Call, looks_like_a_product
-from ergmeter.flops.counted.op_totals import Counted
+from ergmeter.flops.counted.op_totals import CountedStep
 from ergmeter.flops.graph.graph import Attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.counted.op_costs import Meeting
+    from ergmeter.flops.counted.op_costs import AttentionShape
 
 # What tensors say about themselves: asked of the tensor, never of a mode.
 _ABOUT = frozenset(
@@ -66,11 +66,11 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def counted(
         self, *, params: int = 0, params_trained: int = 0, assumptions: tuple[str, ...] = ()
-    ) -> Counted:
+    ) -> CountedStep:
         """What was counted so far."""
         rows = {key: PartFlops(*costs) for key, costs in self._rows.items()}
         spared = PartFlops(*self._spared)
-        return Counted(rows, params, params_trained, dict(self._unknown), assumptions, spared)
+        return CountedStep(rows, params, params_trained, dict(self._unknown), assumptions, spared)
 
     def follow(self, model: torch.nn.Module) -> None:
         """Tell modules apart, by their names in `model`. It puts hooks on them, so a copy's."""
@@ -131,7 +131,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if is_known:
             self._add(func, name, args, kwargs, out)
         elif looks_like_a_product(name, (*args, *kwargs.values())):
-            self._unknown[_said(func, name, kwargs)] += 1
+            self._unknown[_call_text(func, name, kwargs)] += 1
         return out
 
     def _add(
@@ -160,7 +160,7 @@ class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if work.meeting is not None and work.needed:
             self._spared[direction] += self._masked(work.needed, work.meeting, module)
 
-    def _masked(self, needed: int, met: Meeting, module: str) -> int:
+    def _masked(self, needed: int, met: AttentionShape, module: str) -> int:
         """Of the rectangle's FLOPs those of pairs that a causal mask keeps apart."""
         mask = self._masks.get(module, _mask() if met.is_causal else None)
         if mask is None or met.queries != met.keys:
@@ -213,7 +213,7 @@ def _grouped_result(
     return left.new_empty(shape, dtype=out_dtype or left.dtype)
 
 
-def _said(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: ANN401
+def _call_text(func: Any, name: str, kwargs: dict[str, Any]) -> str:  # noqa: ANN401
     """An operator's name; of a Triton kernel its own, which the wrapper's arguments hold."""
     if "kernel_idx" not in kwargs:
         return name

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 
-class Meeting(NamedTuple):
+class AttentionShape(NamedTuple):
     """Queries and keys of one call of attention: so many sequences of so many positions each."""
 
     sequences: int
@@ -31,7 +31,7 @@ class Meeting(NamedTuple):
     is_causal: bool = False  # as the kernel was told
 
 
-class Work(NamedTuple):
+class CallWork(NamedTuple):
     """FLOPs of a call: those the mathematics needs, and those done over again beside them.
 
     Of attention `needed` is the whole rectangle; who met whom stands beside it, if it is known.
@@ -39,7 +39,7 @@ class Work(NamedTuple):
 
     needed: int
     again: int = 0
-    meeting: Meeting | None = None
+    meeting: AttentionShape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Call:
         return self.wanted[position] if position < len(self.wanted) else True
 
 
-Rule: TypeAlias = "Callable[[Call], Work]"
+Rule: TypeAlias = "Callable[[Call], CallWork]"
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ Rule: TypeAlias = "Callable[[Call], Work]"
 
 def _rows_of(left: str) -> Rule:
     """Each number of the result is a row of `left` times a column of something."""
-    return lambda call: Work(2 * _first(call.out).numel() * call[left].shape[-1])
+    return lambda call: CallWork(2 * _first(call.out).numel() * call[left].shape[-1])
 
 
 def _first(out: Any) -> torch.Tensor:  # noqa: ANN401
@@ -78,13 +78,13 @@ def _first(out: Any) -> torch.Tensor:  # noqa: ANN401
     return found
 
 
-def _summed_batches(call: Call) -> Work:
+def _summed_batches(call: Call) -> CallWork:
     batches, rows, inner = call["batch1"].shape
-    return Work(2 * batches * rows * inner * call["batch2"].shape[-1])
+    return CallWork(2 * batches * rows * inner * call["batch2"].shape[-1])
 
 
-def _dot(call: Call) -> Work:
-    return Work(2 * call["self"].numel())
+def _dot(call: Call) -> CallWork:
+    return CallWork(2 * call["self"].numel())
 
 
 def _grouped(left: str, right: str) -> Rule:
@@ -95,11 +95,11 @@ def _grouped(left: str, right: str) -> Rule:
     over (both 2-D).
     """
 
-    def rule(call: Call) -> Work:
+    def rule(call: Call) -> CallWork:
         a, b = call[left], call[right]
         if a.dim() == 3 and b.dim() == 2:
-            return Work(2 * a.shape[1] * b.numel())
-        return Work(2 * a.numel() * b.shape[-1])
+            return CallWork(2 * a.shape[1] * b.numel())
+        return CallWork(2 * a.numel() * b.shape[-1])
 
     return rule
 
@@ -108,16 +108,16 @@ def _grouped(left: str, right: str) -> Rule:
 
 
 def _convolution(image: str) -> Rule:
-    def rule(call: Call) -> Work:
-        return Work(_convolved(call[image], call["weight"], _first(call.out), call))
+    def rule(call: Call) -> CallWork:
+        return CallWork(_convolved(call[image], call["weight"], _first(call.out), call))
 
     return rule
 
 
-def _convolution_backward(call: Call) -> Work:
+def _convolution_backward(call: Call) -> CallWork:
     once = _convolved(call["input"], call["weight"], call["grad_output"], call)
     mask = call["output_mask"]
-    return Work(once * (bool(mask[0]) + bool(mask[1])))
+    return CallWork(once * (bool(mask[0]) + bool(mask[1])))
 
 
 def _convolved(image: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, call: Call) -> int:
@@ -136,9 +136,9 @@ Shape: TypeAlias = "tuple[int, int, int]"  # heads, query-key dimension, value d
 
 
 def _attention(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
-    def rule(call: Call) -> Work:
+    def rule(call: Call) -> CallWork:
         met, (heads, qk_dim, v_dim) = pairs_of(call)
-        return Work(2 * heads * (qk_dim + v_dim) * met, meeting=_meeting(call, met))
+        return CallWork(2 * heads * (qk_dim + v_dim) * met, meeting=_meeting(call, met))
 
     return rule
 
@@ -150,17 +150,17 @@ def _attention_backward(pairs_of: Callable[[Call], tuple[int, Shape]]) -> Rule:
     computes gradients that nobody asked for, say of frozen keys: those are no model's either.
     """
 
-    def rule(call: Call) -> Work:
+    def rule(call: Call) -> CallWork:
         met, (heads, qk_dim, v_dim) = pairs_of(call)
         scores, values = 2 * heads * qk_dim * met, 2 * heads * v_dim * met
         query, key, value = (call.wants(position) for position in range(3))
         needed = scores * (query + key) + values * (value + (query or key))
-        return Work(needed, 3 * scores + 2 * values - needed, _meeting(call, met))
+        return CallWork(needed, 3 * scores + 2 * values - needed, _meeting(call, met))
 
     return rule
 
 
-def _meeting(call: Call, met: int) -> Meeting | None:
+def _meeting(call: Call, met: int) -> AttentionShape | None:
     """Who meets whom, of sequences alike; None of those of many lengths."""
     query, key = (call.get(name, name[0]) for name in ("query", "key"))
     if call.get("cum_seq_q", "cu_seqlens_q", "cu_seq_q") is not None or query.dim() != 4:
@@ -169,7 +169,7 @@ def _meeting(call: Call, met: int) -> Meeting | None:
         queries, keys = query.shape[place], key.shape[place]
         if met == query.shape[0] * queries * keys:
             is_causal = bool(call.get("is_causal", "causal"))
-            return Meeting(query.shape[0], queries, keys, is_causal)
+            return AttentionShape(query.shape[0], queries, keys, is_causal)
     return None
 
 
@@ -211,9 +211,9 @@ def _lengths(starts: torch.Tensor) -> list[int] | None:
 
 
 def _recurrent(times: int) -> Rule:
-    def rule(call: Call) -> Work:
+    def rule(call: Call) -> CallWork:
         rows = prod(call["input"].shape[:-1])
-        return Work(2 * times * rows * sum(_matrices(call.arguments)))
+        return CallWork(2 * times * rows * sum(_matrices(call.arguments)))
 
     return rule
 

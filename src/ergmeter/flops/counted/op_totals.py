@@ -9,7 +9,7 @@ from ergmeter.flops.analytic import PartFlops
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedStep:
     """The FLOPs of one step as they were counted. Attention is the whole rectangle of scores."""
 
     rows: dict[tuple[str, str], PartFlops]  # by the innermost module and the operator

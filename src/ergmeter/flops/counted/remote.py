@@ -54,7 +54,7 @@ _OWN = str(Path(__file__).parents[3])
 
 
 @dataclass(frozen=True)
-class Request:
+class CountRequest:
     """Calls to be counted, as bytes: those of one module together."""
 
     groups: tuple[bytes, ...]
@@ -72,7 +72,7 @@ class Request:
 FOLDER = ".flops"  # in a run directory, while something is to be counted
 
 
-def write(request: Request, record: StepRecord, folder: Path) -> None:
+def write(request: CountRequest, record: StepRecord, folder: Path) -> None:
     """Put a request into this folder, which appears complete or not at all."""
     staging = folder.with_name(f".{folder.name}")
     staging.mkdir(parents=True)

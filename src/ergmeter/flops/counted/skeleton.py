@@ -31,7 +31,7 @@ from torch import nn
 from ergmeter.errors import NotMeasurable
 from ergmeter.flops.counted.call_specs import TensorSpec
 from ergmeter.flops.counted.meta_model import HOOKS, needed_hooks, unwrapped
-from ergmeter.flops.counted.remote import Request
+from ergmeter.flops.counted.remote import CountRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,7 +78,7 @@ def serialised(
     groups: Sequence[Sequence[ModuleCall]],
     outer: Mapping[int, nn.Module] | None = None,
     training_over: Event | None = None,
-) -> Request:
+) -> CountRequest:
     """These calls without weights or data. A group is what has one module in common.
 
     `outer` is what FSDP has put around modules, by their ids: it has their parameters. Once
@@ -94,7 +94,7 @@ def serialised(
         except NotMeasurable as error:
             found.append(b"")
             errors[number] = str(error)
-    return Request(tuple(found), errors, tuple(len(calls) for calls in groups), _search_path())
+    return CountRequest(tuple(found), errors, tuple(len(calls) for calls in groups), _search_path())
 
 
 def _search_path() -> tuple[str, ...]:

@@ -21,12 +21,12 @@ from ergmeter.flops.counted.count import RAISED, apart, scalar_of, why_not_run
 from ergmeter.flops.counted.counter import Counter
 from ergmeter.flops.counted.meta_model import Shadow
 from ergmeter.flops.counted.op_totals import CallFlops
-from ergmeter.flops.counted.remote import Request
+from ergmeter.flops.counted.remote import CountRequest
 from ergmeter.flops.counted.skeleton import loads
 
 if TYPE_CHECKING:
     from ergmeter.flops.counted.call_specs import ModuleCall
-    from ergmeter.flops.counted.op_totals import Counted
+    from ergmeter.flops.counted.op_totals import CountedStep
 
 _CURE = "give its FLOPs to the Meter (flops=), from a configuration like it (`erg flops`)"
 # Products of positions with each other: they grow with the length of a sequence.
@@ -36,7 +36,7 @@ _SDPA = "scaled_dot_product_attention"
 _attention = nn.functional.scaled_dot_product_attention
 
 
-def count(request: Request) -> list[list[CallFlops]]:
+def count(request: CountRequest) -> list[list[CallFlops]]:
     """The FLOPs of each call, group by group; of one that can't be counted, why."""
     found = []
     for number, data in enumerate(request.groups):
@@ -56,7 +56,7 @@ def main(path: str) -> None:
     folder = Path(path)
     about, groups = remote.files(folder)
     errors = {int(number): why for number, why in about["errors"].items()}
-    remote.answer(folder, count(Request(groups, errors, tuple(about["sizes"]))))
+    remote.answer(folder, count(CountRequest(groups, errors, tuple(about["sizes"]))))
 
 
 def _count_group(data: bytes) -> list[CallFlops]:
@@ -90,7 +90,7 @@ def _count_call(call: ModuleCall, shadow: Shadow) -> CallFlops:
         return CallFlops(error=str(error))
 
 
-def _run(call: ModuleCall, shadow: Shadow) -> tuple[Counted, bool]:
+def _run(call: ModuleCall, shadow: Shadow) -> tuple[CountedStep, bool]:
     """The count of a forward and, where there was one, a backward pass; and whether there was."""
     model = shadow.of(call.module)
     if model.training != call.training:
@@ -126,7 +126,7 @@ def _mapped(value: Any, shadow: Shadow) -> Any:  # noqa: ANN401
 
 
 def _flops_of(
-    call: ModuleCall, counted: Counted, is_back: bool, assumptions: tuple[str, ...]
+    call: ModuleCall, counted: CountedStep, is_back: bool, assumptions: tuple[str, ...]
 ) -> CallFlops:
     needed, spared = counted.needed, counted.spared
     pairs = [cost for (_, name), cost in counted.rows.items() if any(p in name for p in _PAIRS)]

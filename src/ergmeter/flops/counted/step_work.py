@@ -142,7 +142,7 @@ def _counted(record: StepRecord, trained: _Counted, others: _Counted, lengths: L
         hardware_per_padding=alone if lengths.is_padded else None,
         tokens_per_step=record.tokens,
         samples_per_step=record.samples,
-        assumptions=(_COUNTED, *_pairs_said(good), *_said(record, trained)),
+        assumptions=(_COUNTED, *_pairs_said(good), *_count_notes(record, trained)),
         other_work=_other_work(record, others, model and forward / model, model, scale=1.0),
         not_counted=(*record.not_counted, *_unknown(trained), *failed),
     )
@@ -175,7 +175,7 @@ def _completed(analytic: Flops, record: StepRecord, trained: _Counted, others: _
         analytic,
         model_per_step=model,
         hardware_per_step=hardware,
-        assumptions=(*analytic.assumptions, *_said(record, trained)),
+        assumptions=(*analytic.assumptions, *_count_notes(record, trained)),
         other_work=_other_work(record, others, 1 / 3, model / scale, scale=scale),
         not_counted=(*record.not_counted, *_unknown(trained), *failed),
     )
@@ -200,7 +200,7 @@ def _other_work(
     return tuple(parts)
 
 
-def _said(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
+def _count_notes(record: StepRecord, trained: _Counted) -> tuple[str, ...]:
     own = [line for _, one in trained for line in one.assumptions]
     said = [*record.assumptions, *own]
     if record.outside_forward and not record.analytic and not trained:

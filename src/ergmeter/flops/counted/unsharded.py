@@ -23,7 +23,7 @@ _ENGINES = ("DeepSpeedEngine", "PipelineEngine", "DeepSpeedHybridEngine")
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class UnshardedParameter:
     """A parameter as it is on all ranks together, unpacked."""
 
     name: str  # without what wrappers put around it
@@ -37,14 +37,14 @@ class Whole:
         return None if self.shape is None else prod(self.shape)
 
 
-def whole_parameters(model: Any, inside: object = None) -> list[Whole]:  # noqa: ANN401
+def whole_parameters(model: Any, inside: object = None) -> list[UnshardedParameter]:  # noqa: ANN401
     """Every parameter of a torch module once, whoever holds which part of it.
 
     `inside` is a module in it: only its parameters are given then, by the names they have there.
     What is known of them may lie further out: FSDP's wrapper keeps what it took from the module.
     """
     seen: set[int] = set()
-    found: list[Whole] = []
+    found: list[UnshardedParameter] = []
     modules = list(model.named_modules())
     flat = {name: list(_flattened(name, module)) for name, module in modules}
     in_flat = {place for parts in flat.values() for place, _ in parts}
@@ -55,7 +55,7 @@ def whole_parameters(model: Any, inside: object = None) -> list[Whole]:  # noqa:
                 continue
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                found.append(_whole(f"{name}.{own}", module, parameter, parameter.shape))
+                found.append(_unsharded(f"{name}.{own}", module, parameter, parameter.shape))
     path = next((_plain(name) for name, module in modules if module is inside), "")
     if not path:
         return found
@@ -63,7 +63,7 @@ def whole_parameters(model: Any, inside: object = None) -> list[Whole]:  # noqa:
     return [replace(one, name=one.name[len(path) + 1 :]) for one in within]
 
 
-def sizes(parameters: Iterable[Whole]) -> tuple[int, int] | None:
+def sizes(parameters: Iterable[UnshardedParameter]) -> tuple[int, int] | None:
     """How many numbers these are, and how many of them are trained; None where packing hides it."""
     counts = [(one.numel, one.requires_grad) for one in parameters]
     if any(count is None for count, _ in counts):
@@ -94,7 +94,7 @@ def _plain(name: str) -> str:
     return ".".join(word for word in name.split(".") if word and word not in _WRAPPED)
 
 
-def _flattened(name: str, module: Any) -> Iterator[tuple[tuple[int, str], Whole]]:  # noqa: ANN401
+def _flattened(name: str, module: Any) -> Iterator[tuple[tuple[int, str], UnshardedParameter]]:  # noqa: ANN401
     """What FSDP has put into this module's vector, and where each parameter was taken from."""
     vector = getattr(getattr(module, "_handle", None), "flat_param", None)
     if vector is None or not hasattr(vector, "_param_infos"):
@@ -102,11 +102,11 @@ def _flattened(name: str, module: Any) -> Iterator[tuple[tuple[int, str], Whole]
     originals = vector._params or [vector] * len(vector._shapes)  # kept with use_orig_params
     parts = zip(vector._param_infos, vector._fqns, vector._shapes, originals, strict=True)
     for place, own, shape, original in parts:
-        whole = _whole(f"{name}.{own}", place.module, original, shape)
+        whole = _unsharded(f"{name}.{own}", place.module, original, shape)
         yield (id(place.module), place.param_name), whole
 
 
-def _whole(name: str, module: Any, parameter: Any, shape: Any) -> Whole:  # noqa: ANN401
+def _unsharded(name: str, module: Any, parameter: Any, shape: Any) -> UnshardedParameter:  # noqa: ANN401
     dtype = str(parameter.dtype).rpartition(".")[2]
     true = getattr(parameter, "ds_shape", shape)
     packed = getattr(parameter, "quant_state", None)
@@ -115,5 +115,7 @@ def _whole(name: str, module: Any, parameter: Any, shape: Any) -> Whole:  # noqa
     if packed is not None and getattr(packed, "shape", None) is not None:
         true = packed.shape
     elif not parameter.is_floating_point() and type(parameter).__name__ != "Int8Params":
-        return Whole(_plain(name), None, dtype, parameter.requires_grad)
-    return Whole(_plain(name), tuple(int(n) for n in true), dtype, bool(parameter.requires_grad))
+        return UnshardedParameter(_plain(name), None, dtype, parameter.requires_grad)
+    return UnshardedParameter(
+        _plain(name), tuple(int(n) for n in true), dtype, bool(parameter.requires_grad)
+    )

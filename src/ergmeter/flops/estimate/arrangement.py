@@ -17,9 +17,9 @@ from ergmeter.units import number_of, scaled
 
 if TYPE_CHECKING:
     from ergmeter.flops.batch import Batch
-    from ergmeter.flops.graph.activation_traits import Written
+    from ergmeter.flops.graph.activation_traits import ActivationTraits
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import TrainedParts
 
 FP32 = 4  # bytes
 
@@ -164,7 +164,9 @@ def _attention_of_text(graph: Graph) -> list[Attention]:
     ]
 
 
-def is_written_out(work: Attention, numbers: Precision, kernels: Kernels, code: Written) -> bool:
+def is_written_out(
+    work: Attention, numbers: Precision, kernels: Kernels, code: ActivationTraits
+) -> bool:
     """Whether the probabilities are kept.
 
     torch's kernels for 32 bits take no grouped heads, so its sdpa writes those out whatever was
@@ -177,7 +179,7 @@ def is_written_out(work: Attention, numbers: Precision, kernels: Kernels, code: 
     return grouped or code.has_no_fused_attention or is_math(work, kernels, code)
 
 
-def is_math(work: Attention, kernels: Kernels, code: Written) -> bool:
+def is_math(work: Attention, kernels: Kernels, code: ActivationTraits) -> bool:
     """Whether torch's sdpa falls back to its math, which is in 32 bits.
 
     It does for one head of keys that is to serve all queries without `enable_gqa` (Falcon 7B).
@@ -186,7 +188,7 @@ def is_math(work: Attention, kernels: Kernels, code: Written) -> bool:
     return kernels.attention == "sdpa" and is_shared
 
 
-def is_masked(work: Attention, keys: int, kernels: Kernels, code: Written) -> bool:
+def is_masked(work: Attention, keys: int, kernels: Kernels, code: ActivationTraits) -> bool:
     """Whether torch's sdpa is handed a mask of every pair, for a window that it does not know.
 
     transformers leaves it out for sequences shorter than the window.
@@ -196,7 +198,7 @@ def is_masked(work: Attention, keys: int, kernels: Kernels, code: Written) -> bo
     return kernels.attention == "sdpa" and needs_mask
 
 
-def _cache(kernels: Kernels, how: Training) -> str:
+def _cache(kernels: Kernels, how: TrainedParts) -> str:
     """Whether the forward pass fills a cache of keys and values."""
     if kernels.has_cache and how.checkpointing != "full":
         return "the forward pass copies keys and values into a cache (use_cache=True)"
@@ -228,7 +230,7 @@ def _spread(parallel: Parallel) -> str:
     return f"{devices} ({sizes}), ZeRO stage {parallel.zero}: {held[parallel.zero]}"
 
 
-def assumptions(setup: Setup, how: Training, graph: Graph) -> list[str]:
+def assumptions(setup: Setup, how: TrainedParts, graph: Graph) -> list[str]:
     """The choices that an estimate rests on, a line for each."""
     numbers = precision(setup.dtype)
     kernels, parallel = setup.kernels, setup.parallel

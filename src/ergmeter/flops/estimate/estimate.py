@@ -101,7 +101,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """What somebody states of a training to come. Nothing of it has a default."""
 
     devices: int = 1
@@ -195,7 +195,7 @@ def serving_results(held: Serving, room: Room | Missing) -> dict[str, Result]:
     return found | {SEQUENCES_MAX: Reading(most, "sequences", "assumed", note=note)}
 
 
-def plan_results(flops: Flops, plan: Plan, peak: Peak | Missing) -> dict[str, Result]:
+def plan_results(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> dict[str, Result]:
     """Time, energy, carbon and cost, as far as what they rest on was stated."""
     step = _step(flops, plan, peak)
     if isinstance(step, Missing):
@@ -227,7 +227,7 @@ def plan_results(flops: Flops, plan: Plan, peak: Peak | Missing) -> dict[str, Re
     }
 
 
-def _step(flops: Flops, plan: Plan, peak: Peak | Missing) -> Reading | Missing:
+def _step(flops: Flops, plan: TrainingPlan, peak: Peak | Missing) -> Reading | Missing:
     if plan.mfu is None:
         return Missing(
             "no utilisation was given: pass --mfu, as `erg mfu` or a run of yours has it"
@@ -242,7 +242,7 @@ def _step(flops: Flops, plan: Plan, peak: Peak | Missing) -> Reading | Missing:
     return Reading(seconds, "s", "assumed", note=note)
 
 
-def _energy(hours: Reading, plan: Plan) -> Result:
+def _energy(hours: Reading, plan: TrainingPlan) -> Result:
     if plan.watts is not None:
         each, said = plan.watts, f"{plan.watts:g} W as given"
     elif plan.power_frac is None:
@@ -259,7 +259,7 @@ def _energy(hours: Reading, plan: Plan) -> Result:
     return Reading(plan.devices * each * hours.value / 1000, "kWh", "assumed", note=note)
 
 
-def _carbon(energy: Result, plan: Plan) -> Result:
+def _carbon(energy: Result, plan: TrainingPlan) -> Result:
     if isinstance(energy, Missing):
         return energy
     if plan.grid_g_per_kwh is None:
@@ -279,7 +279,7 @@ def _carbon(energy: Result, plan: Plan) -> Result:
     return Reading(value, "g", "assumed", note=note)
 
 
-def _cost(hours: Reading, plan: Plan) -> Result:
+def _cost(hours: Reading, plan: TrainingPlan) -> Result:
     if plan.price_per_hour is None:
         return Missing("no price was given: --price-per-hour of one device")
     note = (

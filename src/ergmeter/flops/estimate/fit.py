@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ergmeter.flops.estimate.arrangement import Setup
     from ergmeter.flops.graph.graph import Graph
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.work import TrainedParts
 
 AS_ASKED = "as asked"
 # Where what a device holds does not grow with the batch, the search for the largest ends.
@@ -33,12 +33,12 @@ _LORA_SAID = "--lora r=16,targets=all-linear"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """A training, as far as its memory is concerned."""
 
     graph: Graph
     batch: Batch
-    training: Training
+    training: TrainedParts
     setup: Setup
 
     def peak_bytes(self) -> float:
@@ -46,7 +46,7 @@ class Job:
         found = step_memory(self.graph, self.batch, training=self.training, setup=self.setup)
         return found.peak.total_bytes
 
-    def of(self, sequences: int) -> Job:
+    def of(self, sequences: int) -> TrainingJob:
         """The same with another number of sequences in a step."""
         return replace(self, batch=_resized(self.batch, sequences))
 
@@ -55,7 +55,7 @@ class Job:
         """Micro-batches of a step, on all devices."""
         return self.setup.parallel.data * self.setup.micro_batches
 
-    def on(self, data: int, zero: int) -> Job:
+    def on(self, data: int, zero: int) -> TrainingJob:
         """The same on more devices; the batch grows where it has no sequence for each of them."""
         parallel = replace(self.setup.parallel, data=data, zero=zero)
         job = replace(self, setup=replace(self.setup, parallel=parallel))
@@ -72,7 +72,7 @@ class Way:
     fits: bool | None = None
 
 
-def ways(job: Job, usable_bytes: float | None) -> list[Way]:
+def ways(job: TrainingJob, usable_bytes: float | None) -> list[Way]:
     """The plan itself, then changes that shrink it; where none is enough, several together."""
     asked = _tried(AS_ASKED, job, usable_bytes)
     found = [asked]
@@ -98,14 +98,14 @@ def _to_beat(way: Way, found: list[Way]) -> float:
     return (like or found[:1])[-1].peak_bytes
 
 
-def _tried(name: str, job: Job, usable_bytes: float | None) -> Way:
+def _tried(name: str, job: TrainingJob, usable_bytes: float | None) -> Way:
     peak = job.peak_bytes()
     if usable_bytes is None:
         return Way(name, peak)
     return Way(name, peak, micro_batch_max(job, usable_bytes), peak <= usable_bytes)
 
 
-def _changes(job: Job) -> Iterator[tuple[str, Job]]:
+def _changes(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     """One option each."""
     how, setup = job.training, job.setup
     yield from _checkpointed(job, ("selective", "full"))
@@ -132,14 +132,14 @@ def _changes(job: Job) -> Iterator[tuple[str, Job]]:
         yield f"--micro-batches {each}", replace(job, setup=replace(setup, micro_batches=each))
 
 
-def _checkpointed(job: Job, modes: tuple[str, ...]) -> Iterator[tuple[str, Job]]:
+def _checkpointed(job: TrainingJob, modes: tuple[str, ...]) -> Iterator[tuple[str, TrainingJob]]:
     for mode in modes:
         if mode != job.training.checkpointing and job.training.checkpointing != "full":
             how = replace(job.training, checkpointing=mode)  # type: ignore[arg-type]
             yield f"--checkpointing {mode}", replace(job, training=how)
 
 
-def _adapted(job: Job) -> Iterator[tuple[str, Job]]:
+def _adapted(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     """Adapters in place of full training, where the model has modules for them."""
     adapted = replace(job, training=replace(job.training, lora=_LORA))
     try:
@@ -153,7 +153,7 @@ def _adapted(job: Job) -> Iterator[tuple[str, Job]]:
     )
 
 
-def _together(job: Job) -> Iterator[tuple[str, Job]]:
+def _together(job: TrainingJob) -> Iterator[tuple[str, TrainingJob]]:
     """Several at once, each with those before it."""
     names: list[str] = []
     wanted = ("--zero 3", "--checkpointing full", "--loss fused", "--micro-batches")
@@ -166,7 +166,7 @@ def _together(job: Job) -> Iterator[tuple[str, Job]]:
                 break
 
 
-def _spread(job: Job, usable_bytes: float) -> Way | None:
+def _spread(job: TrainingJob, usable_bytes: float) -> Way | None:
     """On how many devices, by powers of two, FSDP with full checkpointing fits."""
     data = 2 * job.setup.parallel.data
     job = replace(job, training=replace(job.training, checkpointing="full"))
@@ -181,7 +181,7 @@ def _spread(job: Job, usable_bytes: float) -> Way | None:
     return None
 
 
-def micro_batch_max(job: Job, usable_bytes: float) -> int | None:
+def micro_batch_max(job: TrainingJob, usable_bytes: float) -> int | None:
     """The most sequences that a device has room for at a time.
 
     What does not grow with the batch fits at any size: the search ends at MOST_SEQUENCES.

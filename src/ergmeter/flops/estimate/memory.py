@@ -37,7 +37,7 @@ from ergmeter.flops.estimate.parameter_memory import Holdings
 from ergmeter.flops.estimate.saved_activations import SavedTensors
 from ergmeter.flops.graph.activation_traits import written
 from ergmeter.flops.graph.graph import Attention, Fold, Linear
-from ergmeter.flops.work import Training, trained_graph
+from ergmeter.flops.work import TrainedParts, trained_graph
 from ergmeter.units import scaled
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ _EMBEDDING = "the embedding"
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class MemoryMoment:
     """What a device holds at one instant of a step, by kind."""
 
     name: str
@@ -81,28 +81,28 @@ class Moment:
 class Memory:
     """The moments of a step, on the device that holds the most."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[MemoryMoment, ...]
     stage: int  # of the pipeline
     sequences: int  # of one micro-batch on one device
     host_bytes: float  # an optimizer's states that live in the host's memory
     assumptions: tuple[str, ...]
 
     @property
-    def peak(self) -> Moment:
+    def peak(self) -> MemoryMoment:
         """The largest."""
         return max(self.moments, key=lambda moment: moment.total_bytes)
 
 
 def step_memory(
-    graph: Graph, batch: Batch, *, training: Training | None = None, setup: Setup | None = None
+    graph: Graph, batch: Batch, *, training: TrainedParts | None = None, setup: Setup | None = None
 ) -> Memory:
     """Bytes on the fullest device. The batch is a whole step's, of all devices."""
-    how, given = training or Training(), setup or Setup()
+    how, given = training or TrainedParts(), setup or Setup()
     _check(how, given)
     return _Layout(graph, batch, how, given).memory()
 
 
-def _check(how: Training, setup: Setup) -> None:
+def _check(how: TrainedParts, setup: Setup) -> None:
     if setup.quantize is not None and how.lora is None:
         raise UsageError("quantised weights can't be trained: add adapters with --lora")
     if setup.micro_batches < 1:
@@ -140,7 +140,7 @@ class _Output:
 class _Layout:
     """A model cut into the stages of a pipeline, and what each of them holds."""
 
-    def __init__(self, graph: Graph, batch: Batch, how: Training, setup: Setup) -> None:
+    def __init__(self, graph: Graph, batch: Batch, how: TrainedParts, setup: Setup) -> None:
         self.graph, self.trainable = trained_graph(graph, how)
         if how.checkpointing == "full":  # transformers then turns the cache off
             setup = replace(setup, kernels=replace(setup.kernels, has_cache=False))
@@ -214,7 +214,7 @@ class _Layout:
             found[node.name] = now
         return found
 
-    def _moments(self, stage: int) -> tuple[Moment, ...]:
+    def _moments(self, stage: int) -> tuple[MemoryMoment, ...]:
         parallel, setup = self.setup.parallel, self.setup
         nodes = [node for node in self.graph if self.stage_of[node.name] == stage]
         held = {
@@ -242,7 +242,7 @@ class _Layout:
         held: dict[str, float],
         waiting: float | None,
         output: _Output,
-    ) -> tuple[Moment, ...]:
+    ) -> tuple[MemoryMoment, ...]:
         """The moment between the passes, and the largest of the backward pass below the loss."""
         by_layer: dict[str, list[Node]] = {}
         for node in nodes:
@@ -269,7 +269,7 @@ class _Layout:
         # Stage 2 shards a gradient once it is reduced: of what was walked through last it is whole.
         shards = self.setup.parallel.sharded(2)
         done = latest = 0.0
-        back: list[Moment] = []
+        back: list[MemoryMoment] = []
         parts = {_HEAD: _after_layers(nodes), **dict(reversed(by_layer.items()))}
         for part, inside in parts.items():
             copies = {**waits, part: cast[part]}
@@ -448,9 +448,9 @@ class _Layout:
         return found
 
 
-def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> Moment:
+def _moment(name: str, held: dict[str, float], now: dict[str, float]) -> MemoryMoment:
     both = {**held, **now}
-    return Moment(name, {kind: both.get(kind, 0.0) for kind in KINDS})
+    return MemoryMoment(name, {kind: both.get(kind, 0.0) for kind in KINDS})
 
 
 def _both(cast: dict[str, float], loss: float) -> dict[str, float]:
@@ -463,4 +463,4 @@ def _after_layers(nodes: list[Node]) -> list[Node]:
     return nodes[last + 1 :]
 
 
-__all__ = ["KINDS", "Kernels", "Memory", "Moment", "Parallel", "Setup", "step_memory"]
+__all__ = ["KINDS", "Kernels", "Memory", "MemoryMoment", "Parallel", "Setup", "step_memory"]

@@ -17,7 +17,7 @@ from ergmeter.flops.graph.graph import Linear
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ergmeter.flops.estimate.storage import Kept
+    from ergmeter.flops.estimate.storage import StoredType
     from ergmeter.flops.graph.graph import Node
 
 _FP32 = 4
@@ -144,7 +144,7 @@ def stored_as(quantised: object) -> str | None:
     return f"{method}, {width} bits" if isinstance(width, int) else method
 
 
-def quantisation(name: str | None) -> Kept | None:
+def quantisation(name: str | None) -> StoredType | None:
     """By name."""
     if name is not None and name not in QUANTISED:
         raise UsageError(f"no quantisation {name!r}; there are {', '.join(QUANTISED)}")

@@ -23,7 +23,7 @@ WIDE = 16  # bits from which on a type is for all of a model and not just for it
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredType:
     """A type that numbers are kept in."""
 
     name: str
@@ -59,16 +59,16 @@ class Kept:
 KEPT = {
     each.name: each
     for each in (
-        Kept("fp32", 32),
-        Kept("bf16", 16),
-        Kept("fp16", 16),
-        Kept("fp8", 8),
-        Kept("int8", 8, 32),
-        Kept("nf4", 4, 32, 64),
-        Kept("nf4-double", 4, 8 * 256 + 32, 64 * 256),
-        Kept("int4", 4, 16 + 4, 128),
-        Kept("mxfp4", 4, 8, 32),
-        Kept("nvfp4", 4, 8, 16),
+        StoredType("fp32", 32),
+        StoredType("bf16", 16),
+        StoredType("fp16", 16),
+        StoredType("fp8", 8),
+        StoredType("int8", 8, 32),
+        StoredType("nf4", 4, 32, 64),
+        StoredType("nf4-double", 4, 8 * 256 + 32, 64 * 256),
+        StoredType("int4", 4, 16 + 4, 128),
+        StoredType("mxfp4", 4, 8, 32),
+        StoredType("nvfp4", 4, 8, 16),
     )
 }
 # What a cache is kept in: the same without scales, of which it has one for a head or less.
@@ -78,7 +78,7 @@ CACHED = {
 _LONG = {"float32": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp4": "nvfp4"}
 
 
-def kept_as(name: str, *, known: dict[str, Kept] = KEPT) -> Kept:
+def kept_as(name: str, *, known: dict[str, StoredType] = KEPT) -> StoredType:
     """A type by its name, or by the one torch has for it."""
     short = _LONG.get(name.lower(), name.lower())
     if short not in known:
@@ -90,9 +90,9 @@ def kept_as(name: str, *, known: dict[str, Kept] = KEPT) -> Kept:
 class Storage:
     """How a model's numbers are kept."""
 
-    matrices: Kept  # inside layers
-    rest: Kept  # head, embeddings, norms, biases, and matrices that are not converted
-    cache: Kept
+    matrices: StoredType  # inside layers
+    rest: StoredType  # head, embeddings, norms, biases, and matrices that are not converted
+    cache: StoredType
     left_alone: tuple[str, ...] = ()  # modules whose matrices are like the rest, as patterns
     parts: tuple[str, ...] = ()  # of the model, whose matrices alone are quantised; none: all
     said: tuple[str, ...] = ()  # what is kept how, and who says so

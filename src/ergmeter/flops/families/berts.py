@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
 from ergmeter.flops.families.fields import layer_kinds
-from ergmeter.flops.graph.encoder_block import Block, biased_attention, head_size
+from ergmeter.flops.graph.encoder_block import EncoderBlock, biased_attention, head_size
 from ergmeter.flops.graph.encoders import Encoder, Relative
 from ergmeter.flops.graph.layers import Mlp, SelfAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
 def _bert_block(
-    c: Config, *, query: str = "query", key: str = "key", value: str = "value"
-) -> Block:
+    c: ModelConfig, *, query: str = "query", key: str = "key", value: str = "value"
+) -> EncoderBlock:
     hidden = c.whole("hidden_size")
     attention = biased_attention(
         c,
@@ -35,10 +35,10 @@ def _bert_block(
         names=("intermediate.dense", "output.dense"),
         module="",
     )
-    return Block(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
+    return EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
 
 
-def bert(c: Config) -> Encoder:
+def bert(c: ModelConfig) -> Encoder:
     """BERT."""
     hidden = c.whole("hidden_size")
     width = c.whole("embedding_size", default=hidden)
@@ -56,19 +56,19 @@ def bert(c: Config) -> Encoder:
     )
 
 
-def roberta(c: Config) -> Encoder:
+def roberta(c: ModelConfig) -> Encoder:
     """RoBERTa and XLM-RoBERTa: BERT in all but its names."""
     return replace(bert(c), prefix="roberta", head_names=("lm_head.dense", "lm_head.decoder"))
 
 
-def electra(c: Config) -> Encoder:
+def electra(c: ModelConfig) -> Encoder:
     """ELECTRA's generator: BERT whose embedding is narrower than its layers."""
     names = ("generator_predictions.dense", "generator_lm_head")
     c.whole("embedding_size")
     return replace(bert(c), prefix="electra", head_names=names)
 
 
-def ernie(c: Config) -> Encoder:
+def ernie(c: ModelConfig) -> Encoder:
     """ERNIE 1 to 3: BERT, in some with a table of tasks as well."""
     base = bert(c)
     tasks = (
@@ -77,7 +77,7 @@ def ernie(c: Config) -> Encoder:
     return replace(base, prefix="ernie", tables=base.tables + tasks * base.hidden)
 
 
-def albert(c: Config) -> Encoder:
+def albert(c: ModelConfig) -> Encoder:
     """ALBERT: BERT whose layers share their weights, all of them or in groups."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     attention = biased_attention(
@@ -89,7 +89,7 @@ def albert(c: Config) -> Encoder:
     )
     size = c.whole("intermediate_size")
     feed = Mlp(size, is_gated=False, bias=True, names=("ffn", "ffn_output"), module="")
-    block = Block(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
+    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
     groups, inner = c.whole("num_hidden_groups", default=1), c.whole("inner_group_num", default=1)
     width = c.whole("embedding_size")
     rows = c.whole("max_position_embeddings") + c.whole("type_vocab_size", at_least=0)
@@ -113,7 +113,7 @@ def albert(c: Config) -> Encoder:
     )
 
 
-def mpnet(c: Config) -> Encoder:
+def mpnet(c: ModelConfig) -> Encoder:
     """MPNet: BERT without segment types, with a bias for each relative position."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     block = _bert_block(c)
@@ -133,7 +133,7 @@ def mpnet(c: Config) -> Encoder:
     )
 
 
-def esm(c: Config) -> Encoder:
+def esm(c: ModelConfig) -> Encoder:
     """ESM-2 and ESM-1b: BERT with its norms before each part, rotary or learned positions."""
     if c.flag("is_folding_model", default=False):
         raise FormatError(
@@ -159,7 +159,7 @@ def esm(c: Config) -> Encoder:
     )
 
 
-def distilbert(c: Config) -> Encoder:
+def distilbert(c: ModelConfig) -> Encoder:
     """DistilBERT: no segment types, and names of its own."""
     hidden = c.whole("dim", "hidden_size")
     attention = biased_attention(
@@ -171,7 +171,7 @@ def distilbert(c: Config) -> Encoder:
     )
     feed = Mlp(c.whole("hidden_dim"), is_gated=False, bias=True, names=("lin1", "lin2"))
     feed = replace(feed, module="ffn")
-    block = Block(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
+    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden, is_post_norm=True)
     return Encoder(
         "distilbert",
         hidden,
@@ -186,7 +186,7 @@ def distilbert(c: Config) -> Encoder:
     )
 
 
-def modernbert(c: Config) -> Encoder:
+def modernbert(c: ModelConfig) -> Encoder:
     """ModernBERT: gated, rotary, two layers that see a neighbourhood to one that sees all."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     norm = hidden * (1 + c.flag("norm_bias", default=False))
@@ -215,7 +215,7 @@ def modernbert(c: Config) -> Encoder:
     )
     window = c.whole("local_attention")
     blocks = tuple(
-        Block(
+        EncoderBlock(
             replace(attention, window=window if kind == "sliding_attention" else None),
             feed,
             norm if number else 0,
@@ -240,7 +240,7 @@ def modernbert(c: Config) -> Encoder:
     )
 
 
-def deberta(c: Config) -> Encoder:
+def deberta(c: ModelConfig) -> Encoder:
     """DeBERTa 2 and 3: BERT whose attention also compares contents with relative positions."""
     base = bert(c)
     names = {"query": "query_proj", "key": "key_proj", "value": "value_proj"}
@@ -270,7 +270,7 @@ def deberta(c: Config) -> Encoder:
     )
 
 
-ENCODERS: dict[str, Callable[[Config], Encoder]] = {
+ENCODERS: dict[str, Callable[[ModelConfig], Encoder]] = {
     "bert": bert,
     "roberta": roberta,
     "xlm-roberta": roberta,

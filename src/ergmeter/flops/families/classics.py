@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.config import shown
+from ergmeter.flops.config import shown_value
 from ergmeter.flops.families.fields import (
     each_attention,
     each_mlp,
@@ -18,10 +18,10 @@ from ergmeter.flops.families.llamas import llama
 from ergmeter.flops.graph.layers import Decoder, Layer, Mlp, SelfAttention
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
-def phi(c: Config) -> Decoder:
+def phi(c: ModelConfig) -> Decoder:
     """Phi 1 to 2: a parallel block with biases everywhere, the head's included."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     kv_heads = c.whole("num_key_value_heads", default=heads)
@@ -46,7 +46,7 @@ def phi(c: Config) -> Decoder:
     return like_llama(c, "phi", layers, tied=False, final_norm=2 * hidden, head_bias=True)
 
 
-def gpt2(c: Config) -> Decoder:
+def gpt2(c: ModelConfig) -> Decoder:
     """GPT-2: learned positions, biases, one fused projection, tied."""
     hidden, heads = c.whole("n_embd", "hidden_size"), c.whole("n_head", "num_attention_heads")
     attention = SelfAttention(
@@ -75,7 +75,7 @@ def gpt2(c: Config) -> Decoder:
     )
 
 
-def gpt_neox(c: Config) -> Decoder:
+def gpt_neox(c: ModelConfig) -> Decoder:
     """GPT-NeoX and Pythia: fused, biased, not tied."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     has_bias = c.flag("attention_bias", default=True)
@@ -110,7 +110,7 @@ def gpt_neox(c: Config) -> Decoder:
     )
 
 
-def falcon(c: Config) -> Decoder:
+def falcon(c: ModelConfig) -> Decoder:
     """Falcon: one key-value head, or groups in the new architecture; parallel; tied."""
     hidden = c.whole("hidden_size", "n_embed")
     heads = c.whole("num_attention_heads", "n_head")
@@ -153,7 +153,7 @@ def falcon(c: Config) -> Decoder:
     )
 
 
-def mpt(c: Config) -> Decoder:
+def mpt(c: ModelConfig) -> Decoder:
     """MPT: no biases, fused, tied; ALiBi or learned positions."""
     hidden, heads = c.whole("d_model", "hidden_size"), c.whole("n_heads", "num_attention_heads")
     attention = SelfAttention(
@@ -183,7 +183,7 @@ def mpt(c: Config) -> Decoder:
     )
 
 
-def gptj(c: Config) -> Decoder:
+def gptj(c: ModelConfig) -> Decoder:
     """GPT-J: a parallel block with one norm; biases in the feed-forward and at the head."""
     hidden, heads = c.whole("n_embd", "hidden_size"), c.whole("n_head", "num_attention_heads")
     attention = SelfAttention(
@@ -210,7 +210,7 @@ def gptj(c: Config) -> Decoder:
     )
 
 
-def gpt_neo(c: Config) -> Decoder:
+def gpt_neo(c: ModelConfig) -> Decoder:
     """GPT-Neo: learned positions, every second layer with a window, tied."""
     hidden = c.whole("hidden_size")
     heads = c.whole("num_heads", "num_attention_heads")
@@ -255,7 +255,7 @@ def gpt_neo(c: Config) -> Decoder:
     )
 
 
-def _repeated(c: Config, count: int) -> list[str]:
+def _repeated(c: ModelConfig, count: int) -> list[str]:
     """What `attention_types` says of each layer: [[["global", "local"], 12]], and more of these."""
     value = c.raw("attention_types")
     kinds: list[str] = []
@@ -266,12 +266,12 @@ def _repeated(c: Config, count: int) -> list[str]:
             case _:
                 raise FormatError(
                     f"{c.where}: attention_types must be a list of pairs, kinds of layers and how"
-                    f" often they come; got {shown(value)}"
+                    f" often they come; got {shown_value(value)}"
                 )
     return kinds
 
 
-def gpt_bigcode(c: Config) -> Decoder:
+def gpt_bigcode(c: ModelConfig) -> Decoder:
     """StarCoder 1: GPT-2 with one key-value head."""
     base = gpt2(c)
     kv_heads = 1 if c.flag("multi_query", default=True) else None
@@ -280,7 +280,7 @@ def gpt_bigcode(c: Config) -> Decoder:
     )
 
 
-def opt(c: Config) -> Decoder:
+def opt(c: ModelConfig) -> Decoder:
     """OPT: learned positions, two rows of which are never used; biases; tied."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     if c.whole("word_embed_proj_dim", default=hidden) != hidden or not c.flag(
@@ -314,7 +314,7 @@ def opt(c: Config) -> Decoder:
     )
 
 
-def bloom(c: Config) -> Decoder:
+def bloom(c: ModelConfig) -> Decoder:
     """BLOOM: ALiBi, a norm on the embedding, fused and biased, tied."""
     hidden = c.whole("hidden_size", "n_embed")
     heads = c.whole("n_head", "num_attention_heads")
@@ -345,7 +345,7 @@ def bloom(c: Config) -> Decoder:
     )
 
 
-def starcoder2(c: Config) -> Decoder:
+def starcoder2(c: ModelConfig) -> Decoder:
     """StarCoder 2: plain feed-forward, biases, a window, tied."""
     has_bias = c.flag("use_bias", default=True)
     hidden = c.whole("hidden_size")
@@ -356,7 +356,7 @@ def starcoder2(c: Config) -> Decoder:
     return like_llama(c, "starcoder2", layers, tied=True, final_norm=2 * hidden)
 
 
-def nemotron(c: Config) -> Decoder:
+def nemotron(c: ModelConfig) -> Decoder:
     """Nemotron 4 and Minitron: biased norms and a plain feed-forward."""
     base = llama(c)
     hidden = base.hidden

@@ -12,10 +12,10 @@ from ergmeter.flops.families import classics, gemmas, hybrids, llamas, mixtures
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.layers import Decoder
 
-DECODERS: dict[str, Callable[[Config], Decoder]] = {
+DECODERS: dict[str, Callable[[ModelConfig], Decoder]] = {
     "llama": llamas.llama,
     "mistral": llamas.mistral,
     "ministral": llamas.mistral,

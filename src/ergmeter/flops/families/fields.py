@@ -15,10 +15,12 @@ from ergmeter.flops.graph.layers import Decoder, Experts, Layer, Mlp, SelfAttent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
-def self_attention(c: Config, *, bias: bool = False, head_dim: int | None = None) -> SelfAttention:
+def self_attention(
+    c: ModelConfig, *, bias: bool = False, head_dim: int | None = None
+) -> SelfAttention:
     """Attention as Llama has it: separate projections, grouped keys and values."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     kv_heads = c.whole("num_key_value_heads", default=heads)
@@ -34,7 +36,7 @@ def self_attention(c: Config, *, bias: bool = False, head_dim: int | None = None
     return SelfAttention(heads, kv_heads, head_dim, q_bias=bias, kv_bias=bias, out_bias=bias)
 
 
-def head_dim_of(c: Config, hidden: int, heads: int) -> int:
+def head_dim_of(c: ModelConfig, hidden: int, heads: int) -> int:
     """The size of a head where no field has it: an even share of the hidden size."""
     if hidden % heads:
         raise FormatError(
@@ -45,7 +47,7 @@ def head_dim_of(c: Config, hidden: int, heads: int) -> int:
 
 
 def layer_kinds(
-    c: Config,
+    c: ModelConfig,
     layers: int,
     rule: Callable[[int], str] = lambda _number: "full_attention",
     *,
@@ -63,7 +65,7 @@ def layer_kinds(
     return kinds
 
 
-def each_layer(c: Config, name: str, layers: int) -> list[int]:
+def each_layer(c: ModelConfig, name: str, layers: int) -> list[int]:
     """A number of each layer, written as one for all or as a list."""
     if not isinstance(c.raw(name), list):
         return [c.whole(name)] * layers
@@ -81,7 +83,7 @@ def every_nth_full(every: int, other: str = "sliding_attention") -> Callable[[in
 
 
 def like_llama(
-    c: Config,
+    c: ModelConfig,
     family: str,
     layers: Sequence[Layer],
     *,
@@ -139,7 +141,7 @@ def windows_of(kinds: Sequence[str], window: int | None) -> list[int | None]:
 
 
 def with_windows(
-    c: Config,
+    c: ModelConfig,
     decoder: Decoder,
     window: int | None,
     rule: Callable[[int], str] = lambda _number: "full_attention",
@@ -151,7 +153,7 @@ def with_windows(
     )
 
 
-def experts_of(c: Config, held: int, size: int, **more: object) -> Experts:
+def experts_of(c: ModelConfig, held: int, size: int, **more: object) -> Experts:
     """Routed experts; how many of them a token meets has several names."""
     used = c.whole("num_experts_per_tok", "top_k", "moe_topk", "num_experts_per_token")
     if used > held:
@@ -159,7 +161,7 @@ def experts_of(c: Config, held: int, size: int, **more: object) -> Experts:
     return replace(Experts(held, used, size), **more)  # type: ignore[arg-type]
 
 
-def dense_or_experts(c: Config, base: Decoder, experts: Experts) -> tuple[Layer, ...]:
+def dense_or_experts(c: ModelConfig, base: Decoder, experts: Experts) -> tuple[Layer, ...]:
     """Qwen's rule: every `decoder_sparse_step`-th layer is a mixture, but for those listed."""
     every = c.whole("decoder_sparse_step", default=1)
     dense = c.wholes("mlp_only_layers") or []

@@ -24,14 +24,14 @@ from ergmeter.flops.graph.layers import Decoder, Experts, Layer, Mlp, Piece, Sel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 _SHARED = (
     "layers that use the keys and values of another are counted in the cache as if each had its own"
 )
 
 
-def gemma3n(c: Config) -> Decoder:
+def gemma3n(c: ModelConfig) -> Decoder:
     """Gemma 3n: four streams, of which each layer computes one and predicts the others (AltUp)."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     kinds = layer_kinds(c, count, every_nth_full(5))
@@ -60,7 +60,7 @@ def gemma3n(c: Config) -> Decoder:
     return _with_inputs(c, like_llama(c, "gemma3n", layers, tied=True), streams=streams)
 
 
-def gemma4(c: Config) -> Decoder:
+def gemma4(c: ModelConfig) -> Decoder:
     """Gemma 4: layers that see everything have wider heads; dense, or with experts beside."""
     if c.word("use_bidirectional_attention") == "all":
         raise FormatError(
@@ -92,7 +92,7 @@ def gemma4(c: Config) -> Decoder:
     return _with_inputs(c, like_llama(c, "gemma4", layers, tied=True))
 
 
-def _heads_of_gemma4(c: Config, kinds: Sequence[str]) -> list[SelfAttention]:
+def _heads_of_gemma4(c: ModelConfig, kinds: Sequence[str]) -> list[SelfAttention]:
     base = self_attention(c, bias=c.flag("attention_bias", default=False))
     has_one = c.flag("attention_k_eq_v", default=False)  # keys are the values too
     wide = replace(
@@ -110,7 +110,7 @@ def _heads_of_gemma4(c: Config, kinds: Sequence[str]) -> list[SelfAttention]:
     return found
 
 
-def _by_layer(c: Config) -> dict[int, Config] | None:
+def _by_layer(c: ModelConfig) -> dict[int, ModelConfig] | None:
     """The configuration of layers that have one of their own, by number: "05" is 5."""
     listed = c.raw("per_layer_config")
     if listed is None:
@@ -131,7 +131,7 @@ def _by_layer(c: Config) -> dict[int, Config] | None:
 _GLOBAL_HEAD = 512  # what transformers takes where neither field is there
 
 
-def _feed_of_gemma4(c: Config, size: int) -> Mlp | Experts:
+def _feed_of_gemma4(c: ModelConfig, size: int) -> Mlp | Experts:
     """A feed-forward, or experts with it beside them."""
     if not c.flag("enable_moe_block", default=False):
         return Mlp(size)
@@ -144,7 +144,7 @@ def _feed_of_gemma4(c: Config, size: int) -> Mlp | Experts:
 
 
 def _sharing(
-    attentions: Sequence[SelfAttention], kinds: Sequence[str], first: int, c: Config
+    attentions: Sequence[SelfAttention], kinds: Sequence[str], first: int, c: ModelConfig
 ) -> list[SelfAttention]:
     """Norms and windows; from `first` on layers use the keys of the last of their kind before."""
     windows = windows_of(kinds, c.whole("sliding_window"))
@@ -164,7 +164,7 @@ def _sharing(
     return found
 
 
-def _own_input(c: Config, hidden: int) -> tuple[Piece, ...]:
+def _own_input(c: ModelConfig, hidden: int) -> tuple[Piece, ...]:
     """What of a layer reads its own input, where there is one."""
     width = c.maybe("hidden_size_per_layer_input", at_least=0)
     if not width:
@@ -175,7 +175,7 @@ def _own_input(c: Config, hidden: int) -> tuple[Piece, ...]:
     )
 
 
-def _with_inputs(c: Config, base: Decoder, *, streams: int = 1) -> Decoder:
+def _with_inputs(c: ModelConfig, base: Decoder, *, streams: int = 1) -> Decoder:
     width = c.maybe("hidden_size_per_layer_input", at_least=0) or 0
     rows = c.whole("vocab_size_per_layer_input") if width else 0
     is_sharing = any(

@@ -31,10 +31,10 @@ from ergmeter.flops.graph.layers import (
 )
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
-def qwen3_next(c: Config) -> Decoder:
+def qwen3_next(c: ModelConfig) -> Decoder:
     """Qwen3-Next: three layers of gated linear attention to one of gated attention."""
     base = qwen3_full(c)
     count = len(base.layers)
@@ -63,7 +63,7 @@ def qwen3_next(c: Config) -> Decoder:
     return replace(base, layers=dense_or_experts(c, base, experts))
 
 
-def mamba(c: Config) -> Decoder:
+def mamba(c: ModelConfig) -> Decoder:
     """Mamba: nothing but state-space layers."""
     hidden = c.whole("hidden_size", "d_model")
     inner = c.maybe("intermediate_size") or c.share("expand", hidden, default=2)
@@ -92,7 +92,7 @@ def mamba(c: Config) -> Decoder:
     )
 
 
-def mamba2(c: Config) -> Decoder:
+def mamba2(c: ModelConfig) -> Decoder:
     """Mamba 2: heads and a larger state."""
     hidden = c.whole("hidden_size")
     inner = c.share("expand", hidden, default=2)
@@ -118,7 +118,7 @@ def mamba2(c: Config) -> Decoder:
     )
 
 
-def jamba(c: Config) -> Decoder:
+def jamba(c: ModelConfig) -> Decoder:
     """Jamba: one attention layer in eight, the others Mamba; every second a mixture."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     attention = self_attention(c)
@@ -152,7 +152,7 @@ def jamba(c: Config) -> Decoder:
     return like_llama(c, "jamba", layers, tied=False)
 
 
-def mamba2_of(c: Config, *, module: str, bias: bool = False) -> Mamba2:
+def mamba2_of(c: ModelConfig, *, module: str, bias: bool = False) -> Mamba2:
     """Mamba-2 as the hybrids write it."""
     hidden = c.whole("hidden_size")
     heads = c.whole("mamba_n_heads")
@@ -175,7 +175,7 @@ def mamba2_of(c: Config, *, module: str, bias: bool = False) -> Mamba2:
 _ATTENDS = ("attention", "full_attention")  # before transformers 5, and since
 
 
-def bamba(c: Config) -> Decoder:
+def bamba(c: ModelConfig) -> Decoder:
     """Bamba: Mamba-2 layers with a few of attention, each with a feed-forward."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     attends = c.wholes("attn_layer_indices") or []
@@ -195,7 +195,7 @@ def bamba(c: Config) -> Decoder:
     return like_llama(c, "bamba", layers, tied=False)
 
 
-def falcon_h1(c: Config) -> Decoder:
+def falcon_h1(c: ModelConfig) -> Decoder:
     """Falcon-H1: attention and Mamba-2 side by side in every layer."""
     hidden = c.whole("hidden_size")
     attention = self_attention(c, bias=c.flag("attention_bias", default=False))
@@ -205,7 +205,7 @@ def falcon_h1(c: Config) -> Decoder:
     return like_llama(c, "falcon_h1", [layer] * c.whole("num_hidden_layers"), tied=False)
 
 
-def granite_hybrid(c: Config) -> Decoder:
+def granite_hybrid(c: ModelConfig) -> Decoder:
     """Granite 4: Mamba-2 and attention layers, each with experts and a shared feed-forward."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     names = ("layer_types", "layers_block_type")
@@ -226,7 +226,7 @@ def granite_hybrid(c: Config) -> Decoder:
     return like_llama(c, "granitemoehybrid", layers, tied=True)
 
 
-def qwen3_5(c: Config) -> Decoder:
+def qwen3_5(c: ModelConfig) -> Decoder:
     """Qwen 3.5: three layers of gated linear attention to one of gated attention, dense or not."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     every = c.whole("full_attention_interval", default=4)
@@ -267,7 +267,7 @@ def qwen3_5(c: Config) -> Decoder:
 _NEMOTRON_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
-def nemotron_h(c: Config) -> Decoder:
+def nemotron_h(c: ModelConfig) -> Decoder:
     """Nemotron-H and Nemotron 3: each layer one thing, Mamba-2, attention or a feed-forward."""
     hidden = c.whole("hidden_size")
     kinds = c.names("layers_block_type", "layer_types")
@@ -289,7 +289,7 @@ def nemotron_h(c: Config) -> Decoder:
     return replace(base, embedding_name="embeddings")
 
 
-def _nemotron_layer(c: Config, kind: str, hidden: int) -> Layer:
+def _nemotron_layer(c: ModelConfig, kind: str, hidden: int) -> Layer:
     names = ("up_proj", "down_proj")
     if kind in ("attention", "full_attention"):
         c.whole("head_dim")
@@ -325,7 +325,7 @@ def _nemotron_layer(c: Config, kind: str, hidden: int) -> Layer:
     return Layer((), experts, feed_norm=hidden)
 
 
-def lfm2(c: Config) -> Decoder:
+def lfm2(c: ModelConfig) -> Decoder:
     """LFM2: short gated convolutions, and attention in some layers."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     attends = c.wholes("full_attn_idxs") or list(range(count))
@@ -340,7 +340,7 @@ def lfm2(c: Config) -> Decoder:
     return _lfm2(c, hidden, [(kind, mlp) for kind in kinds])
 
 
-def lfm2_moe(c: Config) -> Decoder:
+def lfm2_moe(c: ModelConfig) -> Decoder:
     """LFM2 with mixtures above the first layers."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     kinds = c.names("layer_types")
@@ -355,7 +355,7 @@ def lfm2_moe(c: Config) -> Decoder:
     return _lfm2(c, hidden, list(zip(kinds, feeds, strict=True)))
 
 
-def _lfm2(c: Config, hidden: int, layers: list[tuple[str, Mlp | Experts]]) -> Decoder:
+def _lfm2(c: ModelConfig, hidden: int, layers: list[tuple[str, Mlp | Experts]]) -> Decoder:
     attention = with_qk_norms(self_attention(c))
     attention = replace(attention, names=("q_proj", "k_proj", "v_proj", "out_proj"))
     bias = c.flag("conv_bias", default=False)
@@ -381,7 +381,7 @@ def _lfm2(c: Config, hidden: int, layers: list[tuple[str, Mlp | Experts]]) -> De
     return replace(base, is_tied=c.flag("tie_embedding", "tie_word_embeddings", default=True))
 
 
-def minimax(c: Config) -> Decoder:
+def minimax(c: ModelConfig) -> Decoder:
     """MiniMax-01 and M1: linear attention without softmax, and attention in some layers."""
     base = mixtral(c)
     hidden, count = base.hidden, len(base.layers)
@@ -406,7 +406,7 @@ def minimax(c: Config) -> Decoder:
     return replace(base, family="minimax", layers=layers)
 
 
-def recurrent_gemma(c: Config) -> Decoder:
+def recurrent_gemma(c: ModelConfig) -> Decoder:
     """RecurrentGemma: gated linear recurrences (arXiv 2402.19427), every third layer attention."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     count = c.whole("num_hidden_layers")
@@ -456,7 +456,7 @@ def recurrent_gemma(c: Config) -> Decoder:
     return like_llama(c, "recurrent_gemma", layers, tied=True)
 
 
-def kimi_linear(c: Config) -> Decoder:
+def kimi_linear(c: ModelConfig) -> Decoder:
     """Kimi Linear: delta attention with a decay for each channel; some layers latent attention."""
     hidden, count = c.whole("hidden_size"), c.whole("num_hidden_layers")
     linear = c.part("linear_attn_config") if "linear_attn_config" in c else c
@@ -492,7 +492,7 @@ def kimi_linear(c: Config) -> Decoder:
     return like_llama(c, "kimi_linear", layers, tied=False)
 
 
-def _kimi_delta(c: Config, linear: Config, hidden: int) -> Recurrent:
+def _kimi_delta(c: ModelConfig, linear: ModelConfig, hidden: int) -> Recurrent:
     dim = linear.maybe("head_dim") if linear is not c else None
     heads = linear.maybe("num_heads") if linear is not c else None
     width = linear.maybe("short_conv_kernel_size") if linear is not c else None

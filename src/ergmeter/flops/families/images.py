@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.flops.config import head_of
-from ergmeter.flops.graph.encoder_block import Block, add_block, biased_attention, renamed
+from ergmeter.flops.graph.encoder_block import EncoderBlock, add_block, biased_attention, renamed
 from ergmeter.flops.graph.graph import Builder, Graph
 from ergmeter.flops.graph.heads import labels_of
 from ergmeter.flops.graph.layers import Mlp
@@ -21,18 +21,18 @@ from ergmeter.flops.graph.vision_towers import add_tower, pixels, tower_of, vit
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.graph import Mask
     from ergmeter.flops.graph.vision_towers import ImageSize, Tower
 
 
-def vit_model(c: Config, _image_size: ImageSize | None, architecture: str) -> Graph:
+def vit_model(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
     """ViT: a class token, and a classifier on it or, without one, a pooler."""
     tower = _with_class_token(c, vit(c, prefix="vit"))
     return _one_tower(c, tower, architecture, classified=tower.hidden, has_pooler=True)
 
 
-def dinov2(c: Config, _image_size: ImageSize | None, architecture: str) -> Graph:
+def dinov2(c: ModelConfig, _image_size: ImageSize | None, architecture: str) -> Graph:
     """DINOv2: ViT with a scale for each channel; the class and the mean are classified together."""
     hidden = c.whole("hidden_size")
     size = c.share("mlp_ratio", hidden)
@@ -47,13 +47,13 @@ def dinov2(c: Config, _image_size: ImageSize | None, architecture: str) -> Graph
     return _one_tower(c, tower, architecture, classified=2 * hidden)
 
 
-def tower_alone(c: Config, image_size: ImageSize | None, architecture: str) -> Graph:
+def tower_alone(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
     """The tower of CLIP or SigLIP by itself."""
     tower = tower_of(c, prefix="vision_model", image_size=image_size)
     return _one_tower(c, tower, architecture, classified=tower.hidden)
 
 
-def _with_class_token(c: Config, tower: Tower) -> Tower:
+def _with_class_token(c: ModelConfig, tower: Tower) -> Tower:
     """The same tower with a class token, which has a position too, as transformers names it."""
     bias = c.flag("qkv_bias", default=True)
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -70,7 +70,7 @@ def _with_class_token(c: Config, tower: Tower) -> Tower:
 
 
 def _one_tower(
-    c: Config, tower: Tower, architecture: str, *, classified: int, has_pooler: bool = False
+    c: ModelConfig, tower: Tower, architecture: str, *, classified: int, has_pooler: bool = False
 ) -> Graph:
     """The graph of a model of images alone: its tower, and the head of its class."""
     b = Builder()
@@ -107,7 +107,7 @@ def _facts(tower: Tower) -> dict[str, int]:
     }
 
 
-def clip(c: Config, image_size: ImageSize | None, architecture: str) -> Graph:
+def clip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
     """CLIP: two towers, and a matrix from each to where they are compared; one learned scale."""
     b = Builder()
     tower, seen = _add_images(b, c, image_size)
@@ -120,7 +120,7 @@ def clip(c: Config, image_size: ImageSize | None, architecture: str) -> Graph:
     return _compared(b, c, text, tower, (read, seen), architecture, learned=1)
 
 
-def siglip(c: Config, image_size: ImageSize | None, architecture: str) -> Graph:
+def siglip(c: ModelConfig, image_size: ImageSize | None, architecture: str) -> Graph:
     """SigLIP: a pooling head above the images, a matrix above the texts; a scale and a bias."""
     b = Builder()
     tower, seen = _add_images(b, c, image_size)
@@ -133,7 +133,7 @@ def siglip(c: Config, image_size: ImageSize | None, architecture: str) -> Graph:
     return _compared(b, c, text, tower, (read, seen), architecture, learned=2)
 
 
-def _add_images(b: Builder, c: Config, image_size: ImageSize | None) -> tuple[Tower, str]:
+def _add_images(b: Builder, c: ModelConfig, image_size: ImageSize | None) -> tuple[Tower, str]:
     vision = vision_of(c, f"{c.model_type}_vision_model")
     tower = tower_of(vision, prefix="vision_model", image_size=image_size)
     inner = Builder()
@@ -142,14 +142,14 @@ def _add_images(b: Builder, c: Config, image_size: ImageSize | None) -> tuple[To
     return tower, b.nodes[-1].name
 
 
-def _add_text(b: Builder, c: Config, mask: Mask) -> str:
+def _add_text(b: Builder, c: ModelConfig, mask: Mask) -> str:
     """Append the reader of texts; returns its last norm."""
     hidden, at = c.whole("hidden_size"), "text_model"
     names = ("q_proj", "k_proj", "v_proj", "out_proj")
     heads = c.whole("num_attention_heads")
     attention = biased_attention(c, hidden, heads, mask=mask, names=names)
     feed = Mlp(c.whole("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
-    block = Block(attention, feed, 2 * hidden, 2 * hidden)
+    block = EncoderBlock(attention, feed, 2 * hidden, 2 * hidden)
     rows, words = c.whole("max_position_embeddings"), c.whole("vocab_size")
     table = b.add(f"{at}.embeddings.token_embedding", "embedding", params=words * hidden,
                   role="embedding")  # fmt: skip
@@ -164,8 +164,8 @@ def _add_text(b: Builder, c: Config, mask: Mask) -> str:
 
 def _compared(
     b: Builder,
-    c: Config,
-    text: Config,
+    c: ModelConfig,
+    text: ModelConfig,
     tower: Tower,
     both: tuple[str, str],
     architecture: str,
@@ -183,7 +183,7 @@ def _compared(
     return Graph(c.model_type, tuple(b.nodes), hidden, layers, words, tuple(lines), facts)
 
 
-def text_alone(c: Config, _image_size: ImageSize | None, _architecture: str) -> Graph:
+def text_alone(c: ModelConfig, _image_size: ImageSize | None, _architecture: str) -> Graph:
     """CLIP's reader of texts by itself."""
     b = Builder()
     _add_text(b, c, "causal")
@@ -191,7 +191,7 @@ def text_alone(c: Config, _image_size: ImageSize | None, _architecture: str) -> 
     return Graph(c.model_type, tuple(b.nodes), hidden, layers, c.whole("vocab_size"))
 
 
-IMAGES: dict[str, Callable[[Config, ImageSize | None, str], Graph]] = {
+IMAGES: dict[str, Callable[[ModelConfig, ImageSize | None, str], Graph]] = {
     "vit": vit_model,
     "dinov2": dinov2,
     "clip": clip,

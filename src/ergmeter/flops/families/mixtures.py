@@ -32,16 +32,16 @@ from ergmeter.flops.families.llamas import (
 from ergmeter.flops.graph.layers import Decoder, Experts, Latent, Layer, Mlp, SelfAttention
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
-def mixtral(c: Config) -> Decoder:
+def mixtral(c: ModelConfig) -> Decoder:
     """Mixtral: every layer a mixture, no shared expert."""
     experts = experts_of(c, c.whole("num_local_experts"), c.whole("intermediate_size"))
     return _all_mixtures(replace(mistral(c), family="mixtral"), experts)
 
 
-def qwen2_moe(c: Config) -> Decoder:
+def qwen2_moe(c: ModelConfig) -> Decoder:
     """Qwen 1.5 and 2 MoE: a gated shared expert beside the routed ones."""
     experts = experts_of(
         c,
@@ -66,13 +66,13 @@ def qwen2_moe(c: Config) -> Decoder:
     return each_attention(base, "qwen2_moe", lambda number, a: replace(a, window=windows[number]))
 
 
-def qwen3_moe(c: Config) -> Decoder:
+def qwen3_moe(c: ModelConfig) -> Decoder:
     """Qwen 3 MoE: no shared expert; a window, where there is one, in every layer."""
     window = qwen_window(c)
     return each_attention(qwen3_moe_full(c), "qwen3_moe", lambda _i, a: replace(a, window=window))
 
 
-def qwen3_moe_full(c: Config) -> Decoder:
+def qwen3_moe_full(c: ModelConfig) -> Decoder:
     """Qwen 3 MoE whose layers see all that is before them, as in Qwen3-VL."""
     experts = experts_of(
         c, c.whole("num_experts", "num_local_experts"), c.whole("moe_intermediate_size")
@@ -81,7 +81,7 @@ def qwen3_moe_full(c: Config) -> Decoder:
     return replace(base, family="qwen3_moe", layers=dense_or_experts(c, base, experts))
 
 
-def latent_attention(c: Config) -> SelfAttention:
+def latent_attention(c: ModelConfig) -> SelfAttention:
     """Multi-head latent attention, as DeepSeek has it."""
     heads = c.whole("num_attention_heads")
     latent = Latent(
@@ -97,7 +97,7 @@ def latent_attention(c: Config) -> SelfAttention:
     )
 
 
-def deepseek(c: Config) -> Decoder:
+def deepseek(c: ModelConfig) -> Decoder:
     """DeepSeek V2 and V3, Kimi K2: latent attention; dense layers first, then mixtures."""
     hidden, attention = c.whole("hidden_size"), latent_attention(c)
     mlp = Mlp(c.whole("intermediate_size"))
@@ -106,7 +106,7 @@ def deepseek(c: Config) -> Decoder:
     return _with_further(c, _with_routed(c, base))
 
 
-def _with_further(c: Config, base: Decoder) -> Decoder:
+def _with_further(c: ModelConfig, base: Decoder) -> Decoder:
     """The same decoder with the layers that predict further tokens, if they are to be counted.
 
     transformers does not build them; whoever trains them says so by the name that Megatron has for
@@ -123,7 +123,7 @@ def _with_further(c: Config, base: Decoder) -> Decoder:
     return replace(base, assumptions=(*base.assumptions, said))
 
 
-def gpt_oss(c: Config) -> Decoder:
+def gpt_oss(c: ModelConfig) -> Decoder:
     """GPT-OSS: biases everywhere, attention sinks, every second layer with a window."""
     hidden = c.whole("hidden_size")
     count = c.whole("num_hidden_layers")
@@ -144,7 +144,7 @@ def gpt_oss(c: Config) -> Decoder:
     return like_llama(c, "gpt_oss", layers, tied=False)
 
 
-def granite_moe(c: Config) -> Decoder:
+def granite_moe(c: ModelConfig) -> Decoder:
     """Granite MoE: Llama with every layer a mixture; in some a shared expert."""
     experts = experts_of(
         c,
@@ -161,7 +161,7 @@ def _all_mixtures(base: Decoder, experts: Experts) -> Decoder:
     return replace(base, layers=tuple(replace(layer, feed=experts) for layer in base.layers))
 
 
-def olmoe(c: Config) -> Decoder:
+def olmoe(c: ModelConfig) -> Decoder:
     """OLMoE: norms over all of queries and keys, every layer a mixture."""
     experts = experts_of(
         c, c.whole("num_experts", "num_local_experts"), c.whole("intermediate_size")
@@ -174,13 +174,13 @@ def olmoe(c: Config) -> Decoder:
     return _all_mixtures(base, experts)
 
 
-def flex_olmo(c: Config) -> Decoder:
+def flex_olmo(c: ModelConfig) -> Decoder:
     """FlexOlmo: OLMo 2 with every layer a mixture."""
     experts = experts_of(c, c.whole("num_experts"), c.whole("intermediate_size"))
     return _all_mixtures(replace(olmo2(c), family="flex_olmo"), experts)
 
 
-def llama4(c: Config) -> Decoder:
+def llama4(c: ModelConfig) -> Decoder:
     """Llama 4's language model: mixtures with a shared expert; three chunked layers to one."""
     base = replace(llama(c), family="llama4")
     count = len(base.layers)
@@ -204,7 +204,7 @@ def llama4(c: Config) -> Decoder:
     return replace(base, layers=layers)
 
 
-def glm4_moe(c: Config) -> Decoder:
+def glm4_moe(c: ModelConfig) -> Decoder:
     """GLM 4.5: dense layers first, then mixtures with a shared expert."""
     has_norms = c.flag("use_qk_norm", default=False)
     base = each_attention(
@@ -215,7 +215,7 @@ def glm4_moe(c: Config) -> Decoder:
     return _with_further(c, _with_routed(c, base))
 
 
-def _with_routed(c: Config, base: Decoder) -> Decoder:
+def _with_routed(c: ModelConfig, base: Decoder) -> Decoder:
     """DeepSeek's rule: dense layers first, then mixtures, with shared experts beside the routed."""
     held = c.maybe("n_routed_experts")
     if held is None:
@@ -232,7 +232,7 @@ def _with_routed(c: Config, base: Decoder) -> Decoder:
     return replace(base, layers=layers)
 
 
-def phimoe(c: Config) -> Decoder:
+def phimoe(c: ModelConfig) -> Decoder:
     """Phi 3.5 MoE: every layer a mixture, norms and the head with biases."""
     base = llama(c)
     hidden = base.hidden
@@ -246,7 +246,7 @@ def phimoe(c: Config) -> Decoder:
     return replace(base, layers=layers, final_norm=2 * hidden, head_bias=head_bias)
 
 
-def dbrx(c: Config) -> Decoder:
+def dbrx(c: ModelConfig) -> Decoder:
     """DBRX: sixteen fine experts, four of them used; its parts configured apart."""
     hidden, heads = c.whole("d_model", "hidden_size"), c.whole("n_heads", "num_attention_heads")
     attn, ffn = c.part("attn_config"), c.part("ffn_config")
@@ -276,7 +276,7 @@ def dbrx(c: Config) -> Decoder:
     )
 
 
-def ernie_moe(c: Config) -> Decoder:
+def ernie_moe(c: ModelConfig) -> Decoder:
     """ERNIE 4.5 MoE: mixtures from one layer to another, with shared experts."""
     if c.flag("use_bias", default=False):
         raise FormatError(f"{c.where}: use_bias is true; a mixture with biases can't be read")
@@ -306,7 +306,7 @@ def ernie_moe(c: Config) -> Decoder:
     return replace(base, layers=layers)
 
 
-def minimax_m2(c: Config) -> Decoder:
+def minimax_m2(c: ModelConfig) -> Decoder:
     """MiniMax M2: norms over all of queries and keys, every layer a mixture."""
     experts = experts_of(c, c.whole("num_local_experts"), c.whole("intermediate_size"))
     base = each_attention(
@@ -317,7 +317,7 @@ def minimax_m2(c: Config) -> Decoder:
     return _all_mixtures(base, experts)
 
 
-def dots1(c: Config) -> Decoder:
+def dots1(c: ModelConfig) -> Decoder:
     """dots.llm1: Qwen 3's attention, DeepSeek's mixtures; upper layers may have a window."""
     base = _with_routed(c, replace(qwen3_full(c), family="dots1"))
     first = c.whole("max_window_layers", default=len(base.layers), at_least=0)
@@ -329,7 +329,7 @@ def dots1(c: Config) -> Decoder:
     )
 
 
-def hunyuan_moe(c: Config) -> Decoder:
+def hunyuan_moe(c: ModelConfig) -> Decoder:
     """Hunyuan MoE: every layer a mixture, with a shared expert of the same size."""
     base = replace(hunyuan(c), family="hunyuan_v1_moe")
     count, size = len(base.layers), c.whole("intermediate_size")

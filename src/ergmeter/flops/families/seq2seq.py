@@ -11,21 +11,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.graph.encoder_block import Block, add_block, biased_attention, renamed
+from ergmeter.flops.graph.encoder_block import EncoderBlock, add_block, biased_attention, renamed
 from ergmeter.flops.graph.graph import Builder, Graph
 from ergmeter.flops.graph.layers import Mlp, SelfAttention
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
     """One of the two halves: its layers, and what is before and after them."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[EncoderBlock, ...]
     prefix: str
     positions: int = 0  # parameters of the table
     embedding_norm: int = 0
@@ -140,17 +140,17 @@ def _add_stack(
     return b.add(f"{stack.prefix}.norm", "norm", x, params=stack.final_norm, stream=stream)
 
 
-def t5(c: Config) -> Seq2Seq:
+def t5(c: ModelConfig) -> Seq2Seq:
     """T5, mT5 and FLAN: a table of relative positions in the first layer of each half."""
     return _t5(c, tables_everywhere=False)
 
 
-def umt5(c: Config) -> Seq2Seq:
+def umt5(c: ModelConfig) -> Seq2Seq:
     """UMT5: a table of relative positions in every layer."""
     return _t5(c, tables_everywhere=True)
 
 
-def _t5(c: Config, *, tables_everywhere: bool) -> Seq2Seq:
+def _t5(c: ModelConfig, *, tables_everywhere: bool) -> Seq2Seq:
     hidden, heads = c.whole("d_model"), c.whole("num_heads")
     names = ("q", "k", "v", "o")
     attention = SelfAttention(heads, heads, c.whole("d_kv"), names=names)
@@ -164,12 +164,12 @@ def _t5(c: Config, *, tables_everywhere: bool) -> Seq2Seq:
         module="layer.1.DenseReluDense",
     )
     cross = replace(attention, module="layer.1.EncDecAttention", mask="full")
-    reads = Block(replace(attention, mask="full"), feed, hidden, hidden)
+    reads = EncoderBlock(replace(attention, mask="full"), feed, hidden, hidden)
     last = replace(feed, module="layer.2.DenseReluDense")
-    writes = Block(attention, last, hidden, hidden, cross=cross)
+    writes = EncoderBlock(attention, last, hidden, hidden, cross=cross)
     count = c.whole("num_layers")
 
-    def stack(block: Block, layers: int, prefix: str) -> Stack:
+    def stack(block: EncoderBlock, layers: int, prefix: str) -> Stack:
         tabled = replace(block, attention=replace(block.attention, extra_params=table))
         rest = tabled if tables_everywhere else block
         return Stack((tabled, *(rest,) * (layers - 1)), prefix, final_norm=hidden)
@@ -187,7 +187,7 @@ def _t5(c: Config, *, tables_everywhere: bool) -> Seq2Seq:
 
 
 def _like_bart(
-    c: Config,
+    c: ModelConfig,
     *,
     is_post_norm: bool,
     has_embedding_norm: bool,
@@ -209,7 +209,7 @@ def _like_bart(
         )
         size = c.whole(f"{what}_ffn_dim")
         feed = Mlp(size, is_gated=False, bias=True, names=("fc1", "fc2"), module="")
-        block = Block(attention, feed, norm, norm, is_post_norm=is_post_norm)
+        block = EncoderBlock(attention, feed, norm, norm, is_post_norm=is_post_norm)
         if what == "decoder":
             cross = replace(attention, module="encoder_attn")
             block = replace(block, attention=replace(attention, mask="causal"), cross=cross)
@@ -231,7 +231,7 @@ def _like_bart(
     )
 
 
-def bart(c: Config) -> Seq2Seq:
+def bart(c: ModelConfig) -> Seq2Seq:
     """BART: norms after the sum; two rows of the table of positions are never used."""
     rows = c.whole("max_position_embeddings") + 2
     return _like_bart(
@@ -243,7 +243,7 @@ def bart(c: Config) -> Seq2Seq:
     )
 
 
-def mbart(c: Config) -> Seq2Seq:
+def mbart(c: ModelConfig) -> Seq2Seq:
     """mBART: BART with its norms before each part, and one at the end."""
     rows = c.whole("max_position_embeddings") + 2
     return _like_bart(
@@ -255,7 +255,7 @@ def mbart(c: Config) -> Seq2Seq:
     )
 
 
-def pegasus(c: Config) -> Seq2Seq:
+def pegasus(c: ModelConfig) -> Seq2Seq:
     """Pegasus: mBART with sines for positions, kept as parameters, and no norm before layers."""
     rows = c.whole("max_position_embeddings")
     return _like_bart(
@@ -267,7 +267,7 @@ def pegasus(c: Config) -> Seq2Seq:
     )
 
 
-def m2m(c: Config) -> Seq2Seq:
+def m2m(c: ModelConfig) -> Seq2Seq:
     """M2M-100 and NLLB: mBART with sines for positions, and no norm before layers."""
     return _like_bart(
         c,
@@ -278,7 +278,7 @@ def m2m(c: Config) -> Seq2Seq:
     )
 
 
-def marian(c: Config) -> Seq2Seq:
+def marian(c: ModelConfig) -> Seq2Seq:
     """Marian: BART without the norm of the embedding."""
     if not c.flag("share_encoder_decoder_embeddings", default=True):
         raise FormatError(
@@ -295,7 +295,7 @@ def marian(c: Config) -> Seq2Seq:
     )
 
 
-def whisper(c: Config) -> Seq2Seq:
+def whisper(c: ModelConfig) -> Seq2Seq:
     """Whisper: two convolutions before the encoder, which always reads thirty seconds."""
     read = c.whole("max_source_positions")
     base = _like_bart(
@@ -319,7 +319,7 @@ def whisper(c: Config) -> Seq2Seq:
     )
 
 
-SEQ2SEQ: dict[str, Callable[[Config], Seq2Seq]] = {
+SEQ2SEQ: dict[str, Callable[[ModelConfig], Seq2Seq]] = {
     "t5": t5,
     "mt5": t5,
     "umt5": umt5,

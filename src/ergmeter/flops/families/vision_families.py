@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import FormatError
-from ergmeter.flops.config import shown
+from ergmeter.flops.config import shown_value
 from ergmeter.flops.graph.layers import Mlp
-from ergmeter.flops.graph.vision import Projector, Seeing, Step, text_of, vision_of
+from ergmeter.flops.graph.vision import Projector, ProjectorStep, Seeing, text_of, vision_of
 from ergmeter.flops.graph.vision_towers import (
     check_size,
     edge,
@@ -23,7 +23,7 @@ from ergmeter.flops.graph.vision_towers import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.layers import Decoder
     from ergmeter.flops.graph.vision_towers import ImageSize, Tower
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PIXEL_LIMITS = "the processor's limits on an image's pixels are not applied"
 
 
-def _qwen(c: Config, v: Config, tower: Tower, merger: Projector, kind: str) -> Seeing:
+def _qwen(c: ModelConfig, v: ModelConfig, tower: Tower, merger: Projector, kind: str) -> Seeing:
     merge = v.whole("spatial_merge_size")
     rows, columns = tower.grid
     return Seeing(
@@ -48,14 +48,14 @@ def _qwen(c: Config, v: Config, tower: Tower, merger: Projector, kind: str) -> S
     )
 
 
-def _qwen_merger(v: Config, hidden: int, out: int, norm: int) -> Projector:
+def _qwen_merger(v: ModelConfig, hidden: int, out: int, norm: int) -> Projector:
     wide = hidden * v.whole("spatial_merge_size") ** 2
     at = "model.visual.merger.mlp"
-    first = Step(f"{at}.0", wide, wide, bias=True, norm=norm)
-    return Projector((first, Step(f"{at}.2", wide, out, bias=True)))
+    first = ProjectorStep(f"{at}.0", wide, wide, bias=True, norm=norm)
+    return Projector((first, ProjectorStep(f"{at}.2", wide, out, bias=True)))
 
 
-def qwen2_vl(c: Config, image_size: ImageSize | None) -> Seeing:
+def qwen2_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Qwen2-VL: an image of any size, four patches to a token."""
     v = vision_of(c, "qwen2_vl_vision")
     hidden = v.whole("embed_dim")
@@ -66,7 +66,7 @@ def qwen2_vl(c: Config, image_size: ImageSize | None) -> Seeing:
     return _qwen(c, v, tower, merger, "qwen2_vl_text")
 
 
-def qwen2_5_vl(c: Config, image_size: ImageSize | None) -> Seeing:
+def qwen2_5_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Qwen2.5-VL: most layers of the tower see windows of the image only."""
     v = vision_of(c, "qwen2_5_vl_vision")
     hidden = v.whole("hidden_size")
@@ -83,7 +83,7 @@ def qwen2_5_vl(c: Config, image_size: ImageSize | None) -> Seeing:
     return _qwen(c, v, tower, merger, "qwen2_5_vl_text")
 
 
-def qwen3_vl(c: Config, image_size: ImageSize | None) -> Seeing:
+def qwen3_vl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Qwen3-VL and 3.5: in the first, decoder layers are also given what lower layers have seen."""
     v = vision_of(c, f"{c.model_type}_vision")
     hidden = v.whole("hidden_size")
@@ -97,8 +97,10 @@ def qwen3_vl(c: Config, image_size: ImageSize | None) -> Seeing:
     out, wide = v.whole("out_hidden_size"), hidden * v.whole("spatial_merge_size") ** 2
 
     def merger(name: str, norm: int, *states: int) -> Projector:
-        first = Step(f"model.visual.{name}.linear_fc1", wide, wide, bias=True, norm=norm)
-        return Projector((first, Step(f"model.visual.{name}.linear_fc2", wide, out, True)), states)
+        first = ProjectorStep(f"model.visual.{name}.linear_fc1", wide, wide, bias=True, norm=norm)
+        return Projector(
+            (first, ProjectorStep(f"model.visual.{name}.linear_fc2", wide, out, True)), states
+        )
 
     taps = v.wholes("deepstack_visual_indexes") or []
     deep = tuple(
@@ -113,7 +115,7 @@ def qwen3_vl(c: Config, image_size: ImageSize | None) -> Seeing:
 # -- seeing ----------------------------------------------------------------------------------------
 
 
-def llava(c: Config, image_size: ImageSize | None) -> Seeing:
+def llava(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """LLaVA 1.5, and Pixtral as transformers has it: two matrices above a tower."""
     vision = vision_of(c, "clip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
@@ -130,7 +132,7 @@ def llava(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def _two_matrices(c: Config, tower: Tower, text: Decoder) -> Projector:
+def _two_matrices(c: ModelConfig, tower: Tower, text: Decoder) -> Projector:
     listed = c.raw("vision_feature_layer")
     states = tuple(listed) if isinstance(listed, list) else (-2 if listed is None else listed,)
     count = len(tower.blocks)
@@ -140,16 +142,19 @@ def _two_matrices(c: Config, tower: Tower, text: Decoder) -> Projector:
     ]
     if not is_layer or not all(is_layer):
         raise FormatError(
-            f"{c.where}: vision_feature_layer {shown(listed)} is no layer of a tower of {count}"
+            f"{c.where}: vision_feature_layer {shown_value(listed)}"
+            f" is no layer of a tower of {count}"
         )
     has_bias = c.flag("multimodal_projector_bias", default=True)
     wide = text.hidden
-    first = Step("model.multi_modal_projector.linear_1", tower.hidden * len(states), wide, has_bias)
-    second = Step("model.multi_modal_projector.linear_2", wide, wide, has_bias)
+    first = ProjectorStep(
+        "model.multi_modal_projector.linear_1", tower.hidden * len(states), wide, has_bias
+    )
+    second = ProjectorStep("model.multi_modal_projector.linear_2", wide, wide, has_bias)
     return Projector((first, second), states)
 
 
-def llava_next(c: Config, image_size: ImageSize | None) -> Seeing:
+def llava_next(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """LLaVA-NeXT: an image is seen whole and in tiles, each as large as the tower's image."""
     vision = vision_of(c, "clip_vision_model")
     base = llava(c, None)
@@ -169,7 +174,7 @@ def llava_next(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def _tilings(c: Config, side: int) -> list[ImageSize]:
+def _tilings(c: ModelConfig, side: int) -> list[ImageSize]:
     """The sizes an image may be brought to, each of whole tiles."""
     pins = c.raw("image_grid_pinpoints")
     if pins is None:
@@ -178,12 +183,12 @@ def _tilings(c: Config, side: int) -> list[ImageSize]:
     is_list = isinstance(pins, list) and pins
     if not is_list or not all(isinstance(pin, list) and len(pin) == 2 for pin in pins):
         raise FormatError(
-            f"{c.where}: image_grid_pinpoints must be a list of pairs; got {shown(pins)}"
+            f"{c.where}: image_grid_pinpoints must be a list of pairs; got {shown_value(pins)}"
         )
     found = [(high, wide) for high, wide in pins]
     if any(not isinstance(length, int) or length < side for pin in found for length in pin):
         raise FormatError(
-            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {shown(pins)}"
+            f"{c.where}: image_grid_pinpoints has sizes below one tile; got {shown_value(pins)}"
         )
     return found
 
@@ -210,12 +215,12 @@ def _unpadded(size: ImageSize, rows: int, columns: int) -> tuple[int, int]:
     return rows, columns - 2 * margin
 
 
-def paligemma(c: Config, image_size: ImageSize | None) -> Seeing:
+def paligemma(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """PaliGemma: SigLIP, one matrix, Gemma."""
     vision = vision_of(c, "siglip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     text = text_of(c, kind="gemma")
-    step = Step("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
+    step = ProjectorStep("model.multi_modal_projector.linear", tower.hidden, text.hidden, bias=True)
     rows, columns = tower.grid
     return Seeing(
         "paligemma",
@@ -227,12 +232,12 @@ def paligemma(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def gemma3(c: Config, image_size: ImageSize | None) -> Seeing:
+def gemma3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Gemma 3 with its tower: patches are averaged down to a fixed number of tokens."""
     vision = vision_of(c, "siglip_vision_model")
     tower = tower_of(vision, prefix="model.vision_tower", image_size=image_size)
     text = text_of(c, kind="gemma3_text")
-    step = Step(
+    step = ProjectorStep(
         "model.multi_modal_projector.mm_input_projection",
         tower.hidden,
         text.hidden,
@@ -249,7 +254,7 @@ def gemma3(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def mistral3(c: Config, image_size: ImageSize | None) -> Seeing:
+def mistral3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Mistral Small 3.1: Pixtral, four patches to a token."""
     vision = vision_of(c, "pixtral")
     merge = c.whole("spatial_merge_size", default=2)
@@ -257,7 +262,7 @@ def mistral3(c: Config, image_size: ImageSize | None) -> Seeing:
     text = text_of(c, kind="mistral")
     base = _two_matrices(c, tower, text)
     states = base.states if "vision_feature_layer" in c else (-1,)
-    merger = Step(
+    merger = ProjectorStep(
         "model.multi_modal_projector.patch_merger.merging_layer",
         tower.hidden * merge * merge,
         tower.hidden,
@@ -276,7 +281,7 @@ def mistral3(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def idefics3(c: Config, image_size: ImageSize | None) -> Seeing:
+def idefics3(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """Idefics 3 and SmolVLM: SigLIP, several patches shuffled into one token."""
     vision = vision_of(c, f"{c.model_type}_vision")
     check_size(vision, image_size)
@@ -284,7 +289,7 @@ def idefics3(c: Config, image_size: ImageSize | None) -> Seeing:
     text = text_of(c, kind="llama", prefix="model.text_model")
     merge = c.whole("scale_factor", default=2)
     name = "model.connector.modality_projection.proj"
-    step = Step(name, tower.hidden * merge * merge, text.hidden)
+    step = ProjectorStep(name, tower.hidden * merge * merge, text.hidden)
     rows, columns = tower.grid
     return Seeing(
         c.model_type,
@@ -297,7 +302,7 @@ def idefics3(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-def internvl(c: Config, image_size: ImageSize | None) -> Seeing:
+def internvl(c: ModelConfig, image_size: ImageSize | None) -> Seeing:
     """InternVL 2.5 and 3 as transformers has them: four patches shuffled into one token."""
     vision = vision_of(c, "internvl_vision")
     check_size(vision, image_size)
@@ -334,8 +339,8 @@ def internvl(c: Config, image_size: ImageSize | None) -> Seeing:
         )
     wide = hidden * merge * merge
     at = "model.multi_modal_projector"
-    first = Step(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
-    second = Step(f"{at}.linear_2", text.hidden, text.hidden, bias=True)
+    first = ProjectorStep(f"{at}.linear_1", wide, text.hidden, bias=True, norm=2 * wide)
+    second = ProjectorStep(f"{at}.linear_2", text.hidden, text.hidden, bias=True)
     rows, columns = tower.grid
     return Seeing(
         "internvl",
@@ -348,7 +353,7 @@ def internvl(c: Config, image_size: ImageSize | None) -> Seeing:
     )
 
 
-VISION: dict[str, Callable[[Config, ImageSize | None], Seeing]] = {
+VISION: dict[str, Callable[[ModelConfig, ImageSize | None], Seeing]] = {
     "llava": llava,
     "llava_next": llava_next,
     "paligemma": paligemma,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.graph import Graph
 
 CAPPED_SCORES = "capped scores"
@@ -58,7 +58,7 @@ _DEFAULT_CAPS = {"gemma2": (True, True)}  # of scores, of logits, where a config
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ActivationTraits:
     """What a model's code does beyond its matrices."""
 
     scales_in_32_bits: bool
@@ -83,10 +83,10 @@ class Written:
         return self.caps_scores or self.has_sinks or self.has_no_sdpa
 
 
-def written(graph: Graph) -> Written:
+def written(graph: Graph) -> ActivationTraits:
     """How the code of this model is written."""
     family = graph.family
-    return Written(
+    return ActivationTraits(
         scales_in_32_bits=family.startswith(_SCALED_IN_32_BITS),
         centres_twice=family.startswith(_CENTRED),
         joins_heads=family in _TURNED_IN_PART,
@@ -105,7 +105,7 @@ def written(graph: Graph) -> Written:
     )
 
 
-def traits(config: Config) -> frozenset[str]:
+def traits(config: ModelConfig) -> frozenset[str]:
     """What a configuration says of the code that its sizes do not."""
     inner = config.raw("text_config")
     fields = inner if isinstance(inner, dict) else config.fields

@@ -18,12 +18,12 @@ from ergmeter.flops.graph.mixing import add_attention
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.graph import Builder, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class EncoderBlock:
     """A layer of an encoder, or of the decoder that reads from one."""
 
     attention: SelfAttention
@@ -37,7 +37,7 @@ class Block:
 
 def add_block(
     b: Builder,
-    block: Block,
+    block: EncoderBlock,
     x: str,
     *,
     name: str,
@@ -102,14 +102,14 @@ def renamed(nodes: Sequence[Node], what: str) -> tuple[Node, ...]:
     return tuple(replace(node, part=f"{what} {node.part}") for node in nodes)
 
 
-def head_size(c: Config, hidden: int, heads: int) -> int:
+def head_size(c: ModelConfig, hidden: int, heads: int) -> int:
     """Numbers of one head, where the hidden size is cut into as many."""
     if hidden % heads:
         raise FormatError(f"{c.where}: the hidden size {hidden} is no multiple of {heads} heads")
     return hidden // heads
 
 
-def biased_attention(c: Config, hidden: int, heads: int, **more: object) -> SelfAttention:
+def biased_attention(c: ModelConfig, hidden: int, heads: int, **more: object) -> SelfAttention:
     """Attention that looks both ways, with biases everywhere."""
     plain = SelfAttention(
         heads,

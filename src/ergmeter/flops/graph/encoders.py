@@ -13,7 +13,7 @@ from ergmeter.flops.graph.encoder_block import add_block
 from ergmeter.flops.graph.graph import Attention, Builder, Graph
 
 if TYPE_CHECKING:
-    from ergmeter.flops.graph.encoder_block import Block
+    from ergmeter.flops.graph.encoder_block import EncoderBlock
     from ergmeter.flops.graph.graph import Node
     from ergmeter.flops.graph.layers import SelfAttention
 
@@ -25,7 +25,7 @@ class Encoder:
     family: str
     hidden: int
     vocab: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[EncoderBlock, ...]
     prefix: str
     tables: int  # parameters of learned positions and of segment types
     norm: int  # parameters of one norm of the hidden size
@@ -157,7 +157,7 @@ def _beside(b: Builder, e: Encoder, start: str, x: str) -> str:
 
 
 def _add_disentangled(
-    b: Builder, block: Block, r: Relative, x: str, positions: str, *, name: str, hidden: int
+    b: Builder, block: EncoderBlock, r: Relative, x: str, positions: str, *, name: str, hidden: int
 ) -> str:
     """A layer whose scores are three products: contents with each other and with positions."""
     inner = Builder()

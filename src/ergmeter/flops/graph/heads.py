@@ -16,7 +16,7 @@ from ergmeter.flops.config import head_of
 from ergmeter.flops.graph.graph import Builder
 
 if TYPE_CHECKING:
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.graph import Graph
 
 # The head of a class that is not in transformers' mappings, by how its name ends. Not "Model":
@@ -62,7 +62,7 @@ _BARE_POOLERS = {  # bare encoders that pool all the same
 }
 
 
-def with_head(graph: Graph, config: Config, architecture: str | None) -> Graph:
+def with_head(graph: Graph, config: ModelConfig, architecture: str | None) -> Graph:
     """The graph of a language model, its head exchanged for what this class has."""
     name = architecture or ""
     head = _head(name)
@@ -139,7 +139,7 @@ def _pretraining(graph: Graph) -> Graph:
     return graph.with_nodes((*graph.nodes, *b.nodes))
 
 
-def _classifying(graph: Graph, config: Config, head: str) -> Graph:
+def _classifying(graph: Graph, config: ModelConfig, head: str) -> Graph:
     bare, hidden = _headless(graph), graph.hidden
     b = Builder()
     out = bare.nodes[-1].name
@@ -166,7 +166,7 @@ def _classifying(graph: Graph, config: Config, head: str) -> Graph:
     return bare.with_nodes((*bare.nodes, *b.nodes))
 
 
-def labels_of(config: Config) -> int:
+def labels_of(config: ModelConfig) -> int:
     """Classes told apart: two, as transformers has it, where the config does not say."""
     named = config.raw("id2label")
     if isinstance(named, dict) and named:

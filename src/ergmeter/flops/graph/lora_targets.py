@@ -39,14 +39,14 @@ _TRANSLATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenTargets:
     """The nodes that get an adapter, each with how many times the rank it has; what to say."""
 
     ranks: dict[str, int]
     said: tuple[str, ...] = ()
 
 
-def chosen(graph: Graph, targets: tuple[str, ...]) -> Chosen:
+def chosen(graph: Graph, targets: tuple[str, ...]) -> ChosenTargets:
     """What the targets mean in this model. UsageError for one that means nothing."""
     old = _TRANSLATED.get(graph.family) if _tensors(graph) else None
     ranks: dict[str, int] = {}
@@ -63,7 +63,9 @@ def chosen(graph: Graph, targets: tuple[str, ...]) -> Chosen:
         if not found:
             raise UsageError(_nothing(graph, target))
         ranks.update(dict.fromkeys(found, 1))
-    return Chosen(ranks, tuple(_said(graph, targets, ranks, is_translated=old is not None)))
+    return ChosenTargets(
+        ranks, tuple(_targets_text(graph, targets, ranks, is_translated=old is not None))
+    )
 
 
 def _modules(graph: Graph) -> list[Node]:
@@ -149,7 +151,7 @@ def _nothing(graph: Graph, target: str) -> str:
     return f"no module of this model is called {target!r}; it has {there}"
 
 
-def _said(
+def _targets_text(
     graph: Graph, targets: tuple[str, ...], ranks: dict[str, int], *, is_translated: bool
 ) -> Iterable[str]:
     """What was passed by, and how experts are adapted."""

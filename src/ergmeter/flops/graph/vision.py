@@ -24,13 +24,13 @@ from ergmeter.flops.graph.vision_towers import add_tower
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ergmeter.flops.config import Config
+    from ergmeter.flops.config import ModelConfig
     from ergmeter.flops.graph.layers import Decoder
     from ergmeter.flops.graph.vision_towers import ImageSize, Tower
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProjectorStep:
     """One matrix of a projector, with the norm before it."""
 
     name: str
@@ -44,7 +44,7 @@ class Step:
 class Projector:
     """From the tower to the decoder: after which of its layers, and through what."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProjectorStep, ...]
     states: tuple[int, ...] = ()  # as transformers counts hidden states; none: the tower's result
 
 
@@ -125,7 +125,7 @@ def _add_projector(b: Builder, projector: Projector, states: list[str], result: 
 
 # -- the parts of a configuration ------------------------------------------------------------------
 
-TEXTS: dict[str, Callable[[Config], Decoder]] = {
+TEXTS: dict[str, Callable[[ModelConfig], Decoder]] = {
     **DECODERS,
     "qwen2_vl_text": qwen2,
     "qwen2_5_vl_text": qwen2,
@@ -134,7 +134,7 @@ TEXTS: dict[str, Callable[[Config], Decoder]] = {
 }
 
 
-def text_of(c: Config, *, kind: str, prefix: str = "model.language_model") -> Decoder:
+def text_of(c: ModelConfig, *, kind: str, prefix: str = "model.language_model") -> Decoder:
     """The language model; `kind` is its family where the configuration does not say."""
     is_flat = c.model_type in _FLAT and "text_config" not in c.fields
     part = c.as_family(kind) if is_flat else c.part("text_config", kind=kind)
@@ -165,7 +165,7 @@ LANGUAGE_ALONE = {
 }
 
 
-def language_alone(c: Config) -> Graph:
+def language_alone(c: ModelConfig) -> Graph:
     """The graph of the language model in a model whose towers can't be read."""
     text = text_of(c, kind=LANGUAGE_ALONE[c.model_type])
     line = (
@@ -183,6 +183,6 @@ _TIED_BY_TEXT = ("mistral3",)
 _FLAT = ("qwen2_vl", "qwen2_5_vl", "phi4_multimodal")
 
 
-def vision_of(c: Config, kind: str) -> Config:
+def vision_of(c: ModelConfig, kind: str) -> ModelConfig:
     """The tower's part, with what that kind of tower has where it says nothing."""
     return c.part("vision_config", kind=kind)

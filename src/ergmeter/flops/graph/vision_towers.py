@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ergmeter.errors import FormatError, UsageError
-from ergmeter.flops.config import Config, shown
-from ergmeter.flops.graph.encoder_block import Block, add_block
+from ergmeter.flops.config import ModelConfig, shown_value
+from ergmeter.flops.graph.encoder_block import EncoderBlock, add_block
 from ergmeter.flops.graph.graph import Attention, Builder
 from ergmeter.flops.graph.layers import Mlp, SelfAttention
 
@@ -26,7 +26,7 @@ class Tower:
     """A vision transformer: patches, layers, and what is around them."""
 
     hidden: int
-    blocks: tuple[Block, ...]
+    blocks: tuple[EncoderBlock, ...]
     grid: tuple[int, int]  # patches down and across one view of an image
     patch_inputs: int  # numbers in a patch
     prefix: str
@@ -119,24 +119,24 @@ def _add_pool(b: Builder, t: Tower, x: str) -> None:
     b.linear(f"{at}.mlp.fc2", part, inner, t.pool_size, hidden, bias=True, stream="images")
 
 
-def edge(c: Config, name: str) -> int:
+def edge(c: ModelConfig, name: str) -> int:
     """The length of a square's edge, written as one number or as two."""
     value = c.raw(name)
     if isinstance(value, list):
         if len(value) != 2 or value[0] != value[1]:
-            raise FormatError(f"{c.where}: {name} must be a square; got {shown(value)}")
-        return Config({name: value[0]}, where=c.where).whole(name)
+            raise FormatError(f"{c.where}: {name} must be a square; got {shown_value(value)}")
+        return ModelConfig({name: value[0]}, where=c.where).whole(name)
     return c.whole(name)
 
 
-def _fixed_grid(c: Config) -> tuple[int, int]:
+def _fixed_grid(c: ModelConfig) -> tuple[int, int]:
     side = edge(c, "image_size") // edge(c, "patch_size")
     if not side:
         raise FormatError(f"{c.where}: patch_size is larger than image_size")
     return side, side
 
 
-def vit_block(c: Config, *, layer_norms: bool = True) -> Block:
+def vit_block(c: ModelConfig, *, layer_norms: bool = True) -> EncoderBlock:
     """A layer of CLIP, and of the many towers after it."""
     hidden, heads = c.whole("hidden_size"), c.whole("num_attention_heads")
     if hidden % heads:
@@ -155,10 +155,10 @@ def vit_block(c: Config, *, layer_norms: bool = True) -> Block:
     )
     feed = Mlp(c.whole("intermediate_size"), is_gated=False, bias=True, names=("fc1", "fc2"))
     norm = hidden * (2 if layer_norms else 1)
-    return Block(attention, feed, norm, norm)
+    return EncoderBlock(attention, feed, norm, norm)
 
 
-def vit(c: Config, *, prefix: str) -> Tower:
+def vit(c: ModelConfig, *, prefix: str) -> Tower:
     """A tower of such layers over an image of one size, with a learned position for each patch."""
     hidden = c.whole("hidden_size")
     rows, columns = _fixed_grid(c)
@@ -174,7 +174,7 @@ def vit(c: Config, *, prefix: str) -> Tower:
     )
 
 
-def _clip(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
+def _clip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """CLIP: a class token, a norm before the layers; the one after them is for the class."""
     check_size(c, image_size)
     base = vit(c, prefix=prefix)
@@ -187,14 +187,14 @@ def _clip(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
     )
 
 
-def _siglip(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
+def _siglip(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """SigLIP: no class token; a pooling head, which language models leave out or do not read."""
     check_size(c, image_size)
     has_pool = c.flag("vision_use_head", default=True)
     return replace(vit(c, prefix=prefix), pool_size=c.whole("intermediate_size") if has_pool else 0)
 
 
-def pixtral(c: Config, *, prefix: str, image_size: ImageSize | None, merge: int = 1) -> Tower:
+def pixtral(c: ModelConfig, *, prefix: str, image_size: ImageSize | None, merge: int = 1) -> Tower:
     """Pixtral: Llama's layers looking both ways, over an image of any size."""
     hidden, patch = c.whole("hidden_size"), edge(c, "patch_size")
     block = vit_block(c, layer_norms=False)
@@ -217,7 +217,7 @@ def pixtral(c: Config, *, prefix: str, image_size: ImageSize | None, merge: int 
     )
 
 
-def check_size(c: Config, image_size: ImageSize | None) -> None:
+def check_size(c: ModelConfig, image_size: ImageSize | None) -> None:
     """A tower of one size resizes what it is given: the size asked for must be that."""
     side = edge(c, "image_size")
     if image_size is not None and image_size != (side, side):
@@ -229,7 +229,7 @@ def check_size(c: Config, image_size: ImageSize | None) -> None:
 TOWERS = {"clip_vision_model": _clip, "siglip_vision_model": _siglip, "pixtral": pixtral}
 
 
-def tower_of(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
+def tower_of(c: ModelConfig, *, prefix: str, image_size: ImageSize | None) -> Tower:
     """The tower that a `vision_config` says it is."""
     if c.model_type not in TOWERS:
         raise FormatError(
@@ -239,13 +239,13 @@ def tower_of(c: Config, *, prefix: str, image_size: ImageSize | None) -> Tower:
     return TOWERS[c.model_type](c, prefix=prefix, image_size=image_size)
 
 
-def pixels(tower: Tower, c: Config) -> ImageSize:
+def pixels(tower: Tower, c: ModelConfig) -> ImageSize:
     """How large an image is when its patches are cut."""
     patch = edge(c, "patch_size")
     return tower.grid[0] * patch, tower.grid[1] * patch
 
 
-def _qwen_grid(v: Config, image_size: ImageSize | None) -> tuple[int, int]:
+def _qwen_grid(v: ModelConfig, image_size: ImageSize | None) -> tuple[int, int]:
     """Patches of an image that is resized to whole tokens, as the Qwen processors do."""
     high, wide = image_size or _ASSUMED_SIZE
     merge = v.whole("spatial_merge_size")
@@ -253,7 +253,9 @@ def _qwen_grid(v: Config, image_size: ImageSize | None) -> tuple[int, int]:
     return max(1, round(high / factor)) * merge, max(1, round(wide / factor)) * merge
 
 
-def qwen_tower(v: Config, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None) -> Tower:
+def qwen_tower(
+    v: ModelConfig, hidden: int, feed: Mlp, norm: int, image_size: ImageSize | None
+) -> Tower:
     """A tower of the Qwen VL models: fused projections, and patches two frames deep."""
     heads = v.whole("num_heads")
     if hidden % heads:
@@ -272,7 +274,7 @@ def qwen_tower(v: Config, hidden: int, feed: Mlp, norm: int, image_size: ImageSi
     channels = v.whole("in_channels", "in_chans", default=3)
     return Tower(
         hidden,
-        (Block(attention, feed, norm, norm),) * v.whole("depth"),
+        (EncoderBlock(attention, feed, norm, norm),) * v.whole("depth"),
         _qwen_grid(v, image_size),
         channels * v.whole("temporal_patch_size") * v.whole("patch_size") ** 2,
         "model.visual",

@@ -17,7 +17,7 @@ import numpy as np
 
 from ergmeter.importers.engine.counts import COUNTS, HELD_LINES, decided, explained
 from ergmeter.importers.engine.folding import FOLD_ROWS, MOST_ROWS, Folded, Printed, parts_of
-from ergmeter.importers.engine.step_lines import Told
+from ergmeter.importers.engine.step_lines import ParsedLine
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ class Tally:
             self.last_loss = float(losses[-1])
         is_broken = has_loss & ~np.isfinite(loss)
         if is_broken.any() and not self.losses_not_finite:
-            self.first_not_finite_step = whole(float(step[is_broken][0]))
+            self.first_not_finite_step = whole_number(float(step[is_broken][0]))
         self.losses_not_finite += int(is_broken.sum())
         self.losses_not_printed += int((~has_loss).sum())
 
 
-def whole(value: float) -> int | None:
+def whole_number(value: float) -> int | None:
     """A step's number; None if it is NaN."""
     return int(value) if value == value else None
 
@@ -84,7 +84,7 @@ _LINES, _HAS_LOSS = "lines", "has a loss"  # and of these the sum
 _MEAN = ("loss", "grad_norm", "step_time_s")  # and of these the mean
 
 
-class Columns:
+class LogColumns:
     """The rows of one run in a log: a line each, until there are too many of them."""
 
     def __init__(self, *, began: str = "") -> None:
@@ -110,7 +110,7 @@ class Columns:
     def __len__(self) -> int:
         return self._rows + (self._folded.rows if self._folded else 0)
 
-    def add(self, told: Told) -> None:
+    def add(self, told: ParsedLine) -> None:
         """A step line: a further row, or more about the last one."""
         seen = told.seen
         t_s = None if told.t_ns is None else told.t_ns / NS_PER_S
@@ -291,7 +291,7 @@ class Columns:
     def _decided(self, name: str, values: FloatArray, steps: FloatArray) -> str:
         known = np.isfinite(values)
         firsts = [int(value) for value in islice(values[known], HELD_LINES)]
-        numbers = [whole(step) for step in islice(steps[known], HELD_LINES)]
+        numbers = [whole_number(step) for step in islice(steps[known], HELD_LINES)]
         mode = decided(numbers, firsts, final=True) or "step"
         self.notes.append(explained(name, mode, firsts))
         return mode
@@ -319,20 +319,20 @@ class Columns:
         return np.frombuffer(column, dtype=np.float64)
 
 
-def runs_of(told: Iterator[Told]) -> Iterator[Columns]:
+def runs_of(told: Iterator[ParsedLine]) -> Iterator[LogColumns]:
     """The rows of each run in a log: a number, an epoch or a time that falls begins another."""
-    columns = Columns()
+    columns = LogColumns()
     for one in told:
         if began := one.restarted or _began_again(columns, one):
             columns.close()
             yield columns
-            columns = Columns(began=began)
+            columns = LogColumns(began=began)
         columns.add(one)
     columns.close()
     yield columns
 
 
-def _began_again(columns: Columns, told: Told) -> str:
+def _began_again(columns: LogColumns, told: ParsedLine) -> str:
     """Why a line is no next one. A number that falls may be of the next epoch: if the epoch stands,
     or the log has paused, it is not."""
     if not len(columns):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from ergmeter.importers.engine.pairs import (
-    Pair,
+    NamedNumber,
     is_evaluation_line,
     is_step_line,
     pairs,
@@ -75,19 +75,19 @@ class Dialect:
         """A quick look that spares most lines the full one."""
         return worth_reading(text)
 
-    def pairs(self, text: str) -> list[Pair]:
+    def pairs(self, text: str) -> list[NamedNumber]:
         """The figures of a line."""
         return pairs(text)
 
-    def is_step(self, found: list[Pair], text: str) -> bool:
+    def is_step(self, found: list[NamedNumber], text: str) -> bool:
         """Whether a line with these figures ends a step of training."""
         return is_step_line(found, text) and not of_hf_trainer(found, text)
 
-    def is_evaluation(self, found: list[Pair], text: str) -> bool:
+    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:
         """Whether all that it says is about an evaluation."""
         return is_evaluation_line(found, text)
 
-    def read(self, text: str) -> tuple[list[Pair], Kind]:
+    def read(self, text: str) -> tuple[list[NamedNumber], Kind]:
         """The figures of a line, and what it tells of."""
         found = self.pairs(text)
         if self.is_evaluation(found, text):
@@ -100,6 +100,6 @@ class Dialect:
             self.notes.append(said)
 
 
-def of_hf_trainer(found: list[Pair], text: str) -> bool:
+def of_hf_trainer(found: list[NamedNumber], text: str) -> bool:
     """A dict with an epoch and no step is transformers' own; another importer reads it better."""
     return "{'" in text and "'epoch'" in text and all(p.means.kind != "step" for p in found)

@@ -15,7 +15,7 @@ import re
 
 from ergmeter.importers.engine.dialect import MEGATRON, Dialect
 from ergmeter.importers.engine.names import NUMBER, Meaning, count, number, plain
-from ergmeter.importers.engine.pairs import MAX_CHARS, Pair
+from ergmeter.importers.engine.pairs import MAX_CHARS, NamedNumber
 
 _ITERATION = re.compile(r"\biteration\s{1,12}(\d{1,12})\s?/\s{0,12}\d{1,12}\s{0,4}$")
 _FIGURE = re.compile(rf"\s{{0,24}}({NUMBER})\s?(TFLOPS)?\s{{0,8}}$")
@@ -85,7 +85,7 @@ class Iterations(Dialect):
             or (" ...." in text and _ARGUMENT.match(text) is not None)
         )
 
-    def pairs(self, text: str) -> list[Pair]:
+    def pairs(self, text: str) -> list[NamedNumber]:
         """The fields that mean something."""
         text = plain(text[:MAX_CHARS])
         if MEGATRON in text:
@@ -98,22 +98,25 @@ class Iterations(Dialect):
             self._seq_length = int(match[2])
         return []
 
-    def is_step(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+    def is_step(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         """Every line with an iteration's number is one."""
         return any(pair.means.kind == "step" for pair in found)
 
-    def is_evaluation(self, found: list[Pair], text: str) -> bool:  # noqa: ARG002
+    def is_evaluation(self, found: list[NamedNumber], text: str) -> bool:  # noqa: ARG002
         """None: Megatron's ` validation loss at iteration ..` is not among what is wanted."""
         return False
 
-    def _with_tokens(self, found: list[Pair]) -> list[Pair]:
+    def _with_tokens(self, found: list[NamedNumber]) -> list[NamedNumber]:
         """With the tokens, where the arguments told how long a sample is."""
         counts = {pair.means.name: pair.value for pair in found if pair.means.kind == "count"}
         samples = counts.get("consumed_samples")
         if self._seq_length is None or samples is None or "consumed_tokens" in counts:
             return found
         self.note(_SEQ_LENGTH.format(self._seq_length))
-        return [*found, Pair(_TOKENS, "consumed samples x seq_length", samples * self._seq_length)]
+        return [
+            *found,
+            NamedNumber(_TOKENS, "consumed samples x seq_length", samples * self._seq_length),
+        ]
 
 
 def is_iteration(text: str) -> bool:
@@ -125,18 +128,18 @@ def is_iteration(text: str) -> bool:
     return " ...." in text and _ARGUMENT.match(text) is not None
 
 
-def _fields(text: str) -> list[Pair]:
+def _fields(text: str) -> list[NamedNumber]:
     found = []
     for part in text.split("|"):
         name, colon, figure = part.rpartition(":")
         if match := _ITERATION.search(part):
-            found.append(Pair(STEP, "iteration", float(match[1])))
+            found.append(NamedNumber(STEP, "iteration", float(match[1])))
             continue
         name = " ".join(name.split())
         means = _FIELDS.get(name.lower()) if colon else None
         value = _value(means, figure) if means else None
         if means is not None and value is not None:
-            found.append(Pair(means, name, value))
+            found.append(NamedNumber(means, name, value))
     return found if any(pair.means is STEP for pair in found) else []
 
 
@@ -147,17 +150,17 @@ def _value(means: Meaning, figure: str) -> float | None:
     return count(match[1]) if means.kind == "count" else number(match[1])
 
 
-def _pipe(match: re.Match[str]) -> list[Pair]:
+def _pipe(match: re.Match[str]) -> list[NamedNumber]:
     said = (
         (Meaning("loss", "loss"), "loss", number(match[2])),
         (Meaning("own_time", "iter_time", unit="s"), "iter time (s)", number(match[3])),
         (_SAMPLES, "samples/sec", number(match[4] or "")),
     )
-    step = Pair(STEP, "steps", float(match[1]))
-    return [step, *(Pair(means, name, v) for means, name, v in said if v is not None)]
+    step = NamedNumber(STEP, "steps", float(match[1]))
+    return [step, *(NamedNumber(means, name, v) for means, name, v in said if v is not None)]
 
 
-def _memory(text: str) -> list[Pair]:
+def _memory(text: str) -> list[NamedNumber]:
     """`[Rank 0] (after 10 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.5 | ...`."""
     found = []
     for part in text.split("|"):
@@ -165,5 +168,5 @@ def _memory(text: str) -> list[Pair]:
         value = number(figure.strip()) if colon else None
         if value is not None and name.strip().endswith(("allocated", "reserved")):
             printed = f"memory {' '.join(name.split())}"
-            found.append(Pair(Meaning("rate", printed, unit="B"), printed, value * _MIB))
+            found.append(NamedNumber(Meaning("rate", printed, unit="B"), printed, value * _MIB))
     return found

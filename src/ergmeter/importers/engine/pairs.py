@@ -66,7 +66,7 @@ _ONLY_STEP = re.compile(
 )
 
 
-class Pair(NamedTuple):
+class NamedNumber(NamedTuple):
     """A name that means something, with its number."""
 
     means: Meaning
@@ -84,7 +84,7 @@ def worth_reading(text: str) -> bool:
     return False
 
 
-def pairs(text: str) -> list[Pair]:
+def pairs(text: str) -> list[NamedNumber]:
     """The pairs of a line that mean something, as they stand in it."""
     text = plain(text[:MAX_CHARS])
     if text.lstrip().startswith("{") and (found := _json_pairs(text)) is not None:
@@ -93,7 +93,7 @@ def pairs(text: str) -> list[Pair]:
     return _with_bar(text, found)
 
 
-def is_evaluation_line(found: list[Pair], text: str) -> bool:
+def is_evaluation_line(found: list[NamedNumber], text: str) -> bool:
     """Whether all that a line says is about an evaluation, by its label or its step's name."""
     kinds = {pair.means.kind for pair in found}
     if not kinds & {"step", "loss", "count", "eval"}:
@@ -105,7 +105,7 @@ def is_evaluation_line(found: list[Pair], text: str) -> bool:
     return counts_its_own or of_evaluation(text[:MAX_CHARS])
 
 
-def is_step_line(found: list[Pair], text: str) -> bool:
+def is_step_line(found: list[NamedNumber], text: str) -> bool:
     """Whether a line ends a step of training: it has a step's number, or tokens and a loss."""
     if is_evaluation_line(found, text):
         return False
@@ -203,11 +203,11 @@ def _stands_alone(text: str, match: re.Match[str]) -> bool:
     return before in ("|", "(", ",", "[") and len(_ALONE.findall(text)) == 1
 
 
-def _text_pairs(text: str) -> Iterator[Pair]:
+def _text_pairs(text: str) -> Iterator[NamedNumber]:
     for field in fields_of(text):
         value = field.value
         if field.means is not None and value is not None:
-            yield Pair(field.means, field.printed, value, spaced=field.spaced)
+            yield NamedNumber(field.means, field.printed, value, spaced=field.spaced)
 
 
 def _qualified(before: str, name: str) -> str:
@@ -241,17 +241,17 @@ def _token_rate(text: str, suffix: str) -> float | None:
     return None if factor is None or value is None else value * factor
 
 
-def _with_bar(text: str, found: list[Pair]) -> list[Pair]:
+def _with_bar(text: str, found: list[NamedNumber]) -> list[NamedNumber]:
     """A loss shown in a progress bar belongs to the bar's n, where no step is named."""
     kinds = {pair.means.kind for pair in found}
     drawn = bar(text) if "loss" in kinds and "step" not in kinds else None
     step = meaning("it")
     if drawn is None or step is None or not drawn.of_steps:
         return found
-    return [*found, Pair(step, "it", float(drawn.n))]
+    return [*found, NamedNumber(step, "it", float(drawn.n))]
 
 
-def _json_pairs(text: str) -> list[Pair] | None:
+def _json_pairs(text: str) -> list[NamedNumber] | None:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -265,9 +265,9 @@ def _json_pairs(text: str) -> list[Pair] | None:
     return [pair for name, value in flat.items() if (pair := _json_pair(name, value))]
 
 
-def _json_pair(name: str, value: object) -> Pair | None:
+def _json_pair(name: str, value: object) -> NamedNumber | None:
     means = meaning(name) if len(name) <= 100 else None
     if means is None or isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     figure = figure_of(means, str(value)[:60], "")
-    return None if figure is None else Pair(means, name, figure)
+    return None if figure is None else NamedNumber(means, name, figure)

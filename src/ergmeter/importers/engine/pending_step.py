@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from ergmeter.importers.engine.counts import COUNTS
 from ergmeter.importers.engine.names import EVALUATION_STEP
-from ergmeter.importers.engine.pairs import Pair
-from ergmeter.importers.engine.step_line import Count, Mode, Seen
+from ergmeter.importers.engine.pairs import NamedNumber
+from ergmeter.importers.engine.step_line import Count, Mode, StepLine
 from ergmeter.importers.engine.timestamps import epoch_ns
 
 STEP_FIGURES = ("loss", "learning_rate", "grad_norm")
@@ -19,12 +19,12 @@ _LONGEST_STEP_S = 1e6  # eleven days; a longer "step time" is some other number
 
 
 @dataclass(slots=True)
-class Held:
+class PendingStep:
     """A step line that waits until its counts are understood."""
 
-    seen: Seen
+    seen: StepLine
     counts: dict[str, int]
-    found: list[Pair]
+    found: list[NamedNumber]
     drawn: bool = False
     text: str = ""
     epoch: float | None = None  # that it names
@@ -62,7 +62,7 @@ def counts_of(named: dict[str, int], modes: dict[str, Mode]) -> tuple[Count, ...
     return tuple(best.values())
 
 
-def is_result(pair: Pair) -> bool:
+def is_result(pair: NamedNumber) -> bool:
     """Whether a figure of an evaluation tells what came of it, not only how far it is."""
     kind = pair.means.kind
     return kind in ("loss", "count") or (
@@ -70,15 +70,15 @@ def is_result(pair: Pair) -> bool:
     )
 
 
-def stamp_in(found: list[Pair]) -> int | None:
+def stamp_in(found: list[NamedNumber]) -> int | None:
     """The time that a line gives under a name such as `timestamp`."""
     stamps = (epoch_ns(pair.value) for pair in found if pair.means.kind == "timestamp")
     return next((t_ns for t_ns in stamps if t_ns is not None), None)
 
 
-def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int], float | None]:
+def seen_in(found: list[NamedNumber]) -> tuple[StepLine, dict[str, int], float | None]:
     """What a line says about training, its time apart, its counts by name, and its epoch."""
-    best: dict[str, Pair] = {}
+    best: dict[str, NamedNumber] = {}
     counts: dict[str, int] = {}
     for pair in found:
         means = pair.means
@@ -87,7 +87,7 @@ def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int], float | None]:
             counts.setdefault(means.name, int(pair.value))
         elif kind not in best or means.rank < best[kind].means.rank:
             best[kind] = pair
-    seen = Seen(0)
+    seen = StepLine(0)
     for name in STEP_FIGURES:
         if name in best:
             setattr(seen, name, best[name].value)
@@ -102,7 +102,7 @@ def seen_in(found: list[Pair]) -> tuple[Seen, dict[str, int], float | None]:
     return seen, counts, best["epoch"].value if "epoch" in best else None
 
 
-def _take_own_time(seen: Seen, printed: Pair, found: list[Pair]) -> None:
+def _take_own_time(seen: StepLine, printed: NamedNumber, found: list[NamedNumber]) -> None:
     own_s = printed.value * printed.means.scale
     if printed.means.name.startswith("iter") and seen.number:
         seen.iterations = _iterations(found, seen.number)
@@ -110,13 +110,13 @@ def _take_own_time(seen: Seen, printed: Pair, found: list[Pair]) -> None:
     seen.own_s = own_s if 0 < own_s < _LONGEST_STEP_S else None
 
 
-def iteration_of(found: list[Pair]) -> int | None:
+def iteration_of(found: list[NamedNumber]) -> int | None:
     """The iteration on a line that counts steps beside it: litgpt's `iter 8 step 2`."""
     counted = {p.means.name.startswith("iter"): p.value for p in found if p.means.kind == "step"}
     return int(counted[True]) if len(counted) == 2 else None
 
 
-def _iterations(found: list[Pair], step: int) -> int:
+def _iterations(found: list[NamedNumber], step: int) -> int:
     """How many iterations a step has, by a line that counts both."""
     iteration = iteration_of(found)
     return iteration // step if iteration and iteration % step == 0 else 1

@@ -46,7 +46,7 @@ class Epoch:
         self.low, self.high = max(0.0, value - rounding), value + rounding
 
 
-class Pace:
+class EpochPace:
     """The steps of an epoch, as far as known, and the last step that was believed."""
 
     def __init__(self, low: float, high: float) -> None:
@@ -56,7 +56,7 @@ class Pace:
         self.last: Epoch | None = None
 
     @classmethod
-    def through(cls, points: Sequence[tuple[int, Epoch]]) -> Pace | None:
+    def through(cls, points: Sequence[tuple[int, Epoch]]) -> EpochPace | None:
         """The pace at which each of these steps is at its epoch, if there is one."""
         bounds = [_bounds(n, epoch) for n, epoch in points]
         low, high = max(low for low, _ in bounds), min(high for _, high in bounds)
@@ -177,7 +177,7 @@ _PROGRESS_OTHER, _BEFORE, _UNEVEN, _MISSED = 1, 3, 4, 10
 
 
 _MISSES = 2  # in a row: the pace is wrong
-_Reading = tuple[int, tuple[int | None, ...], Pace]
+_Reading = tuple[int, tuple[int | None, ...], EpochPace]
 
 
 @dataclass(slots=True)
@@ -198,14 +198,14 @@ class _Log(Generic[T]):
         return list(costs.items())
 
 
-class Progress(Generic[T]):
+class BarSteps(Generic[T]):
     """Gives logs their step number, in order, or None where it can't be known."""
 
     def __init__(self) -> None:
         self._total: int | None = None
         self._barless = False  # there is no bar: nothing to wait for
         self._queue: deque[_Log[T]] = deque()
-        self._pace: Pace | None = None  # once the first logs agree on one
+        self._pace: EpochPace | None = None  # once the first logs agree on one
         self._missed = 0  # logs in a row that no bar confirmed
         self._drawn: int | None = None  # the last bar
         self._fine = False  # epochs are printed to more than two decimals
@@ -290,7 +290,7 @@ class Progress(Generic[T]):
                 return
             yield self._popped()
 
-    def _decide(self, log: _Log[T], pace: Pace) -> bool:
+    def _decide(self, log: _Log[T], pace: EpochPace) -> bool:
         """Give a log its number. False: the bar that tells it may still come."""
         likely = pace.steps(log.epoch, self._total)
         if len(likely) == 1:
@@ -330,7 +330,7 @@ class Progress(Generic[T]):
         seen = [n for n in (log.before, *log.after) if n is not None]
         return exact and min(abs(n - log.n) for n in seen) <= _APART
 
-    def _by_epochs(self, log: _Log[T], pace: Pace) -> int | None:
+    def _by_epochs(self, log: _Log[T], pace: EpochPace) -> int | None:
         likely = pace.steps(log.epoch, self._total)
         if len(likely) == 1:
             return likely[0]
@@ -360,7 +360,7 @@ class Progress(Generic[T]):
         )
         if not follow or not _even(before) or before[1] - before[0] < 2:
             return []
-        pace = Pace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
+        pace = EpochPace.through([(n, log.epoch) for log, n in zip(logs, before, strict=True)])
         return [(_PROGRESS_OTHER, tuple(before), pace)] if pace else []  # three of them settle it
 
     def _heard(self, log: _Log[T]) -> bool:
@@ -375,7 +375,7 @@ class Progress(Generic[T]):
             missed = len(logs) - len(chosen)
             if len(chosen) < 2 or (missed and against > missed * _MISSED):
                 continue
-            pace = Pace.through(chosen)
+            pace = EpochPace.through(chosen)
             if pace is None or any(b[0] <= a[0] for a, b in pairwise(chosen)):
                 continue
             plain = against == 0 and all(len(pace.steps(e, self._total)) == 1 for _, e in chosen)

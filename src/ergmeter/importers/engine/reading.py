@@ -19,11 +19,11 @@ from ergmeter.importers.engine.counts import (
     taken_back,
 )
 from ergmeter.importers.engine.dialect import Dialect
-from ergmeter.importers.engine.pairs import Pair
-from ergmeter.importers.engine.pending_step import STEP_FIGURES, Held, counts_of, is_result
-from ergmeter.importers.engine.spans import Spans
+from ergmeter.importers.engine.pairs import NamedNumber
+from ergmeter.importers.engine.pending_step import STEP_FIGURES, PendingStep, counts_of, is_result
+from ergmeter.importers.engine.spans import StepSpans
 from ergmeter.importers.engine.step_line import Losses, Mode
-from ergmeter.importers.engine.step_lines import StepLines, Told, one_rank
+from ergmeter.importers.engine.step_lines import ParsedLine, StepLines, one_rank
 from ergmeter.importers.engine.streams import SEVERAL, TWICE, Waiting
 from ergmeter.importers.engine.timestamps import FileClock, stamp_ns
 from ergmeter.ports import Line
@@ -35,7 +35,7 @@ _EVALUATED = "an evaluation was printed between two step lines: the step after i
 _BESIDE_STEP = ("rate", "eval", "own_time")  # figures that become no field of a Step
 
 
-class Reading:
+class OutputReader:
     """One pass over one output."""
 
     def __init__(self, dialect: Dialect, *, tokens_are: TokensAre | None = None) -> None:
@@ -48,9 +48,9 @@ class Reading:
             unclear = (n for n, (field, m) in COUNTS.items() if m is None and field != "samples")
             self._modes |= dict.fromkeys(unclear, tokens_are)
         self._totals: dict[str, Total] = {}  # those that were decided by their values
-        self._waiting: Waiting[Held] = Waiting()
-        self._held: list[Held] = []
-        self._spans = Spans()
+        self._waiting: Waiting[PendingStep] = Waiting()
+        self._held: list[PendingStep] = []
+        self._spans = StepSpans()
         self._clock = FileClock()
         self._now_ns = 0  # where no line has given a time yet, Reported carries this
         self._number: int | None = None
@@ -101,7 +101,7 @@ class Reading:
         """Another run begins in the same output: what was learnt of the one before is over."""
         yield from self._finish()
         yield Mark(t_ns, "restarted", reason)
-        self._waiting, self._spans, self._losses = Waiting(), Spans(), Losses()
+        self._waiting, self._spans, self._losses = Waiting(), StepSpans(), Losses()
         self._number = self._epoch = self._evaluated_ns = None
         self._evaluated = False
         self._clock.begin_again()
@@ -113,7 +113,7 @@ class Reading:
         if not self._held and not self._waiting and not self._waiting.streams.mixed:
             yield from self._spans.tick(t_ns)
 
-    def _beside(self, line: Line, told: Told) -> Iterator[Record]:
+    def _beside(self, line: Line, told: ParsedLine) -> Iterator[Record]:
         """A line that is no step."""
         yield from self._say_noted(line)
         if told.kind == "evaluation":
@@ -128,7 +128,7 @@ class Reading:
             yield from self._reported(stated, *_BESIDE_STEP)
             yield from self._reported(stated, *STEP_FIGURES)
 
-    def _step(self, line: Line, told: Told) -> Iterator[Record]:
+    def _step(self, line: Line, told: ParsedLine) -> Iterator[Record]:
         found, seen = told.found, told.seen
         t_ns = line.t_ns
         if t_ns is None:
@@ -150,9 +150,11 @@ class Reading:
         if self._waiting.streams.mixed:
             return
         seen.t_ns, seen.stamped = t_ns, line.t_ns is None
-        yield from self._take(Held(seen, told.counts, found, told.drawn, line.text, told.epoch))
+        yield from self._take(
+            PendingStep(seen, told.counts, found, told.drawn, line.text, told.epoch)
+        )
 
-    def _evaluation(self, line: Line, found: list[Pair]) -> Iterator[Record]:
+    def _evaluation(self, line: Line, found: list[NamedNumber]) -> Iterator[Record]:
         """A line that is labelled as an evaluation's: no step, and its loss is not training's."""
         self._evaluated = True
         if any(is_result(pair) for pair in found):  # and not what is about to be evaluated
@@ -164,7 +166,7 @@ class Reading:
             if pair.means.kind == "loss":
                 yield Reported(self._now_ns, "eval_loss", pair.value, "")
 
-    def _take(self, line: Held) -> Iterator[Record]:
+    def _take(self, line: PendingStep) -> Iterator[Record]:
         line.seen.redrawn = line.drawn
         if line.drawn:
             named = (p for p in line.found if p.means.kind == "step")
@@ -207,7 +209,7 @@ class Reading:
             self._said.add(what)
             yield Mark(t_ns, "assumed", what)
 
-    def _reported(self, found: list[Pair], *kinds: str) -> Iterator[Record]:
+    def _reported(self, found: list[NamedNumber], *kinds: str) -> Iterator[Record]:
         for pair in found:
             if pair.means.kind in kinds:
                 yield Reported(self._now_ns, pair.printed, pair.value, pair.means.unit)
@@ -247,7 +249,7 @@ class Reading:
             told = self._understood[name] = explained(name, mode, values)
             yield Mark(self._held[0].seen.t_ns, "assumed", told)
 
-    def _push(self, held: Held) -> Iterator[Record]:
+    def _push(self, held: PendingStep) -> Iterator[Record]:
         seen = held.seen
         if self._totals:
             yield from self._disprove(held)
@@ -272,7 +274,7 @@ class Reading:
                 yield Reported(seen.t_ns, STEP_LOSS, seen.loss, "")
             yield from self._reported(held.found, "learning_rate", "grad_norm")
 
-    def _disprove(self, held: Held) -> Iterator[Record]:
+    def _disprove(self, held: PendingStep) -> Iterator[Record]:
         """A total that falls while the steps go on was none."""
         for name, value in held.counts.items():
             total = self._totals.get(name)
@@ -283,7 +285,7 @@ class Reading:
                 told = self._understood[name] = taken_back(name, before, value)
                 yield Mark(held.t_ns, "assumed", told)
 
-    def _tell_multiplied(self, held: Held) -> Iterator[Record]:
+    def _tell_multiplied(self, held: PendingStep) -> Iterator[Record]:
         """A name that means one step, on a line that covers several: say what is made of it."""
         totals = {COUNTS[n][0] for n in held.counts if self._modes[n] == "total"}
         for name in held.counts:

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
-from ergmeter.importers.engine.step_line import Seen
+from ergmeter.importers.engine.step_line import StepLine
 from ergmeter.records import Mark, Step
 from ergmeter.units import NS_PER_S
 
@@ -61,9 +61,9 @@ class Span:
     stamped: bool = False  # its times were printed, and are not when its lines came
     # Its lines with their steps, each with further lines about the same step; for as long as all
     # came at one instant and say themselves how long their step took.
-    parts: list[tuple[Seen, int | None, list[Seen]]] | None = field(default_factory=list)
+    parts: list[tuple[StepLine, int | None, list[StepLine]]] | None = field(default_factory=list)
 
-    def take(self, seen: Seen, steps: int | None) -> None:
+    def take(self, seen: StepLine, steps: int | None) -> None:
         """A line, and the steps since the one before it."""
         self.stamped = seen.stamped
         has_own_time = bool(seen.own_s) and not seen.own_from_start and not seen.stamped
@@ -79,14 +79,14 @@ class Span:
         self.totals = {}
         self._note(seen)
 
-    def complete(self, seen: Seen) -> None:
+    def complete(self, seen: StepLine) -> None:
         """A further line about the step just seen: take what was not known yet."""
         if self.parts:
             self.parts[-1][2].append(seen)
         known = {f for f, lines in self.summed_lines.items() if lines >= self.lines}
         known |= set(self.totals)
         fresh = tuple(c for c in seen.counts if c.field not in known)
-        fresh_line = Seen(
+        fresh_line = StepLine(
             seen.t_ns,
             counts=fresh,
             loss=seen.loss if seen.redrawn else _or(self.loss, seen.loss),
@@ -143,7 +143,7 @@ class Span:
             samples=self._count("samples", edge),
         )
 
-    def _note(self, seen: Seen) -> None:
+    def _note(self, seen: StepLine) -> None:
         for count in seen.counts:
             if count.mode == "total":
                 self.totals[count.field] = count.value
@@ -227,7 +227,7 @@ _FASTER = (
 )
 
 
-class Spans:
+class StepSpans:
     """Turns what lines say, in order, into Steps that follow one another and are never empty."""
 
     def __init__(self) -> None:
@@ -249,7 +249,7 @@ class Spans:
         """The program was started then: no step began before."""
         self._since_ns = t_ns
 
-    def push(self, seen: Seen) -> Iterator[Step | Mark]:
+    def push(self, seen: StepLine) -> Iterator[Step | Mark]:
         """Take the next line. Yields the span before it once that is known to be complete."""
         if self._open is not None and seen.number is not None and seen.number == self._open.number:
             self._open.complete(seen)
@@ -297,7 +297,7 @@ class Spans:
         if self._open is None and self._edge is not None and t_ns > self._edge.t_ns:
             self._edge.t_ns = t_ns
 
-    def resumes(self, seen: Seen) -> bool:
+    def resumes(self, seen: StepLine) -> bool:
         """Whether all of an evaluation, and no training, lies between the last line and this one.
 
         So it is where every step has its line. Else some steps between two lines may lie before
@@ -346,17 +346,17 @@ class Spans:
         before = self._edge.totals if self._edge else {}
         return {**before, **self._open.totals} if self._open else before
 
-    def _restart(self, seen: Seen) -> str | None:
+    def _restart(self, seen: StepLine) -> str | None:
         reason = self._back(seen)
         if self._fell(seen) and (reason or (self._late(seen.t_ns) and not self._goes_on(seen))):
             return f"the step number went from {self._last_number} back to {seen.number}"
         return reason
 
-    def _fell(self, seen: Seen) -> bool:
+    def _fell(self, seen: StepLine) -> bool:
         last = self._last_number
         return last is not None and seen.number is not None and seen.number < last
 
-    def _goes_on(self, seen: Seen) -> bool:
+    def _goes_on(self, seen: StepLine) -> bool:
         """Whether something says that this is the training of the line before."""
         totals = self._totals
         return seen.goes_on or any(
@@ -370,7 +370,7 @@ class Spans:
         usual_ns = median(self._periods_ns)
         return t_ns - self._last_t_ns > max(_GAP_NS, _GAP_PERIODS * usual_ns)
 
-    def _back(self, seen: Seen) -> str | None:
+    def _back(self, seen: StepLine) -> str | None:
         if seen.t_ns < self._last_t_ns:
             return "the time went back"
         totals = self._totals if seen.counts else {}
@@ -380,7 +380,7 @@ class Spans:
                 return f"a running total went from {before} back to {count.value}"
         return None
 
-    def _begin(self, seen: Seen) -> None:
+    def _begin(self, seen: StepLine) -> None:
         """Open a window. A line that gives its own time is a span already."""
         totals = {count.field: count.value for count in seen.counts if count.mode == "total"}
         own_ns = round((seen.own_s or 0) * NS_PER_S)
@@ -396,7 +396,7 @@ class Spans:
         self._edge = Edge(seen.t_ns - own_ns, before, dict.fromkeys(totals, 0))
         self._add(seen, first=True)
 
-    def _add(self, seen: Seen, *, first: bool = False) -> None:
+    def _add(self, seen: StepLine, *, first: bool = False) -> None:
         edge = self._edge
         assert edge is not None
         if self._open is None and seen.t_ns == edge.t_ns:
@@ -416,7 +416,7 @@ class Spans:
             return
         span.take(seen, steps)
 
-    def _steps(self, seen: Seen) -> int | None:
+    def _steps(self, seen: StepLine) -> int | None:
         """The steps since the last line; at the turn of an epoch, as many as between two others."""
         last = self._last_number
         if seen.number is None or last is None:
@@ -430,7 +430,7 @@ class Spans:
             return seen.number
         return median_low(self._strides) if self._strides else 1
 
-    def _began_again_at_once(self, span: Span, seen: Seen) -> Mark:
+    def _began_again_at_once(self, span: Span, seen: StepLine) -> Mark:
         """Numbers that fell, and more in the same read: an older block, or another's.
 
         An epoch's end falls within a block, and hardly ever between two. So the block has no time.
@@ -442,7 +442,7 @@ class Spans:
         said = f"the step number went from {before} back to {span.number}, in lines of one instant"
         return Mark(seen.t_ns, "restarted", said)
 
-    def _renumber(self, seen: Seen) -> Iterator[Step | Mark]:
+    def _renumber(self, seen: StepLine) -> Iterator[Step | Mark]:
         """A bar that begins again at 0: nothing was done since, and the next counts from here."""
         if self._open is not None and self._open.t_ns != seen.t_ns:
             yield from self._close()
@@ -451,7 +451,7 @@ class Spans:
         elif self._edge is not None:
             self._edge.number = 0
 
-    def _stretch(self, span: Span, seen: Seen, steps: int | None) -> bool:
+    def _stretch(self, span: Span, seen: StepLine, steps: int | None) -> bool:
         """Let a first span, whose start is known from its own time, take in a later line."""
         edge = self._edge
         if edge is None or not seen.own_s or seen.own_s <= 0:

@@ -61,7 +61,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Seen:
+class StepLine:
     """What one line says about training, and when it was seen."""
 
     t_ns: int

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ergmeter.importers.engine.dialect import Dialect
-from ergmeter.importers.engine.pairs import Pair
+from ergmeter.importers.engine.pairs import NamedNumber
 from ergmeter.importers.engine.pending_step import iteration_of, seen_in
 from ergmeter.importers.engine.progress_bar import bar
-from ergmeter.importers.engine.step_line import Seen
+from ergmeter.importers.engine.step_line import StepLine
 from ergmeter.importers.engine.timestamps import FileClock, stamp_ns
 from ergmeter.ports import Line
 
@@ -154,12 +154,12 @@ Kind = Literal["step", "again", "another rank", "evaluation", "other"]
 
 
 @dataclass(slots=True)
-class Told:
+class ParsedLine:
     """What a line told, and of what."""
 
     kind: Kind
-    found: list[Pair]
-    seen: Seen = field(default_factory=lambda: Seen(0))
+    found: list[NamedNumber]
+    seen: StepLine = field(default_factory=lambda: StepLine(0))
     counts: dict[str, int] = field(default_factory=dict)  # by printed name
     drawn: bool = False  # it is a progress bar
     restarted: str = ""  # why this line begins another run
@@ -190,27 +190,27 @@ class StepLines:
         """Whether the numbers before its lines were found to be ranks."""
         return self._ranks.labelled
 
-    def read(self, line: Line) -> Told:
+    def read(self, line: Line) -> ParsedLine:
         """What this line tells."""
         found, kind = self._dialect.read(line.text)
         if kind != "step":
-            return Told(kind, found)
+            return ParsedLine(kind, found)
         seen, counts, epoch = seen_in(found)
         if self._ranks.is_another(line.text, seen.number):
-            return Told("another rank", found)
+            return ParsedLine("another rank", found)
         if self._is_inside_a_step(found, seen.number):
-            return Told("again", found)
+            return ParsedLine("again", found)
         drawn = bar(line.text)
         seen.elapsed_s = drawn.elapsed_s if drawn else None
         if seen.iterations > 1:
             self._dialect.note(_ITERATIONS.format(seen.iterations))
-        told = Told("step", found, seen, counts, drawn is not None, epoch=epoch)
+        told = ParsedLine("step", found, seen, counts, drawn is not None, epoch=epoch)
         _refuse(told)
         if self._dialect.whole_numbers and seen.number is not None:
             self._judge(told, seen.number, line)
         return told
 
-    def _is_inside_a_step(self, found: list[Pair], step: int | None) -> bool:
+    def _is_inside_a_step(self, found: list[NamedNumber], step: int | None) -> bool:
         """Whether a line counts an iteration that ends no step: litgpt's `iter 3 step 1`."""
         iteration = iteration_of(found)
         if iteration is None or step is None:
@@ -218,7 +218,7 @@ class StepLines:
         last, self._counted = self._counted, (step, iteration)
         return step == last[0] and iteration > last[1]
 
-    def _judge(self, told: Told, number: int, line: Line) -> None:
+    def _judge(self, told: ParsedLine, number: int, line: Line) -> None:
         last = self._numbering.last
         verdict = self._numbering.judge(number, line)
         if verdict == "again":
@@ -227,7 +227,7 @@ class StepLines:
             told.restarted = f"the step number went from {last} back to {number}"
 
 
-def _refuse(told: Told) -> None:
+def _refuse(told: ParsedLine) -> None:
     """Leave out a step time or a rate that is none, as 0 or -1."""
     where = "" if told.seen.number is None else f" of step {told.seen.number}"
     is_refused = False
@@ -243,7 +243,7 @@ def _refuse(told: Told) -> None:
         told.found = [p for p in told.found if not (_is_pace(p) and p.value <= 0)]
 
 
-def _is_pace(pair: Pair) -> bool:
+def _is_pace(pair: NamedNumber) -> bool:
     if pair.means.kind != "rate" or "peak" in pair.printed:
         return False
     return "/s" in pair.means.unit or pair.means.name == "throughput"
@@ -255,7 +255,7 @@ def one_rank(rank: int | None, dialect: Dialect) -> str:
     return said if dialect.counts_all_ranks else f"{said}: tokens are of one rank"
 
 
-def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[Told]:
+def step_lines(dialect: Dialect, lines: Iterable[Line]) -> Iterator[ParsedLine]:
     """The step lines of a log file one by one, each with its time by the log's own clock."""
     reader, clock = StepLines(dialect), FileClock()
     of_one_rank, refused = False, set[str]()

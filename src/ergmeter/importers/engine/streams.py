@@ -112,7 +112,7 @@ class Numbered(Protocol):
 T = TypeVar("T", bound=Numbered)
 
 
-class Streams:
+class StepStreams:
     """Hands step lines on in order, less those that are in doubt, until they are found mixed."""
 
     def __init__(self) -> None:
@@ -197,7 +197,7 @@ class Waiting(deque[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.streams = Streams()
+        self.streams = StepStreams()
         self.twice = False  # lines came twice, and were dropped once
         self._strides: deque[int] = deque(maxlen=8)
         self._last: int | None = None

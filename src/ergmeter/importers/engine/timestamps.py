@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal
 
 from ergmeter.importers.engine.names import plain
-from ergmeter.importers.engine.step_line import Seen
+from ergmeter.importers.engine.step_line import StepLine
 from ergmeter.records import Mark
 from ergmeter.units import NS_PER_S
 
@@ -170,7 +170,7 @@ class FileClock:
         self.is_untold = True  # where the times come from
         self.leaves_stamps = False  # there are some, and step times are the clock
 
-    def time(self, text: str, seen: Seen, *, sums_step_times: bool = False) -> int | None:
+    def time(self, text: str, seen: StepLine, *, sums_step_times: bool = False) -> int | None:
         """When this line was written, or None if it does not say."""
         if sums_step_times and self.kind is None:
             self.leaves_stamps = stamp_ns(text) is not None
@@ -214,10 +214,10 @@ class FileClock:
             self._last_ns = stamp_ns
         return stamp_ns
 
-    def _by_bar(self, seen: Seen) -> int | None:
+    def _by_bar(self, seen: StepLine) -> int | None:
         return None if seen.elapsed_s is None else self._bars.time(seen.elapsed_s)
 
-    def _sum(self, seen: Seen) -> int | None:
+    def _sum(self, seen: StepLine) -> int | None:
         if seen.own_s is None:
             return None
         last, self._number = self._number, seen.number
@@ -226,7 +226,7 @@ class FileClock:
         return self._ns
 
 
-def _kind(stamp: int | None, seen: Seen) -> Clock | None:
+def _kind(stamp: int | None, seen: StepLine) -> Clock | None:
     if stamp is not None:
         return "stamps"
     if seen.own_s:

@@ -46,7 +46,7 @@ _REDIRECTED = ("_ForwardRedirection", "_redirection_through_forward")  # Lightni
 # -- outermost calls -------------------------------------------------------------------------------
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """Who is told of outermost calls."""
 
     def before(
@@ -65,13 +65,13 @@ class OutermostCalls:
     """Tells listeners of outermost calls on the thread that armed it; of those in wrappers too."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[CallListener, ...] = ()
         self._original: Any = None
         self._ours: Any = None
         self._inside = False  # an outermost call is under way
         self._thread = 0
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: CallListener) -> None:
         """Tell this one from now on, of calls on the present thread."""
         self._thread = get_ident()
         if listener not in self._listeners:
@@ -80,7 +80,7 @@ class OutermostCalls:
             self._original = _Module.__call__
             _Module.__call__ = self._ours = self._replacement(self._original)
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: CallListener) -> None:
         """Tell it no more; with the last one no trace is left."""
         self._listeners = tuple(one for one in self._listeners if one is not listener)
         if not self._listeners and self._original is not None:
@@ -117,14 +117,14 @@ class OutermostCalls:
 
     def _before(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_wrapper: bool
-    ) -> Iterator[tuple[Listener, Any]]:
+    ) -> Iterator[tuple[CallListener, Any]]:
         for listener in self._listeners:
             try:
                 yield listener, listener.before(module, args, kwargs, is_wrapper=is_wrapper)
             except Exception as error:  # noqa: BLE001  never break training
                 listener.fail(error)
 
-    def _after(self, tokens: list[tuple[Listener, Any]], result: Any) -> None:  # noqa: ANN401
+    def _after(self, tokens: list[tuple[CallListener, Any]], result: Any) -> None:  # noqa: ANN401
         for listener, token in tokens:
             if token is not None:
                 try:

@@ -69,7 +69,7 @@ class Root:
         self._shifts = shifts_labels(module)
         self._alike: dict[Any, Counts] = {}
         self._inside: InnerShapes | None = None  # looked at in the first step
-        self._layout = Layout()
+        self._layout = BatchLayout()
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """The module is about to compute this. Few lines: they are paid for each time.
@@ -219,7 +219,7 @@ class Root:
         return values[0] if len(values) == 1 and isinstance(values[0], Mapping) else values
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """How a model takes its batches, as was seen inside it."""
 
     drops_last: bool = False  # rows of T + 1 tokens, of which it reads T
@@ -275,20 +275,20 @@ class InnerShapes:
         if not self._embedded:
             self._embedded = shapes
 
-    def layout(self) -> Layout:
+    def layout(self) -> BatchLayout:
         """What the shapes say, as far as they agree."""
         pairs = [shape for shape in self._given if len(shape) == 2]
         tokens = {shape for shape in self._embedded if len(shape) == 2}
         shorter = {(rows, length - 1) for rows, length in pairs}
         drops = bool(pairs) and shorter <= tokens and not tokens & set(pairs)
         if not self._has_layers:
-            return Layout(drops_last=drops)
+            return BatchLayout(drops_last=drops)
         layered = {shape[:2] for shape in self._layered}
         if pairs and set(pairs) <= layered:
-            return Layout(is_sequence_first=True)
+            return BatchLayout(is_sequence_first=True)
         if pairs and {(b, a) for a, b in pairs} <= layered:
-            return Layout(drops_last=drops)
-        return Layout(knows_axis=False)
+            return BatchLayout(drops_last=drops)
+        return BatchLayout(knows_axis=False)
 
     def detach(self) -> None:
         """Look no longer."""

@@ -46,7 +46,7 @@ def _say_nothing(*_step: object) -> None:
 
 
 @dataclass(frozen=True)
-class Piece:
+class OptimizerStep:
     """What an optimizer ended: a step, or its part of one."""
 
     start_ns: int | None  # None: no call of a model was seen
@@ -61,7 +61,7 @@ class Newcomer:
     """An optimizer of another model, of which it is not known yet whether it joins the others."""
 
     optimizer: ref[Optimizer]
-    piece: Piece
+    piece: OptimizerStep
 
 
 class Loop:
@@ -243,7 +243,7 @@ class Loop:
 
     # -- trainings --------------------------------------------------------------------------------
 
-    def _begin(self, optimizer: Optimizer, before: list[Piece], end_ns: int) -> None:
+    def _begin(self, optimizer: Optimizer, before: list[OptimizerStep], end_ns: int) -> None:
         """A training begins, whose first step has just been seen."""
         root = self._root_of(optimizer)
         told = self._told if self.training is None else {}
@@ -342,19 +342,19 @@ class Loop:
         self._let_go()
         self._roots_of = WeakKeyDictionary()
 
-    def _piece(self, end_ns: int, root: Root | None = None) -> Piece:
+    def _piece(self, end_ns: int, root: Root | None = None) -> OptimizerStep:
         """What was seen of the roots since the step before."""
         first = root or (self._roots[0] if self._roots else None)
         if first is None:
-            return Piece(None, end_ns, [], 1)
+            return OptimizerStep(None, end_ns, [], 1)
         start_ns, counts, micro_steps, after = first.taken()
         starts_ns = [start_ns] if start_ns is not None else []
         if root is None and len(self._roots) > 1:
             more = [one.taken()[0] for one in self._roots[1:]]
             starts_ns += [one for one in more if one is not None]
-        return Piece(min(starts_ns, default=None), end_ns, counts, micro_steps, after)
+        return OptimizerStep(min(starts_ns, default=None), end_ns, counts, micro_steps, after)
 
-    def _tell(self, piece: Piece) -> None:
+    def _tell(self, piece: OptimizerStep) -> None:
         before_ns, self._end_ns = self._end_ns, piece.end_ns
         assert self.training is not None
         if self.discovery.armed:

@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ergmeter.metrics.alerts.states import Growth, Held, NotANumber, Silence, Speed
-from ergmeter.metrics.alerts.totals import Cost, Drawn, Elapsed
+from ergmeter.metrics.alerts.states import Growth, NotANumber, Silence, Speed, ThrottledState
+from ergmeter.metrics.alerts.totals import CostTotal, Elapsed, EnergyTotal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from typing import Protocol
 
-    from ergmeter.metrics.alerts.rules import Rule
+    from ergmeter.metrics.alerts.rules import AlertRule
     from ergmeter.metrics.alerts.states import Told
     from ergmeter.records import Device
     from ergmeter.runlog.settings import Settings
 
-    class State(Protocol):
+    class AlertState(Protocol):
         """A rule, and what it remembers."""
 
-        rule: Rule
+        rule: AlertRule
 
         @property
         def lacks(self) -> str:
             """What is needed to judge it."""
 
-        def feed(self, rows: Rows) -> Iterable[Told]:
+        def feed(self, rows: AlertRows) -> Iterable[Told]:
             """What set in or ended."""
 
 
@@ -49,7 +49,7 @@ MAX_ONSETS = 20
 class Alert:
     """A rule that began to hold at an instant, or, where it `is_over`, no longer holds."""
 
-    rule: Rule
+    rule: AlertRule
     t_ns: int
     value: float
     threshold: float
@@ -71,7 +71,7 @@ class Alert:
 
 
 @dataclass
-class Rows:
+class AlertRows:
     """New rows of a run, on its clock. Nothing older than `until_ns` is still to come.
 
     `steps` has by writer the columns of its steps in order of their end, absent numbers NaN, and
@@ -85,7 +85,7 @@ class Rows:
     samples: dict[str, dict[str, tuple[Any, Any]]] = field(default_factory=dict)
     printed: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def without(self, writers: Collection[str]) -> Rows:
+    def without(self, writers: Collection[str]) -> AlertRows:
         """The same less the steps of these writers; what was sampled is for all."""
         if not writers:
             return self
@@ -93,7 +93,7 @@ class Rows:
             {writer: columns for writer, columns in rows.items() if writer not in writers}
             for rows in (self.steps, self.printed)
         )
-        return Rows(self.until_ns, steps, self.samples, printed)
+        return AlertRows(self.until_ns, steps, self.samples, printed)
 
 
 class Judge:
@@ -101,7 +101,7 @@ class Judge:
 
     def __init__(
         self,
-        rules: Iterable[Rule],
+        rules: Iterable[AlertRule],
         *,
         devices: Mapping[str, Device] | None = None,
         settings: Settings | None = None,
@@ -111,23 +111,23 @@ class Judge:
         when the run began, where that is known."""
         self.rules = tuple(rules)
         devices = {} if devices is None else devices
-        self._drawn = Drawn(devices)
+        self._drawn = EnergyTotal(devices)
         elapsed = Elapsed(start_ns)
         self._elapsed = elapsed
-        made: dict[str, Callable[[Rule], State]] = {
-            "throttled": lambda rule: Held(rule, devices),
+        made: dict[str, Callable[[AlertRule], AlertState]] = {
+            "throttled": lambda rule: ThrottledState(rule, devices),
             "memory": lambda rule: Growth(rule, devices),
             "loss": NotANumber,
             "grad_norm": NotANumber,
             "stalled": Silence,
             "energy": lambda rule: self._drawn.limit(rule),
             "time": lambda rule: elapsed.limit(rule),
-            "cost": lambda rule: Cost(rule, self._drawn, elapsed, devices, settings),
+            "cost": lambda rule: CostTotal(rule, self._drawn, elapsed, devices, settings),
         }
-        self._states: list[State] = [made.get(r.subject, Speed)(r) for r in self.rules]
+        self._states: list[AlertState] = [made.get(r.subject, Speed)(r) for r in self.rules]
         self._onsets: dict[tuple[str, str], int] = {}
 
-    def feed(self, rows: Rows) -> list[Alert]:
+    def feed(self, rows: AlertRows) -> list[Alert]:
         """Judge some more rows. The alerts, in order of time."""
         self._elapsed.feed(rows)
         self._drawn.feed(rows)

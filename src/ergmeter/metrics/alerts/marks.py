@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import UsageError
-from ergmeter.metrics.alerts.rules import MEMORY, NAN, THROTTLED, Rule, parsed
+from ergmeter.metrics.alerts.rules import MEMORY, NAN, THROTTLED, AlertRule, parsed
 from ergmeter.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FEW = 8  # ranks that are named
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class NotedAlert:
     """An alert: one that the run's own alarm told of, or one that is seen only now.
 
     `ranks` has whose loss it was, where there are several; more of them may come."""
@@ -46,12 +46,12 @@ class Noted:
         return f"{self.text} ({word} {some})"
 
     @property
-    def rule(self) -> Rule | None:
+    def rule(self) -> AlertRule | None:
         """What it was held against; None where this version can't read that."""
         return rule_of(self.text.partition(": ")[0])
 
 
-def rule_of(text: str) -> Rule | None:
+def rule_of(text: str) -> AlertRule | None:
     """A rule, if this version can judge it: a run may be from another."""
     try:
         return parsed(text)
@@ -59,10 +59,10 @@ def rule_of(text: str) -> Rule | None:
         return None
 
 
-def told(run: Run, ranks: Mapping[str, int]) -> list[Noted]:
+def noted_alerts(run: Run, ranks: Mapping[str, int]) -> list[NotedAlert]:
     """What the alarms of a run marked, each once. `ranks`: by writer, of those that step."""
     marked = (
-        Noted(
+        NotedAlert(
             mark.t_ns + writer.offset_ns,
             mark.detail,
             was_told=True,
@@ -83,7 +83,7 @@ def ranks_of(rule: str, writer: str, ranks: Mapping[str, int]) -> tuple[int, ...
     return (ranks[writer],)
 
 
-def with_seen(marked: list[Noted], seen: Iterable[Noted]) -> list[Noted]:
+def with_seen(marked: list[NotedAlert], seen: Iterable[NotedAlert]) -> list[NotedAlert]:
     """Those that were told, with the ranks that are seen now, and those that nobody told of."""
     found, only = list(marked), []
     for one in seen:
@@ -95,9 +95,9 @@ def with_seen(marked: list[Noted], seen: Iterable[Noted]) -> list[Noted]:
     return sorted([*found, *each_once(only)], key=lambda one: one.t_ns)
 
 
-def each_once(alerts: Iterable[Noted]) -> list[Noted]:
+def each_once(alerts: Iterable[NotedAlert]) -> list[NotedAlert]:
     """In order of time; what several ranks tell of one event is one."""
-    found: list[Noted] = []
+    found: list[NotedAlert] = []
     for one in sorted(alerts, key=lambda one: one.t_ns):
         near = takewhile(
             lambda at, one=one: one.t_ns - found[at].t_ns < _SAME_NS,  # type: ignore[misc]
@@ -111,7 +111,7 @@ def each_once(alerts: Iterable[Noted]) -> list[Noted]:
     return found
 
 
-def is_same(one: Noted, other: Noted) -> bool:
+def is_same(one: NotedAlert, other: NotedAlert) -> bool:
     """Whether two are one alert, of the run's alarm and of who looks now. What is about a device
     names it: two devices at a time are two alerts."""
     rules = [noted.text.partition(": ")[0] for noted in (one, other)]
@@ -122,7 +122,7 @@ def is_same(one: Noted, other: Noted) -> bool:
     return one.text == other.text or not of_devices
 
 
-def _is_one_event(one: Noted, other: Noted) -> bool:
+def _is_one_event(one: NotedAlert, other: NotedAlert) -> bool:
     """Whether two of the same kind of witness tell of one thing."""
     rule = one.rule
     if rule is None or not is_same(one, other):
@@ -136,5 +136,5 @@ def _is_one_event(one: Noted, other: Noted) -> bool:
     return not set(one.ranks) & set(other.ranks)
 
 
-def _joined(first: Noted, other: Noted) -> Noted:
+def _joined(first: NotedAlert, other: NotedAlert) -> NotedAlert:
     return replace(first, ranks=tuple(sorted({*first.ranks, *other.ranks})))

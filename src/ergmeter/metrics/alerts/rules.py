@@ -63,7 +63,7 @@ _LIMIT = re.compile(r"(\w+)\s*([<>])\s*([+-]?[\d.]+(?:e[+-]?\d+)?)\s*(%|[A-Za-z]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AlertRule:
     """One thing to be alarmed by. `limit` is in base units, or a share where it is relative."""
 
     text: str
@@ -95,16 +95,16 @@ class Rule:
         return f"{significant(limit)} {self.unit}".rstrip()
 
 
-def parsed(text: str) -> Rule:
+def parsed(text: str) -> AlertRule:
     """A rule as it was typed. UsageError with the nearest one there is."""
     said = " ".join(text.split())
     if said == "throttled":
-        return Rule(said, said, THROTTLED)
+        return AlertRule(said, said, THROTTLED)
     if match := _WORDS.fullmatch(said):
-        return Rule(said.lower(), match[1].lower(), NAN)
+        return AlertRule(said.lower(), match[1].lower(), NAN)
     if match := _GROWTH.fullmatch(said):
         share = _share(said, f"+{match[1]}")
-        return Rule(said, "memory", MEMORY, share, True, int(match[2] or _OVER_STEPS))
+        return AlertRule(said, "memory", MEMORY, share, True, int(match[2] or _OVER_STEPS))
     match = _LIMIT.fullmatch(said)
     if match and match[1] in _SPEEDS:
         return _speed(said, *match.groups())
@@ -113,7 +113,7 @@ def parsed(text: str) -> Rule:
     raise _unreadable(said)
 
 
-def all_parsed(texts: str | Iterable[str]) -> tuple[Rule, ...]:
+def all_parsed(texts: str | Iterable[str]) -> tuple[AlertRule, ...]:
     """Several rules, each once."""
     if isinstance(texts, str):
         raise UsageError(f"alerts is a list; got {texts!r}: give alerts=[{texts!r}]")
@@ -132,7 +132,7 @@ def classes_parsed(words: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _speed(said: str, subject: str, sign: str, number: str, unit: str) -> Rule:
+def _speed(said: str, subject: str, sign: str, number: str, unit: str) -> AlertRule:
     if (subject == "step_s") != (sign == ">") or unit not in ("", "%", *SECONDS):
         raise _unreadable(said)
     if unit != "%":
@@ -144,26 +144,26 @@ def _speed(said: str, subject: str, sign: str, number: str, unit: str) -> Rule:
                 f"alert {said!r}: a limit of {subject} has no sign; relative to the run's median it"
                 f" is {subject} {sign} {number}%"
             )
-        return Rule(said, subject, SPEED, _number(said, number) * scale)
+        return AlertRule(said, subject, SPEED, _number(said, number) * scale)
     share = _share(said, number)
     if (share > 0) != (sign == ">"):
         way = "+50%" if sign == ">" else "-20%"
         raise UsageError(
             f"alert {said!r}: relative to the run's median it is {subject} {sign} {way}"
         )
-    return Rule(said, subject, SPEED, share, True)
+    return AlertRule(said, subject, SPEED, share, True)
 
 
-def _budget(said: str, subject: str, number: float, unit: str) -> Rule:
+def _budget(said: str, subject: str, number: float, unit: str) -> AlertRule:
     kind = STALLED if subject == "stalled" else BUDGET
     if subject == "cost":  # in whatever the prices are in: a currency here is just read over
         if unit == "%":
             raise _unreadable(said)
-        return Rule(said, subject, kind, number)
+        return AlertRule(said, subject, kind, number)
     units = _UNITS[subject]
     if unit not in units:
         raise UsageError(f"alert {said!r}: a limit of {subject} is in {', '.join(units)}")
-    return Rule(said, subject, kind, number * units[unit])
+    return AlertRule(said, subject, kind, number * units[unit])
 
 
 def _number(said: str, text: str) -> float:
@@ -192,7 +192,7 @@ def _unreadable(said: str) -> UsageError:
     return UsageError(f"no alert {said!r}; {hint}they are like {', '.join(EXAMPLES)}")
 
 
-def check_prices(rules: tuple[Rule, ...], settings: Settings) -> None:
+def check_prices(rules: tuple[AlertRule, ...], settings: Settings) -> None:
     """Refuse a budget of money that nothing is known to cost. UsageError."""
     prices = (settings.price_per_gpu_hour, settings.price_per_kwh)
     for rule in rules:

@@ -16,8 +16,8 @@ from ergmeter.units import NS_PER_S, duration, scaled, significant
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ergmeter.metrics.alerts.judge import Rows
-    from ergmeter.metrics.alerts.rules import Rule
+    from ergmeter.metrics.alerts.judge import AlertRows
+    from ergmeter.metrics.alerts.rules import AlertRule
     from ergmeter.records import Device
 
 # When, value, threshold, in words, about whom, and whether it is over.
@@ -77,7 +77,7 @@ class _Lane:
 class Speed:
     """Tokens, samples or steps per second, or the time of a step, over stretches of the run."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self._lanes: dict[str, _Lane] = {}
         self.is_told = False  # what it is about; the rest is a matter of time
@@ -98,7 +98,7 @@ class Speed:
         seen = max(lane.seen for lane in self._lanes.values())
         return f"the run's median takes {ENOUGH} stretches of {stretch}, and one more; {seen} seen"
 
-    def feed(self, rows: Rows) -> Iterator[Told]:
+    def feed(self, rows: AlertRows) -> Iterator[Told]:
         """The stretches that ended, held against the rule."""
         for writer, steps in rows.steps.items():
             lane = self._lanes.setdefault(writer, _Lane())
@@ -180,13 +180,13 @@ class NotANumber:
     Lines count up to the first step that tells it: by time, so that batches make no difference.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self.lacks = f"no step tells its {rule.subject.replace('_', ' ')}, and no line prints it"
         self._raised: dict[str, bool] = {}
         self._by_steps_ns: int | None = None  # the end of the first step that tells it
 
-    def feed(self, rows: Rows) -> Iterator[Told]:
+    def feed(self, rows: AlertRows) -> Iterator[Told]:
         """Where a number turned into none, and back."""
         told = {w: self._told(s) for w, s in rows.steps.items() if w not in rows.printed}
         first = [int(steps["end_ns"][0]) for steps in told.values() if len(steps["end_ns"])]
@@ -223,13 +223,13 @@ class NotANumber:
 class Silence:
     """No step and no phase has ended for so long, of those that had begun to."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: AlertRule) -> None:
         self.rule = rule
         self.lacks = "no step was seen"
         self._last_ns: int | None = None
         self._is_raised = False
 
-    def feed(self, rows: Rows) -> Iterator[Told]:
+    def feed(self, rows: AlertRows) -> Iterator[Told]:
         """Where it became quiet, and where it went on."""
         ends = [steps["end_ns"] for steps in rows.steps.values()]
         limit_ns = round(self.rule.limit * NS_PER_S)
@@ -263,18 +263,18 @@ class Silence:
         yield self._last_ns + limit_ns, self.rule.limit, self.rule.limit, said, "", False
 
 
-class Held:
+class ThrottledState:
     """A device whose clock is held down by heat or by a brake, for some seconds."""
 
     lacks = "no device tells why its clock is held down"
 
-    def __init__(self, rule: Rule, devices: Mapping[str, Device]) -> None:
+    def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
         self._devices = devices
         self._since: dict[str, tuple[bool, int, int]] = {}  # held, since when, for which reasons
         self._raised: set[str] = set()
 
-    def feed(self, rows: Rows) -> Iterator[Told]:
+    def feed(self, rows: AlertRows) -> Iterator[Told]:
         """Readings of the reasons, device by device."""
         for device, (t_ns, values) in rows.samples.get("throttled", {}).items():
             self.lacks = ""
@@ -328,7 +328,7 @@ class Growth:
 
     lacks = "no step and no memory was seen together"
 
-    def __init__(self, rule: Rule, devices: Mapping[str, Device]) -> None:
+    def __init__(self, rule: AlertRule, devices: Mapping[str, Device]) -> None:
         self.rule = rule
         self._devices = devices
         self._steps_each = max(1, rule.over_steps // RISES)
@@ -342,7 +342,7 @@ class Growth:
         self._streaks: dict[str, list[float]] = {}
         self._raised: set[str] = set()
 
-    def feed(self, rows: Rows) -> Iterator[Told]:
+    def feed(self, rows: AlertRows) -> Iterator[Told]:
         """More samples, and stretches that their steps have ended."""
         self._count(rows)
         for kind, columns in _MEMORY.items():
@@ -356,7 +356,7 @@ class Growth:
         oldest_ns = min((self._done_ns.get(d, 0) for d in self._pending), default=0)
         self._edges = [edge for edge in self._edges if edge > oldest_ns][-_EDGES:]
 
-    def _count(self, rows: Rows) -> None:
+    def _count(self, rows: AlertRows) -> None:
         trained = [(s["end_ns"][s["phase"] == _TRAIN], w) for w, s in rows.steps.items()]
         for _, writer in sorted((int(e[0]), w) for e, w in trained if len(e)):
             steps = rows.steps[writer]

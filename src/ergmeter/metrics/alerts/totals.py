@@ -15,8 +15,8 @@ from ergmeter.units import J_PER_KWH, NS_PER_S, significant
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ergmeter.metrics.alerts.judge import Rows
-    from ergmeter.metrics.alerts.rules import Rule
+    from ergmeter.metrics.alerts.judge import AlertRows
+    from ergmeter.metrics.alerts.rules import AlertRule
     from ergmeter.metrics.alerts.states import Told
     from ergmeter.records import Device, FloatArray, TimeArray
     from ergmeter.runlog.settings import Settings
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MAX_GAP_NS = 2 * NS_PER_S
 
 
-class Drawn:
+class EnergyTotal:
     """Joules of the boards, or of CPU and memory where there is none, added up as they come."""
 
     def __init__(self, devices: Mapping[str, Device]) -> None:
@@ -40,7 +40,7 @@ class Drawn:
             np.empty(0),
         )  # of the last batch: when, and drawn by then
 
-    def feed(self, rows: Rows) -> None:
+    def feed(self, rows: AlertRows) -> None:
         """More readings of counters and of power."""
         wanted = self._boundary()
         times, joules = [], []
@@ -64,7 +64,7 @@ class Drawn:
         self.new = (when[order], curve)
         self.joules = float(curve[-1]) if len(curve) else self.joules
 
-    def limit(self, rule: Rule) -> Limit:
+    def limit(self, rule: AlertRule) -> Limit:
         """A rule about the joules."""
         return Limit(rule, self)
 
@@ -124,7 +124,7 @@ class Elapsed:
         self.start_ns = start_ns
         self.until_ns = 0
 
-    def feed(self, rows: Rows) -> None:
+    def feed(self, rows: AlertRows) -> None:
         """How far the rows go."""
         starts = [
             int(steps["start_ns"].min()) for steps in rows.steps.values() if len(steps["start_ns"])
@@ -134,7 +134,7 @@ class Elapsed:
             self.start_ns = min(starts)
         self.until_ns = max(self.until_ns, rows.until_ns)
 
-    def limit(self, rule: Rule) -> Limit:
+    def limit(self, rule: AlertRule) -> Limit:
         """A rule about the time."""
         return Limit(rule, self)
 
@@ -142,7 +142,7 @@ class Elapsed:
 class Limit:
     """So much and no more. It is told once, and is never over."""
 
-    def __init__(self, rule: Rule, total: Drawn | Elapsed) -> None:
+    def __init__(self, rule: AlertRule, total: EnergyTotal | Elapsed) -> None:
         self.rule = rule
         self._total = total
         self._is_raised = False
@@ -152,7 +152,7 @@ class Limit:
         """What is needed to judge it."""
         return self._total.lacks
 
-    def feed(self, _rows: Rows) -> Iterator[Told]:
+    def feed(self, _rows: AlertRows) -> Iterator[Told]:
         """The instant at which it was used up."""
         at = None if self._is_raised else used_up(self._total, self.rule.limit)
         if at is not None:
@@ -162,13 +162,13 @@ class Limit:
             yield t_ns, value, self.rule.limit, said, "", False
 
 
-class Cost:
+class CostTotal:
     """Rent of the devices, or the bill for their energy: each by itself, never added up."""
 
     def __init__(
         self,
-        rule: Rule,
-        drawn: Drawn,
+        rule: AlertRule,
+        drawn: EnergyTotal,
         elapsed: Elapsed,
         devices: Mapping[str, Device],
         settings: Settings | None,
@@ -195,7 +195,7 @@ class Cost:
     def _held(self) -> int:
         return self._given or sum(one.kind == "gpu" for one in self._devices.values())
 
-    def feed(self, _rows: Rows) -> Iterator[Told]:
+    def feed(self, _rows: AlertRows) -> Iterator[Told]:
         """The instant at which one of them was used up."""
         rent_per_s = (self._per_hour or 0.0) / 3600.0 * self._held
         ways = (
@@ -211,7 +211,7 @@ class Cost:
                 yield t_ns, amount * price, self.rule.limit, said, "", False
 
 
-def used_up(total: Drawn | Elapsed, limit: float) -> tuple[int, float] | None:
+def used_up(total: EnergyTotal | Elapsed, limit: float) -> tuple[int, float] | None:
     """When a total reached a limit, and what it was; None if it has not."""
     if isinstance(total, Elapsed):
         if total.start_ns is None:

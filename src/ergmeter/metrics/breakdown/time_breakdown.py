@@ -23,7 +23,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.energy.device_energy import boundary, curve_of
 from ergmeter.metrics.energy.energy_curve import merged
-from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.device_cache import cached_per_device
 from ergmeter.metrics.explain.time import held_until_s
 from ergmeter.records import PHASES, weakest
 from ergmeter.units import NS_PER_S
@@ -59,7 +59,7 @@ _BY_DEVICE = ("checkpoint", "eval", "prefill", "decode", "train", "data", "idle"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """One part of the run's life. `joules` is None where they are not known."""
 
     name: str
@@ -71,10 +71,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TimeBreakdown:
     """All parts, and the whole that they add up to."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     whole_s: float
     whole_j: float | None
     why_no_joules: str
@@ -94,8 +94,8 @@ class _Owned:
         return int(np.diff(self.edges_ns)[self.owners == place].sum())
 
 
-@kept
-def spent(evidence: Evidence) -> Spent:
+@cached_per_device
+def time_breakdown(evidence: Evidence) -> TimeBreakdown:
     """The parts of a run. Raises NotMeasurable where no span was told."""
     owned = _owned(evidence)
     names = list(PARTS)
@@ -104,7 +104,7 @@ def spent(evidence: Evidence) -> Spent:
     whole_s = evidence.watched.duration_s
     whole_j = None if joules is None else sum(joules.values())
     parts = tuple(
-        Part(
+        TimePart(
             name,
             title,
             found_s[name],
@@ -115,7 +115,7 @@ def spent(evidence: Evidence) -> Spent:
         for name, title in PARTS.items()
         if found_s[name] > 0
     )
-    return Spent(parts, whole_s, whole_j, why, basis, unread_s, _note(evidence))
+    return TimeBreakdown(parts, whole_s, whole_j, why, basis, unread_s, _note(evidence))
 
 
 def _note(evidence: Evidence) -> str:
@@ -127,7 +127,7 @@ def _note(evidence: Evidence) -> str:
     return f"{whose}{lines}{others}each instant of the run's life belongs to one part"
 
 
-@kept
+@cached_per_device
 def _owned(evidence: Evidence) -> _Owned:
     lane = evidence.all_steps.longest
     evidence.work  # noqa: B018  or the reason why there are no steps

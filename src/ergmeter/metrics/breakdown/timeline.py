@@ -33,7 +33,7 @@ _GAP_INTERVALS = 10
 
 
 @dataclass(frozen=True)
-class Line:
+class BoundedSeries:
     """Readings over time, bounded. A NaN is a break: nothing was read there."""
 
     t_s: FloatArray  # since the run began
@@ -61,7 +61,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Spans:
+class PhaseSpans:
     """Where a phase was on. Spans closer than a point are one; `counts` has how many that are."""
 
     phase: str
@@ -70,7 +70,7 @@ class Spans:
     counts: TimeArray
 
 
-def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
+def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> BoundedSeries:
     """A column in at most `points` points: each span's lowest and highest reading, and breaks."""
     t_ns, values = series.t_ns, series.values
     finite = np.isfinite(values)
@@ -92,7 +92,7 @@ def bounded(series: Series, *, zero_ns: int, points: int = POINTS) -> Line:
         places = np.searchsorted(kept, breaks) + 1
         middle_s = ((t_ns[breaks] + t_ns[breaks + 1]) / 2 - zero_ns) / NS_PER_S
         t_s, shown = np.insert(t_s, places, middle_s), np.insert(shown, places, np.nan)
-    return Line(t_s, shown, total, gaps - len(breaks))
+    return BoundedSeries(t_s, shown, total, gaps - len(breaks))
 
 
 def longest_ns(t_ns: TimeArray) -> float:
@@ -138,7 +138,7 @@ def line_of(
     points: int = POINTS,
     is_counter: bool,
     since: str = "",
-) -> Line | None:
+) -> BoundedSeries | None:
     """One device's column over the whole run; None if it never said it. `since`: a column that the
     device says from its first reading on, where this one is of the time between two readings."""
     said = evidence.series(column).get(device.id)
@@ -159,13 +159,13 @@ def line_of(
     return replace(line, t_s=t_s, values=values)
 
 
-def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> Line | None:
+def power_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries | None:
     """What a device drew; where it has just a counter, by how that grew."""
     found = line_of(evidence, device, "power_w", points=points, is_counter=False)
     return found or line_of(evidence, device, "energy_j", points=points, is_counter=True)
 
 
-def energy_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> Line:
+def energy_line(evidence: Evidence, device: Device, *, points: int = POINTS) -> BoundedSeries:
     """Joules of a device since its first reading. Raises NotMeasurable where there are none."""
     curve, _ = curve_of(evidence, device)
     inside = curve.t_ns >= zero_ns(evidence)
@@ -188,7 +188,7 @@ def seconds(evidence: Evidence, t_ns: int) -> float:
     return (t_ns - zero_ns(evidence)) / NS_PER_S
 
 
-def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[Spans]:
+def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[PhaseSpans]:
     """Where each phase was on, of the rank that told the most; empty if nothing was told."""
     lane = evidence.all_steps.longest
     if not len(lane):
@@ -202,7 +202,7 @@ def phase_spans(evidence: Evidence, *, points: int = POINTS) -> list[Spans]:
     ]
 
 
-def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
+def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> PhaseSpans:
     own = lane["phase"] == number
     starts, ends = lane["start_ns"][own].astype(np.int64), lane["end_ns"][own].astype(np.int64)
     # Few enough are shown one by one, also where they touch.
@@ -214,7 +214,7 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
     counts = np.searchsorted(np.sort(starts), end, side="left") - np.searchsorted(
         np.sort(starts), begin, side="left"
     )
-    return Spans(
+    return PhaseSpans(
         PHASES[number],
         (begin - start_ns) / NS_PER_S,
         (end - start_ns) / NS_PER_S,
@@ -222,7 +222,7 @@ def _spans_of(lane: Steps, number: int, start_ns: int, width_ns: int) -> Spans:
     )
 
 
-def step_line(evidence: Evidence, *, points: int = POINTS) -> Line:
+def step_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     """The time of each step, at its end; of the rank that told the most. With the warm-up."""
     line = bounded(step_series(evidence), zero_ns=zero_ns(evidence), points=points)
     whole = np.isfinite(line.values)  # between two steps nothing was missed: no breaks
@@ -238,7 +238,7 @@ def step_series(evidence: Evidence) -> Series:
     return Series(lane["end_ns"].astype(np.int64), evidence.all_periods_s(lane) / steps)
 
 
-def loss_line(evidence: Evidence, *, points: int = POINTS) -> Line:
+def loss_line(evidence: Evidence, *, points: int = POINTS) -> BoundedSeries:
     """The loss of the steps, of the rank that told the most; where no step told one, as printed.
     Raises NotMeasurable if nobody did."""
     series, is_printed = loss_series(evidence)

@@ -17,7 +17,7 @@ from ergmeter.metrics.check import window as fitness_window
 from ergmeter.metrics.check.flop_count import check_flop_count
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.check.finding import Check, Finding
+    from ergmeter.metrics.check.finding import Check, CheckFinding
     from ergmeter.metrics.evidence.evidence import Evidence
 
 Verdict = Literal["fit", "not fit", "not known"]
@@ -34,7 +34,7 @@ _CHECK_FAILED = "the check failed"
 class Fitness:
     """What all checks came to. `unchecked`: those that could not be made, with the reason."""
 
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
     unchecked: dict[str, str]
     window: str
 
@@ -81,7 +81,7 @@ class Fitness:
 
 def fitness(evidence: Evidence) -> Fitness:
     """Make every check. The serious findings come first."""
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     unchecked: dict[str, str] = {}
     for name, check in CHECKS.items():
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.finding import Finding
+from ergmeter.metrics.check.finding import CheckFinding
 from ergmeter.metrics.energy.device_energy import counter_and_integral
 from ergmeter.metrics.evidence.device_cache import asked_of
 from ergmeter.metrics.evidence.gauges import inside, mean, readings, sampled
@@ -40,7 +40,7 @@ _GROWTH_FRAC = 0.01  # from one quarter of the window to the next, of what was h
 
 
 @asked_of("gpu")
-def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
+def _gaps(evidence: Evidence, device: Device) -> list[CheckFinding]:
     t_ns = readings(evidence, "power_w", device).t_ns
     within = t_ns[inside(evidence, t_ns)]
     edges = np.concatenate(([evidence.span.start_ns], within, [evidence.span.end_ns]))
@@ -51,11 +51,11 @@ def _gaps(evidence: Evidence, device: Device) -> list[Finding]:
     seen = f"{_named(evidence, device)} was not read for {duration(longest_s)}"
     share = longest_s / evidence.span.duration_s
     effect = f"its power is unknown for {percent(share)} of the window, its energy at best a total"
-    return [Finding("gaps", "serious", seen, effect)]
+    return [CheckFinding("gaps", "serious", seen, effect)]
 
 
 @asked_of("gpu")
-def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
+def _throttling(evidence: Evidence, device: Device) -> list[CheckFinding]:
     found = []
     series = readings(evidence, "throttled", device)
     bits = series.values[inside(evidence, series.t_ns)].astype(np.int64)
@@ -68,7 +68,7 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
             often = f"in {100 * share:.0f} % of the readings"
             seen = f"{_named(evidence, device)}: throttled by {what} {often}"
             effect = f"it is slower than {otherwise}{_clocks(evidence, device)}"
-            found.append(Finding("throttling", "serious", seen, effect))
+            found.append(CheckFinding("throttling", "serious", seen, effect))
     capped = float(((bits & _POWER_CAP) != 0).mean())
     if capped > _CAPPED_FRAC:
         limit_w = device.facts.get("power_limit_w")
@@ -76,7 +76,7 @@ def _throttling(evidence: Evidence, device: Device) -> list[Finding]:
         often = f"in {100 * capped:.0f} % of the readings"
         seen = f"{_named(evidence, device)}: at its power {which} {often}"
         effect = f"the limit sets the speed: compare at the same limit{_clocks(evidence, device)}"
-        found.append(Finding("throttling", "minor", seen, effect))
+        found.append(CheckFinding("throttling", "minor", seen, effect))
     return found
 
 
@@ -90,7 +90,7 @@ def _clocks(evidence: Evidence, device: Device) -> str:
 
 
 @asked_of("gpu")
-def _clock(evidence: Evidence, device: Device) -> list[Finding]:
+def _clock(evidence: Evidence, device: Device) -> list[CheckFinding]:
     series = readings(evidence, "clock_hz", device)
     low, high = np.percentile(series.values[inside(evidence, series.t_ns)], (5, 95))
     moved = float((high - low) / high) if high else 0.0
@@ -99,12 +99,14 @@ def _clock(evidence: Evidence, device: Device) -> list[Finding]:
     mhz = f"{low / HZ_PER_MHZ:.0f} and {high / HZ_PER_MHZ:.0f} MHz"
     seen = f"{_named(evidence, device)}: the clock moved between {mhz}"
     return [
-        Finding("clock", "minor", seen, f"the speed varies with it, by up to {100 * moved:.0f} %")
+        CheckFinding(
+            "clock", "minor", seen, f"the speed varies with it, by up to {100 * moved:.0f} %"
+        )
     ]
 
 
 @asked_of("gpu")
-def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
+def _temperature(evidence: Evidence, device: Device) -> list[CheckFinding]:
     series = readings(evidence, "temperature_c", device)
     values = series.values[inside(evidence, series.t_ns)]
     first, most = float(values[0]), float(values.max())
@@ -112,21 +114,21 @@ def _temperature(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     seen = f"{_named(evidence, device)}: warmed from {first:.0f} to {most:.0f} °C in the window"
     effect = "a warm chip draws more and clocks lower: leave the warming out with --warmup-s"
-    return [Finding("temperature", "minor", seen, effect)]
+    return [CheckFinding("temperature", "minor", seen, effect)]
 
 
 @asked_of("gpu")
-def _load(evidence: Evidence, device: Device) -> list[Finding]:
+def _load(evidence: Evidence, device: Device) -> list[CheckFinding]:
     busy = mean(evidence, "busy_frac", device)
     if busy >= _LOW_LOAD_FRAC:
         return []
     seen = f"{_named(evidence, device)}: busy {100 * busy:.0f} % of the time"
     effect = "the rest of the program sets the speed: the run says little about the device"
-    return [Finding("load", "minor", seen, effect)]
+    return [CheckFinding("load", "minor", seen, effect)]
 
 
 @asked_of("gpu")
-def _counter(evidence: Evidence, device: Device) -> list[Finding]:
+def _counter(evidence: Evidence, device: Device) -> list[CheckFinding]:
     """A device's energy counter against the integral of its instant power."""
     counter_j, integral_j = counter_and_integral(evidence, device)
     apart = integral_j / counter_j - 1
@@ -135,11 +137,11 @@ def _counter(evidence: Evidence, device: Device) -> list[Finding]:
     than = f"{100 * abs(apart):.0f} % {'more' if apart > 0 else 'less'} than its counter says"
     seen = f"{_named(evidence, device)}: integrated power is {than}"
     effect = "a sensor is off, or power was read too seldom; energy is the counter's"
-    return [Finding("counter", "serious", seen, effect)]
+    return [CheckFinding("counter", "serious", seen, effect)]
 
 
 @asked_of("gpu", "process")
-def _growth(evidence: Evidence, device: Device) -> list[Finding]:
+def _growth(evidence: Evidence, device: Device) -> list[CheckFinding]:
     """Memory that grows from each quarter of the window to the next."""
     series = readings(evidence, "memory_bytes", device)
     values = series.values[inside(evidence, series.t_ns)]
@@ -150,10 +152,10 @@ def _growth(evidence: Evidence, device: Device) -> list[Finding]:
         return []
     grown = (quarters[3] - quarters[0]) / 1e9
     seen = f"{_named(evidence, device)}: memory only grows, by {grown:.2g} GB in the window"
-    return [Finding("memory", "minor", seen, "a longer run may run out of memory")]
+    return [CheckFinding("memory", "minor", seen, "a longer run may run out of memory")]
 
 
-def _memory(evidence: Evidence) -> list[Finding]:
+def _memory(evidence: Evidence) -> list[CheckFinding]:
     """Growth between training steps. Importing, compiling and start-up always add memory."""
     if not evidence.has_work or not evidence.trains:
         raise NotMeasurable("no training steps were seen, and memory always grows at start-up")
@@ -171,8 +173,8 @@ def _of_device(evidence: Evidence, device: Device, reason: str) -> str:
     return reason if device.name in reason else f"{_named(evidence, device)}: {reason}"
 
 
-def _of_gpus(check: Callable[[Evidence, Device], list[Finding]]) -> Check:
-    def checked(evidence: Evidence) -> list[Finding]:
+def _of_gpus(check: Callable[[Evidence, Device], list[CheckFinding]]) -> Check:
+    def checked(evidence: Evidence) -> list[CheckFinding]:
         return _each(evidence, sampled(evidence, "gpu"), check)
 
     return checked
@@ -181,10 +183,10 @@ def _of_gpus(check: Callable[[Evidence, Device], list[Finding]]) -> Check:
 def _each(
     evidence: Evidence,
     devices: list[Device],
-    check: Callable[[Evidence, Device], list[Finding]],
-) -> list[Finding]:
+    check: Callable[[Evidence, Device], list[CheckFinding]],
+) -> list[CheckFinding]:
     """What is found of each device; that one can't be checked hides nothing of the others."""
-    found: list[Finding] = []
+    found: list[CheckFinding] = []
     reasons: list[str] = []
     for device in devices:
         try:
@@ -195,7 +197,7 @@ def _each(
         raise NotMeasurable(reasons[0])
     name = check.__name__.strip("_").replace("growth", "memory")
     unseen = "a problem of this device would not show"
-    return found + [Finding(name, "minor", f"not checked: {why}", unseen) for why in reasons]
+    return found + [CheckFinding(name, "minor", f"not checked: {why}", unseen) for why in reasons]
 
 
 CHECKS: dict[str, Check] = {

@@ -14,7 +14,7 @@ Weight = Literal["serious", "minor"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """Something that a comparison would trip over."""
 
     check: str
@@ -23,4 +23,4 @@ class Finding:
     effect: str
 
 
-Check: TypeAlias = "Callable[[Evidence], list[Finding]]"
+Check: TypeAlias = "Callable[[Evidence], list[CheckFinding]]"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.finding import Finding
+from ergmeter.metrics.check.finding import CheckFinding
 from ergmeter.metrics.definitions.compute import ALL_WORK, run_results
 from ergmeter.metrics.evidence.gauges import begins_ns_of, mean_activity, readings, sampled
 from ergmeter.metrics.explain.device import clock_hz, peak_clock_hz
@@ -122,7 +122,7 @@ def _need_coverage(evidence: Evidence, device: Device) -> None:
         )
 
 
-def check_flop_count(evidence: Evidence) -> list[Finding]:
+def check_flop_count(evidence: Evidence) -> list[CheckFinding]:
     """A finding where the counted FLOPs and the tensor cores contradict each other."""
     ratio = tensor_core_ratio(evidence)
     interval = f"({ratio.low:.2f} to {ratio.high:.2f})"
@@ -136,7 +136,7 @@ def check_flop_count(evidence: Evidence) -> list[Finding]:
     elif ratio.is_overcounted:
         effect = "MFU is too high: check the model, its tokens, the peak and the number of devices"
     seen = f"the tensor cores did {ratio.value:.2f} times {interval} the counted FLOPs: {shares}"
-    return [Finding("flop_count", "serious", seen, effect)] if effect else []
+    return [CheckFinding("flop_count", "serious", seen, effect)] if effect else []
 
 
 def _what_is_uncounted(evidence: Evidence) -> str:

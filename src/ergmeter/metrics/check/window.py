@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.check.finding import Finding
+from ergmeter.metrics.check.finding import CheckFinding
 from ergmeter.metrics.definitions.stragglers import STRAGGLING_FRAC, pace_of_ranks
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.evidence.gauges import sampled
@@ -47,27 +47,27 @@ _LOST = (
 # -- the record -------------------------------------------------------------------------------
 
 
-def _record(evidence: Evidence) -> list[Finding]:
+def _record(evidence: Evidence) -> list[CheckFinding]:
     found = []
     if evidence.run.status == CUT_OFF:
         effect = "the window ends with the last records that were written"
-        found.append(Finding("record", "serious", "the run was cut off", effect))
+        found.append(CheckFinding("record", "serious", "the run was cut off", effect))
     lost = [f"{dropped}" for dropped in dropped_steps(evidence.run)]
     others = [mark for mark in evidence.run.marks if mark.name in _LOST]
     lost += [f"{mark.name.replace('_', ' ')}: {mark.detail}" for mark in others[:1]]
     for said in lost:
         seen = f"part of the record is missing: {said}"
-        found.append(Finding("record", "serious", seen, _LEFT))
+        found.append(CheckFinding("record", "serious", seen, _LEFT))
     merged = [mark for mark in evidence.run.marks if mark.name == "steps_merged"]
-    found += [Finding("record", "minor", mark.detail, _MERGED) for mark in merged]
-    found += [Finding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
+    found += [CheckFinding("record", "minor", mark.detail, _MERGED) for mark in merged]
+    found += [CheckFinding("record", "serious", said, _LEFT) for said in evidence.run.verified()]
     if not found and not evidence.has_work:
         effect = "only the whole run can be compared: its time, energy and memory"
-        found.append(Finding("record", "minor", evidence.no_work, effect))
+        found.append(CheckFinding("record", "minor", evidence.no_work, effect))
     return found
 
 
-def _ranks(evidence: Evidence) -> list[Finding]:
+def _ranks(evidence: Evidence) -> list[CheckFinding]:
     """Ranks that told no steps, whose tokens nobody else tells."""
     why = why_not_all(evidence)
     effect = (
@@ -75,16 +75,16 @@ def _ranks(evidence: Evidence) -> list[Finding]:
         if is_declared(evidence)
         else "tokens are of the other ranks only: metrics per device or per joule are absent"
     )
-    return [Finding("ranks", "serious", why, effect)] if why else []
+    return [CheckFinding("ranks", "serious", why, effect)] if why else []
 
 
-def _company(evidence: Evidence) -> list[Finding]:
+def _company(evidence: Evidence) -> list[CheckFinding]:
     own = {device.id for device in sampled(evidence, "gpu")}
     marks = [mark for mark in evidence.run.marks if mark.detail.partition(" ")[0] in own]
     if not any(mark.name == "device_used" for mark in marks):
         raise NotMeasurable("the processes on the GPU could not be identified")
     return [
-        Finding(
+        CheckFinding(
             "company",
             "serious",
             f"another program computed on a GPU of this run: {mark.detail}",
@@ -98,7 +98,7 @@ def _company(evidence: Evidence) -> list[Finding]:
 # -- the window -------------------------------------------------------------------------------
 
 
-def _window(evidence: Evidence) -> list[Finding]:
+def _window(evidence: Evidence) -> list[CheckFinding]:
     lasted_s, rows = evidence.window.duration_s, evidence.counted
     if evidence.trains:
         lane = max(rows.lanes, key=len)
@@ -121,11 +121,13 @@ def _window(evidence: Evidence) -> list[Finding]:
         seen = f"the window is {duration(lasted_s)} long, with {made}"
         enough = f"measure {_SHORT_S:g} s and {number_of(_FEW_STEPS, what)} or more"
     return [
-        Finding("window", "serious", seen, f"too little to separate speed from chance: {enough}")
+        CheckFinding(
+            "window", "serious", seen, f"too little to separate speed from chance: {enough}"
+        )
     ]
 
 
-def _warm_up(evidence: Evidence) -> list[Finding]:
+def _warm_up(evidence: Evidence) -> list[CheckFinding]:
     """Steps at the beginning that are slower than the rest."""
     _only_equal_rows(evidence)
     if evidence.is_whole_run:
@@ -148,7 +150,7 @@ def _warm_up(evidence: Evidence) -> list[Finding]:
     they, them = ("it costs", "it") if slow == 1 else ("they cost", "them")
     option = _without_first(evidence, lane, rows, slow)
     effect = f"{they} {percent(share)} of the time: {option} leaves {them} out"
-    return [Finding("warm_up", "serious", seen, effect)]
+    return [CheckFinding("warm_up", "serious", seen, effect)]
 
 
 def _without_first(evidence: Evidence, lane: Steps, rows: int, steps: int) -> str:
@@ -161,7 +163,7 @@ def _without_first(evidence: Evidence, lane: Steps, rows: int, steps: int) -> st
     return f"--window {start}:{'' if last is None else last}"
 
 
-def _noise(evidence: Evidence) -> list[Finding]:
+def _noise(evidence: Evidence) -> list[CheckFinding]:
     rate = pace(evidence)
     if rate.low is None or rate.high is None:
         if evidence.is_whole_run:
@@ -174,11 +176,13 @@ def _noise(evidence: Evidence) -> list[Finding]:
         return []
     effect = f"differences below {100 * half:.0f} % may be chance: measure longer"
     return [
-        Finding("noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect)
+        CheckFinding(
+            "noise", "serious", f"steps per second are known to ± {100 * half:.0f} %", effect
+        )
     ]
 
 
-def _stalls(evidence: Evidence) -> list[Finding]:
+def _stalls(evidence: Evidence) -> list[CheckFinding]:
     """Steps that took much longer than the others, without what is named and the beginning."""
     _only_equal_rows(evidence)
     split = time_split(evidence)
@@ -195,10 +199,10 @@ def _stalls(evidence: Evidence) -> list[Finding]:
         f"{took}: look for what stops the steps: data loading, checkpoints or logging that is not"
         " a phase of its own"
     )
-    return [Finding("stalls", "minor", seen, effect)]
+    return [CheckFinding("stalls", "minor", seen, effect)]
 
 
-def _pauses(evidence: Evidence) -> list[Finding]:
+def _pauses(evidence: Evidence) -> list[CheckFinding]:
     """Checkpoints, evaluation and waits for data: what is named, and no stall for that."""
     _only_training(evidence)
     split = time_split(evidence)
@@ -209,11 +213,13 @@ def _pauses(evidence: Evidence) -> list[Finding]:
             continue
         times = number_of(split.counts[part], "time")
         took = f"{percent(split.frac(part))} of the window ({duration(split.parts_s[part])}"
-        found.append(Finding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect))
+        found.append(
+            CheckFinding("pauses", "minor", f"{TITLES[part]} took {took}, {times})", effect)
+        )
     return found
 
 
-def _stragglers(evidence: Evidence) -> list[Finding]:
+def _stragglers(evidence: Evidence) -> list[CheckFinding]:
     """A rank that the others wait for, or that falls behind them."""
     if len(evidence.counted.lanes) < 2:
         return []
@@ -223,7 +229,7 @@ def _stragglers(evidence: Evidence) -> list[Finding]:
     effect = (
         f"{percent(worst.by_frac)} of each step: look at its data loading, its host and its GPU"
     )
-    return [Finding("stragglers", "minor", worst.said, effect)]
+    return [CheckFinding("stragglers", "minor", worst.said, effect)]
 
 
 def _only_training(evidence: Evidence) -> None:

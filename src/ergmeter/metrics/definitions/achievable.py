@@ -31,7 +31,7 @@ from ergmeter.records import Reading, weakest
 from ergmeter.units import scaled, significant
 
 if TYPE_CHECKING:
-    from ergmeter.hardware.calibration import Calibration, Rate
+    from ergmeter.hardware.calibration import CalibratedRate, Calibration
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device
 
@@ -141,8 +141,8 @@ def calibration_of(device: Device) -> Calibration:
         raise NotMeasurable(str(error)) from error
 
 
-def _rate(device: Device, one: Calibration, table: str, name: str) -> Rate:
-    rates: dict[str, Rate] = getattr(one, table)
+def _rate(device: Device, one: Calibration, table: str, name: str) -> CalibratedRate:
+    rates: dict[str, CalibratedRate] = getattr(one, table)
     if name in rates:
         return rates[name]
     what = f"{'matmul' if table == 'matmul' else 'memory'} {name}"
@@ -165,7 +165,7 @@ def differences(found: list[tuple[Device, Calibration]]) -> list[str]:
     return said
 
 
-def _caveats(found: list[tuple[Device, Calibration]], rates: list[Rate]) -> list[str]:
+def _caveats(found: list[tuple[Device, Calibration]], rates: list[CalibratedRate]) -> list[str]:
     said = [f"when calibrated, {remark}" for _, one in found for remark in one.remarks]
     said += [
         f"the rate moved by {100 * rate.drift_frac:+.1f} % within its window"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.device_cache import cached_per_device
 from ergmeter.metrics.evidence.gauges import mean_activity, sampled
 from ergmeter.records import Reading
 
@@ -35,7 +35,7 @@ _HOW = "by hardware counters"
 _EDGES = "interval from the readings at both ends"
 
 
-@kept
+@cached_per_device
 def _failures(evidence: Evidence) -> list[str]:
     return [mark.detail for mark in evidence.run.marks if mark.name == "activity_failed"]
 

@@ -44,18 +44,20 @@ _S_PER_H = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class DeviceHours:
     """Device-hours, and in words how many devices for how long."""
 
     hours: float
     said: str
 
 
-def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> Held:
+def device_hours(evidence: Evidence, window: Window | TrainingWindow) -> DeviceHours:
     """The devices of a run times the length of a window."""
     devices, how = _devices(evidence)
     said = f"{devices} devices ({how})" if devices > 1 else f"1 device ({how})"
-    return Held(devices * window.duration_s / _S_PER_H, f"{said} x {duration(window.duration_s)}")
+    return DeviceHours(
+        devices * window.duration_s / _S_PER_H, f"{said} x {duration(window.duration_s)}"
+    )
 
 
 def _devices(evidence: Evidence) -> tuple[int, str]:

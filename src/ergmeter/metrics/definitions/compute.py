@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Peak",
-    "Rate",
+    "TokenRate",
     "compute_results",
     "declared_peak",
     "need_possible",
@@ -72,7 +72,7 @@ class NotApplicable(Missing):
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class TokenRate:
     """Tokens per second of all devices together, as measured or as somebody reports.
 
     Of a model that reads no tokens: its samples or its steps, as `unit` says.
@@ -88,12 +88,14 @@ class Rate:
     unit: str = "token"  # or sample, or step
 
 
-def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) -> dict[str, Result]:
+def compute_results(
+    flops: Sequence[Flops], rate: TokenRate, peak: Peak | Missing
+) -> dict[str, Result]:
     """Every reading about arithmetic. `flops`: under each convention, the chosen one first."""
     chosen = flops[0]
     per_token = flops_per_unit(chosen, rate.unit)
     counted = ", ".join(dict.fromkeys((chosen.convention, chosen.engine)))
-    note = f"{_bound(chosen)}{counted}{_attention(chosen)}{_given(chosen)}{_spread(flops)}"
+    note = f"{_bound(chosen)}{counted}{_attention(chosen)}{_declared_note(chosen)}{_spread(flops)}"
     found: dict[str, Result] = {
         FLOPS_PER_TOKEN: Reading(per_token, "FLOP/token", "derived", note=note)
         if rate.unit == "token"
@@ -112,7 +114,7 @@ def compute_results(flops: Sequence[Flops], rate: Rate, peak: Peak | Missing) ->
         peak,
         each,
         peak.flops_per_s,
-        f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_given(chosen)}"
+        f"{_bound(chosen)}{chosen.convention}{_attention(chosen)}{_declared_note(chosen)}"
         f"{_spread(flops, rate=rate, peak=peak)}; of {peak.said}; {over}",
     )
     found[MFU] = mfu = _BY_KEY[MFU].checked(mfu)
@@ -136,7 +138,7 @@ def _shares(each: float, low: float | None, high: float | None, basis: Basis) ->
 
 
 def _without_peak(
-    peak: Missing, chosen: Flops, rate: Rate, each: float, share: _Share
+    peak: Missing, chosen: Flops, rate: TokenRate, each: float, share: _Share
 ) -> dict[str, Result]:
     """What is left where the peak of the type is not known."""
     wide = peak.bf16 if isinstance(peak, NoPeak) else None
@@ -159,7 +161,7 @@ _NO_RECOMPUTATION = "no recomputation"
 _ATTENTION = "attention: "
 
 
-def _given(chosen: Flops) -> str:
+def _declared_note(chosen: Flops) -> str:
     """What of a count is somebody's own figure, or of one step alone."""
     said = [one.removeprefix(_GIVEN) for one in chosen.assumptions if one.startswith(_GIVEN)]
     return "".join(f" with {one}" for one in said)
@@ -185,7 +187,7 @@ def _one_peak(dtype: str) -> NotApplicable:
     return NotApplicable(f"{which}: {MFU} is the share of the only peak")
 
 
-def _bandwidth(chosen: Flops, rate: Rate, peak: Peak) -> Result:
+def _bandwidth(chosen: Flops, rate: TokenRate, peak: Peak) -> Result:
     """Bytes that had to be moved, over time, of what the memory can do."""
     if chosen.bytes_per_step is None or not chosen.tokens_per_step:
         return NO_BYTES
@@ -233,7 +235,7 @@ def _bound(chosen: Flops) -> str:
     return f"a lower bound, as these were not counted: {', '.join(chosen.not_counted)}; "
 
 
-def _hardware_ratio(chosen: Flops, rate: Rate) -> float:
+def _hardware_ratio(chosen: Flops, rate: TokenRate) -> float:
     """FLOPs with recomputation and padding, of the model's. NotMeasurable where not known."""
     if chosen.hardware_per_step is None:
         raise NotMeasurable(
@@ -253,7 +255,7 @@ def _hardware_ratio(chosen: Flops, rate: Rate) -> float:
     return ratio
 
 
-def _all_work(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+def _all_work(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     """Every part of what is computed, over the peak; at least that where a part is not known."""
     missing = list(chosen.not_counted)
     try:
@@ -276,7 +278,7 @@ def _all_work(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak)
     return _BY_KEY[ALL_WORK].checked(found)
 
 
-def _hfu(chosen: Flops, rate: Rate, each: float, share: _Share, peak: Peak) -> Result:
+def _hfu(chosen: Flops, rate: TokenRate, each: float, share: _Share, peak: Peak) -> Result:
     try:
         ratio = _hardware_ratio(chosen, rate)
     except NotMeasurable as error:
@@ -330,7 +332,9 @@ def _against_bf16(
 _COMPARABLE = 2.0
 
 
-def _spread(flops: Sequence[Flops], *, rate: Rate | None = None, peak: Peak | None = None) -> str:
+def _spread(
+    flops: Sequence[Flops], *, rate: TokenRate | None = None, peak: Peak | None = None
+) -> str:
     """What the other conventions make of the same step: the least and the most, and what is far."""
     if len(flops) == 1:
         return ""
@@ -397,7 +401,7 @@ def _run_results(evidence: Evidence) -> dict[str, Result]:
         need_devices(evidence)
     devices, peak = _run_peak(evidence)
     positions = positions_per_token(evidence)
-    rate = Rate(
+    rate = TokenRate(
         speed.value, devices, speed.basis, speed.note, speed.low, speed.high, positions, unit
     )
     return compute_results(evidence.flops, rate, peak)

@@ -20,12 +20,12 @@ from ergmeter.metrics.energy.device_energy import (
     BASIS,
     COUNTER,
     CPUS,
-    Drawn,
+    DeviceEnergy,
     boundary,
     counted_once,
     device_drawn,
 )
-from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.device_cache import cached_per_device
 from ergmeter.metrics.evidence.gauges import ACCELERATORS, why_absent
 from ergmeter.metrics.evidence.gpu_use import named
 from ergmeter.metrics.evidence.missing_ranks import need_all, need_devices
@@ -42,7 +42,7 @@ _ROUNDING = 1e-9  # of a mean that is as high as the highest reading
 def total(evidence: Evidence, devices: list[Device]) -> Reading:
     """The sum over devices, or the reason why there is none and the part that is known."""
     devices = counted_once(devices)
-    drawn: list[Drawn] = []
+    drawn: list[DeviceEnergy] = []
     reasons = []
     for device in devices:
         try:
@@ -156,7 +156,7 @@ def device_mean_w(evidence: Evidence, device: Device) -> Reading:
     return _over_time(evidence, device_j(evidence, device))
 
 
-@kept
+@cached_per_device
 def device_peak_w(evidence: Evidence, device: Device) -> Reading:
     """The highest power reading of one device in the window.
 

@@ -29,7 +29,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.definitions.energy import run_j
-from ergmeter.metrics.definitions.tokens import known, need_rows, need_usage
+from ergmeter.metrics.definitions.tokens import known_counts, need_rows, need_usage
 from ergmeter.metrics.evidence.requests import (
     END_MARK,
     failed_by_mark,
@@ -102,12 +102,12 @@ def generated(evidence: Evidence, decode: Steps) -> tuple[FloatArray, Basis, str
     chunks_count = any(mark.name == "assumed" for mark in evidence.run.marks)
     if not (chunks_count and np.isnan(decode["tokens_real"]).all()):
         need_usage(evidence, decode)
-    values = known(decode, "tokens_real")
+    values = known_counts(decode, "tokens_real")
     if values is None:
-        values = known(decode, "tokens_computed")
+        values = known_counts(decode, "tokens_computed")
     if values is not None:
         return values, evidence.steps_basis, ""
-    chunks = known(decode, "micro_steps")
+    chunks = known_counts(decode, "micro_steps")
     if chunks is None or not chunks_count:
         raise NotMeasurable(
             "the decode spans have no token count: pass tokens= to meter.phase('decode')"
@@ -416,7 +416,7 @@ def prompt_tokens(evidence: Evidence) -> Reading:
     """Mean length of a prompt."""
     rows = prefills(evidence)
     need_usage(evidence, rows)
-    values = known(rows, "tokens_real")
+    values = known_counts(rows, "tokens_real")
     if values is None:
         raise NotMeasurable(
             "the prefill spans have no token count: pass tokens= to meter.phase('prefill')"

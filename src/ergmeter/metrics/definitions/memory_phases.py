@@ -20,7 +20,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.allocator import allocators
-from ergmeter.metrics.evidence.device_cache import asked_of, kept
+from ergmeter.metrics.evidence.device_cache import asked_of, cached_per_device
 from ergmeter.metrics.evidence.gauges import readings, sampled
 from ergmeter.records import PHASES, Reading
 from ergmeter.units import number_of
@@ -57,7 +57,7 @@ class _Spans:
         return began & (self.reached_ns[last] >= since_ns)
 
 
-@kept
+@cached_per_device
 def _spans(evidence: Evidence, *phases: str) -> _Spans:
     return _Spans(evidence, *phases)
 

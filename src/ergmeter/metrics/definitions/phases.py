@@ -23,7 +23,7 @@ from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.definitions.tokens import need_all_rows
 from ergmeter.metrics.energy.device_energy import boundary, curve_of
 from ergmeter.metrics.energy.energy_curve import merged
-from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, kept
+from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, cached_per_device
 from ergmeter.records import PHASES, Reading, weakest
 from ergmeter.units import NS_PER_S
 
@@ -60,7 +60,7 @@ def _part_j(evidence: Evidence, phase: str) -> Reading:
     return Reading(value, "J", weakest(*bases), min(low, value), max(high, value), note)
 
 
-@kept
+@cached_per_device
 def _device_part(
     evidence: Evidence, device: Device, phase: str
 ) -> tuple[float, float, float, Basis]:
@@ -98,10 +98,10 @@ def _rest_j(evidence: Evidence) -> Reading:
     return Reading(sum(values), "J", weakest(*bases), note=note)
 
 
-@kept
+@cached_per_device
 def _device_rest(evidence: Evidence, device: Device) -> tuple[float, Basis]:
     curve, basis = curve_of(evidence, device)
-    whole = _whole(evidence, curve)
+    whole = _run_span(evidence, curve)
     spans = _clipped(_union(evidence, *_ORDER), whole)
     return _joules(curve, whole) - _joules(curve, spans), basis
 
@@ -124,7 +124,7 @@ def _how(evidence: Evidence) -> str:
     return f"{whose}each instant belongs to one phase: {', '.join(_order(evidence))}"
 
 
-@kept
+@cached_per_device
 def _order(evidence: Evidence) -> tuple[str, ...]:
     """Which phase an instant belongs to: the first of these that holds it."""
     rows = evidence.all_steps.longest
@@ -139,7 +139,7 @@ def _devices(evidence: Evidence) -> list[Device]:
     return boundary(evidence)
 
 
-@kept
+@cached_per_device
 def _spans(evidence: Evidence, phase: str) -> Spans:
     """Of the rank that told the most: they work in step, and which device is whose is not known."""
     lane = evidence.all_steps.longest
@@ -147,7 +147,7 @@ def _spans(evidence: Evidence, phase: str) -> Spans:
     return own.columns["start_ns"], own.columns["end_ns"]
 
 
-@kept
+@cached_per_device
 def _union(evidence: Evidence, *phases: str) -> Spans:
     """The time that belongs to any of these, as spans that do not touch."""
     each = [_spans(evidence, phase) for phase in phases]
@@ -173,7 +173,7 @@ def _clipped(spans: Spans, whole: Spans) -> Spans:
     return starts, ends
 
 
-def _whole(evidence: Evidence, curve: EnergyCurve) -> Spans:
+def _run_span(evidence: Evidence, curve: EnergyCurve) -> Spans:
     """The life of the run, as far as the readings go."""
     start_ns = max(evidence.watched.start_ns, int(curve.t_ns[0]))
     end_ns = min(evidence.watched.end_ns, curve.seen_until_ns)

@@ -56,7 +56,7 @@ def _share(column: str) -> Callable[[Evidence], Reading]:
         found = profiles(evidence)
         whole_s = sum(float(one["window_s"]) for one in found)
         value = sum(float(one[column]) for one in found) / whole_s
-        return Reading(value, "frac", "measured", note=_said(evidence, found))
+        return Reading(value, "frac", "measured", note=_profile_note(evidence, found))
 
     return compute
 
@@ -75,7 +75,7 @@ def _of_step(column: str) -> Callable[[Evidence], Reading]:
     return compute
 
 
-def _said(evidence: Evidence, found: list[dict[str, Any]]) -> str:
+def _profile_note(evidence: Evidence, found: list[dict[str, Any]]) -> str:
     steps = max(int(one["steps"] or 0) for one in found)
     ranks = f" of {len(found)} ranks" if len(found) > 1 else ""
     what = f"{steps} step{'s'[: steps > 1]}{ranks} under torch's profiler"

@@ -19,7 +19,7 @@ import numpy as np
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
 from ergmeter.metrics.energy.device_energy import boundary, curve_of
-from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, kept
+from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, cached_per_device
 from ergmeter.records import Reading, weakest
 from ergmeter.stats.intervals import percentile
 from ergmeter.units import number_of
@@ -79,7 +79,7 @@ def _added(evidence: Evidence, device: Device) -> Basis:
     return _steps_sums(evidence).add(evidence, device)
 
 
-@kept
+@cached_per_device
 def _steps_sums(evidence: Evidence) -> _Sums:
     lane = step_rows(evidence)
     return _Sums(lane.columns["start_ns"], lane.columns["end_ns"])

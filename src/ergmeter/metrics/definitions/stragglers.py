@@ -17,7 +17,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Metric
-from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.device_cache import cached_per_device
 from ergmeter.records import Reading
 from ergmeter.units import NS_PER_S, duration
 
@@ -31,7 +31,7 @@ _FEW_STEPS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RankPace:
     """The ranks' medians of the time in a step and between steps."""
 
     ranks: tuple[int, ...]
@@ -74,8 +74,8 @@ class Straggler:
         return f"rank {self.rank} on {self.host} {way[self.how].format(duration(self.by_s))}"
 
 
-@kept
-def pace_of_ranks(evidence: Evidence) -> Pace:
+@cached_per_device
+def pace_of_ranks(evidence: Evidence) -> RankPace:
     """How long each rank is in its steps and between them."""
     lanes = evidence.counted.lanes
     if not evidence.trains:
@@ -89,7 +89,7 @@ def pace_of_ranks(evidence: Evidence) -> Pace:
         raise NotMeasurable(f"fewer than two ranks have made {_FEW_STEPS} steps")
     ranks, writers, inside, between, whole = zip(*found, strict=True)
     hosts = (evidence.run.writers[writer].header.get("host") for writer in writers)
-    return Pace(
+    return RankPace(
         ranks,
         tuple(map(str, hosts)),
         np.array(inside),

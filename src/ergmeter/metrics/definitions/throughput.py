@@ -20,15 +20,15 @@ from ergmeter.metrics.definitions.tokens import (
     guessed,
     label_of,
     need_rows,
+    reported_counts,
     steps_of,
     tokens,
-    told,
     why_not_counted,
 )
 from ergmeter.metrics.evidence import missing_ranks
 from ergmeter.metrics.evidence.gauges import ACCELERATORS
 from ergmeter.metrics.evidence.requests import why_not_timed
-from ergmeter.metrics.evidence.step_totals import Amounts, interval_in_order
+from ergmeter.metrics.evidence.step_totals import RowAmounts, interval_in_order
 from ergmeter.metrics.evidence.token_ranks import counting
 from ergmeter.records import PHASES, Reading
 from ergmeter.stats.intervals import mean_rate
@@ -42,13 +42,13 @@ _NOT_TRAINING = ("eval", "val", "test", "predict")  # how names of other rates b
 _DECODE = PHASES.index("decode")
 
 
-def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
+def samples(evidence: Evidence) -> tuple[RowAmounts, str, Basis]:
     """Samples of each counted row, what is known of that count, and its basis."""
     need_rows(evidence)
     rows = evidence.counted
     values = None
     if not missing_ranks.is_declared(evidence, "samples"):
-        values = told(evidence, rows, "samples")
+        values = reported_counts(evidence, rows, "samples")
     if values is not None:
         guess = guessed(evidence, rows, "samples")
         whose = missing_ranks.in_words(evidence, "samples") or "all ranks"
@@ -57,7 +57,7 @@ def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
     declared = evidence.settings.samples_per_step
     if declared is not None:
         share, each = declared / len(rows.lanes), all_steps_in(rows)
-        amounts = Amounts(rows, lambda lane: each.of(lane) * share)
+        amounts = RowAmounts(rows, lambda lane: each.of(lane) * share)
         return amounts, "samples per step as declared", "assumed"
     if evidence.from_output:
         way = "the output names no samples: print samples=.."
@@ -67,7 +67,7 @@ def samples(evidence: Evidence) -> tuple[Amounts, str, Basis]:
 
 
 def rate(
-    evidence: Evidence, amounts: Amounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
+    evidence: Evidence, amounts: RowAmounts, unit: str, basis: Basis, note: str, *, per: float = 1.0
 ) -> Reading:
     """Amounts of the counted rows over the window, divided by `per` (devices, parameters)."""
     window = evidence.window
@@ -129,13 +129,13 @@ def tokens_per_s(evidence: Evidence) -> Reading:
 
 
 def _of_column(column: str, label: str, evidence: Evidence) -> Reading:
-    values = told(evidence, evidence.counted, column)
+    values = reported_counts(evidence, evidence.counted, column)
     if values is None:
         raise NotMeasurable(why_not_counted(evidence, label, column))
     return _as_counted(evidence, values, label)
 
 
-def _as_counted(evidence: Evidence, values: Amounts, label: str) -> Reading:
+def _as_counted(evidence: Evidence, values: RowAmounts, label: str) -> Reading:
     basis = counted_basis(evidence, evidence.counted, "tokens")
     guess = guessed(evidence, evidence.counted, "tokens")
     note = f"{label}; assumed: {guess}" if guess else label
@@ -146,7 +146,7 @@ def _as_counted(evidence: Evidence, values: Amounts, label: str) -> Reading:
 
 def computed_tokens_per_s(evidence: Evidence) -> Reading:
     """Computed tokens, padding included, over the window."""
-    values = told(evidence, evidence.counted, "tokens_computed")
+    values = reported_counts(evidence, evidence.counted, "tokens_computed")
     if values is None:
         raise NotMeasurable(why_not_counted(evidence, "computed tokens", "tokens"))
     said = "tokens as printed, which may or may not count padding"
@@ -239,7 +239,7 @@ def generated_tokens_per_s(evidence: Evidence) -> Reading:
         raise NotMeasurable("decode spans of 0 s: each answer had one token, or came in one piece")
     value = sum(tokens(evidence, lane)[0].sum() / lane.busy_s for lane in rows.lanes)
     # The interval of one span at a time, scaled: spans of several threads overlap.
-    lasted = Amounts(rows, lambda lane: lane.duration_s)
+    lasted = RowAmounts(rows, lambda lane: lane.duration_s)
     interval = interval_in_order(amounts, lasted)
     scale = value / (amounts.sum() / lasted.sum())
     low, high = (bound * scale for bound in interval) if interval else (None, None)

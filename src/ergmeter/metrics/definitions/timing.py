@@ -16,7 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric, over_whole_run
 from ergmeter.metrics.definitions.throughput import pace
 from ergmeter.metrics.definitions.tokens import all_steps_in, need_all_rows, need_rows, steps_of
-from ergmeter.metrics.evidence.step_totals import Amounts, interval_in_order
+from ergmeter.metrics.evidence.step_totals import RowAmounts, interval_in_order
 from ergmeter.records import PHASES, Reading
 from ergmeter.stats.streaming_quantile import percentile
 from ergmeter.units import NS_PER_S, duration, number_of
@@ -81,7 +81,7 @@ def step_p95_s(evidence: Evidence) -> Reading:
 def in_step_s(evidence: Evidence) -> Reading:
     """Mean time inside a step, without what lies between steps."""
     steps_of(evidence)  # or the reason why there are none
-    inside = Amounts(evidence.counted, lambda lane: lane.duration_s)
+    inside = RowAmounts(evidence.counted, lambda lane: lane.duration_s)
     steps = all_steps_in(evidence.counted)
     low, high = interval_in_order(inside, steps) or (None, None)
     value = inside.sum() / steps.sum()

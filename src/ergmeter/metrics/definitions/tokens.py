@@ -17,7 +17,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
 from ergmeter.metrics.evidence import missing_ranks, token_ranks
 from ergmeter.metrics.evidence.requests import need_failures
-from ergmeter.metrics.evidence.step_totals import Amounts
+from ergmeter.metrics.evidence.step_totals import RowAmounts
 from ergmeter.records import PHASES, Reading
 from ergmeter.runlog.dropped import dropped_steps
 from ergmeter.units import number_of
@@ -86,7 +86,7 @@ WORDS = {
 }
 
 
-def known(rows: Steps, column: str) -> FloatArray | None:
+def known_counts(rows: Steps, column: str) -> FloatArray | None:
     """A column if every row has it; None if no row has. Some but not all is refused."""
     values = rows[column]
     absent = int(np.isnan(values).sum())
@@ -106,13 +106,13 @@ def _all_or_none(absent: int, total: int, column: str) -> bool:
     return True
 
 
-def told(evidence: Evidence, rows: Steps, column: str) -> Amounts | None:
+def reported_counts(evidence: Evidence, rows: Steps, column: str) -> RowAmounts | None:
     """A column of tokens or samples, row by row, 0 where another rank tells the same (`layout`)."""
     need_rows(evidence)
     counts = token_ranks.counting(evidence, rows, column)
     if not _is_known(rows, column, counts):
         return None
-    return Amounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
+    return RowAmounts(rows, lambda lane: np.where(counts(lane), lane[column], 0.0))
 
 
 def _is_known(rows: Steps, column: str, counts: Callable[[Steps], Mask]) -> bool:
@@ -125,7 +125,7 @@ def _is_known(rows: Steps, column: str, counts: Callable[[Steps], Mask]) -> bool
     return _all_or_none(total - present, total, column)
 
 
-def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str, Basis]:
+def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[RowAmounts, str, Basis]:
     """Tokens of each counted row, which count it is, and its basis. Real ones where known."""
     need_rows(evidence)
     rows = evidence.counted if rows is None else rows
@@ -136,7 +136,7 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str,
     columns = (("tokens_real", "real"), ("tokens_computed", "computed"))
     for column, label in () if missing_ranks.is_declared(evidence) else columns:
         try:
-            values = told(evidence, rows, column)
+            values = reported_counts(evidence, rows, column)
         except NotMeasurable as error:
             reasons.append(str(error))
             continue
@@ -148,7 +148,7 @@ def tokens(evidence: Evidence, rows: Steps | None = None) -> tuple[Amounts, str,
             return values, "printed" if is_printed else label, basis
     if declared is not None:
         share, each = declared / len(rows.lanes), all_steps_in(rows)
-        return Amounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
+        return RowAmounts(rows, lambda lane: each.of(lane) * share), "declared", "assumed"
     raise NotMeasurable("; ".join(reasons) or _no_tokens(evidence))
 
 
@@ -197,7 +197,7 @@ def counted_basis(evidence: Evidence, rows: Steps, what: str) -> Basis:
 
 def steps_in(rows: Steps) -> FloatArray:
     """Optimizer steps that each row covers."""
-    values = known(rows, "steps")
+    values = known_counts(rows, "steps")
     if values is None:
         raise NotMeasurable(
             "the output does not say how many steps a printed line stands for; leave a Trainer's"
@@ -206,11 +206,11 @@ def steps_in(rows: Steps) -> FloatArray:
     return values
 
 
-def all_steps_in(rows: Steps) -> Amounts:
+def all_steps_in(rows: Steps) -> RowAmounts:
     """The same, rank by rank."""
     if not _is_known(rows, "steps", lambda lane: np.ones(len(lane), dtype=bool)):
         steps_in(rows)  # says why not
-    return Amounts(rows, lambda lane: lane["steps"])
+    return RowAmounts(rows, lambda lane: lane["steps"])
 
 
 def need_rows(evidence: Evidence) -> None:
@@ -300,7 +300,9 @@ def tokens_per_step(evidence: Evidence) -> Reading:
 def padding_frac(evidence: Evidence) -> Reading:
     """Share of the computed tokens that were padding."""
     rows = evidence.counted
-    real, computed = (told(evidence, rows, c) for c in ("tokens_real", "tokens_computed"))
+    real, computed = (
+        reported_counts(evidence, rows, c) for c in ("tokens_real", "tokens_computed")
+    )
     if real is None or computed is None:
         lacking = "tokens_real" if real is None else "tokens_computed"
         argument = "tokens_real" if real is None else "tokens"
@@ -313,7 +315,7 @@ def positions_per_token(evidence: Evidence) -> float:
     """Positions that are computed for each real token; 1 where padding is not told apart."""
     try:
         columns = ("tokens_real", "tokens_computed")
-        real, computed = (told(evidence, evidence.counted, c) for c in columns)
+        real, computed = (reported_counts(evidence, evidence.counted, c) for c in columns)
     except NotMeasurable:
         return 1.0
     if real is None or computed is None or not real.sum():

@@ -12,7 +12,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.catalog import Alias, Metric
-from ergmeter.metrics.evidence.device_cache import ask_each, asked_of, kept
+from ergmeter.metrics.evidence.device_cache import ask_each, asked_of, cached_per_device
 from ergmeter.metrics.evidence.gauges import inside, mean, rate, readings, sampled
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING
@@ -171,7 +171,7 @@ def _counted(device: Device) -> str:
     return _COUNTED.get(str(device.facts.get("counted")), _COUNTED["threads"])
 
 
-@kept
+@cached_per_device
 def _folded(evidence: Evidence) -> str:
     """Older runs have one such device, "ergmeter", for all writers: only the dearest shows."""
     ids = [d.id for writer in evidence.run.writers for d in writer.devices if d.kind == "self"]

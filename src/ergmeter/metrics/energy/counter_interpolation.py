@@ -69,7 +69,7 @@ def span_shape(evidence: Evidence, power: Series, counter: Series) -> EnergyCurv
     if levels_w.max() > _MOST_ABOVE * power.values.max():
         return None  # the device works on in what look like pauses: these are the host's times
     spread = ~unseen & (not are_steps)  # how it is spread over one step nobody asks
-    seen = _seen(power, starts[spread], ends[spread])
+    seen = _power_between(power, starts[spread], ends[spread])
     t_ns, watts = _stairs(starts, ends, levels_w, floor_w, seen)
     t_ns = np.concatenate([[first_ns - NS_PER_S], t_ns, [max(last_ns, int(t_ns[-1])) + NS_PER_S]])
     rises = np.diff(t_ns) / NS_PER_S * np.append(floor_w, watts)
@@ -150,7 +150,7 @@ def _within(
     return found
 
 
-def _seen(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
+def _power_between(power: Series, starts: TimeArray, ends: TimeArray) -> Series:
     """The readings that speak of long steps alone, at the times of which they speak."""
     if not len(starts):
         return Series(starts, np.empty(0))

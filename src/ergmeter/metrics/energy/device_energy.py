@@ -21,7 +21,7 @@ from ergmeter.metrics.energy.energy_curve import (
     counter_curve,
     power_curve,
 )
-from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, kept
+from ergmeter.metrics.evidence.device_cache import BOUNDARY, asked_of, cached_per_device
 from ergmeter.metrics.evidence.gauges import ACCELERATORS, why_absent
 from ergmeter.records import Window
 from ergmeter.units import NS_PER_S, duration
@@ -42,7 +42,7 @@ CPUS = ("rapl", "grace", "apple")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DeviceEnergy:
     """A device's energy in the window and the way it was found."""
 
     energy: Energy
@@ -61,15 +61,15 @@ class _Curves:
     why_no_counter: str
 
 
-@kept
-def device_drawn(evidence: Evidence, device: Device) -> Drawn:
+@cached_per_device
+def device_drawn(evidence: Evidence, device: Device) -> DeviceEnergy:
     """What one device drew in the window. Raises NotMeasurable with the device and the reason."""
     curves = _curves(evidence, device)
     integral = curves.integral
     try:
         if curves.counter is None:
             raise NotMeasurable(curves.why_no_counter)
-        return Drawn(_over(curves.counter, evidence.span), COUNTER)
+        return DeviceEnergy(_over(curves.counter, evidence.span), COUNTER)
     except NotMeasurable as error:
         why_no_counter = str(error)
     try:
@@ -77,14 +77,14 @@ def device_drawn(evidence: Evidence, device: Device) -> Drawn:
             raise NotMeasurable(curves.why_no_integral)
         averaged = device.facts.get("power_field") == "draw"
         way = f"{DRAW}, integrated" if averaged else "instant power, integrated"
-        return Drawn(_over(integral, evidence.span), way, why_no_counter)
+        return DeviceEnergy(_over(integral, evidence.span), way, why_no_counter)
     except NotMeasurable as error:
         reasons = "; ".join(dict.fromkeys([*evidence.lost(device), why_no_counter, str(error)]))
         raise NotMeasurable(f"{device.name} [{device.id}]: {reasons}") from error
 
 
 @asked_of(BOUNDARY)
-def _drawn_in_whole_run(evidence: Evidence, device: Device) -> Drawn:
+def _drawn_in_whole_run(evidence: Evidence, device: Device) -> DeviceEnergy:
     """The same over the whole run, while the device's readings are in memory."""
     return device_drawn(evidence.whole_run, device)
 
@@ -125,7 +125,7 @@ def _curves(evidence: Evidence, device: Device) -> _Curves:
     return known
 
 
-@kept
+@cached_per_device
 def counter_and_integral(evidence: Evidence, device: Device) -> tuple[float, float]:
     """What a device drew by its counter, and by its instant power alone.
 

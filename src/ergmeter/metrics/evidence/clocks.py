@@ -20,7 +20,7 @@ import numpy as np
 
 from ergmeter.errors import UsageError
 from ergmeter.metrics.evidence.token_ranks import told_at, world_of
-from ergmeter.runlog.parallel_ranks import Layout
+from ergmeter.runlog.parallel_ranks import ParallelLayout
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def _declared_stages(run: Run, layout: str | None) -> _Stages | None:
         return None
     world = max(world_of(writer.header) for writer in run.writers)
     try:
-        parsed = Layout.parsed(layout)
+        parsed = ParallelLayout.parsed(layout)
         parsed.check(world)
     except UsageError:  # tokens say what is wrong with it
         return None

@@ -24,7 +24,7 @@ Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
 
-def kept(
+def cached_per_device(
     compute: Callable[Concatenate[Evidence, Asked], Answer],
 ) -> Callable[Concatenate[Evidence, Asked], Answer]:
     """Asked once of an evidence for each device and whatever else is given; also why not."""
@@ -58,7 +58,7 @@ def asked_of(
     def registered(
         compute: Callable[[Evidence, Device], Answer],
     ) -> Callable[[Evidence, Device], Answer]:
-        known = kept(compute)
+        known = cached_per_device(compute)
         for kind in kinds:
             asked.setdefault(kind, []).append(known)
         return known

@@ -20,12 +20,12 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.evidence.clocks import aligned
 from ergmeter.metrics.evidence.gpu_use import GpuUse, gpu_use, named
 from ergmeter.metrics.evidence.requests import LOAD_MARK, Offered, offered
-from ergmeter.metrics.evidence.samples import Column, Columns
+from ergmeter.metrics.evidence.samples import Column, SampleColumns
 from ergmeter.metrics.evidence.step_totals import Timed
-from ergmeter.metrics.evidence.steps import Steps, told
+from ergmeter.metrics.evidence.steps import Steps, read_steps
 from ergmeter.metrics.evidence.warmup import (
     LOOKED_AT_STEPS,
-    Counted,
+    CountedRows,
     SingleStep,
     after_warmup,
     ending,
@@ -92,14 +92,14 @@ class Evidence:
         self.drawn: dict[str, object] = {}  # of the run as a whole, what was computed once
         self.curves: dict[str, object] = {}  # of the device that was asked of last; see `drawn`
         self.answers: dict[object, object] = {}  # what was asked of each device (see `kept`)
-        self._columns = Columns(run)
+        self._columns = SampleColumns(run)
 
     # -- steps --------------------------------------------------------------------------------
 
     @cached_property
     def all_steps(self) -> Steps:
         """Every span that was recorded. What a Meter recorded is preferred to what was printed."""
-        return told(self.run, OUTPUT) if self.from_output else self._told
+        return read_steps(self.run, OUTPUT) if self.from_output else self._told
 
     @cached_property
     def from_output(self) -> bool:
@@ -123,7 +123,7 @@ class Evidence:
 
     @cached_property
     def _told(self) -> Steps:
-        return told(self.run)
+        return read_steps(self.run)
 
     @cached_property
     def work(self) -> Steps:
@@ -164,10 +164,10 @@ class Evidence:
         return rows.where_each(lambda lane: lane["end_ns"] <= sampled_ns)
 
     @cached_property
-    def _counted(self) -> Counted:
+    def _counted(self) -> CountedRows:
         """The rows after the warm-up, and by which rule."""
         if self.is_whole_run:
-            return Counted(self.work, self._whole_start_ns, "the whole run")
+            return CountedRows(self.work, self._whole_start_ns, "the whole run")
         return after_warmup(
             self.work,
             self.settings,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.evidence.device_cache import kept
+from ergmeter.metrics.evidence.device_cache import cached_per_device
 from ergmeter.units import NS_PER_S, duration
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _is_read(evidence: Evidence, device: Device) -> bool:
     return evidence.series("cpu_s").get(device.id) is not None
 
 
-@kept
+@cached_per_device
 def highest_of(evidence: Evidence, column: str, device: Device) -> float:
     """The highest reading of a device's column, over the whole run."""
     return float(readings(evidence, column, device).values.max())
@@ -82,7 +82,7 @@ def inside(evidence: Evidence, t_ns: TimeArray) -> Any:  # noqa: ANN401  a mask
     return mask
 
 
-@kept
+@cached_per_device
 def mean(evidence: Evidence, column: str, device: Device) -> float:
     """Mean over time of a gauge: each reading counts for the time it stands for."""
     series = readings(evidence, column, device)
@@ -95,7 +95,7 @@ def mean(evidence: Evidence, column: str, device: Device) -> float:
     return float(inside_ns @ (levels[1:] + levels[:-1])) / 2 / float(inside_ns.sum())
 
 
-@kept
+@cached_per_device
 def mean_activity(
     evidence: Evidence, column: str, device: Device, *, most: float
 ) -> tuple[float, float, float]:
@@ -136,7 +136,7 @@ def begins_ns_of(evidence: Evidence, device: Device, t_ns: TimeArray) -> TimeArr
     return begins_ns
 
 
-@kept
+@cached_per_device
 def rate(evidence: Evidence, column: str, device: Device) -> float:
     """How fast a counter grew: its growth over the time between the readings nearest the edges."""
     series = readings(evidence, column, device)

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 KEPT = 4_000_000
 
 
-class Columns:
+class SampleColumns:
     """Loads and lets go of what the writers of a run said."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._kept: dict[tuple[int, str], _Said] = {}
+        self._kept: dict[tuple[int, str], _StreamFacts] = {}
         self._largest: list[tuple[int, int, tuple[int, str]]] = []  # a heap of what is kept
         self._count = itertools.count()
         self._held = 0
@@ -64,7 +64,7 @@ class Columns:
         found = self._run.said_by(number, column, alone=alone)
         for name, by_device in found.items():
             if (number, name) not in self._kept:
-                one = self._kept[number, name] = _Said(by_device)
+                one = self._kept[number, name] = _StreamFacts(by_device)
                 self._held += one.size
                 self._loaded.add((number, name))
                 heapq.heappush(self._largest, (-one.size, next(self._count), (number, name)))
@@ -87,7 +87,7 @@ class Columns:
 class Column(Mapping[str, Series]):
     """One column by device. A device that never said it is not in it."""
 
-    def __init__(self, columns: Columns, name: str) -> None:
+    def __init__(self, columns: SampleColumns, name: str) -> None:
         self._columns = columns
         self._name = name
 
@@ -105,7 +105,7 @@ class Column(Mapping[str, Series]):
         return sum(1 for _ in self)
 
 
-class _Said:
+class _StreamFacts:
     """What one writer said in one column."""
 
     def __init__(self, by_device: dict[str, Series]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 
-class Loaded(Mapping[str, Array]):
+class LazyColumns(Mapping[str, Array]):
     """Columns that are loaded when they are asked for, and then kept."""
 
     def __init__(self, names: tuple[str, ...], load: Callable[[str], Array]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class RowAmounts:
     """What each row of some steps amounts to."""
 
     rows: Steps
@@ -44,7 +44,7 @@ class Amounts:
         return any(bool(one.any()) for one in self)
 
 
-def interval_in_order(top: Amounts, bottom: Amounts) -> tuple[float, float] | None:
+def interval_in_order(top: RowAmounts, bottom: RowAmounts) -> tuple[float, float] | None:
     """The 95 % interval of a ratio of sums, from blocks of rows as they lie, rank after rank."""
     cuts = cuts_of(len(top.rows))
     if cuts is None:
@@ -73,7 +73,7 @@ class Timed:
         if cuts is not None:
             self._cut(cuts, count)
 
-    def interval(self, amounts: Amounts) -> tuple[float, float] | None:
+    def interval(self, amounts: RowAmounts) -> tuple[float, float] | None:
         """The 95 % interval of amounts over time; None if there are too few rows."""
         if not self._blocks:
             return None

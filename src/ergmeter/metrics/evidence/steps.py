@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
 import numpy as np
 
-from ergmeter.metrics.evidence.step_spool import Loaded, Spool
+from ergmeter.metrics.evidence.step_spool import LazyColumns, Spool
 from ergmeter.runlog.merge import joined_steps
 from ergmeter.units import NS_PER_S
 
@@ -51,9 +51,9 @@ class Steps:
         """The rows for which the mask holds."""
         if mask.dtype == bool and mask.all():
             return self  # nothing is copied
-        if isinstance(self.columns, Loaded):
+        if isinstance(self.columns, LazyColumns):
             columns = self.columns
-            return Steps(Loaded(tuple(columns), lambda name: _chosen(columns[name], mask)))
+            return Steps(LazyColumns(tuple(columns), lambda name: _chosen(columns[name], mask)))
         return Steps({name: _chosen(column, mask) for name, column in self.columns.items()})
 
     def where_each(self, choose: Callable[[Steps], Mask]) -> Steps:
@@ -124,7 +124,7 @@ class _Lane:
 
     def steps(self) -> Steps:
         """The rows. Columns are loaded as they are asked for."""
-        return Steps(Loaded((*self.parts[0], "lane"), self._loader()))
+        return Steps(LazyColumns((*self.parts[0], "lane"), self._loader()))
 
     def _loader(self) -> Callable[[str], Array]:
         order = None if self.is_in_order else np.argsort(_starts(self.parts), kind="stable")
@@ -179,7 +179,7 @@ class Spooled(Steps):
     def of(cls, at: Iterable[_Lane]) -> Spooled:
         """These lanes, without those that have no rows."""
         kept = tuple(lane for lane in at if lane.rows)
-        return cls(_Whole(kept), kept)
+        return cls(_JoinedColumns(kept), kept)
 
     def __len__(self) -> int:
         return sum(lane.rows for lane in self.at)
@@ -210,7 +210,7 @@ class Spooled(Steps):
         return max(lane.highest(name) for lane in self.lanes)
 
 
-class _Whole(Mapping[str, "Array"]):
+class _JoinedColumns(Mapping[str, "Array"]):
     """The columns of all lanes. None is kept."""
 
     def __init__(self, lanes: tuple[_Lane, ...]) -> None:
@@ -228,7 +228,7 @@ class _Whole(Mapping[str, "Array"]):
         return sum(1 for _ in self)
 
 
-def told(run: Run, stream: str = "") -> Steps:
+def read_steps(run: Run, stream: str = "") -> Steps:
     """The steps of all writers, lane by lane; in a file where there are many of them."""
     parts: list[Any] = []
     rows = 0

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ergmeter.errors import NotMeasurable, UsageError
-from ergmeter.runlog.parallel_ranks import WORDS, Layout
+from ergmeter.runlog.parallel_ranks import WORDS, ParallelLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -36,7 +36,7 @@ def counting(evidence: Evidence, rows: Steps, column: str) -> Callable[[Steps], 
     groups = _groups(evidence, _shared(evidence, column))
     if all(len(ranks) == 1 for ranks in groups.values()):
         return lambda lane: np.ones(len(lane), dtype=bool)
-    told = _told(rows, column)
+    told = _tokens_by_rank(rows, column)
     chosen = [max(ranks, key=lambda rank: (*told.get(rank, (0, -1.0)), -rank))
               for ranks in groups.values()]  # fmt: skip
     return lambda lane: np.isin(lane["rank"], chosen)
@@ -55,7 +55,7 @@ def in_words(evidence: Evidence) -> str:
 def disagreement(evidence: Evidence, rows: Steps) -> str:
     """Where ranks that are said to work on the same tokens told different ones."""
     for column in ("tokens_real", "tokens_computed"):
-        told = {rank: one[1] for rank, one in _told(rows, column).items() if one[1] > 0}
+        told = {rank: one[1] for rank, one in _tokens_by_rank(rows, column).items() if one[1] > 0}
         for ranks in _groups(evidence, _shared(evidence)).values():
             sums = {rank: told[rank] for rank in ranks if rank in told}
             if sums and min(sums.values()) < (1 - _APART_FRAC) * max(sums.values()):
@@ -92,7 +92,7 @@ def _how_many(evidence: Evidence, shared: tuple[str, ...]) -> int:
     """How many groups there are in the world, those of ranks that nobody has seen included."""
     everyone = world(evidence)
     if evidence.settings.layout is not None:
-        layout = Layout.parsed(evidence.settings.layout)
+        layout = ParallelLayout.parsed(evidence.settings.layout)
         return len({_own(layout.at(rank, everyone), shared) for rank in range(everyone)})
     told = _told_places(evidence)
     if not told or any("rank" in place for place in places(evidence).values()):
@@ -101,7 +101,7 @@ def _how_many(evidence: Evidence, shared: tuple[str, ...]) -> int:
     return prod(int(size) for name, (_, size) in at.items() if name not in shared)
 
 
-def _told(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
+def _tokens_by_rank(rows: Steps, column: str) -> dict[int, tuple[int, float]]:
     """By rank: whether all of its rows have the column, and their sum."""
     sums: dict[int, float] = {}
     gaps: dict[int, int] = {}
@@ -142,7 +142,7 @@ def _places(evidence: Evidence) -> dict[int, dict[str, int]]:
         # Alone; or a program's output, which one of them has printed.
         return {rank: {"rank": rank} for rank in ranks}
     if evidence.settings.layout is not None:
-        layout = Layout.parsed(evidence.settings.layout)
+        layout = ParallelLayout.parsed(evidence.settings.layout)
         try:
             return {rank: layout.at(rank, everyone) for rank in ranks}
         except UsageError as error:
@@ -191,15 +191,22 @@ def _why_unknown(header: dict[str, Any]) -> str:
     if at and everyone > 1 and placed != everyone:
         sizes = ", ".join(f"{name}={size}" for name, (_, size) in at.items())
         return f"the framework places {placed} of the {everyone} ranks ({sizes})"
-    return "" if at else next((str(o["unknown"]) for o in _said(header) if "unknown" in o), "")
+    return (
+        ""
+        if at
+        else next((str(o["unknown"]) for o in _declared_layouts(header) if "unknown" in o), "")
+    )
 
 
 def told_at(header: dict[str, Any]) -> dict[str, list[int]]:
     """Where a writer's framework said it stands: by dimension its number and how many there are."""
-    return next((dict(one["at"]) for one in _said(header) if isinstance(one.get("at"), dict)), {})
+    return next(
+        (dict(one["at"]) for one in _declared_layouts(header) if isinstance(one.get("at"), dict)),
+        {},
+    )
 
 
-def _said(header: dict[str, Any]) -> list[dict[str, Any]]:
+def _declared_layouts(header: dict[str, Any]) -> list[dict[str, Any]]:
     """What was said of the layout: of this training first, then of the process."""
     training = header.get("training")
     told = (training.get("layout") if isinstance(training, dict) else None, header.get("layout"))

@@ -51,7 +51,7 @@ class SingleStep(NotMeasurable):
 
 
 @dataclass(frozen=True)
-class Counted:
+class CountedRows:
     """The rows that are counted, where their time begins, and by which rule."""
 
     rows: Steps
@@ -122,7 +122,7 @@ def after_warmup(
     settings: Settings,
     mark: Mark | None,
     periods_s: Callable[[Steps], FloatArray] | None,
-) -> Counted:
+) -> CountedRows:
     """The rows that are counted. Raises NotMeasurable, with the numbers, if none is left.
 
     `periods_s` gives the time of each row of a rank; None for requests, which differ in length and
@@ -139,11 +139,11 @@ def after_warmup(
     if settings.warmup_s is not None:
         return _counted(work, _by_time(settings.warmup_s), _declared(settings))
     if periods_s is None:
-        return Counted(work, work.lowest("start_ns"), "none declared")
+        return CountedRows(work, work.lowest("start_ns"), "none declared")
     return _by_rule(work, periods_s)
 
 
-def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> Counted:
+def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> CountedRows:
     ends: list[int] = []
     remarks: dict[str, None] = {}
     total = 0.0
@@ -164,8 +164,8 @@ def _by_rule(work: Steps, periods_s: Callable[[Steps], FloatArray]) -> Counted:
     rule = f"leading steps above {SLOW_FACTOR:g} times the later median"
     counted = _after(work, max(ends)) if ends else work
     if not ends or not len(counted):  # rows that overlap: the first ends after all others
-        return Counted(work, work.lowest("start_ns"), rule, tuple(remarks))
-    return Counted(counted, max(ends), rule, tuple(remarks))
+        return CountedRows(work, work.lowest("start_ns"), rule, tuple(remarks))
+    return CountedRows(counted, max(ends), rule, tuple(remarks))
 
 
 def _remarks(found: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
@@ -189,7 +189,7 @@ def _remarks(found: SlowStart, own_s: FloatArray, dropped: int) -> list[str]:
     return []
 
 
-def _in_range(work: Steps, first: int, last: int | None) -> Counted:
+def _in_range(work: Steps, first: int, last: int | None) -> CountedRows:
     """Steps by their own numbers, the last not included."""
 
     def inside(lane: Steps) -> Mask:
@@ -211,7 +211,7 @@ def _in_range(work: Steps, first: int, last: int | None) -> Counted:
             f"--window {name} holds no step: this run's steps are numbered {low:.0f} to {high:.0f}"
         )
     start_ns = _start_of(work, rows, lambda lane: (_numbers(lane) < first) & last_pass(lane))
-    return Counted(rows, start_ns, BY_NUMBER)
+    return CountedRows(rows, start_ns, BY_NUMBER)
 
 
 def _numbers(lane: Steps) -> FloatArray:
@@ -223,7 +223,7 @@ def _numbers(lane: Steps) -> FloatArray:
 
 def _counted(
     work: Steps, asked: Callable[[Steps], Mask], rule: str, at_least_ns: int = 0
-) -> Counted:
+) -> CountedRows:
     firsts = []
     for lane in work.lanes:
         mask = asked(lane)
@@ -232,7 +232,7 @@ def _counted(
         firsts.append(int(lane["start_ns"][int(np.argmax(mask))]))
     rows = _after(work, max(firsts))
     start_ns = _start_of(work, rows, lambda lane: _middle(lane) < max(firsts))
-    return Counted(rows, max(start_ns, at_least_ns), rule)
+    return CountedRows(rows, max(start_ns, at_least_ns), rule)
 
 
 def _after(work: Steps, instant_ns: int) -> Steps:

@@ -40,7 +40,7 @@ _NONE: TimeArray = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class WindowCut:
     """What was left out of the window, or could have been, under one name."""
 
     phase: str
@@ -58,7 +58,7 @@ class TrainingWindow:
     kind: str  # training, whole, unbroken, "steps A:B"; requests, watched
     starts_ns: TimeArray
     ends_ns: TimeArray
-    cuts: tuple[Cut, ...] = ()
+    cuts: tuple[WindowCut, ...] = ()
     uncertain: tuple[TimeArray, TimeArray] = field(default=(_NONE, _NONE))  # of what was cut
     remarks: tuple[str, ...] = ()  # what stayed in, and why
 
@@ -224,18 +224,18 @@ class _Spans:
         starts, ends = merged(self.begin_ns, self.end_ns)
         return int((ends - starts).sum())
 
-    def tally(self) -> tuple[Cut, ...]:
+    def tally(self) -> tuple[WindowCut, ...]:
         """The time under each name. An instant in several spans belongs to the first."""
         return tuple(self._tally())
 
-    def _tally(self) -> Iterator[Cut]:
+    def _tally(self) -> Iterator[WindowCut]:
         before = 0
         for place, phase in enumerate(CUT_PHASES):
             wanted = [PHASES.index(one) for one in CUT_PHASES[: place + 1]]
             own = self.where(self.phase == PHASES.index(phase))
             upto = self.where(np.isin(self.phase, wanted)).union_ns()
             if len(own.phase) and upto > before:
-                yield Cut(phase, len(own.phase), (upto - before) / NS_PER_S)
+                yield WindowCut(phase, len(own.phase), (upto - before) / NS_PER_S)
             before = upto
 
 
@@ -326,6 +326,6 @@ def _against(
     return begin_ns, finish_ns, np.asarray(beside), np.asarray(by_device)
 
 
-def in_words(cuts: Sequence[Cut]) -> str:
+def in_words(cuts: Sequence[WindowCut]) -> str:
     """`, without 8.1 s of evaluation and 2.3 s of checkpoints`; "" where nothing was cut."""
     return f", without {' and '.join(map(str, cuts))}" if cuts else ""

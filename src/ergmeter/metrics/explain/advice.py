@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ergmeter.metrics.definitions.stragglers import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.block import Block
+    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.device import Rungs
     from ergmeter.metrics.explain.flops import Achieved, Frozen
 
@@ -33,7 +33,7 @@ def remarks(
     seen: Rungs,
     got: Achieved | None,
     still: Frozen | None,
-    blocks: Sequence[Block],
+    blocks: Sequence[LossBlock],
     *,
     straggler: Straggler | None = None,
     contradictions: Sequence[str] = (),
@@ -135,7 +135,7 @@ class Change:
 
 
 def changes(
-    blocks: Sequence[Block], reached: Block, seen: Rungs, *, working_frac: float
+    blocks: Sequence[LossBlock], reached: LossBlock, seen: Rungs, *, working_frac: float
 ) -> tuple[Change, ...]:
     """The most promising, best first.
 
@@ -159,7 +159,7 @@ def _rank(one: Change) -> float:
     return -one.gain_frac * (_BOUND_WORTH if one.is_bound else 1.0)
 
 
-def _advice(one: Block, seen: Rungs) -> str:
+def _advice(one: LossBlock, seen: Rungs) -> str:
     if one.key == IDLE:
         return _LAUNCH if one.title.startswith("launch-bound") else _SYNCHRONISED
     if one.key == "clock" and not (seen.capped_frac or seen.heat_frac or seen.brake_frac):
@@ -170,7 +170,12 @@ def _advice(one: Block, seen: Rungs) -> str:
 
 
 def _saved(
-    one: Block, blocks: Sequence[Block], reached: Block, seen: Rungs, *, working_frac: float
+    one: LossBlock,
+    blocks: Sequence[LossBlock],
+    reached: LossBlock,
+    seen: Rungs,
+    *,
+    working_frac: float,
 ) -> float:
     """The share of the window's time that would go with the block, at the most."""
     if one.share_frac <= 0:

@@ -24,7 +24,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Block:
+class LossBlock:
     """A share of the peak that went somewhere. Below 0 where something gave more than the peak."""
 
     key: str

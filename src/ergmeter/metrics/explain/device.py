@@ -135,7 +135,7 @@ def rungs(evidence: Evidence, split: TimeSplit | None) -> Rungs:
         busy, key = _by_the_driver(evidence, devices, absent, is_whole=not aside)
     clock, highest = clock_hz(evidence, devices, split, absent)
     capped, heat, brake = (
-        _held(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
+        _throttled(evidence, devices, mask, absent) for mask in (_POWER_CAP, _HEAT, _BRAKE)
     )
     return Rungs(
         busy,
@@ -231,7 +231,7 @@ def clock_hz(
     return sum(means) / len(means), highest
 
 
-def _held(
+def _throttled(
     evidence: Evidence, devices: list[Device], mask: int, absent: dict[str, str]
 ) -> float | None:
     """Share of the readings in which the clock was held down for one of these reasons."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.profile import profiles
-from ergmeter.metrics.explain.block import ACHIEVED, KERNELS, Block, Fact, percent
+from ergmeter.metrics.explain.block import ACHIEVED, KERNELS, Fact, LossBlock, percent
 from ergmeter.metrics.explain.device import ceiling
 from ergmeter.records import weakest
 from ergmeter.units import HZ_PER_MHZ, scaled
@@ -44,7 +44,7 @@ _KEYS = {
 class Beside:
     """The blocks, and their sum."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[LossBlock, ...]
 
     @property
     def share_frac(self) -> float:
@@ -67,7 +67,7 @@ def beside(evidence: Evidence, level: float) -> Beside | None:
         if share > 0:
             fact = Fact(_KEYS[key], f"{percent(share)} of profiled time with a kernel")
             why = "as in the profiled steps, of which the others are taken to be like"
-            blocks.append(Block(key, title, share * level, "derived", (fact,), why))
+            blocks.append(LossBlock(key, title, share * level, "derived", (fact,), why))
     return Beside(tuple(blocks)) if blocks else None
 
 
@@ -136,7 +136,7 @@ class Rung:
 
 def kernel_blocks(
     evidence: Evidence, seen: Rungs, got: Achieved | None, level: float
-) -> tuple[tuple[Block, ...], Block]:
+) -> tuple[tuple[LossBlock, ...], LossBlock]:
     """What lies between `level`, the time with a kernel, and what was achieved; and that."""
     ladder = _ladder(evidence, seen, got, level)
     found = [_between(upper, lower, seen) for upper, lower in _pairs(ladder)]
@@ -183,7 +183,7 @@ def _falling(rungs: list[Rung]) -> list[Rung]:
     return kept
 
 
-def _between(upper: Rung, lower: Rung, seen: Rungs) -> Block:
+def _between(upper: Rung, lower: Rung, seen: Rungs) -> LossBlock:
     lost = upper.share_frac - lower.share_frac
     basis = weakest("derived", upper.basis, lower.basis)
     facts = tuple(dict.fromkeys((*upper.facts, *lower.facts)))
@@ -199,7 +199,7 @@ def _between(upper: Rung, lower: Rung, seen: Rungs) -> Block:
         facts = (*facts, *_link_facts(seen))
     if seen.clock_ratio is None and lower.key == HARDWARE and upper.key != CEILING:
         why += "; and a clock below the peak's, if it was"
-    return Block(key, title, lost, basis, facts, why)
+    return LossBlock(key, title, lost, basis, facts, why)
 
 
 def _link_facts(seen: Rungs) -> tuple[Fact, ...]:
@@ -239,17 +239,17 @@ def _holder(seen: Rungs) -> str:
     return "by the power limit" if seen.capped_frac else "nothing says what held it down"
 
 
-def _clock(lost: float, basis: Basis, seen: Rungs) -> Block:
+def _clock(lost: float, basis: Basis, seen: Rungs) -> LossBlock:
     if lost < 0:
         title = "clock above the peak's: gain"
         why = "the peak is given for a clock that the device exceeded"
     else:
         title = "clock below the peak's"
         why = _holder(seen)
-    return Block("clock", title, lost, basis, _clock_facts(seen), why)
+    return LossBlock("clock", title, lost, basis, _clock_facts(seen), why)
 
 
-def _beside(found: tuple[Block, ...], known: Beside | None) -> tuple[Block, ...]:
+def _beside(found: tuple[LossBlock, ...], known: Beside | None) -> tuple[LossBlock, ...]:
     """With communication and copies in blocks of their own, out of what does not multiply."""
     if known is None:
         return found
@@ -261,13 +261,13 @@ def _beside(found: tuple[Block, ...], known: Beside | None) -> tuple[Block, ...]
     last = theirs[-1]
     facts = tuple(dict.fromkeys(fact for one in theirs for fact in one.facts))
     title = last.title if len(theirs) == 1 else "other kernels"
-    rest = Block(last.key, title, left, weakest(*(t.basis for t in theirs)), facts, last.why)
+    rest = LossBlock(last.key, title, left, weakest(*(t.basis for t in theirs)), facts, last.why)
     place = found.index(theirs[0])
     others = [one for one in found if one not in theirs]
     return (*others[:place], *known.blocks, rest, *others[place:])
 
 
-def _has(found: tuple[Block, ...], key: str) -> bool:
+def _has(found: tuple[LossBlock, ...], key: str) -> bool:
     return any(one.key == key for one in found)
 
 
@@ -283,7 +283,9 @@ _ENDS = {
 }
 
 
-def _beyond(got: Achieved | None, last: Rung, seen: Rungs) -> tuple[tuple[Block, ...], Block]:
+def _beyond(
+    got: Achieved | None, last: Rung, seen: Rungs
+) -> tuple[tuple[LossBlock, ...], LossBlock]:
     """What was computed twice or on padding, and what was achieved."""
     if got is None:
         title, key = _ENDS[last.key]
@@ -291,18 +293,20 @@ def _beyond(got: Achieved | None, last: Rung, seen: Rungs) -> tuple[tuple[Block,
             title, key = "time inside ordinary steps", "time.in_step_s"
         facts = last.facts or (Fact(key, percent(last.share_frac)),)
         why = "as far as it can be followed without FLOPs"
-        return (), Block(ACHIEVED, title, last.share_frac, last.basis, facts, why)
+        return (), LossBlock(ACHIEVED, title, last.share_frac, last.basis, facts, why)
     blocks = []
     if got.recomputed_frac:
         fact = Fact("utilization.hfu_frac", f"{percent(got.hardware_frac)}, padding included")
         why = "activations computed again in the backward pass"
         share = got.recomputed_frac
-        blocks.append(Block("recomputed", "recomputation", share, got.mfu.basis, (fact,), why))
+        blocks.append(LossBlock("recomputed", "recomputation", share, got.mfu.basis, (fact,), why))
     if got.padding_frac:
         fact = Fact("tokens.padding_frac", f"{percent(got.padded_frac)} of positions hold no token")
         why = "rows of a batch that are shorter than the longest"
-        blocks.append(Block("padding", "padding", got.padding_frac, got.mfu.basis, (fact,), why))
+        blocks.append(
+            LossBlock("padding", "padding", got.padding_frac, got.mfu.basis, (fact,), why)
+        )
     why = got.mfu.note if got.is_printed else got.mfu.note.partition("; ")[0]
-    return tuple(blocks), Block(
+    return tuple(blocks), LossBlock(
         ACHIEVED, "the model's FLOPs (MFU)", got.mfu.value, got.mfu.basis, _counted(got), why
     )

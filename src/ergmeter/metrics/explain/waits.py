@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.metrics.explain.block import IDLE, WAITS, Block, Fact, percent
+from ergmeter.metrics.explain.block import IDLE, WAITS, Fact, LossBlock, percent
 from ergmeter.metrics.explain.time import WAITS as PARTS
 from ergmeter.records import weakest
 from ergmeter.units import duration
@@ -45,7 +45,7 @@ _FEW_AT_WORK = 0.5  # of the multiprocessors, while a kernel is there
 _SHORT_STEP_S = 0.1
 
 
-def wait_blocks(split: TimeSplit | None, seen: Rungs) -> tuple[tuple[Block, ...], float]:
+def wait_blocks(split: TimeSplit | None, seen: Rungs) -> tuple[tuple[LossBlock, ...], float]:
     """The blocks, and what is left of the window: time with a kernel, or else with a step open."""
     if split is None:
         if seen.busy_frac is None:
@@ -67,7 +67,7 @@ def wait_blocks(split: TimeSplit | None, seen: Rungs) -> tuple[tuple[Block, ...]
 
 def _within(
     split: TimeSplit, waits: dict[str, float], idle: float, seen: Rungs
-) -> tuple[Block, ...]:
+) -> tuple[LossBlock, ...]:
     """The waits, as far as the device was idle."""
     if "gaps" in waits and sum(waits.values()) > idle:
         others = sum(share for name, share in waits.items() if name != "gaps")
@@ -83,7 +83,7 @@ def _within(
     facts = tuple(_fact(split, name) for name in waits)
     title = " and ".join(TITLES[name] for name in waits)
     why = "the device worked on in part of these, and in which is not known"
-    return (Block(WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),)
+    return (LossBlock(WAITS, title, idle, weakest("derived", split.basis), (*facts, fact), why),)
 
 
 def _fact(split: TimeSplit, name: str) -> Fact:
@@ -103,7 +103,7 @@ def _fact(split: TimeSplit, name: str) -> Fact:
     return Fact("time.step_median_s", f"{took} beyond {usual} a step, {of}{longest}")
 
 
-def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) -> Block:
+def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) -> LossBlock:
     told = split.frac(name)
     facts: tuple[Fact, ...] = (_fact(split, name),)
     why = _HOW[name]
@@ -112,10 +112,10 @@ def _part(split: TimeSplit, name: str, share: float | None = None, *more: Fact) 
         facts = (*facts, *more)
         why += f"; the device worked on in part of it, {percent(told)} by the host's clock"
         basis = weakest("derived", basis)
-    return Block(name, TITLES[name], told if share is None else share, basis, facts, why)
+    return LossBlock(name, TITLES[name], told if share is None else share, basis, facts, why)
 
 
-def _idle(seen: Rungs, share: float, split: TimeSplit | None) -> Block:
+def _idle(seen: Rungs, share: float, split: TimeSplit | None) -> LossBlock:
     """The device without a kernel while a step was open."""
     facts = [seen.said(seen.busy_key, seen.busy_frac or 0.0, "the time with a kernel")]
     if seen.sm_frac is not None:
@@ -130,7 +130,7 @@ def _idle(seen: Rungs, share: float, split: TimeSplit | None) -> Block:
             facts.append(Fact("utilization.process_cores", f"{seen.cores:.2f} cores at work"))
         title = "launch-bound: device idle"
         why = "kernels end before the host has launched the next: the host sets the pace"
-    return Block(IDLE, title, share, basis, tuple(facts), why)
+    return LossBlock(IDLE, title, share, basis, tuple(facts), why)
 
 
 def is_launch_bound(seen: Rungs, split: TimeSplit, idle_frac: float) -> bool:

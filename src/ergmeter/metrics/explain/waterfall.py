@@ -32,7 +32,7 @@ from ergmeter.records import Missing, Reading
 if TYPE_CHECKING:
     from ergmeter.metrics.definitions.stragglers import Straggler
     from ergmeter.metrics.evidence.evidence import Evidence
-    from ergmeter.metrics.explain.block import Block
+    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.energy import Joules
     from ergmeter.metrics.explain.flops import Achieved
 
@@ -42,8 +42,8 @@ class Explanation:
     """The waterfall. `of`: what 1 is a share of; `missing`: by name, why it is not told apart."""
 
     of: str
-    achieved: Block | None  # None where nothing is known of it
-    blocks: tuple[Block, ...]
+    achieved: LossBlock | None  # None where nothing is known of it
+    blocks: tuple[LossBlock, ...]
     energy: Reading | Missing
     remarks: tuple[str, ...]
     changes: tuple[Change, ...]
@@ -53,22 +53,22 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class WaterfallLevel:
     """A block in its place: it goes down from one share of the peak to another; a gain goes up."""
 
-    block: Block
+    block: LossBlock
     from_frac: float
     to_frac: float
 
 
-def levels(found: Explanation) -> tuple[Level, ...]:
+def levels(found: Explanation) -> tuple[WaterfallLevel, ...]:
     """The blocks from the peak down, and at last what was achieved, from there to nothing."""
     placed, above = [], 1.0
     for one in found.blocks:
-        placed.append(Level(one, above, above - one.share_frac))
+        placed.append(WaterfallLevel(one, above, above - one.share_frac))
         above = placed[-1].to_frac
     if found.achieved is not None:
-        placed.append(Level(found.achieved, found.achieved.share_frac, 0.0))
+        placed.append(WaterfallLevel(found.achieved, found.achieved.share_frac, 0.0))
     return tuple(placed)
 
 
@@ -167,8 +167,8 @@ def _of(got: Achieved | None) -> str:
 
 
 def _with_joules(
-    evidence: Evidence, split: TimeSplit | None, whole: tuple[Block, ...], reached: Block
-) -> tuple[Reading | Missing, tuple[Block, ...], Block]:
+    evidence: Evidence, split: TimeSplit | None, whole: tuple[LossBlock, ...], reached: LossBlock
+) -> tuple[Reading | Missing, tuple[LossBlock, ...], LossBlock]:
     """The same blocks with their joules: those of the time as drawn, the rest by their share."""
     try:
         found = joules_of(evidence, split)
@@ -186,7 +186,7 @@ def _with_joules(
     return found.whole, *_shared(found, measured, whole, reached)
 
 
-def _of_merged(found: Joules, split: TimeSplit | None, block: Block) -> dict[str, float]:
+def _of_merged(found: Joules, split: TimeSplit | None, block: LossBlock) -> dict[str, float]:
     """What several waits in one block drew, as far as they cost; nothing where one is not known.
 
     Gaps are never among them: they give way first."""
@@ -198,15 +198,15 @@ def _of_merged(found: Joules, split: TimeSplit | None, block: Block) -> dict[str
 
 
 def _shared(
-    found: Joules, measured: dict[str, float], whole: tuple[Block, ...], reached: Block
-) -> tuple[tuple[Block, ...], Block]:
+    found: Joules, measured: dict[str, float], whole: tuple[LossBlock, ...], reached: LossBlock
+) -> tuple[tuple[LossBlock, ...], LossBlock]:
     """What is not measured by itself is divided by shares; a gain has drawn nothing."""
     rest_j = found.whole.value - sum(measured.values())
     rest = [one for one in (*whole, reached) if one.key not in measured and one.share_frac > 0]
     rest_frac = sum(one.share_frac for one in rest)
     per_frac = rest_j / rest_frac if rest_frac else 0.0
 
-    def drawn(one: Block) -> Block:
+    def drawn(one: LossBlock) -> LossBlock:
         if one.key in measured:
             return replace(one, joules=measured[one.key], joules_basis=found.whole.basis)
         return replace(one, joules=max(0.0, one.share_frac) * per_frac, joules_basis="derived")
@@ -214,4 +214,4 @@ def _shared(
     return tuple(map(drawn, whole)), drawn(reached)
 
 
-__all__ = ["Change", "Explanation", "Level", "Rungs", "explain", "levels"]
+__all__ = ["Change", "Explanation", "Rungs", "WaterfallLevel", "explain", "levels"]

@@ -29,7 +29,7 @@ _NO_BUDGET = "no total step or token count: pass Meter(budget=Budget(steps=N)) o
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class Remaining:
     """What one rank has done of what it is meant to do."""
 
     unit: str
@@ -43,7 +43,7 @@ class Ahead:
         return self.done / self.total
 
 
-def ahead(evidence: Evidence) -> Ahead:
+def remaining(evidence: Evidence) -> Remaining:
     """Where a run stands. Raises NotMeasurable where it never said what it is meant to reach."""
     unit, total = _budget(evidence)
     lane = evidence.work.longest
@@ -56,7 +56,7 @@ def ahead(evidence: Evidence) -> Ahead:
     except NotMeasurable:
         rate = 0.0
     left_s = max(0.0, total - done) / rate if rate > 0 else None
-    return Ahead(unit, done, total, left_s)
+    return Remaining(unit, done, total, left_s)
 
 
 def goal(headers: Iterable[Mapping[str, Any]]) -> tuple[str, float] | None:

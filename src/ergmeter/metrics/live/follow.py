@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ergmeter.metrics.alerts.judge import Rows
+from ergmeter.metrics.alerts.judge import AlertRows
 from ergmeter.records import Device
 from ergmeter.runlog.arrays import as_numpy
 from ergmeter.runlog.follow import Follower, header_of
@@ -24,7 +24,7 @@ from ergmeter.runlog.segments import Segment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from ergmeter.runlog.follow import Part
+    from ergmeter.runlog.follow import StreamRows
 
 # What is judged or shown of the samples.
 SAMPLED = (
@@ -56,9 +56,9 @@ class Following:
         self._follower = Follower(run, only=only, columns=SAMPLED)
         self._read_by: dict[str, str] = {}  # device: the writer whose readings count
         self._has_told = False  # a Meter tells the steps: printed ones are the same again
-        self._waiting = Rows(0)
+        self._waiting = AlertRows(0)
 
-    def look(self, *, is_last: bool = False) -> tuple[Rows, Rows, bool]:
+    def look(self, *, is_last: bool = False) -> tuple[AlertRows, AlertRows, bool]:
         """What is new; what may be judged now; and whether there is more already."""
         look = self._follower.look(is_last=is_last)
         self._learn({part.writer for part in look.parts})
@@ -121,8 +121,8 @@ class Following:
             offset_ns = zero_ns[host] - next(iter(zero_ns.values()))
             self._follower.offsets_ns[writer] = offset_ns
 
-    def _rows(self, parts: Iterable[Part], until_ns: int) -> Rows:
-        found = Rows(until_ns)
+    def _rows(self, parts: Iterable[StreamRows], until_ns: int) -> AlertRows:
+        found = AlertRows(until_ns)
         parts = list(parts)
         self._has_told |= any(p.table == "steps" and p.stream != _OUTPUT for p in parts)
         for part in parts:
@@ -135,10 +135,12 @@ class Following:
             columns = {part.writer: _steps(segment, shift_ns)}
             is_printed = part.stream == _OUTPUT
             steps = {} if is_printed and self._has_told else columns
-            found = _joined(found, Rows(until_ns, steps, printed=columns if is_printed else {}))
+            found = _joined(
+                found, AlertRows(until_ns, steps, printed=columns if is_printed else {})
+            )
         return found
 
-    def _add_samples(self, found: Rows, segment: Segment, writer: str, shift_ns: int) -> None:
+    def _add_samples(self, found: AlertRows, segment: Segment, writer: str, shift_ns: int) -> None:
         columns = [name for name in segment.names if name in SAMPLED]
         said = segment.columns_by_device(columns, shift_ns=shift_ns)
         for column, device, t_ns, values in said:
@@ -160,12 +162,12 @@ def _steps(segment: Segment, shift_ns: int) -> dict[str, Any]:
     columns["end_ns"] = segment.integers("end_ns") + shift_ns
     columns["phase"] = segment.phases("phase")
     for name in _TOLD:  # as numbers NaN and nothing are the same
-        columns[f"{name}_told"] = _told(segment, name)
+        columns[f"{name}_told"] = _present(segment, name)
     order = np.argsort(columns["end_ns"], kind="stable")
     return {name: column[order] for name, column in columns.items()}
 
 
-def _told(segment: Segment, name: str) -> Any:  # noqa: ANN401  an array of bool
+def _present(segment: Segment, name: str) -> Any:  # noqa: ANN401  an array of bool
     if name not in segment.names:
         return np.zeros(segment.rows, dtype=bool)
     valid = pc.is_valid(segment.table([name])[name])
@@ -182,8 +184,8 @@ def _in_order(before: tuple[Any, Any] | None, new: tuple[Any, Any]) -> tuple[Any
     return t_ns, values
 
 
-def _joined(first: Rows, second: Rows) -> Rows:
-    both = Rows(
+def _joined(first: AlertRows, second: AlertRows) -> AlertRows:
+    both = AlertRows(
         second.until_ns,
         _joined_steps(first.steps, second.steps),
         {n: dict(d) for n, d in first.samples.items()},
@@ -208,9 +210,9 @@ def _joined_steps(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[s
     return both
 
 
-def _split(rows: Rows, until_ns: int) -> tuple[Rows, Rows]:
+def _split(rows: AlertRows, until_ns: int) -> tuple[AlertRows, AlertRows]:
     """What lies before an instant, and the rest."""
-    early, late = Rows(until_ns), Rows(until_ns)
+    early, late = AlertRows(until_ns), AlertRows(until_ns)
     early.steps, late.steps = _split_steps(rows.steps, until_ns)
     early.printed, late.printed = _split_steps(rows.printed, until_ns)
     for column, devices in rows.samples.items():

@@ -21,7 +21,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.alerts.judge import Judge
-from ergmeter.metrics.alerts.marks import Noted, ranks_of, rule_of, told, with_seen
+from ergmeter.metrics.alerts.marks import NotedAlert, noted_alerts, ranks_of, rule_of, with_seen
 from ergmeter.metrics.alerts.rules import DEFAULT, all_parsed
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.live.eta import goal, real_tokens, steps_done
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from ergmeter.metrics.alerts.judge import Rows
+    from ergmeter.metrics.alerts.judge import AlertRows
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device, FloatArray, Result
 
@@ -111,7 +111,7 @@ class Gauges:
 
 
 @dataclass(frozen=True)
-class Frame:
+class LiveFrame:
     """One look at a run: everything that a view shows of it."""
 
     run: Run
@@ -132,7 +132,7 @@ class Frame:
     curves: dict[str, tuple[float, ...]]
     gauges: tuple[Gauges, ...]
     energy_j: float | None
-    alerts: tuple[Noted, ...]
+    alerts: tuple[NotedAlert, ...]
     rules: tuple[str, ...]
     unjudged: dict[str, str]
     newest_ns: int
@@ -193,12 +193,12 @@ class Watching:
         self._others: deque[int] = deque(maxlen=_PACE_ROWS)  # when steps of other ranks ended
         self._start_anew()
         self._gauges: dict[str, Gauges] = {}
-        self._seen: deque[Noted] = deque(maxlen=_ALERTS)
+        self._seen: deque[NotedAlert] = deque(maxlen=_ALERTS)
         self._so_far: dict[str, Result] = {}
         self._so_far_ns = 0
         self._is_provisional = False
 
-    def look(self, *, totals: bool) -> Frame:
+    def look(self, *, totals: bool) -> LiveFrame:
         """What is new, taken in. `totals`: also the figures of the run so far, from its start."""
         run = Run.open(self._path)
         if run.header.get("id") != self._id:
@@ -215,7 +215,9 @@ class Watching:
             for alert in self._judge.feed(ready.without(self._beside)):
                 if not alert.is_over:
                     ranks = ranks_of(alert.rule.text, alert.about, self._ranks)
-                    self._seen.append(Noted(alert.t_ns, alert.text, was_told=False, ranks=ranks))
+                    self._seen.append(
+                        NotedAlert(alert.t_ns, alert.text, was_told=False, ranks=ranks)
+                    )
         if totals:
             evidence = evidence_of(run)
             self._so_far = _figures(SO_FAR, evidence)
@@ -251,7 +253,7 @@ class Watching:
         self._loss: float | None = None
         self._loss_is_printed = True
 
-    def _take(self, new: Rows) -> None:
+    def _take(self, new: AlertRows) -> None:
         by_rank: list[tuple[int, dict[str, Any]]] = []
         for writer, steps in new.steps.items():
             self._ranks[writer] = int(np.nan_to_num(steps["rank"][-1]))
@@ -288,7 +290,7 @@ class Watching:
         self._curves["tokens_per_s"].add((tokens / np.maximum(each_s, 1e-9))[~np.isnan(tokens)])
         self._pace.add(int(steps["start_ns"].min()), steps["end_ns"], many, np.nan_to_num(tokens))
 
-    def _take_losses(self, new: Rows) -> None:
+    def _take_losses(self, new: AlertRows) -> None:
         """Of the lowest rank that is watched; as printed, while no step has told one."""
         first = min(self._steps, default=0)
         by_steps = {w: s for w, s in new.steps.items() if w not in new.printed}
@@ -302,7 +304,7 @@ class Watching:
             self._loss = float(losses[-1])
             self._curves["loss"].add(losses[np.isfinite(losses)])
 
-    def _take_power(self, new: Rows) -> None:
+    def _take_power(self, new: AlertRows) -> None:
         """Of the boards, else of the CPUs: one of them alone stands for the shape of the curve."""
         by_device = new.samples.get("power_w", {})
         kinds = {i: d.kind for i, d in self._following.devices.items()}
@@ -311,7 +313,7 @@ class Watching:
         if chosen:
             self._curves["power_w"].add(by_device[chosen[0]][1])
 
-    def _frame(self, run: Run, status: str) -> Frame:
+    def _frame(self, run: Run, status: str) -> LiveFrame:
         newest_ns = self._following.newest_ns
         now_ns = max(newest_ns, self._now_ns() - run.wall_zero_ns)
         quiet_s = self._pace.quiet_s(now_ns) if status == RUNNING else None
@@ -330,14 +332,14 @@ class Watching:
             eta_s, no_eta = None, f"last step {duration(quiet_s)} ago"
         elif unit == _FLOPS:
             no_eta = "its budget is in FLOPs, which are not counted here"
-        return Frame(
+        return LiveFrame(
             run, status, max(0.0, (newest_ns - start_ns) / NS_PER_S), step,
             dict(sorted(self._steps.items())), total, unit, done, eta_s, no_eta, lately,
             self._so_far, self._so_far_ns, self._loss,
             self._loss is not None and self._loss_is_printed,
             {name: curve.points for name, curve in self._curves.items()},
             tuple(self._gauges.values()), self._judge.energy_j,
-            tuple(with_seen(told(run, self._ranks), self._seen)),
+            tuple(with_seen(noted_alerts(run, self._ranks), self._seen)),
             tuple(rule.text for rule in self._judge.rules), self._judge.unjudged, newest_ns,
             quiet_s, self._training or self._trainings, self._trainings, self._replaced,
             self._is_provisional,

@@ -33,7 +33,7 @@ _ALL = Settings(warmup_steps=0)  # lately is lately: the warm-up is shown too
 _FOREVER_NS = 2**62
 
 
-def lately(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
+def recent(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
     """All metrics, or just these, over the steps that ended after this instant of the run's clock.
 
     NotMeasurable if there is none yet. The next update begins where this one's window ends.
@@ -48,7 +48,7 @@ def lately(run: Run, *, since_ns: int = 0, keys: Sequence[str] = ()) -> Update:
     return _update(part, evidence, summary_of(evidence), final=False)
 
 
-def whole(run: Run) -> Update:
+def whole_run_update(run: Run) -> Update:
     """All metrics over the whole run, after its warm-up."""
     evidence = Evidence(run, settings_of(run))
     return _update(run, evidence, summary_of(evidence), final=True)

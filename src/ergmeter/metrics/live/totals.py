@@ -20,7 +20,7 @@ import numpy as np
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.metrics.definitions.energy import run_j
-from ergmeter.metrics.definitions.tokens import known
+from ergmeter.metrics.definitions.tokens import known_counts
 from ergmeter.metrics.evidence.evidence import Evidence
 from ergmeter.metrics.evidence.gauges import mean, sampled
 from ergmeter.metrics.evidence.steps import Steps
@@ -215,7 +215,7 @@ def _totals(stretch: _Stretch) -> Totals:
 def _counts(rows: Steps, *columns: str) -> float:
     """The sum of the first of these columns that the steps have."""
     for column in columns:
-        values = known(rows, column)
+        values = known_counts(rows, column)
         if values is not None:
             return float(values.sum())
     raise NotMeasurable(f"the steps have no count of {columns[-1].partition('_')[0]}")

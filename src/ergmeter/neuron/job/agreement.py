@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ergmeter.neuron.advice import Finding
+from ergmeter.neuron.advice import AdviceFinding
 from ergmeter.neuron.job.job import micro_batches
 from ergmeter.neuron.job.log_figures import rate_unit
 from ergmeter.neuron.job.pace import throughput
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ergmeter.importers.log import LogRun, ParsedLog
     from ergmeter.importers.steady import Steady
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.neuron.job.pace import Throughput
     from ergmeter.records import FloatArray
 
@@ -48,14 +48,16 @@ class _Each:
         return self.mean != configured if self.is_exact else not _alike(self.mean, configured)
 
 
-def settled(job: Job, log: ParsedLog) -> tuple[Job, list[Finding]]:
+def settled(job: NeuronJob, log: ParsedLog) -> tuple[NeuronJob, list[AdviceFinding]]:
     """The job with the log's lengths and batch where they differ from the YAML's, and what is said
     of it."""
     run = log.last
     steady = run.steady()
     job, texts = _length(job, run, steady)
     if run.of_one_rank:
-        return replace(job, batch_overrules=True), [Finding("log_disagrees", t) for t in texts]
+        return replace(job, batch_overrules=True), [
+            AdviceFinding("log_disagrees", t) for t in texts
+        ]
     samples = _each(run.samples, run.covered, run, steady)
     if samples is not None:
         job, more = _batch(job, samples)
@@ -63,23 +65,23 @@ def settled(job: Job, log: ParsedLog) -> tuple[Job, list[Finding]]:
         job, more = _tokens(job, _each(run.tokens, run.covered, run, steady))
         if job.batch_from == "--batch-size" and _timed(run, steady, job) is not None:
             job = replace(job, batch_overrules=True)
-    return job, [Finding("log_disagrees", text) for text in (*texts, *more)]
+    return job, [AdviceFinding("log_disagrees", text) for text in (*texts, *more)]
 
 
-def about_log(log: ParsedLog, job: Job, pace: Throughput) -> list[Finding]:
+def about_log(log: ParsedLog, job: NeuronJob, pace: Throughput) -> list[AdviceFinding]:
     """Where the log's paces differ: printed, by its clock, and as given."""
     run = log.last
     steady = run.steady()
     if not pace.is_from_log:
-        texts = _given(log, job, pace)
+        texts = _declared_differences(log, job, pace)
     elif not run.of_one_rank and _each(run.samples, run.covered, run, steady) is not None:
         texts = _clock(run, steady, job, pace)
     else:
         texts = _step_times(run, steady, job)
-    return [Finding("log_disagrees", text) for text in texts]
+    return [AdviceFinding("log_disagrees", text) for text in texts]
 
 
-def is_printed(log: ParsedLog, job: Job, pace: Throughput) -> bool:
+def is_printed(log: ParsedLog, job: NeuronJob, pace: Throughput) -> bool:
     """Whether the throughput is a figure that somebody wrote down, and not sequences over time."""
     if not pace.is_from_log:
         return True
@@ -89,7 +91,7 @@ def is_printed(log: ParsedLog, job: Job, pace: Throughput) -> bool:
     return _each(run.samples, run.covered, run, run.steady()) is None
 
 
-def _length(job: Job, run: LogRun, steady: Steady) -> tuple[Job, list[str]]:
+def _length(job: NeuronJob, run: LogRun, steady: Steady) -> tuple[NeuronJob, list[str]]:
     """Tokens over sequences, counted or as rates."""
     length = _each(run.tokens, run.samples, run, steady)
     unit = rate_unit(run)
@@ -109,7 +111,7 @@ def _length(job: Job, run: LogRun, steady: Steady) -> tuple[Job, list[str]]:
     return taken, [f"{said} the log's is taken, as what was measured; --seq-len takes another"]
 
 
-def _batch(job: Job, samples: _Each) -> tuple[Job, list[str]]:
+def _batch(job: NeuronJob, samples: _Each) -> tuple[NeuronJob, list[str]]:
     """Sequences of a step, counted."""
     if not samples.contradicts(job.batch_size):
         return job, []
@@ -123,7 +125,7 @@ def _batch(job: Job, samples: _Each) -> tuple[Job, list[str]]:
     return taken, [f"{said} the log's is taken, as what was measured; --batch-size takes another"]
 
 
-def _tokens(job: Job, tokens: _Each | None) -> tuple[Job, list[str]]:
+def _tokens(job: NeuronJob, tokens: _Each | None) -> tuple[NeuronJob, list[str]]:
     """Tokens of a step, where the log does not say how many sequences they are."""
     whole = job.batch_size * job.seq_len
     if tokens is None or not tokens.contradicts(whole):
@@ -142,7 +144,7 @@ def _tokens(job: Job, tokens: _Each | None) -> tuple[Job, list[str]]:
     return _with_batch(job, tokens.whole // job.seq_len), [said]
 
 
-def _with_batch(job: Job, batch: int) -> Job:
+def _with_batch(job: NeuronJob, batch: int) -> NeuronJob:
     return replace(
         job,
         batch_size=batch,
@@ -151,7 +153,7 @@ def _with_batch(job: Job, batch: int) -> Job:
     )
 
 
-def _clock(run: LogRun, steady: Steady, job: Job, pace: Throughput) -> Iterator[str]:
+def _clock(run: LogRun, steady: Steady, job: NeuronJob, pace: Throughput) -> Iterator[str]:
     """A program that prints another throughput than its own samples over its own clock."""
     printed, used = _printed(run, steady), steady.sequences_per_s
     if not printed or not isinstance(used, Reading) or _alike(printed, used.value):
@@ -167,7 +169,7 @@ def _clock(run: LogRun, steady: Steady, job: Job, pace: Throughput) -> Iterator[
         yield f"{said}, which is taken; --throughput takes another"
 
 
-def _step_times(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
+def _step_times(run: LogRun, steady: Steady, job: NeuronJob) -> Iterator[str]:
     """A printed throughput against the batch over the time of a step."""
     found = _timed(run, steady, job)
     if found is None:
@@ -186,7 +188,7 @@ def _step_times(run: LogRun, steady: Steady, job: Job) -> Iterator[str]:
         yield f"{said}, which is taken, as each rank prints its own; --throughput takes another"
 
 
-def _timed(run: LogRun, steady: Steady, job: Job) -> tuple[float, float] | None:
+def _timed(run: LogRun, steady: Steady, job: NeuronJob) -> tuple[float, float] | None:
     """The printed throughput and the time of a step, where the batch makes another of that."""
     printed, step = _printed(run, steady), steady.step_s
     if not printed or not isinstance(step, Reading):
@@ -195,7 +197,7 @@ def _timed(run: LogRun, steady: Steady, job: Job) -> tuple[float, float] | None:
     return None if is_alike else (printed, step.value)
 
 
-def _given(log: ParsedLog, job: Job, pace: Throughput) -> Iterator[str]:
+def _declared_differences(log: ParsedLog, job: NeuronJob, pace: Throughput) -> Iterator[str]:
     """--throughput against what the log would have said."""
     if pace.seq_per_s is None:
         return

@@ -51,7 +51,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CachedGraphs:
     """The graphs that were chosen, and what was seen on the way."""
 
     directory: str
@@ -78,7 +78,7 @@ def graph_file(path: str) -> GraphFile:
     return GraphFile(path, module, compiler)
 
 
-def find_graphs(directory: str, choice: Choice) -> Found:
+def find_graphs(directory: str, choice: Choice) -> CachedGraphs:
     """The HLO files under a directory, in the order of their paths."""
     left_out: dict[str, int] = {}
     chosen: list[GraphFile] = []
@@ -108,7 +108,7 @@ def find_graphs(directory: str, choice: Choice) -> Found:
     if len(once) < len(chosen):
         left_out[DOUBLES] = len(chosen) - len(once)
         chosen = [file for file in chosen if file.path in once]
-    return Found(directory, tuple(chosen), left_out, seen, others, tuple(near))
+    return CachedGraphs(directory, tuple(chosen), left_out, seen, others, tuple(near))
 
 
 def _nothing_meant(directory: str, left_out: dict[str, int], there: list[GraphFile]) -> str:

@@ -33,7 +33,7 @@ _PEFT = "model_alignment_strategy.peft"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class NeuronJob:
     """One training, as far as its FLOPs and its hardware go."""
 
     batch_size: int
@@ -67,7 +67,7 @@ def read_job(
     nodes: int | None = None,
     devices: int | None = None,
     dtype: str | None = None,
-) -> Job:
+) -> NeuronJob:
     """The job of a YAML; what is given on the command line wins."""
     notes: list[str] = []
     batch = batch_size or file.required("data.global_batch_size", instead="pass --batch-size")
@@ -84,7 +84,7 @@ def read_job(
     replicas = _replicas(file, found_devices, found_nodes, stages)
     at_once = _at_once(file, replicas)
     found_dtype, dtype_from = (dtype, "--dtype") if dtype else _dtype(file, notes)
-    return Job(
+    return NeuronJob(
         batch_size=batch,
         seq_len=length,
         nodes=found_nodes,

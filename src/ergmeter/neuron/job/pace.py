@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.timeline import Line, bounded
+from ergmeter.metrics.breakdown.timeline import BoundedSeries, bounded
 from ergmeter.neuron.job.log_figures import rate_unit
 from ergmeter.records import Reading
 from ergmeter.runlog.merge import Series
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ergmeter.importers.log import LogRun, ParsedLog
-    from ergmeter.neuron.job.job import Job
+    from ergmeter.neuron.job.job import NeuronJob
     from ergmeter.records import Basis, FloatArray
 
 # -- pace line -------------------------------------------------------------------------------------
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 class PaceLine:
     """Sequences per second over steps. `line.t_s` are step numbers, or rows where none were."""
 
-    line: Line
+    line: BoundedSeries
     over: str  # "step", or "row" of the log's last run
     counted_from: float  # the first step or row that is in the figure
     how: str
 
 
-def pace_line(log: ParsedLog, job: Job, *, points: int) -> PaceLine:
+def pace_line(log: ParsedLog, job: NeuronJob, *, points: int) -> PaceLine:
     """The line of a job's log. Raises NotMeasurable where its rows have no pace."""
     run = log.last
     first = run.steady().first
@@ -61,7 +61,7 @@ def pace_line(log: ParsedLog, job: Job, *, points: int) -> PaceLine:
     return PaceLine(line, "step" if is_numbered else "row", counted_from, how)
 
 
-def _ways(run: LogRun, job: Job, first: int) -> Iterator[tuple[FloatArray, str]]:
+def _ways(run: LogRun, job: NeuronJob, first: int) -> Iterator[tuple[FloatArray, str]]:
     """Ways to a pace that hold for every counted row, in the order of `pace.throughput`."""
     by_batch = list(_by_batch(run, job))
     unit = rate_unit(run)
@@ -84,7 +84,7 @@ def _ways(run: LogRun, job: Job, first: int) -> Iterator[tuple[FloatArray, str]]
             yield rates, how
 
 
-def _by_batch(run: LogRun, job: Job) -> Iterator[tuple[FloatArray, str]]:
+def _by_batch(run: LogRun, job: NeuronJob) -> Iterator[tuple[FloatArray, str]]:
     batch = np.full(len(run), float(job.batch_size))
     yield _over(batch * run.covered, run.period_s), f"{job.batch_size} sequences over a step's time"
     yield _over(batch, run.step_time_s), f"{job.batch_size} sequences over the printed step time"
@@ -113,7 +113,7 @@ class Throughput:
     high: float | None = None
 
 
-def throughput(given: float | None, log: ParsedLog | None, job: Job) -> Throughput:
+def throughput(given: float | None, log: ParsedLog | None, job: NeuronJob) -> Throughput:
     """What was given on the command line, else what the log's last run shows."""
     if given is not None:
         return Throughput(given, f"{given:g} sequences/s, as given")
@@ -143,7 +143,7 @@ def throughput(given: float | None, log: ParsedLog | None, job: Job) -> Throughp
     return Throughput(None, f"{log.path} shows no throughput ({found.reason}): pass --throughput")
 
 
-def _pace_by_batch(log: ParsedLog, step: Reading, job: Job) -> Throughput:
+def _pace_by_batch(log: ParsedLog, step: Reading, job: NeuronJob) -> Throughput:
     """The batch over the log's time of a step."""
     batch = f"{job.batch_size} sequence{'' if job.batch_size == 1 else 's'} a step"
     said = f"{log.path}, with {batch} ({job.batch_from}): {step.note}"

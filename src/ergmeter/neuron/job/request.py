@@ -17,7 +17,7 @@ DEFAULT_CONVENTION = EXACT
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AnalysisRequest:
     """One analysis. None: not given on the command line."""
 
     config: str
@@ -43,7 +43,7 @@ class Request:
     processes: int | None = None
 
 
-def check_request(request: Request, *, is_original: bool = False) -> None:
+def check_request(request: AnalysisRequest, *, is_original: bool = False) -> None:
     """Refuse sizes that are none: 0, less, or not a number.
 
     The original takes a 0 as not given, and leaves a factor out whose baseline is 0 or less.

@@ -23,7 +23,7 @@ from typing import Any
 
 from ergmeter.errors import NotMeasurable
 from ergmeter.ports import ProbeRequest
-from ergmeter.probes.amd.amd_gpu import AmdGpu, number, said, scaled
+from ergmeter.probes.amd.amd_gpu import AmdGpu, error_text, number, scaled
 from ergmeter.probes.usage import UsageWatch
 from ergmeter.records import Device, Mark, Sample
 
@@ -269,4 +269,4 @@ def _refusal(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
         )
     if code == _NOT_LOADED:
         return "the AMD driver is not loaded: run `sudo modprobe amdgpu`, and if that fails `dmesg`"
-    return f"amdsmi says {said(error)}: run `amd-smi list`; what it needs, this needs too"
+    return f"amdsmi says {error_text(error)}: run `amd-smi list`; what it needs, this needs too"

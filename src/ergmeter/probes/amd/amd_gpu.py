@@ -122,7 +122,7 @@ class AmdGpu:
             if error.get_error_code() in _UNSUPPORTED:
                 self._unsupported.add(name)
             else:
-                self.error = said(error)
+                self.error = error_text(error)
             return None
         return None if isinstance(answer, int) and number(answer) is None else answer
 
@@ -160,7 +160,7 @@ _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def said(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
+def error_text(error: Any) -> str:  # noqa: ANN401  an exception of the binding's
     """What amdsmi says of an error, in one line."""
     return error.get_error_info() if hasattr(error, "get_error_info") else str(error)
 

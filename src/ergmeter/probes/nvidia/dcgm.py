@@ -130,9 +130,9 @@ def _discovered(tool: str, *, wait_s: float) -> list[dict[str, Any]]:
         raise NotMeasurable(
             f"{TOOL} finds no GPU (it says: {said}): start its service, nvidia-dcgm"
         )
-    return sorted(found, key=lambda gpu: _place(gpu["bus"]))
+    return sorted(found, key=lambda gpu: _bus_address(gpu["bus"]))
 
 
-def _place(bus: str) -> tuple[int, ...]:
+def _bus_address(bus: str) -> tuple[int, ...]:
     """Domain, bus, device and function of "00000000:81:00.0", as numbers."""
     return tuple(int(part, 16) for part in re.findall(r"[0-9A-Fa-f]+", bus))

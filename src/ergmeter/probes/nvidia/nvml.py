@@ -28,7 +28,7 @@ from ergmeter.probes.nvidia import visible as cuda_order
 from ergmeter.probes.nvidia.mig import instances_of
 from ergmeter.probes.nvidia.nvml_gpu import Gpu
 from ergmeter.probes.nvidia.visible import Instance, visible
-from ergmeter.probes.usage import NEW_CONTEXT_BYTES, Look, UsageWatch, UseStates
+from ergmeter.probes.usage import NEW_CONTEXT_BYTES, GpuUsage, UsageWatch, UseStates
 from ergmeter.records import Device, Mark, Sample
 
 PERIOD_S = 0.1  # most GPUs refresh their sensors that often (a V100 every 20 ms)
@@ -140,7 +140,7 @@ class NvmlProbe:
         Where memory rose they are asked at once: a process may be gone at the next look.
         """
         held: dict[str, dict[int, int | None]] = {}
-        looks: dict[str, Look] = {}
+        looks: dict[str, GpuUsage] = {}
 
         def asked(gpu: Gpu) -> dict[int, int | None]:
             found = gpu.processes()

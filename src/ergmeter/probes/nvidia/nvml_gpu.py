@@ -21,7 +21,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.probes.nvidia import mig
 from ergmeter.probes.nvidia.gpm import Counters
 from ergmeter.probes.nvidia.visible import Instance
-from ergmeter.probes.usage import Look
+from ergmeter.probes.usage import GpuUsage
 from ergmeter.records import ACTIVITY, Device, Mark, Sample
 from ergmeter.units import HZ_PER_MHZ, J_PER_MJ, W_PER_MW
 
@@ -131,13 +131,13 @@ class Gpu:
             self._counters = Counters(self._handle)
         except NotMeasurable as reason:
             self.absent[str(reason)] = list(ACTIVITY)
-        return _known(_FACTS, self._handle)
+        return _answered(_FACTS, self._handle)
 
     def _as_an_instance(self, which: Instance) -> dict[str, Any]:
         self._handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self._board, which.place)
         self._unsupported.update((*_POWER_QUERIES, "busy"))
         self.absent[mig.NOT_ITS_OWN] = [*_POWER, "busy_frac", *ACTIVITY]
-        own = _known(_FACTS_OF_AN_INSTANCE, self._board)
+        own = _answered(_FACTS_OF_AN_INSTANCE, self._board)
         with contextlib.suppress(pynvml.NVMLError):
             own["memory_total_bytes"] = _FACTS["memory_total_bytes"](self._handle)
             own["board"] = pynvml.nvmlDeviceGetUUID(self._board)
@@ -219,13 +219,13 @@ class Gpu:
         found = self._ask("processes")
         return None if found is None else {one.pid: one.usedGpuMemory for one in found}
 
-    def look(self, computing: Collection[int] | None) -> Look:
+    def look(self, computing: Collection[int] | None) -> GpuUsage:
         """What tells whether anybody uses it. `computing`: the processes, as just asked."""
         graphics = self._ask("graphics")
         # A part of a board draws nothing on a screen, and is not asked on every driver.
         nobody = () if "graphics" in self._unsupported else None
         drawing = nobody if graphics is None else [one.pid for one in graphics]
-        return Look(computing, drawing, self._ask("held"))
+        return GpuUsage(computing, drawing, self._ask("held"))
 
     def _settled_power_field(self) -> Literal["instant", "draw"] | None:
         if any(self._fields()[0] is not None for _ in range(_ATTEMPTS)):
@@ -281,7 +281,7 @@ class Gpu:
         return None
 
 
-def _known(facts: Mapping[str, Callable[[Any], Any]], handle: object) -> dict[str, Any]:
+def _answered(facts: Mapping[str, Callable[[Any], Any]], handle: object) -> dict[str, Any]:
     """Those of the facts that NVML tells."""
     found = {}
     for name, query in facts.items():

@@ -95,7 +95,7 @@ _EVERYBODY = {"root", "user", "localhost", "local", "none", ""}
 
 
 @dataclass
-class Words:
+class SecretWords:
     """Secrets, and what stands for each."""
 
     known: dict[str, str] = field(default_factory=dict)
@@ -244,7 +244,7 @@ def _said_in(path: Path, whole: str) -> list[str]:
 
 
 def _is_in(text: str, words: list[str]) -> str:
-    pattern = Words(dict.fromkeys(words, "")).pattern()
+    pattern = SecretWords(dict.fromkeys(words, "")).pattern()
     match = pattern.search(text) if pattern else None
     return match[0] if match else ""
 
@@ -283,8 +283,8 @@ def _rows(run: Run) -> dict[str, int]:
     return counts
 
 
-def _gathered(run: Run) -> Words:
-    words = Words()
+def _gathered(run: Run) -> SecretWords:
+    words = SecretWords()
     texts = list(strings_in(run.header))
     for writer in run.writers:
         header = writer.header
@@ -310,14 +310,14 @@ def _gathered(run: Run) -> Words:
     return words
 
 
-def _add_host(words: Words, host: str) -> None:
+def _add_host(words: SecretWords, host: str) -> None:
     """A host by its whole name, its own and its domain's."""
     first, _, domain = host.partition(".")
     for one in (host, first, domain):
         words.add(one, "host")
 
 
-def _write_run(run: Path, target: Path, words: Words, name: str | None) -> None:
+def _write_run(run: Path, target: Path, words: SecretWords, name: str | None) -> None:
     header = json.loads((run / fmt.RUN_FILE).read_bytes())
     kept = {n: v for n, v in header.items() if n not in _DROPPED["run.json"]}
     whole = {**_clean(kept, words), "id": secrets.token_hex(8), "anonymised": True}
@@ -326,7 +326,7 @@ def _write_run(run: Path, target: Path, words: Words, name: str | None) -> None:
     _put(target / fmt.RUN_FILE, json.dumps(whole, indent=1) + "\n", run / fmt.RUN_FILE)
 
 
-def _write_writer(source: Path, target: Path, words: Words) -> None:
+def _write_writer(source: Path, target: Path, words: SecretWords) -> None:
     for path in sorted(source.iterdir()):
         if path.name.startswith(".") or path.is_symlink():
             continue
@@ -340,7 +340,7 @@ def _write_writer(source: Path, target: Path, words: Words) -> None:
             _write_table(path, target / path.name, words)
 
 
-def _writer(header: dict[str, Any], words: Words) -> dict[str, Any]:
+def _writer(header: dict[str, Any], words: SecretWords) -> dict[str, Any]:
     kept = {n: v for n, v in header.items() if n not in _DROPPED["writer.json"]}
     settings = kept.get("settings") or {}
     kept["settings"] = {n: v for n, v in settings.items() if n not in _DROPPED["settings"]}
@@ -357,7 +357,7 @@ def _writer(header: dict[str, Any], words: Words) -> dict[str, Any]:
     return clean
 
 
-def _clean(value: Any, words: Words, *, is_said: bool = False) -> Any:  # noqa: ANN401  any JSON
+def _clean(value: Any, words: SecretWords, *, is_said: bool = False) -> Any:  # noqa: ANN401  any JSON
     """A header without secrets; `is_said`: its texts are sentences."""
     if isinstance(value, str):
         return words.clean(value) if is_said else words.clean_value(value)
@@ -373,7 +373,7 @@ def _clean(value: Any, words: Words, *, is_said: bool = False) -> Any:  # noqa: 
     return value
 
 
-def _mark(line: str, words: Words) -> str:
+def _mark(line: str, words: SecretWords) -> str:
     try:
         mark = json.loads(line)
         name = mark["name"] if mark["name"] in _OUR_MARKS else words.clean(str(mark["name"]))
@@ -400,7 +400,7 @@ def _table(path: Path) -> pa.Table:
     return pa.table({}) if reader is None else pa.Table.from_batches(batches, reader.schema)
 
 
-def _write_table(source: Path, target: Path, words: Words) -> None:
+def _write_table(source: Path, target: Path, words: SecretWords) -> None:
     table = _table(source)
     if not table.num_columns:
         return
@@ -424,7 +424,7 @@ def _write_table(source: Path, target: Path, words: Words) -> None:
 _OURS = (b"format", b"version", b"table")
 
 
-def _renamed(chunk: pa.DictionaryArray, words: Words) -> pa.DictionaryArray:
+def _renamed(chunk: pa.DictionaryArray, words: SecretWords) -> pa.DictionaryArray:
     texts = [None if t is None else words.clean_value(t) for t in chunk.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(chunk.indices, pa.array(texts, pa.string()))
 

@@ -45,7 +45,7 @@ _GREW = "file changed as we read it"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RemoteDirectory:
     """A directory of another machine: [USER@]HOST:PATH."""
 
     host: str
@@ -55,15 +55,15 @@ class Place:
         return f"{self.host}:{self.path}"
 
 
-def place_of(source: str) -> Place | None:
+def place_of(source: str) -> RemoteDirectory | None:
     """What [USER@]HOST:PATH names; None for what is not like that."""
     match = _PLACE.fullmatch(source)
     if match and source.startswith("-"):
         raise UsageError(f"{source!r} is no machine")
-    return Place(match[1], match[2]) if match else None
+    return RemoteDirectory(match[1], match[2]) if match else None
 
 
-def fetch(place: Place, into: Path) -> None:
+def fetch(place: RemoteDirectory, into: Path) -> None:
     """Bring what is in it into a directory, without links and hidden files. FormatError."""
     if shutil.which("rsync"):
         inside = str(place).rstrip("/") + "/"
@@ -87,7 +87,7 @@ def _failure(code: int, lines: list[str], broken: str = "") -> str:
     return broken or (f"exit code {code}" if code else "")
 
 
-def _tarred(place: Place, into: Path) -> str:
+def _tarred(place: RemoteDirectory, into: Path) -> str:
     """What went wrong, if anything did."""
     far = f"env LC_ALL=C tar -C {_quoted(place.path)} -cf - ."
     host = place.host.replace("[", "").replace("]", "")  # which ssh takes without
@@ -152,7 +152,7 @@ _UNNAMED = "run"  # what came from HOST:. or HOST:~
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CollectOutcome:
     """What became of one run: collected, known already, refused, and why."""
 
     name: str
@@ -160,7 +160,7 @@ class Outcome:
     path: Path | None = None  # where it is now, if it came
 
 
-def collect(source: str, into: Path) -> list[Outcome]:
+def collect(source: str, into: Path) -> list[CollectOutcome]:
     """Bring the runs of a directory, here or elsewhere, into another. What became of each."""
     place = None if Path(source).exists() else place_of(source)
     if place is None:
@@ -180,13 +180,13 @@ def collect(source: str, into: Path) -> list[Outcome]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list[Outcome]:
+def _all_of(source: Path, into: Path, *, fetched_s: float | None = None) -> list[CollectOutcome]:
     paths = [source] if (source / fmt.RUN_FILE).exists() else run_paths(source)
-    known = _known(into)
-    return [_one(path, into, known, fetched_s) for path in paths]
+    known = _collected_ids(into)
+    return [_collect_run(path, into, known, fetched_s) for path in paths]
 
 
-def _known(into: Path) -> dict[str, Path]:
+def _collected_ids(into: Path) -> dict[str, Path]:
     """By id the runs that are here already."""
     found = {}
     for path in run_paths(into):
@@ -204,25 +204,27 @@ def _header(run: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _one(run: Path, into: Path, known: dict[str, Path], fetched_s: float | None) -> Outcome:
+def _collect_run(
+    run: Path, into: Path, known: dict[str, Path], fetched_s: float | None
+) -> CollectOutcome:
     identity = str(_header(run).get("id") or "")
     before = known.get(identity)
     try:
         is_near = fetched_s is not None and changed_s(run) > fetched_s - _NEAR_S
         if may_be_written(Run.open(run)) or is_near:
-            return Outcome(run.name, "is being written; collect it when it has ended")
+            return CollectOutcome(run.name, "is being written; collect it when it has ended")
         if before is not None and not _has_more(run, before):
-            return Outcome(run.name, f"is here already, as {before.name}")
+            return CollectOutcome(run.name, f"is here already, as {before.name}")
         path, kept, aside = _brought(run, into, before)
     except (ErgmeterError, OSError, shutil.Error) as error:
-        return Outcome(run.name, f"left out: {error}")
+        return CollectOutcome(run.name, f"left out: {error}")
     if identity:
         known[identity] = path
     said = "collected" if before is None else "brought up to date"
     said += _several("; what had been put into the copy is still there", kept)
     said += _several("; what has no place in it any more is in the copy before", aside)
     said += _several("; links and hidden files were not copied", list(_left(run)))
-    return Outcome(run.name, said, path)
+    return CollectOutcome(run.name, said, path)
 
 
 def _several(said: str, paths: list[Path]) -> str:

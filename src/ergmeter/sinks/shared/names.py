@@ -22,7 +22,7 @@ from ergmeter.sinks.shared.options import PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.sinks.shared.updates import Figure
+    from ergmeter.sinks.shared.updates import SinkValue
 
 
 # UCUM has no word for what is counted; an annotation in braces says it (ucum.org, section 6).
@@ -59,7 +59,7 @@ class Names:
         of = "" if device is None else "/" + re.sub(r"[^A-Za-z0-9_.-]", "-", device)
         return f"{folder}/{name}{of}"
 
-    def tagged(self, figures: Iterable[Figure], *, is_final: bool) -> dict[str, float]:
+    def tagged(self, figures: Iterable[SinkValue], *, is_final: bool) -> dict[str, float]:
         """The values of figures under a tracker's names.
 
         An impossible value goes under a name of its own: a tracker's scalars carry no mark.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SinkValue:
     """A reading by its key: of the run, or of one device."""
 
     key: str
@@ -49,12 +49,12 @@ class Selection:
         """The keys of a table, whose columns are fixed before anything is known."""
         return tuple(catalogue()) if self.keys is None else self.keys
 
-    def figures(self, update: Update) -> list[Figure]:
+    def figures(self, update: Update) -> list[SinkValue]:
         """What to send of an update: of the run first, then device by device."""
         summary = update.summary
-        found = [Figure(key, r) for key, r in self._chosen(summary.readings) if _is_known(r)]
+        found = [SinkValue(key, r) for key, r in self._chosen(summary.readings) if _is_known(r)]
         for device, results in summary.devices.items() if self._devices else ():
-            found += [Figure(k, r, device) for k, r in self._chosen(results) if _is_known(r)]
+            found += [SinkValue(k, r, device) for k, r in self._chosen(results) if _is_known(r)]
         return found
 
     def missing(self, update: Update) -> dict[str, str]:

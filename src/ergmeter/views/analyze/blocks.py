@@ -11,18 +11,18 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SortableCell:
     """A cell that sorts by its value; None sorts last."""
 
     text: str
     value: float | None
 
 
-Cell: TypeAlias = str | Figure
+Cell: TypeAlias = str | SortableCell
 
 
 @dataclass(frozen=True)
-class Grid:
+class TableBlock:
     """Rows under a head. A sortable one is put in another order by its heads."""
 
     caption: str
@@ -39,18 +39,18 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Words:
+class Paragraph:
     """A paragraph; or lines to be copied as they are."""
 
     text: str
     is_to_copy: bool = False
 
 
-Block: TypeAlias = Grid | Items | Words
+Block: TypeAlias = TableBlock | Items | Paragraph
 
 
 @dataclass(frozen=True)
-class Part:
+class PagePart:
     """A section: an id to link to, a title, and what is in it."""
 
     id: str
@@ -60,4 +60,4 @@ class Part:
 
 def words(cell: Cell) -> str:
     """What stands in a cell."""
-    return cell.text if isinstance(cell, Figure) else cell
+    return cell.text if isinstance(cell, SortableCell) else cell

@@ -13,7 +13,7 @@ from rich.text import Text
 from ergmeter.neuron.compare import METRICS
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.blocks import Grid, Items, Part, Words
+from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.analyze.text import wrapped
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.neuron.compare import Comparison, Group, Spread
-    from ergmeter.neuron.outputs import Output
+    from ergmeter.neuron.compare import OutputComparison, OutputGroup, RepeatSpread
+    from ergmeter.neuron.outputs import EarlierOutput
 
 # -- analyze compare -------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ TITLES = {
 }
 
 
-def parts(found: Comparison) -> Iterator[RenderableType]:
+def parts(found: OutputComparison) -> Iterator[RenderableType]:
     """The outputs, then a line of means for each group of repeats."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     first, *others = heads(found)
@@ -48,12 +48,12 @@ def parts(found: Comparison) -> Iterator[RenderableType]:
         table.add_row(*cells, style="bold" if cells[0].startswith(_MEAN) else None)
     yield table
     for text in changes(found):
-        yield Text("\n".join(_whole(text)))
+        yield Text("\n".join(_whole_words(text)))
     for note in found.notes:
         yield Text("\n".join(wrapped(note)), style="dim")
 
 
-def heads(found: Comparison) -> tuple[str, ...]:
+def heads(found: OutputComparison) -> tuple[str, ...]:
     """Over the columns of `rows`."""
     under = f" ({found.convention})" if found.convention else ""
     return (
@@ -62,12 +62,15 @@ def heads(found: Comparison) -> tuple[str, ...]:
     )
 
 
-def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
+def rows(found: OutputComparison) -> Iterator[tuple[str, ...]]:
     """A row for each output, and two for each group that has repeats."""
     called = names_of(found)
     for group in found.groups:
         for output in group.outputs:
-            yield called[output.path], *(_shown(output, name, found.convention) for name in METRICS)
+            yield (
+                called[output.path],
+                *(_metric_text(output, name, found.convention) for name in METRICS),
+            )
         many = len(group.outputs)
         if many > 1:
             spreads = [group.spreads.get(name) for name in METRICS]
@@ -75,7 +78,7 @@ def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
             yield "± standard deviation", *map(_deviation, spreads)
 
 
-def _shown(output: Output, name: str, convention: str | None) -> str:
+def _metric_text(output: EarlierOutput, name: str, convention: str | None) -> str:
     """An output's own value, marked if it is impossible."""
     if output.impossible(name):
         own = output.document.get(name)
@@ -84,7 +87,7 @@ def _shown(output: Output, name: str, convention: str | None) -> str:
     return "-" if value is None else significant(value, 5)
 
 
-def changes(found: Comparison) -> Iterator[str]:
+def changes(found: OutputComparison) -> Iterator[str]:
     """From each group to the next."""
     called = names_of(found)
     for before, group in zip(found.groups, found.groups[1:], strict=False):
@@ -92,7 +95,7 @@ def changes(found: Comparison) -> Iterator[str]:
         yield f"{old} → {new}: {_change(before, group)}"
 
 
-def names_of(found: Comparison) -> dict[str, str]:
+def names_of(found: OutputComparison) -> dict[str, str]:
     """Paths without what all of them have in front, where that is shorter."""
     paths = [output.path for group in found.groups for output in group.outputs]
     shared = len(os.path.commonpath([str(Path(path).absolute().parent) for path in paths]))
@@ -105,26 +108,26 @@ def _names(paths: list[str]) -> str:
     return paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
-def _whole(text: str) -> Iterator[str]:
+def _whole_words(text: str) -> Iterator[str]:
     """Lines in which a number and its unit stay together."""
     for line in wrapped(text.replace(" %", f"{_HARD_SPACE}%")):
         yield line.replace(_HARD_SPACE, " ")
 
 
-def _mean(spread: Spread | None, *, of: int) -> str:
+def _mean(spread: RepeatSpread | None, *, of: int) -> str:
     if spread is None:
         return "-"
     some = f" (of {spread.count})" if spread.count < of else ""
     return f"{significant(spread.mean, 5)}{some}"
 
 
-def _deviation(spread: Spread | None) -> str:
+def _deviation(spread: RepeatSpread | None) -> str:
     if spread is None or spread.deviation is None:
         return "-"
     return significant(spread.deviation, 2)
 
 
-def _change(before: Group, after: Group) -> str:
+def _change(before: OutputGroup, after: OutputGroup) -> str:
     """What was changed from one group to the next, and what it did."""
     inputs = "; ".join(
         f"{name} {input_shown(old)} → {input_shown(new)}"
@@ -148,7 +151,7 @@ def input_shown(value: Any) -> str:  # noqa: ANN401  whatever the documents hold
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _effect(name: str, old: Spread, new: Spread) -> str:
+def _effect(name: str, old: RepeatSpread, new: RepeatSpread) -> str:
     percent = round(100 * (new.mean / old.mean - 1), 1) + 0.0  # no -0.0
     change = f"{TITLES[name]} {percent:+.1f} %"
     if old.deviation is None and new.deviation is None:
@@ -162,21 +165,21 @@ def _effect(name: str, old: Spread, new: Spread) -> str:
 # Earlier outputs of `erg analyze` side by side, in parts: for the page and for Markdown.
 
 
-def comparison_parts(found: Comparison) -> list[Part]:
+def comparison_parts(found: OutputComparison) -> list[PagePart]:
     """Every part, in the order in which they are read."""
     said = tuple(changes(found))
-    one = Words("All outputs have the same inputs: they are repeats of one run.")
-    notes = Items(found.notes) if found.notes else Words("Nothing to note.")
+    one = Paragraph("All outputs have the same inputs: they are repeats of one run.")
+    notes = Items(found.notes) if found.notes else Paragraph("Nothing to note.")
     return [
-        Part("outputs", "Outputs", (Grid("outputs", heads(found), tuple(rows(found))),)),
-        Part("changes", "What changed", (Items(said) if said else one,)),
-        Part("notes", "To be noted", (notes,)),
-        Part("inputs", "Inputs", (_inputs(found),)),
-        Part("cite", "How to cite", (Words(_citation(found), is_to_copy=True),)),
+        PagePart("outputs", "Outputs", (TableBlock("outputs", heads(found), tuple(rows(found))),)),
+        PagePart("changes", "What changed", (Items(said) if said else one,)),
+        PagePart("notes", "To be noted", (notes,)),
+        PagePart("inputs", "Inputs", (_inputs(found),)),
+        PagePart("cite", "How to cite", (Paragraph(_citation(found), is_to_copy=True),)),
     ]
 
 
-def title(found: Comparison) -> str:
+def title(found: OutputComparison) -> str:
     """How many outputs of how many kinds."""
     outputs = sum(len(group.outputs) for group in found.groups)
     kinds = len(found.groups)
@@ -184,7 +187,7 @@ def title(found: Comparison) -> str:
     return f"{outputs} outputs of erg analyze, {same}"
 
 
-def _inputs(found: Comparison) -> Grid:
+def _inputs(found: OutputComparison) -> TableBlock:
     """What makes outputs repeats of one run, a column for each group."""
     called = names_of(found)
     groups = [f"{called[group.outputs[0].path]} ({len(group.outputs)})" for group in found.groups]
@@ -199,10 +202,10 @@ def _inputs(found: Comparison) -> Grid:
         )
         for name in names
     )
-    return Grid("inputs of each group", ("input", *groups), lines)
+    return TableBlock("inputs of each group", ("input", *groups), lines)
 
 
-def _citation(found: Comparison) -> str:
+def _citation(found: OutputComparison) -> str:
     under = f", MFU under {found.convention}" if found.convention else ""
     said = "; ".join(changes(found)) or "repeats of one run"
     return f"ergmeter {__version__}: {title(found)}{under}: {said}."

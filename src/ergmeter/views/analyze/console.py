@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ergmeter.neuron.job.compile_cache import some
 from ergmeter.neuron.progress import (
-    Counted,
     FoundGraphs,
+    GraphCounted,
     Inputs,
     LogRead,
     Searching,
@@ -118,7 +118,7 @@ def event_lines(event: Event) -> Iterator[str]:
             yield f"\nSearching for HLO files in {directory}..."
         case FoundGraphs(count, is_original):
             yield f"Found {count} HLO {'file' if count == 1 and not is_original else 'files'}"
-        case Counted(path):
+        case GraphCounted(path):
             yield f"Analyzing: {path}"
 
 
@@ -137,13 +137,13 @@ def inputs_section(document: AnalyzeDocument) -> Iterator[str]:
         return
     peak = document["peak"]
     yield (
-        f"  Devices per node: {_shown(document['devices_per_node'])}"
-        f" ({_shown(peak['cores_per_node'])} cores)"
+        f"  Devices per node: {_number_text(document['devices_per_node'])}"
+        f" ({_number_text(peak['cores_per_node'])} cores)"
     )
     yield (
         f"  Peak: {peak['tflops_per_second_per_core']:g} TFLOP/s a core,"
         f" {peak['tflops_per_second_per_chip']:g} a chip of {peak['cores_per_chip']},"
-        f" {_shown(peak['tflops_per_second_per_node'])} a node, dense {peak['dtype']}"
+        f" {_number_text(peak['tflops_per_second_per_node'])} a node, dense {peak['dtype']}"
     )
     formula = f"Convention: {document['convention']} ({document['convention_formula']})"
     yield from wrapped(formula, "  ")
@@ -302,12 +302,12 @@ def _failed(document: AnalyzeDocument) -> Iterator[str]:
     for one in document["nki_analysis"].get("failed", ()):
         kinds.setdefault(re.sub(r"\d+", "N", one["error"]), []).append(one)
     for struck in kinds.values():
-        names = some([_place(one) for one in struck])
+        names = some([_file_path(one) for one in struck])
         graphs = "graph" if len(struck) == 1 else "graphs"
         yield f"{len(struck)} {graphs} that can't be read ({names}): {struck[0]['error']}"
 
 
-def _place(file: AnalyzeDocument) -> str:
+def _file_path(file: AnalyzeDocument) -> str:
     """A file within its module, where it is in one."""
     module, path = file["module_name"], str(file["file_path"])
     _, inside, name = path.rpartition(f"{module}/")
@@ -319,7 +319,7 @@ def _left_out(document: AnalyzeDocument) -> Iterator[str]:
         yield f"{count} {'file' if count == 1 else 'files'} left out: {why}"
 
 
-def _shown(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:g}"
 
 

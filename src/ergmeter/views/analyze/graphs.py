@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ergmeter.neuron.graphs import ranked
 from ergmeter.neuron.shares import LEGEND, LOWER_BOUND, UNCERTAIN, percent
 from ergmeter.units import significant
-from ergmeter.views.analyze.blocks import Figure, Grid, Items, Part, Words
+from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, SortableCell, TableBlock
 from ergmeter.views.analyze.text import bound, counted, fixed, ratio, wrapped
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ _STATES = {"known": "stated", "absent": "not stated", "unreadable": "can't be re
 
 def graphs_part(
     document: AnalyzeGraphPartsDocument, files: Sequence[AnalyzeGraphPartsDocument], *, most: int
-) -> Part:
+) -> PagePart:
     """Every table about graphs. `most`: so many rows of each at most."""
     analysis = document["nki_analysis"]
     found = ranked(files, most=most)
@@ -109,10 +109,10 @@ def graphs_part(
     left = [f"{number} left out: {why}" for why, number in analysis.get("left_out", {}).items()]
     if doubts or left:
         blocks.append(Items((*(f"not known in the graphs: {text}" for text in doubts), *left)))
-    return Part("graphs", "Compiled graphs", tuple(blocks))
+    return PagePart("graphs", "Compiled graphs", tuple(blocks))
 
 
-def _summary(summary: AnalyzeGraphPartsDocument) -> Grid:
+def _summary(summary: AnalyzeGraphPartsDocument) -> TableBlock:
     rows: list[tuple[Cell, ...]] = [
         ("graphs read", f"{summary['successful_analyses']} of {summary['total_files']}")
     ]
@@ -128,10 +128,10 @@ def _summary(summary: AnalyzeGraphPartsDocument) -> Grid:
     if "weighting" in summary:
         rows.append(("weights", str(summary["weighting"])))
         rows.append(("average, min and max are over", str(summary["ratios_are_over"])))
-    return Grid("all graphs together", ("of all graphs", "figure"), tuple(rows))
+    return TableBlock("all graphs together", ("of all graphs", "figure"), tuple(rows))
 
 
-def _graphs(found: Ranked) -> Grid:
+def _graphs(found: Ranked) -> TableBlock:
     """A row for each; columns that no graph has are left out."""
     files = [one.file for one in found.graphs]
     has_scores = any("training_score" in file for file in files)
@@ -144,13 +144,13 @@ def _graphs(found: Ranked) -> Grid:
     for one in found.graphs:
         row = _graph(one)
         if has_runs:
-            row.append(_whole(one.file.get("runs")))
+            row.append(_count_cell(one.file.get("runs")))
         if has_scores:
             row.append(_score(one.file))
         if len(compilers) > 1:
             row.append(str(one.file.get("neuronxcc_version") or "-"))
         rows.append(tuple(row))
-    return Grid("compiled graphs, by work", tuple(head), tuple(rows), is_sortable=True)
+    return TableBlock("compiled graphs, by work", tuple(head), tuple(rows), is_sortable=True)
 
 
 def _has_runs(found: Ranked) -> bool:
@@ -163,21 +163,23 @@ def _graph(one: RankedGraph) -> list[Cell]:
     return [
         str(file.get("module_name") or "-"),
         str(file["file_name"]),
-        _whole(file["hlo_macs"]),
-        Figure("-" if one.macs_frac is None else percent(one.macs_frac), one.macs_frac),
-        _whole(file["nki_macs"]),
-        Figure("-" if share is None else percent(share) + mark_of(file), share),
+        _count_cell(file["hlo_macs"]),
+        SortableCell("-" if one.macs_frac is None else percent(one.macs_frac), one.macs_frac),
+        _count_cell(file["nki_macs"]),
+        SortableCell("-" if share is None else percent(share) + mark_of(file), share),
         _kernels_of(file),
     ]
 
 
-def _whole(value: int | None) -> Figure:
-    return Figure("-" if value is None else f"{value:,}", None if value is None else float(value))
+def _count_cell(value: int | None) -> SortableCell:
+    return SortableCell(
+        "-" if value is None else f"{value:,}", None if value is None else float(value)
+    )
 
 
-def _score(file: AnalyzeGraphPartsDocument) -> Figure:
+def _score(file: AnalyzeGraphPartsDocument) -> SortableCell:
     value = file.get("training_score", {}).get("score")
-    return Figure("-" if value is None else significant(value, 5) + mark_of(file), value)
+    return SortableCell("-" if value is None else significant(value, 5) + mark_of(file), value)
 
 
 def _kernels_of(file: AnalyzeGraphPartsDocument) -> str:
@@ -208,7 +210,7 @@ def _about_graphs(found: Ranked) -> Iterator[Block]:
             f" The {len(found.graphs)} graphs with the most {macs} are shown; the other"
             f" {found.rest:,}{share} are in the JSON of --detailed."
         )
-    yield Words(said)
+    yield Paragraph(said)
 
 
 def _failures(found: Ranked, most: int) -> Iterator[Block]:
@@ -216,10 +218,12 @@ def _failures(found: Ranked, most: int) -> Iterator[Block]:
         (str(one.get("module_name") or "-"), str(one["file_path"]), str(one["error"]))
         for one in found.failed[:most]
     )
-    yield Grid("graphs that can't be read", ("module", "file that can't be read", "why"), rows)
+    yield TableBlock(
+        "graphs that can't be read", ("module", "file that can't be read", "why"), rows
+    )
     more = len(found.failed) - most
     if more > 0:
-        yield Words(f"{more:,} more can't be read: the JSON has them as nki_analysis.failed.")
+        yield Paragraph(f"{more:,} more can't be read: the JSON has them as nki_analysis.failed.")
 
 
 def _kernels(kernels: Sequence[AnalyzeGraphPartsDocument], most: int) -> Iterator[Block]:
@@ -231,12 +235,14 @@ def _kernels(kernels: Sequence[AnalyzeGraphPartsDocument], most: int) -> Iterato
             str(one["function"] or "-"),
             str(one["target"]),
             _STATES.get(one["macs_state"], str(one["macs_state"])),
-            _whole(one["calls"]),
-            _whole(one["macs"]),
+            _count_cell(one["calls"]),
+            _count_cell(one["macs"]),
         )
         for one in kernels[:most]
     )
     head = ("kernel", "called as", "its MACs are", "calls", "MACs of all calls")
-    yield Grid("NKI kernels", head, rows, is_sortable=True)
+    yield TableBlock("NKI kernels", head, rows, is_sortable=True)
     if len(kernels) > most:
-        yield Words(f"{len(kernels) - most:,} more kernels are in the JSON: nki_analysis.kernels.")
+        yield Paragraph(
+            f"{len(kernels) - most:,} more kernels are in the JSON: nki_analysis.kernels."
+        )

@@ -102,7 +102,9 @@ def _headline(
         return Headline(key, name, "", "", "", "", formula, reason)
     origin = document.get("obtained", {}).get(key, {})
     ends = [origin.get("low"), origin.get("high")]
-    interval = "" if None in ends else f"{' to '.join(_shown(end, unit) for end in ends)} {unit}"
+    interval = (
+        "" if None in ends else f"{' to '.join(_value_text(end, unit) for end in ends)} {unit}"
+    )
     return Headline(
         key, name, _number(key, value, unit) + bound(marked or {}) + mark(document, key),
         interval.rstrip(), origin.get("basis", ""), origin.get("note", ""), formula,
@@ -113,10 +115,10 @@ def _headline(
 def _number(key: str, value: float, unit: str) -> str:
     if key == "overall_nki_ratio":
         return percent(value)
-    return f"{_shown(value, unit)} {unit}".rstrip()
+    return f"{_value_text(value, unit)} {unit}".rstrip()
 
 
-def _shown(value: float, unit: str) -> str:
+def _value_text(value: float, unit: str) -> str:
     return decimals(value, 2, whole=100.0) if unit == "%" else significant(value, 5)
 
 

@@ -10,12 +10,12 @@ import re
 from typing import TYPE_CHECKING
 
 from ergmeter.units import printable
-from ergmeter.views.analyze.blocks import Grid, Items, words
+from ergmeter.views.analyze.blocks import Items, TableBlock, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ergmeter.views.analyze.blocks import Block, Part
+    from ergmeter.views.analyze.blocks import Block, PagePart
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~]")
 # Between letters or digits an underscore is one; elsewhere it may begin emphasis.
@@ -28,7 +28,7 @@ _COMMENT = "<!-- -->"
 _START = re.compile(r"(#{1,6}(?=\s|$)|[-+](?=\s)|\d+(?=[.)](\s|$)))")
 
 
-def markdown(title: str, parts: Sequence[Part]) -> str:
+def markdown(title: str, parts: Sequence[PagePart]) -> str:
     """The whole text."""
     lines = [f"## {escaped(title)}"]
     for part in parts:
@@ -51,7 +51,7 @@ def escaped(text: str) -> str:
 
 
 def _block(block: Block) -> Iterator[str]:
-    if isinstance(block, Grid):
+    if isinstance(block, TableBlock):
         yield _row(block.head)
         yield _row(["---"] * len(block.head))
         for row in block.rows:

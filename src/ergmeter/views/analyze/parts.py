@@ -8,7 +8,7 @@ from ergmeter.neuron.score import factors
 from ergmeter.neuron.shares import decimals
 from ergmeter.units import significant
 from ergmeter.version import __version__
-from ergmeter.views.analyze.blocks import Grid, Items, Part, Words
+from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.analyze.graphs import graphs_part
 from ergmeter.views.analyze.headline import citation, headlines
 from ergmeter.views.analyze.text import bound, mark
@@ -28,7 +28,7 @@ _NOT_ASKED = "No score was asked for: --calculate-score gives one, with its fact
 
 def analysis_parts(
     document: Document, files: Sequence[Document], *, most_graphs: int
-) -> list[Part]:
+) -> list[PagePart]:
     """Every part, in the order in which they are read."""
     return [
         _figures_part(document),
@@ -40,11 +40,11 @@ def analysis_parts(
         _advice_part(document),
         _absent_part(document),
         _inputs_part(document),
-        Part("cite", "How to cite", (Words(citation(document), is_to_copy=True),)),
+        PagePart("cite", "How to cite", (Paragraph(citation(document), is_to_copy=True),)),
     ]
 
 
-def _figures_part(document: Document) -> Part:
+def _figures_part(document: Document) -> PagePart:
     head = ("figure", "value", "95 % interval", "how", "of this job")
     rows = tuple(
         (one.title, one.value, one.interval or "-", one.basis, _note(one))
@@ -52,22 +52,24 @@ def _figures_part(document: Document) -> Part:
         else (one.title, "-", "-", "absent", one.reason)
         for one in headlines(document)
     )
-    return Part("figures", "Figures", (Grid("figures", head, rows), *_remarks(document)))
+    return PagePart("figures", "Figures", (TableBlock("figures", head, rows), *_remarks(document)))
 
 
 def _note(one: Headline) -> str:
     return "; ".join(part for part in (one.impossible, one.note) if part)
 
 
-def _remarks(document: Document) -> Iterator[Words]:
+def _remarks(document: Document) -> Iterator[Paragraph]:
     if document["compat"] is not None:
-        yield Words(f"The numbers are those of {document['compat']['version']}, faults included.")
+        yield Paragraph(
+            f"The numbers are those of {document['compat']['version']}, faults included."
+        )
 
 
-def score_part(document: Document) -> Part:
+def score_part(document: Document) -> PagePart:
     """The factors of the score, one a row."""
     if "training_score_breakdown" not in document:
-        return Part("score", "Score", (Words(_NOT_ASKED),))
+        return PagePart("score", "Score", (Paragraph(_NOT_ASKED),))
     parts = document["training_score_breakdown"]
     rows = [_factor(one) for one in factors(parts)]
     value, reason = document["training_score"], document.get("missing", {}).get("training_score")
@@ -75,12 +77,12 @@ def score_part(document: Document) -> Part:
     shown = "-" if value is None else f"{significant(value, 5)}{bound(parts)}{wrong}"
     rows.append(("score", "", "", shown, shown, ""))
     head = ("factor", "reached", "base", "ratio", "product so far", "log2 of the ratio")
-    blocks: list[Block] = [Grid("factors of the score", head, tuple(rows))]
+    blocks: list[Block] = [TableBlock("factors of the score", head, tuple(rows))]
     if reason:
-        blocks.append(Words(f"No score: {reason}."))
+        blocks.append(Paragraph(f"No score: {reason}."))
     if "remark" in parts:
-        blocks.append(Words(f"Mind that {parts['remark']}."))
-    return Part("score", "Score", tuple(blocks))
+        blocks.append(Paragraph(f"Mind that {parts['remark']}."))
+    return PagePart("score", "Score", tuple(blocks))
 
 
 def _factor(one: Factor) -> tuple[str, ...]:
@@ -98,44 +100,44 @@ def _factor(one: Factor) -> tuple[str, ...]:
     return one.name, reached, base, ratio, product, added
 
 
-def _conventions_part(document: Document) -> Part:
+def _conventions_part(document: Document) -> PagePart:
     """MFU under the other counts, and why the original's is another."""
     if document["compat"] is not None:
         kept = Items(tuple(document["compat"]["quirks_kept"]))
         lost = Items(tuple(document["compat"]["not_kept"]))
-        said = (Words("Kept as the original has it:"), kept, Words("Not kept:"), lost)
-        return Part("conventions", "What was kept of the original", said)
+        said = (Paragraph("Kept as the original has it:"), kept, Paragraph("Not kept:"), lost)
+        return PagePart("conventions", "What was kept of the original", said)
     rows = [
         (name, f"{significant(one['tflop_per_sequence'], 5)}", _percent(one["mfu_percent"]))
         for name, one in document["conventions"].items()
     ]
     chosen = f"The figures above are under {document['convention']}: erg conventions explains all."
-    blocks: list[Block] = [Words(chosen)]
-    blocks.append(Grid("conventions", ("convention", "TFLOP a sequence", "MFU"), tuple(rows)))
+    blocks: list[Block] = [Paragraph(chosen)]
+    blocks.append(TableBlock("conventions", ("convention", "TFLOP a sequence", "MFU"), tuple(rows)))
     theirs = document["original_count"]
     if theirs is not None:
         count = f"By the original's count: {significant(theirs['tflop_per_sequence'], 5)} TFLOP"
         share = theirs["mfu_percent"]
         wrong = mark(document, "original_count.mfu_percent")
         mfu = "" if share is None else f", MFU {_percent(share)}{wrong}"
-        blocks.append(Words(f"{count} a sequence{mfu}."))
+        blocks.append(Paragraph(f"{count} a sequence{mfu}."))
         extra = theirs["over_exact_tflop_per_sequence"]
         if extra:
             pieces = tuple((why, f"{tflop:+.3f}") for why, tflop in extra.items())
             head = ("what it counts that exact does not", "TFLOP a sequence")
-            blocks.append(Grid("the original's count over exact", head, pieces))
-    return Part("conventions", "Under other conventions", tuple(blocks))
+            blocks.append(TableBlock("the original's count over exact", head, pieces))
+    return PagePart("conventions", "Under other conventions", tuple(blocks))
 
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{decimals(value, 2, whole=100.0)} %"
 
 
-def log_part(document: Document) -> Part:
+def log_part(document: Document) -> PagePart:
     """What the log holds."""
     log = document.get("log_metrics")
     if log is None:
-        return Part("log", "Log", (Words("No log was given: --log-file."),))
+        return PagePart("log", "Log", (Paragraph("No log was given: --log-file."),))
     rows = []
     for name, key, unit in (
         ("step time", "step_times", "s"),
@@ -148,12 +150,12 @@ def log_part(document: Document) -> Part:
                 f"{significant(of[n], 5)} {unit}".rstrip() for n in ("average", "min", "max")
             )
             rows.append((name, *figures, f"{of['count']:,}"))
-    blocks: list[Block] = [Words(" ".join(_about_log(log)))]
+    blocks: list[Block] = [Paragraph(" ".join(_about_log(log)))]
     if rows:
         head = ("of the log", "mean", "least", "most", "lines")
-        blocks.append(Grid("what the log printed", head, tuple(rows)))
+        blocks.append(TableBlock("what the log printed", head, tuple(rows)))
     notes = tuple(log.get("notes", ()))
-    return Part("log", "Log", (*blocks, *([Items(notes)] if notes else ())))
+    return PagePart("log", "Log", (*blocks, *([Items(notes)] if notes else ())))
 
 
 def _about_log(log: Document) -> Iterator[str]:
@@ -170,38 +172,38 @@ def _about_log(log: Document) -> Iterator[str]:
         )
 
 
-def _agreement_part(document: Document) -> Part:
+def _agreement_part(document: Document) -> PagePart:
     """Whether the log, the YAML and the command line speak of the same training."""
     said = tuple(one["text"] for one in document["findings"] if one["about"] == _OURS)
     if said:
-        return Part("agreement", "Agreement", (Items(said),))
+        return PagePart("agreement", "Agreement", (Items(said),))
     if document["compat"] is not None:
         words = "Not checked: the original takes the log and the YAML as they are."
     elif "log_metrics" not in document:
         words = "Not checked: there is no log to hold against the YAML."
     else:
         words = "Nothing found: what the log says of its steps contradicts no option and no YAML."
-    return Part("agreement", "Agreement", (Words(words),))
+    return PagePart("agreement", "Agreement", (Paragraph(words),))
 
 
-def _advice_part(document: Document) -> Part:
+def _advice_part(document: Document) -> PagePart:
     said = tuple(one["text"] for one in document["findings"] if one["about"] != _OURS)
-    block = Items(said) if said else Words("Nothing in the inputs calls for a remark.")
-    return Part("advice", "Worth knowing", (block,))
+    block = Items(said) if said else Paragraph("Nothing in the inputs calls for a remark.")
+    return PagePart("advice", "Worth knowing", (block,))
 
 
-def _absent_part(document: Document) -> Part:
+def _absent_part(document: Document) -> PagePart:
     """What is null, by its reason."""
     by_reason: dict[str, list[str]] = {}
     for key, why in document.get("missing", {}).items():
         by_reason.setdefault(why, []).append(key)
     if not by_reason:
-        return Part("absent", "Absent", (Words("Nothing that was asked for is absent."),))
+        return PagePart("absent", "Absent", (Paragraph("Nothing that was asked for is absent."),))
     rows = tuple((why, ", ".join(keys)) for why, keys in by_reason.items())
-    return Part("absent", "Absent", (Grid("absent figures", ("why", "what"), rows),))
+    return PagePart("absent", "Absent", (TableBlock("absent figures", ("why", "what"), rows),))
 
 
-def _inputs_part(document: Document) -> Part:
+def _inputs_part(document: Document) -> PagePart:
     """Files and sizes with their source, then what was assumed."""
     rows = tuple(
         (one["what"], _input(one["value"]), str(one["from"])) for one in document["inputs"]
@@ -212,13 +214,13 @@ def _inputs_part(document: Document) -> Part:
         versions.append(("SHA-256 of config.json", model["config_sha256"], "its content"))
     compilers = ", ".join(document["versions"]["neuronxcc"]) or "-"
     versions.append(("neuronxcc", compilers, "the paths of the graphs"))
-    grid = Grid("inputs", ("input", "value", "from"), (*rows, *versions))
+    grid = TableBlock("inputs", ("input", "value", "from"), (*rows, *versions))
     lora = document.get("lora")
     notes = list(document.get("notes", ()))
     if lora:
         notes.insert(0, f"LoRA: r={lora['r']} on {', '.join(lora['targets'])}")
-    assumed = (Words("Assumed and noted:"), Items(tuple(notes))) if notes else ()
-    return Part("inputs", "Inputs", (grid, *assumed))
+    assumed = (Paragraph("Assumed and noted:"), Items(tuple(notes))) if notes else ()
+    return PagePart("inputs", "Inputs", (grid, *assumed))
 
 
 def _input(value: object) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.bench.gate.comparing import Compared, Comparison, Figure
+    from ergmeter.bench.gate.comparing import BenchComparison, CellChange, Compared
     from ergmeter.bench.gate.gate import Gate, Judgement, State
 
 _MOST = 200
@@ -45,7 +45,7 @@ _CSV = (
 )
 
 
-def page(found: Comparison, *, most: int = _MOST) -> RenderableType:
+def page(found: BenchComparison, *, most: int = _MOST) -> RenderableType:
     """The terminal's: changes with their intervals, then what is odd, missing or failed."""
     table = Table("cell", *found.metrics, box=None, pad_edge=False, header_style="dim")
     for cell in found.cells[:most]:
@@ -61,7 +61,7 @@ def page(found: Comparison, *, most: int = _MOST) -> RenderableType:
     return Group(*parts)
 
 
-def markdown(found: Comparison) -> str:
+def markdown(found: BenchComparison) -> str:
     """To paste."""
     heads = ("cell", *found.metrics)
     lines = [markdown_row(heads), markdown_row("---" for _ in heads)]
@@ -74,7 +74,7 @@ def markdown(found: Comparison) -> str:
     return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in told)]).rstrip() + "\n"
 
 
-def csv_text(found: Comparison) -> str:
+def csv_text(found: BenchComparison) -> str:
     """A row for each figure of each cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _CSV, lineterminator="\n")
@@ -85,7 +85,7 @@ def csv_text(found: Comparison) -> str:
     return text.getvalue()
 
 
-def document(found: Comparison) -> dict[str, Any]:
+def document(found: BenchComparison) -> dict[str, Any]:
     """Everything, for programs."""
     whole = {
         "matched_by": list(found.paired.by),
@@ -105,7 +105,7 @@ def document(found: Comparison) -> dict[str, Any]:
     return dict(documents.finite(whole))
 
 
-def amounts(found: Comparison) -> list[str]:
+def amounts(found: BenchComparison) -> list[str]:
     """What each side came to, with the number of its runs."""
     return [
         f"{cell.pair.name}, REF to NEW: "
@@ -119,7 +119,7 @@ def amounts(found: Comparison) -> list[str]:
     ]
 
 
-def legend(found: Comparison) -> list[str]:
+def legend(found: BenchComparison) -> list[str]:
     """How the table is to be read."""
     chosen = f"; {found.paired.chosen}" if found.paired.chosen else ""
     return [
@@ -130,7 +130,7 @@ def legend(found: Comparison) -> list[str]:
     ]
 
 
-def remarks(found: Comparison) -> list[str]:
+def remarks(found: BenchComparison) -> list[str]:
     """What the table can't show: paradoxes, failures, cells without a partner, single runs."""
     lines = conditions(found.paired)
     lines += [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
@@ -161,7 +161,7 @@ def gate_page(found: Gate, *, most: int = _MOST) -> RenderableType:
     """The verdict, what is red, what could not be told, and how many passed."""
     sign = _SIGNS[found.state]
     parts: list[RenderableType] = [Text.assemble(sign, "  ", (gate_title(found), "bold"))]
-    told = _told(found)
+    told = _gate_lines(found)
     for state, name, words in told[:most]:
         parts.append(Text.assemble("  ", _SIGNS[state], f"  {name}: ", words))
     if len(told) > most:
@@ -173,7 +173,7 @@ def gate_page(found: Gate, *, most: int = _MOST) -> RenderableType:
 def gate_markdown(found: Gate, *, most: int = 100) -> str:
     """For a pull request: the verdict, a table of what is not plainly fine, the rest folded."""
     lines = [f"### {_MARKS[found.state]} {escaped(gate_title(found))}", ""]
-    told = _told(found)
+    told = _gate_lines(found)
     if told:
         lines += [markdown_row(("", "cell", "what")), markdown_row(("---",) * 3)]
         lines += [markdown_row((_MARKS[s], name, words)) for s, name, words in told[:most]]
@@ -224,7 +224,7 @@ def gate_title(found: Gate) -> str:
     return f"{_TITLES[found.state]} ({counts or 'nothing to judge'})"
 
 
-def _told(found: Gate) -> list[tuple[State, str, str]]:
+def _gate_lines(found: Gate) -> list[tuple[State, str, str]]:
     """What is not plainly fine, the red first."""
     rows: list[tuple[State, str, str]] = [
         (one.state, one.name, f"{one.rule}: {one.words}")
@@ -268,7 +268,7 @@ def changes(name: str, figures: Any, metrics: Sequence[str]) -> list[str]:  # no
     return [name, *(change_in_words(figures[one]) if one in figures else "-" for one in metrics)]
 
 
-def change_in_words(one: Figure) -> str:
+def change_in_words(one: CellChange) -> str:
     """By how much NEW differs from REF, with the interval if there is one."""
     value = _share(one.value, one)
     if one.low is None or one.high is None:
@@ -278,7 +278,7 @@ def change_in_words(one: Figure) -> str:
     return f"{value} ({_share(one.low, one, '')} to {_share(one.high, one, '')})"
 
 
-def _share(value: float, one: Figure, percent: str = " %") -> str:
+def _share(value: float, one: CellChange, percent: str = " %") -> str:
     if one.scale == "difference":
         size = (
             scaled(abs(value), "B") if one.column.endswith("_bytes") else significant(abs(value), 3)
@@ -294,7 +294,7 @@ def unit_of(column: str) -> str:
     return next(ends, "")
 
 
-def _flat(one: Figure) -> dict[str, Any]:
+def _flat(one: CellChange) -> dict[str, Any]:
     return {
         "column": one.column,
         "ref": one.ref,

@@ -32,14 +32,14 @@ def page(found: MemoryTable) -> RenderableType:
         table.add_column(head, justify="right" if head == "bytes" else "left", no_wrap=not is_note)
     for line in _lines(found):
         table.add_row(*(Text(cell) for cell in line))
-    return Group(table, *(Text(line, "dim") for line in _said(found)))
+    return Group(table, *(Text(line, "dim") for line in _memory_notes(found)))
 
 
 def markdown(found: MemoryTable) -> str:
     """The same, to paste."""
     lines = [markdown_row(_HEADS), markdown_row("---" for _ in _HEADS)]
     lines += [markdown_row(line) for line in _lines(found)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in _said(found))]) + "\n"
+    return "\n".join([*lines, "", *(f"- {line}" for line in _memory_notes(found))]) + "\n"
 
 
 def _lines(found: MemoryTable) -> list[tuple[str, ...]]:
@@ -57,7 +57,7 @@ def _lines(found: MemoryTable) -> list[tuple[str, ...]]:
     return lines
 
 
-def _said(found: MemoryTable) -> list[str]:
+def _memory_notes(found: MemoryTable) -> list[str]:
     if not found.cells:
         return ["no cell has run yet"]
     more = [f"and {found.more} more cells: --all shows them"] if found.more else []

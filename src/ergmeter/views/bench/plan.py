@@ -19,14 +19,14 @@ from ergmeter.workloads.sft.config.sections import Metrics
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.bench.plan.cells import Cell, Plan
+    from ergmeter.bench.plan.cells import BenchPlan, Cell
     from ergmeter.bench.plan.durations import Estimate
 
 _SHOWN = 20
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
-def shown(plan: Plan, estimate: Estimate, *, every: bool = False) -> RenderableType:
+def plan_view(plan: BenchPlan, estimate: Estimate, *, every: bool = False) -> RenderableType:
     """The plan. `every`: each cell with all its settings and its whole command, however many."""
     parts: list[RenderableType] = [_by_scenario(plan), Text()]
     cells = plan.cells if every else plan.cells[:_SHOWN]
@@ -50,7 +50,7 @@ def shown(plan: Plan, estimate: Estimate, *, every: bool = False) -> RenderableT
     return Group(*parts, Text(), Text(in_words(estimate)))
 
 
-def _by_scenario(plan: Plan) -> Table:
+def _by_scenario(plan: BenchPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("scenario")
     for title in ("configurations", "cells", "skipped", "warm-up"):
@@ -139,7 +139,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / _HOUR_S:.1f} h"
 
 
-def document(plan: Plan, estimate: Estimate) -> dict[str, Any]:
+def document(plan: BenchPlan, estimate: Estimate) -> dict[str, Any]:
     """The plan as JSON, with the estimate."""
     names = ("total_s", "measured", "alike", "given", "unknown", "skipped")
     return {**plan.to_json(), "estimate": {name: getattr(estimate, name) for name in names}}

@@ -22,11 +22,11 @@ from ergmeter.units import duration
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.bench.execute.driver import Progress
+    from ergmeter.bench.execute.driver import BenchProgress
     from ergmeter.bench.execute.outcome import Status
-    from ergmeter.bench.execute.state import State
+    from ergmeter.bench.execute.state import CellState
     from ergmeter.bench.plan.cells import Cell
-    from ergmeter.bench.results.listing import Listing
+    from ergmeter.bench.results.listing import CellListing
 
 _STYLES = {"ok": "green", "running": "cyan", "pending": "dim", "skipped": "dim"}
 _ORDER: tuple[Status, ...] = (
@@ -64,7 +64,7 @@ def counts(
     return text
 
 
-def live(progress: Progress, names: Sequence[str]) -> RenderableType:
+def live(progress: BenchProgress, names: Sequence[str]) -> RenderableType:
     """The counts, what runs now, and what failed last."""
     cells = {cell.index: cell for cell in progress.plan.cells}
     failed = [cell.index for cell, _ in progress.failed]
@@ -76,7 +76,7 @@ def live(progress: Progress, names: Sequence[str]) -> RenderableType:
     return Group(above, shown)
 
 
-def listed(found: Listing) -> RenderableType:
+def listed(found: CellListing) -> RenderableType:
     """The first cells, what there is besides, and all of them in counts."""
     parts: list[RenderableType] = [table(found.rows, found.names)]
     if found.more:
@@ -90,7 +90,7 @@ def _by_status(found: Mapping[Status, int]) -> str:
 
 
 def table(
-    rows: Sequence[tuple[Cell, State]], names: Sequence[str], *, out: Path | None = None
+    rows: Sequence[tuple[Cell, CellState]], names: Sequence[str], *, out: Path | None = None
 ) -> Table:
     """A row a cell: its number, status, time and, where there is one, the reason.
 
@@ -119,7 +119,7 @@ def table(
     return made
 
 
-def _time(state: State) -> str:
+def _time(state: CellState) -> str:
     """How long it took, or has taken."""
     if state.lasts_s is not None:
         return f"{duration(state.lasts_s)} so far"
@@ -127,7 +127,7 @@ def _time(state: State) -> str:
 
 
 def news(
-    progress: Progress, told: dict[int, str], names: Sequence[str], *, out: Path
+    progress: BenchProgress, told: dict[int, str], names: Sequence[str], *, out: Path
 ) -> Iterator[str]:
     """A line for each cell whose status is not the one told before; `told` is kept up to date."""
     for cell in progress.plan.cells:
@@ -147,7 +147,7 @@ def news(
         told.pop(_REST, None)
 
 
-def _why(state: State) -> str:
+def _why(state: CellState) -> str:
     if state.broken:
         return f": not what it claims: {state.broken}"
     return f": {state.reason}" if state.reason else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.hardware.calibration import Calibration, Rate
+    from ergmeter.hardware.calibration import CalibratedRate, Calibration
 
 _NONE = "-"
 
@@ -51,7 +51,7 @@ def page(found: Calibration) -> RenderableType:
     return Group(*parts)
 
 
-def _of_peak(rate: Rate, peak: float | None) -> str:
+def _of_peak(rate: CalibratedRate, peak: float | None) -> str:
     """The share of the datasheet's peak, marked if the whole interval is above it."""
     if not peak:
         return _NONE
@@ -59,8 +59,8 @@ def _of_peak(rate: Rate, peak: float | None) -> str:
     return f"{100 * rate.value / peak:.1f} %{mark}"
 
 
-def _rates(rows: list[tuple[str, Rate, float | None]]) -> Table:
-    columns: dict[str, Callable[[Rate, float | None], str]] = {
+def _rates(rows: list[tuple[str, CalibratedRate, float | None]]) -> Table:
+    columns: dict[str, Callable[[CalibratedRate, float | None], str]] = {
         "held": lambda rate, _: scaled(rate.value, rate.unit),
         "90 %": lambda rate, _: f"{_beside(rate, rate.low)}-{_beside(rate, rate.high)}",
         "of peak": _of_peak,
@@ -84,7 +84,7 @@ def _rates(rows: list[tuple[str, Rate, float | None]]) -> Table:
     return table
 
 
-def _beside(rate: Rate, value: float) -> str:
+def _beside(rate: CalibratedRate, value: float) -> str:
     """A figure in the unit that the rate itself is shown in, without that unit."""
     for factor in (1e12, 1e9, 1e6):
         if rate.value >= factor:
@@ -92,11 +92,11 @@ def _beside(rate: Rate, value: float) -> str:
     return significant(value, 3)
 
 
-def _limits(rate: Rate) -> str:
+def _limits(rate: CalibratedRate) -> str:
     return ", ".join(f"{name} {100 * share:.0f} %" for name, share in rate.limited.items()) or _NONE
 
 
-def _drift(name: str, rate: Rate) -> str:
+def _drift(name: str, rate: CalibratedRate) -> str:
     if rate.is_steady:
         return ""
     return (

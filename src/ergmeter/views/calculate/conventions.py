@@ -6,7 +6,7 @@ from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.flops.batch import Batch
-from ergmeter.flops.config import Config
+from ergmeter.flops.config import ModelConfig
 from ergmeter.flops.conventions import CONVENTIONS, LETTERS
 from ergmeter.flops.models import model_graph
 from ergmeter.flops.work import step_work
@@ -96,7 +96,7 @@ def page() -> str:
         "| convention | " + " | ".join(f"T = {length}" for length in _LENGTHS) + " |",
         "| --- | " + " | ".join("---:" for _ in _LENGTHS) + " |",
     ]
-    graph = model_graph(Config(dict(_EXAMPLE), where="the example"))
+    graph = model_graph(ModelConfig(dict(_EXAMPLE), where="the example"))
     works = [step_work(graph, Batch.of(1, length)) for length in _LENGTHS]
     for name in works[0].flops:
         cells = []

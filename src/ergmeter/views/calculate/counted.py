@@ -22,9 +22,9 @@ from ergmeter.units import scaled
 if TYPE_CHECKING:
     from ergmeter.flops.analytic import PartFlops, Parts
     from ergmeter.flops.batch import Pairs
-    from ergmeter.flops.config import Config
-    from ergmeter.flops.counted.op_totals import Counted
-    from ergmeter.flops.work import Training
+    from ergmeter.flops.config import ModelConfig
+    from ergmeter.flops.counted.op_totals import CountedStep
+    from ergmeter.flops.work import TrainedParts
 
 _DEPTH = 3  # of a module's dotted name: model.layers.0 and the like
 
@@ -38,10 +38,10 @@ class Agreed:
 
 
 def agreed(
-    config: Config,
-    counted: Counted,
+    config: ModelConfig,
+    counted: CountedStep,
     batch: Batch,
-    training: Training,
+    training: TrainedParts,
     *,
     train: bool,
     source_len: int | None,
@@ -93,7 +93,7 @@ def _lengths(batch: Batch) -> list[int] | None:
     return [document.new for document in batch.documents for _ in range(document.count)]
 
 
-def tables(counted: Counted) -> list[Table]:
+def tables(counted: CountedStep) -> list[Table]:
     """By module and by operator."""
     return [
         _table("module", counted.modules(depth=_DEPTH)),
@@ -127,7 +127,7 @@ def _form(name: str) -> str:
     return re.sub(r"\d+", "*", name)
 
 
-def lines(counted: Counted, found: Agreed) -> list[Text]:
+def lines(counted: CountedStep, found: Agreed) -> list[Text]:
     """What stands below the tables."""
     sums = counted.total
     said = [
@@ -141,7 +141,7 @@ def lines(counted: Counted, found: Agreed) -> list[Text]:
     return [Text(line) for line in said]
 
 
-def document(counted: Counted, found: Agreed) -> dict[str, Any]:
+def document(counted: CountedStep, found: Agreed) -> dict[str, Any]:
     """Everything, in FLOPs."""
     return {
         "engine": "counted",

@@ -11,10 +11,10 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ergmeter.doctor import Finding
+    from ergmeter.doctor import ProbeFinding
 
 
-def page(findings: list[Finding]) -> RenderableType:
+def page(findings: list[ProbeFinding]) -> RenderableType:
     """Works first, then what does not and why."""
     parts: list[RenderableType] = []
     for finding in findings:
@@ -34,7 +34,7 @@ def page(findings: list[Finding]) -> RenderableType:
     return Group(*parts)
 
 
-def _energy(findings: list[Finding]) -> Text:
+def _energy(findings: list[ProbeFinding]) -> Text:
     sources = [
         f"{device.name} ({finding.probe})"
         for finding in findings

@@ -34,7 +34,7 @@ _SHOWN = ("estimate.memory_", "estimate.batch_size_max", "estimate.micro_batch_m
 
 
 @dataclass(frozen=True)
-class Shown:
+class EstimateView:
     """What there is to show."""
 
     verdict: str
@@ -53,9 +53,9 @@ def trained(
     results: dict[str, Result],
     ways: list[Way],
     work: Work,
-) -> Shown:
+) -> EstimateView:
     """A training."""
-    return Shown(
+    return EstimateView(
         verdict(memory.peak.total_bytes, room),
         results,
         memory.assumptions,
@@ -66,7 +66,7 @@ def trained(
     )
 
 
-def served(held: dict[str, Serving], room: Room | Missing) -> Shown:
+def served(held: dict[str, Serving], room: Room | Missing) -> EstimateView:
     """Serving, as asked and with other types for weights and caches."""
     usable = None if isinstance(room, Missing) else room.usable_bytes
     asked = held[AS_ASKED]
@@ -80,7 +80,7 @@ def served(held: dict[str, Serving], room: Room | Missing) -> Shown:
         for name, each in held.items()
         if each is asked or each.total_bytes < asked.total_bytes
     ]
-    return Shown(
+    return EstimateView(
         verdict(asked.total_bytes, room),
         serving_results(asked, room),
         asked.assumptions,
@@ -90,7 +90,7 @@ def served(held: dict[str, Serving], room: Room | Missing) -> Shown:
     )
 
 
-def parts(shown: Shown) -> list[RenderableType]:
+def parts(shown: EstimateView) -> list[RenderableType]:
     """What is printed, from top to bottom."""
     found: list[RenderableType] = []
     if shown.memory is not None:
@@ -136,7 +136,7 @@ def _gb(value: float) -> str:
     return f"{value / 1e9:.2f}" if value >= 5e6 else "<0.01"
 
 
-def ways_table(shown: Shown) -> Table:
+def ways_table(shown: EstimateView) -> Table:
     """The peak as asked and with each change; what fits beside it."""
     has_room = shown.fits is not None
     table = Table(box=box.SIMPLE, pad_edge=False)
@@ -161,7 +161,7 @@ def _most(way: Way) -> str:
     return f"{way.most}"
 
 
-def lines(shown: Shown) -> list[Text]:
+def lines(shown: EstimateView) -> list[Text]:
     """The readings about time, energy, carbon and cost; those absent for one reason together."""
     said, absent = [], dict[str, list[str]]()
     for key, one in shown.results.items():
@@ -201,7 +201,7 @@ def _figure(value: float, unit: str) -> str:
     return f"{significant(value)} {unit}"
 
 
-def document(shown: Shown) -> dict[str, Any]:
+def document(shown: EstimateView) -> dict[str, Any]:
     """Everything, in base units."""
     counted = "micro_batch_max" if shown.held is None else "sequences_max"
     found: dict[str, Any] = {
@@ -227,7 +227,7 @@ def document(shown: Shown) -> dict[str, Any]:
     return found
 
 
-def _training(shown: Shown, memory: Memory) -> dict[str, Any]:
+def _training(shown: EstimateView, memory: Memory) -> dict[str, Any]:
     params, trained_params = shown.params or (None, None)
     return {
         "params": params,

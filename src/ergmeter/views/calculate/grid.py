@@ -13,10 +13,10 @@ from ergmeter.units import significant
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.hardware.grid import Grid
+    from ergmeter.hardware.grid import GridIntensity
 
 
-def listing(rows: Sequence[Grid]) -> RenderableType:
+def listing(rows: Sequence[GridIntensity]) -> RenderableType:
     """A table for each source, with what it counts."""
     parts: list[RenderableType] = []
     for source in dict.fromkeys(row.source for row in rows):
@@ -34,7 +34,7 @@ def listing(rows: Sequence[Grid]) -> RenderableType:
     return Group(*parts)
 
 
-def entry(row: Grid) -> list[str]:
+def entry(row: GridIntensity) -> list[str]:
     """One grid in words."""
     source = row.source
     lines = {
@@ -51,7 +51,7 @@ def entry(row: Grid) -> list[str]:
     ]
 
 
-def document(row: Grid) -> dict[str, Any]:
+def document(row: GridIntensity) -> dict[str, Any]:
     """One grid as JSON."""
     source = row.source
     return {

@@ -126,7 +126,7 @@ def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Rendera
             table.add_column(title, justify="right", no_wrap=True)
         for spec in specs:
             if spec.vendor == vendor:
-                said = _said(spec, digits=4)
+                said = _peak_texts(spec, digits=4)
                 table.add_row(spec.key, *(said[title] for title in columns))
         parts.append(table)
     parts.append(Text("\nerg peaks NAME   one with its source, note and other names", "dim"))
@@ -135,7 +135,7 @@ def listing(specs: Sequence[DeviceSpec], *, dtype: str | None = None) -> Rendera
 
 def entry(spec: DeviceSpec, *, width: int) -> list[str]:
     """One device in words, in lines of so many characters; an address is not cut."""
-    numbers = _said(spec)
+    numbers = _peak_texts(spec)
     peaks = ", ".join(f"{dtype} {numbers[dtype]}" for dtype in spec.peak_flops_per_s)
     unread = _UNREAD if spec.origin == BUILT_IN else "-"
     lines = {
@@ -186,7 +186,7 @@ def page() -> str:
     lines = [_HEAD, _markdown(titles), _markdown(["---"] * len(titles))]
     for spec in built_in_devices():
         source = f"{spec.source}; {spec.confirmed or _UNREAD}; {spec.checked}"
-        cells = (f"`{spec.key}`", spec.name, *_said(spec).values(), spec.note or "-", source)
+        cells = (f"`{spec.key}`", spec.name, *_peak_texts(spec).values(), spec.note or "-", source)
         lines.append(_markdown(cells))
     lines += ["", "## Driver names", "", _markdown(("device", "names")), _markdown(("---", "---"))]
     for spec in built_in_devices():
@@ -211,7 +211,7 @@ def _markdown(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _said(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
+def _peak_texts(spec: DeviceSpec, *, digits: int = 6) -> dict[str, str]:
     """The cells of a row by the title of their column, in the unit that the title says."""
     scales: dict[str, tuple[float | None, float]] = {
         **{dtype: (spec.peak_flops_per_s.get(dtype), 1e12) for dtype in DTYPES},

@@ -32,7 +32,7 @@ _MOST_NAMES = 5
 _INDENT = "  "
 
 
-def shown(
+def modules_view(
     counted: Sequence[FileCount], *, by: str, left_out: Mapping[str, int], verbose: bool
 ) -> Iterator[RenderableType]:
     """The table that was asked for, the total, what it leaves open, and what failed."""

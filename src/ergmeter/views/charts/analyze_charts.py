@@ -20,7 +20,7 @@ from ergmeter.views.charts.chart import Chart, Table, framed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ergmeter.neuron.compare import Comparison
+    from ergmeter.neuron.compare import OutputComparison
     from ergmeter.neuron.job.pace import PaceLine
     from ergmeter.neuron.parts import Parts
     from ergmeter.neuron.score import Factor
@@ -37,12 +37,12 @@ _LEGEND = (("an output", "c1"), ("mean ± standard deviation", "c2"))
 _WITHIN_FRAC = 0.08  # of the axis, kept free at both ends
 
 
-def spread_charts(found: Comparison) -> list[Chart]:
+def spread_charts(found: OutputComparison) -> list[Chart]:
     """One for each metric that an output has, and that can be compared."""
     return [_chart(found, name) for name in METRICS if _values(found, name)]
 
 
-def _values(found: Comparison, name: str) -> list[dict[str, Any]]:
+def _values(found: OutputComparison, name: str) -> list[dict[str, Any]]:
     """Each output's own, under its group."""
     called, labels = names_of(found), _groups(found)
     return [
@@ -53,7 +53,7 @@ def _values(found: Comparison, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(found: Comparison) -> list[str]:
+def _groups(found: OutputComparison) -> list[str]:
     """The groups by number and by their first output."""
     called = names_of(found)
     return [
@@ -63,7 +63,7 @@ def _groups(found: Comparison) -> list[str]:
     ]
 
 
-def _chart(found: Comparison, name: str) -> Chart:
+def _chart(found: OutputComparison, name: str) -> Chart:
     title = dict(zip(METRICS, heads(found)[1:], strict=True))[name]
     points, means = _values(found, name), []
     for label, group in zip(_groups(found), found.groups, strict=True):
@@ -160,7 +160,7 @@ def score_chart(document: Mapping[str, Any]) -> Chart:
     """The factors and their product, of a document with a score or with the reason for none."""
     found = factors(document["training_score_breakdown"])
     score = document["training_score"]
-    rows = [_row(one.name, one.ratio, _said(one)) for one in found]
+    rows = [_row(one.name, one.ratio, _factor_text(one)) for one in found]
     mark = next((one for one in map(_mark, found) if one), "")
     whole = "not known" if score is None else f"{mark}{significant(score, 5)}"
     rows.append(_row("score", score, whole))
@@ -168,7 +168,7 @@ def score_chart(document: Mapping[str, Any]) -> Chart:
     table = Table(
         ("factor", "ratio", "log2 of the ratio"),
         (
-            *((one.name, _said(one), _added(one.doublings)) for one in found),
+            *((one.name, _factor_text(one), _added(one.doublings)) for one in found),
             ("score", whole, _added(None if not score else math.log2(score))),
         ),
     )
@@ -194,7 +194,7 @@ def _row(name: str, ratio: float | None, said: str) -> dict[str, Any]:
     return {"name": name, "v": ratio if is_drawn else None, "one": 1, "said": said, "s": side}
 
 
-def _said(one: Factor) -> str:
+def _factor_text(one: Factor) -> str:
     if one.ratio is None:
         return "not known"
     return f"{_mark(one)}x {significant(one.ratio, 5)}"

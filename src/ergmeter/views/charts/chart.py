@@ -83,7 +83,7 @@ def framed(description: str, height: int, layers: list[dict[str, Any]]) -> dict[
     }
 
 
-def drawn(
+def chart_of(
     id_: str, title: str, unit: str, draw: Callable[[], Chart], *, on_time: bool = False
 ) -> Chart:
     """A chart, or its place with the reason."""

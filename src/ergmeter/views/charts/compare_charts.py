@@ -16,7 +16,7 @@ from ergmeter.errors import NotMeasurable
 from ergmeter.records import Reading
 from ergmeter.stats.ratio import UNBOUNDED
 from ergmeter.views.charts import pareto_chart
-from ergmeter.views.charts.chart import Chart, Table, drawn
+from ergmeter.views.charts.chart import Chart, Table, chart_of
 from ergmeter.views.charts.interval_chart import Axis, Dot, interval_chart
 from ergmeter.views.compare import contrast_in_words, head, is_assumed
 from ergmeter.views.run.card import bare, interval
@@ -57,13 +57,13 @@ def compare_charts(found: Comparison) -> list[Chart]:
     baseline = found.groups[0].name
     sure = f"{found.options.confidence * 100:g} % intervals"
     return [
-        drawn(
+        chart_of(
             RATIOS,
             f"ratio to {baseline}",
             "",
             lambda: _contrasts(found, RATIOS, f"ratio to {baseline}", sure=sure),
         ),
-        drawn(
+        chart_of(
             DIFFERENCES,
             f"what was learned, less that of {baseline}",
             "",
@@ -71,9 +71,9 @@ def compare_charts(found: Comparison) -> list[Chart]:
                 found, DIFFERENCES, f"what was learned, less that of {baseline}", sure=sure
             ),
         ),
-        drawn(pareto_chart.ID, pareto_chart.TITLE, "", lambda: pareto_chart.pareto_chart(found)),
+        chart_of(pareto_chart.ID, pareto_chart.TITLE, "", lambda: pareto_chart.pareto_chart(found)),
         *(
-            drawn(f"{MEAN}{at}", head(one), "", partial(_means, found, at, one))
+            chart_of(f"{MEAN}{at}", head(one), "", partial(_means, found, at, one))
             for at, one in enumerate(found.measures)
         ),
     ]

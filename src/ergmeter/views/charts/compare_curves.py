@@ -49,7 +49,7 @@ _DOTS = 60  # readings of a line, up to which each is a dot
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class CurveLine:
     """A run's course, what it is called, its colour (1 to 8) and its dashes (0 to 5)."""
 
     label: str
@@ -79,7 +79,7 @@ def x_axes(lines: Mapping[int, Course]) -> dict[str, dict[str, Any]]:
 
 
 def line_layers(
-    lines: Sequence[Line], scale: Scale, x: dict[str, Any], *, has_zero: bool
+    lines: Sequence[CurveLine], scale: Scale, x: dict[str, Any], *, has_zero: bool
 ) -> list[dict[str, Any]]:
     """The lines, and the reading that is nearest to the pointer."""
     rows = [row for number, one in enumerate(lines) for row in _rows(number, one.course, scale)]
@@ -269,7 +269,7 @@ def _chart(found: Courses, curve: Curve, labels: list[str], x: Axis | None) -> C
         for number, one in lines.items()
     )
     looks = _looks(found)
-    drawn = [Line(labels[number], one, *looks[number]) for number, one in lines.items()]
+    drawn = [CurveLine(labels[number], one, *looks[number]) for number, one in lines.items()]
     first = axes[own if x is None or x not in axes else x]
     layers = line_layers(drawn, scale, first, has_zero=curve != "loss")
     return Chart(

@@ -50,13 +50,13 @@ def pareto_chart(found: Comparison) -> Chart:
         for group, row in zip(groups, means, strict=True)
     ]
     for row, own in zip(rows, means, strict=True):
-        row["third"] = f"{head(axes[2])} {_said(axes[2], own[2])}" if len(axes) > 2 else ""
+        row["third"] = f"{head(axes[2])} {_mean_text(axes[2], own[2])}" if len(axes) > 2 else ""
     beaten = found.front.beaten
     total, rows = len(rows), sorted(rows, key=lambda row: row["name"] in beaten)[:_MOST]
     legend = ((f"{_ON[2]} not beaten", _ON[0]), (f"{_BEATEN[2]} beaten", _BEATEN[0]))
     note = f"{front_in_words(found.front)}; {_better(axes)} is better{_left_out(len(rows), total)}"
     words = some(
-        [f"{g.name} {_said(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)],
+        [f"{g.name} {_mean_text(axes[0], m[0])}" for g, m in zip(groups, means, strict=True)],
         most=_NAMED,
     )
     return Chart(
@@ -204,7 +204,7 @@ def _title(axis: Measure, scale: Scale) -> str:
     return head(axis) if head(axis) == unit else f"{head(axis)}, {unit}"
 
 
-def _said(axis: Measure, mean: Mean) -> str:
+def _mean_text(axis: Measure, mean: Mean) -> str:
     return value(Reading(mean.value, axis.unit, "measured")).removesuffix(" 1")
 
 
@@ -222,7 +222,7 @@ def _table(
             why = "one run: no interval" if mean.repeats == 1 else "no interval"
             between = interval(said) or why
             between = "assumed" if is_assumed(group, axis) else between
-            cells.append(f"{_said(axis, mean)} ({between})")
+            cells.append(f"{_mean_text(axis, mean)} ({between})")
         rows.append((group.name, *cells, place))
     return Table(("group", *map(head, axes), "front"), tuple(rows))
 

@@ -67,7 +67,7 @@ def phase_chart(evidence: Evidence) -> Chart:
 
 
 def _span_layer(
-    spans: Sequence[timeline.Spans], x: dict[str, Any], y: dict[str, Any]
+    spans: Sequence[timeline.PhaseSpans], x: dict[str, Any], y: dict[str, Any]
 ) -> dict[str, Any]:
     names = [_PHASES[one.phase] for one in spans]
     places = list(_PHASES.values())
@@ -106,7 +106,7 @@ def _span_layer(
     }
 
 
-def _rows(spans: Sequence[timeline.Spans]) -> list[dict[str, Any]]:
+def _rows(spans: Sequence[timeline.PhaseSpans]) -> list[dict[str, Any]]:
     return [
         {
             "t": round(start, 6),
@@ -122,7 +122,7 @@ def _rows(spans: Sequence[timeline.Spans]) -> list[dict[str, Any]]:
     ]
 
 
-def _table(spans: Sequence[timeline.Spans], marks: Sequence[dict[str, Any]]) -> Table:
+def _table(spans: Sequence[timeline.PhaseSpans], marks: Sequence[dict[str, Any]]) -> Table:
     phases = (
         (
             _PHASES[one.phase],

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.metrics.breakdown.time_breakdown import spent
+from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.catalog import catalogue, refusal
 from ergmeter.records import Missing, Reading
 from ergmeter.units import duration, scaled, significant
-from ergmeter.views.charts.chart import Chart, Table, drawn, framed, scale_for
+from ergmeter.views.charts.chart import Chart, Table, chart_of, framed, scale_for
 from ergmeter.views.charts.roofline_chart import roofline_chart
 from ergmeter.views.charts.step_time_chart import step_time_chart
 from ergmeter.views.charts.waterfall_chart import waterfall_chart
@@ -20,7 +20,7 @@ from ergmeter.views.run.card import in_short, interval, value
 from ergmeter.views.run.explain import WATERFALL
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.breakdown.time_breakdown import Spent
+    from ergmeter.metrics.breakdown.time_breakdown import TimeBreakdown
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.metrics.explain.waterfall import Explanation
     from ergmeter.records import Summary
@@ -41,12 +41,14 @@ IDS = ("ladder", "waterfall", "time_spent", "energy_spent", "step_times", "roofl
 def figure_charts(evidence: Evidence, summary: Summary, explained: Explanation) -> list[Chart]:
     """All of them, drawn or with their reason."""
     return [
-        drawn("ladder", "from GPU util to MFU", "%", lambda: _ladder(evidence.run, summary)),
-        drawn("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
-        drawn("time_spent", "where the time went", "s", lambda: _time_spent(spent(evidence))),
-        drawn("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
-        drawn("step_times", "step times", "s", lambda: step_time_chart(evidence)),
-        drawn("roofline", "roofline", "FLOP/s", lambda: roofline_chart(evidence)),
+        chart_of("ladder", "from GPU util to MFU", "%", lambda: _ladder(evidence.run, summary)),
+        chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(explained)),
+        chart_of(
+            "time_spent", "where the time went", "s", lambda: _time_spent(time_breakdown(evidence))
+        ),
+        chart_of("energy_spent", "where the joules went", "J", lambda: _energy_spent(evidence)),
+        chart_of("step_times", "step times", "s", lambda: step_time_chart(evidence)),
+        chart_of("roofline", "roofline", "FLOP/s", lambda: roofline_chart(evidence)),
     ]
 
 
@@ -151,7 +153,7 @@ def _percent(share: float) -> str:
     return f"{significant(share * 100, 3)} %" if not 0 < share < 0.001 else "< 0.1 %"
 
 
-def _time_spent(found: Spent) -> Chart:
+def _time_spent(found: TimeBreakdown) -> Chart:
     scale = scale_for("s", found.whole_s)
     rows = [
         {
@@ -172,7 +174,7 @@ def _time_spent(found: Spent) -> Chart:
 
 
 def _energy_spent(evidence: Evidence) -> Chart:
-    found = spent(evidence)
+    found = time_breakdown(evidence)
     if found.whole_j is None:
         raise NotMeasurable(found.why_no_joules)
     scale = scale_for("J", found.whole_j)

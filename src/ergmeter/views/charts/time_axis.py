@@ -13,7 +13,7 @@ from ergmeter.metrics.breakdown import timeline
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.metrics.breakdown.timeline import Line
+    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Mark
     from ergmeter.views.charts.chart import Scale
@@ -59,7 +59,7 @@ def time_axis(evidence: Evidence) -> dict[str, Any]:
 def line_layers(
     evidence: Evidence,
     rows: list[dict[str, Any]],
-    lines: dict[str, Line],
+    lines: dict[str, BoundedSeries],
     scale: Scale,
     *,
     has_zero: bool,

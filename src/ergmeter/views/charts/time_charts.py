@@ -17,14 +17,14 @@ from ergmeter.metrics.breakdown import timeline
 from ergmeter.metrics.energy.device_energy import boundary
 from ergmeter.metrics.evidence.gauges import sampled, why_absent
 from ergmeter.units import duration
-from ergmeter.views.charts.chart import Chart, Scale, Table, drawn, framed, scale_for
+from ergmeter.views.charts.chart import Chart, Scale, Table, chart_of, framed, scale_for
 from ergmeter.views.charts.phase_chart import phase_chart
 from ergmeter.views.charts.time_axis import ground, line_layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from ergmeter.metrics.breakdown.timeline import Line
+    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device
 
@@ -137,7 +137,7 @@ def time_charts(evidence: Evidence, only: Collection[str] = IDS) -> list[Chart]:
         **beside,
     }
     return [
-        drawn(id_, title, unit, partial(draw, evidence), on_time=True)
+        chart_of(id_, title, unit, partial(draw, evidence), on_time=True)
         for id_, (title, unit, draw) in every.items()
         if id_ in only
     ]
@@ -157,7 +157,7 @@ def _of_kind(evidence: Evidence, *, kind: _Kind) -> Chart:
     )
 
 
-def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
+def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, BoundedSeries], str]:
     """The lines by their label; raises NotMeasurable where there are none."""
     wanted = [
         (device, column)
@@ -186,7 +186,7 @@ def _lines_of(evidence: Evidence, kind: _Kind) -> tuple[dict[str, Line], str]:
     }
     has_several_columns = len({column for _, column in wanted}) > 1
     names = names_of(evidence, [device for device, _ in wanted])
-    lines: dict[str, Line] = {}
+    lines: dict[str, BoundedSeries] = {}
     for device, column in wanted:
         line = timeline.line_of(
             evidence,
@@ -297,7 +297,7 @@ def _chart(
     id_: str,
     title: str,
     unit: str,
-    lines: dict[str, Line],
+    lines: dict[str, BoundedSeries],
     *,
     note: str = "",
     has_zero: bool = True,
@@ -333,7 +333,7 @@ def _chart(
     )
 
 
-def _rows(label: str, line: Line, scale: Scale) -> list[dict[str, Any]]:
+def _rows(label: str, line: BoundedSeries, scale: Scale) -> list[dict[str, Any]]:
     return [
         {
             "t": round(t_s, 6),
@@ -344,7 +344,7 @@ def _rows(label: str, line: Line, scale: Scale) -> list[dict[str, Any]]:
     ]
 
 
-def _table(lines: dict[str, Line], scale: Scale) -> Table:
+def _table(lines: dict[str, BoundedSeries], scale: Scale) -> Table:
     head = ("line", "readings", "lowest", "at", "highest", "at")
     rows = tuple(
         (

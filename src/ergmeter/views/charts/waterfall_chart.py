@@ -23,7 +23,7 @@ from ergmeter.views.run.explain import (
 )
 
 if TYPE_CHECKING:
-    from ergmeter.metrics.explain.waterfall import Explanation, Level
+    from ergmeter.metrics.explain.waterfall import Explanation, WaterfallLevel
 
 PEAK, LOST, GAINED, LEFT = "peak", "lost", "gained", "what is left"
 ONE_BLOCK = "lost, and not told apart"
@@ -67,7 +67,7 @@ def _rows(found: Explanation) -> list[dict[str, Any]]:
     return rows
 
 
-def _row(level: Level, found: Explanation) -> dict[str, Any]:
+def _row(level: WaterfallLevel, found: Explanation) -> dict[str, Any]:
     one = level.block
     return {
         "name": one.title,
@@ -82,7 +82,7 @@ def _row(level: Level, found: Explanation) -> dict[str, Any]:
     }
 
 
-def _kind(level: Level, found: Explanation) -> str:
+def _kind(level: WaterfallLevel, found: Explanation) -> str:
     if level.block is found.achieved:
         return LEFT
     if level.block.share_frac < 0:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 from ergmeter.version import __version__
 from ergmeter.views.analyze import compare
-from ergmeter.views.analyze.blocks import Figure, Grid, Items, Part, words
+from ergmeter.views.analyze.blocks import Items, PagePart, SortableCell, TableBlock, words
 from ergmeter.views.analyze.compare import comparison_parts
 from ergmeter.views.analyze.headline import headlines, title
 from ergmeter.views.analyze.parts import analysis_parts
 from ergmeter.views.charts.analyze_charts import pace_chart, score_chart, spread_charts
-from ergmeter.views.charts.chart import Table, drawn
+from ergmeter.views.charts.chart import Table, chart_of
 from ergmeter.views.html.page import figure, header, page, section, table, td, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ergmeter.neuron.compare import Comparison
+    from ergmeter.neuron.compare import OutputComparison
     from ergmeter.neuron.parts import Analysis
     from ergmeter.views.analyze.blocks import Block, Cell
     from ergmeter.views.analyze.headline import Headline
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 # value beside what is shown, and the page's script goes by that.
 
 
-def part_section(part: Part, *before: str) -> str:
+def part_section(part: PagePart, *before: str) -> str:
     """A part of the page; what only a page has stands before its blocks."""
     return section(part.id, part.title, *before, *map(_block, part.blocks))
 
 
 def _block(block: Block) -> str:
-    if isinstance(block, Grid):
+    if isinstance(block, TableBlock):
         if block.is_sortable:
             return _sortable(block)
         rows = tuple(tuple(map(words, row)) for row in block.rows)
@@ -52,7 +52,7 @@ def _block(block: Block) -> str:
     return f"<p>{text(block.text)}</p>"
 
 
-def _sortable(grid: Grid) -> str:
+def _sortable(grid: TableBlock) -> str:
     head = "".join(
         f'<th scope="col"><button type="button">{text(one)}</button></th>' for one in grid.head
     )
@@ -66,7 +66,7 @@ def _sortable(grid: Grid) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    if not isinstance(cell, Figure):
+    if not isinstance(cell, SortableCell):
         return td(cell)
     value = "" if cell.value is None else f"{cell.value!r}"
     return f'<td class="number" data-value="{value}">{text(cell.text)}</td>'
@@ -117,7 +117,7 @@ def analysis_page(found: Analysis) -> str:
     }
     charts = _charts(found)
     figures = parts.pop("figures")
-    kept = Part(figures.id, figures.title, figures.blocks[1:])  # the cards say the table
+    kept = PagePart(figures.id, figures.title, figures.blocks[1:])  # the cards say the table
     sections = [part_section(kept, cards(headlines(document)))]
     for part in parts.values():
         chart = charts.get(part.id)
@@ -133,11 +133,11 @@ def _charts(found: Analysis) -> dict[str, Chart]:
         charts["score"] = score_chart(found.document)
     if "log_metrics" in found.document:
         id_, name = "pace", "throughput by step"
-        charts["log"] = drawn(id_, name, "", lambda: pace_chart(found.parts))
+        charts["log"] = chart_of(id_, name, "", lambda: pace_chart(found.parts))
     return charts
 
 
-def comparison_page(found: Comparison) -> str:
+def comparison_page(found: OutputComparison) -> str:
     """The page of several outputs."""
     charts, parts = spread_charts(found), comparison_parts(found)
     pictures = "".join(map(figure, charts))

@@ -28,9 +28,9 @@ from ergmeter.views.html.page import figure, header, listed, page, section, tabl
 
 if TYPE_CHECKING:
     from ergmeter.bench.gate.cell_verdicts import CellVerdict, Word
-    from ergmeter.bench.gate.comparing import Comparison
+    from ergmeter.bench.gate.comparing import BenchComparison
     from ergmeter.bench.gate.gate import Gate, Judgement, State
-    from ergmeter.bench.gate.rules import Rule
+    from ergmeter.bench.gate.rules import GateRule
     from ergmeter.views.charts.interval_chart import Kind
 
 _MOST = 60  # rows of a chart; the table below it has all
@@ -64,7 +64,7 @@ _LINKS = {
 }
 
 
-def bench_compare_page(found: Comparison, judged: Gate, *, new: str, ref: str) -> str:
+def bench_compare_page(found: BenchComparison, judged: Gate, *, new: str, ref: str) -> str:
     """The whole page: the same cells compared and judged."""
     verdicts = cell_verdicts(judged)
     charts = [_chart(number, rule, judged) for number, rule in enumerate(judged.rules)]
@@ -104,7 +104,7 @@ def _verdicts(verdicts: tuple[CellVerdict, ...]) -> str:
     return f'<div class="roomy">{told}</div>'
 
 
-def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
+def _chart(number: int, rule: GateRule, judged: Gate) -> Chart:
     own = sorted((one for one in judged.judgements if one.rule == rule), key=_badness)
     id_, title = f"rule-{number}", str(rule)
     if not any(one.figure for one in own):
@@ -121,7 +121,7 @@ def _chart(number: int, rule: Rule, judged: Gate) -> Chart:
     note = "thick upright lines are what the rule allows, on the thin one nothing changed"
     if len(own) > _MOST:
         note += f"; the first {_MOST} of {len(own)}, the worst first: the table has all"
-    rows = tuple((one.name, _said(one), one.state, one.words) for one in own)
+    rows = tuple((one.name, _judgement_text(one), one.state, one.words) for one in own)
     return interval_chart(
         id_,
         title,
@@ -155,7 +155,7 @@ def _dot(one: Judgement, scale: Scale) -> Dot:
     )
     ends = (one.rule.low, one.rule.high)
     limits = tuple(end / scale.factor for end in ends if end is not None)
-    return Dot(one.name, value, low, high, _said(one), kind, limits)
+    return Dot(one.name, value, low, high, _judgement_text(one), kind, limits)
 
 
 def _scale(own: list[Judgement]) -> Scale:
@@ -166,11 +166,11 @@ def _scale(own: list[Judgement]) -> Scale:
     return scale_for(unit, max(map(abs, ends)))
 
 
-def _said(one: Judgement) -> str:
+def _judgement_text(one: Judgement) -> str:
     return "absent" if one.figure is None else change_in_words(one.figure)
 
 
-def _paradoxes(found: Comparison) -> str:
+def _paradoxes(found: BenchComparison) -> str:
     told = [f"{cell.pair.name}: {cell.paradox}" for cell in found.cells if cell.paradox]
     both = sum(tells_both(cell.pair) for cell in found.cells)
     none = (
@@ -181,7 +181,7 @@ def _paradoxes(found: Comparison) -> str:
     return listed(told) or f'<p class="dim">{none}</p>'
 
 
-def _changes(found: Comparison) -> str:
+def _changes(found: BenchComparison) -> str:
     rows = [tuple(changes(cell.pair.name, cell.figures, found.metrics)) for cell in found.cells]
     if found.together:
         rows.append(tuple(changes(TOGETHER, found.together, found.metrics)))

@@ -29,7 +29,7 @@ from ergmeter.views.html.page import figure, header, listed, page, section, tabl
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.compare.comparison import Comparison, Pair
+    from ergmeter.compare.comparison import Comparison, GroupPair
     from ergmeter.compare.run_curves import Axis, Courses
     from ergmeter.views.charts.compare_curves import CourseCharts
 
@@ -111,7 +111,7 @@ def _verdicts(found: Comparison) -> Iterable[str]:
         yield f"<details><summary>{len(more)} more groups</summary>{''.join(more)}</details>"
 
 
-def _lines(pair: Pair) -> str:
+def _lines(pair: GroupPair) -> str:
     said = [
         f'<li><span class="badge">{text(SIGNS[one.state])}</span> {text(one.words)}</li>'
         for one in pair.verdicts

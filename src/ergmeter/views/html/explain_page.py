@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ergmeter.version import __version__
-from ergmeter.views.charts.chart import drawn
+from ergmeter.views.charts.chart import chart_of
 from ergmeter.views.charts.waterfall_chart import waterfall_chart
 from ergmeter.views.html.analyze_page import part_section
 from ergmeter.views.html.page import absent, figure, header, listed, page, section, text
@@ -36,7 +36,7 @@ def waterfall_section(run: Run, found: Explanation, chart: Chart) -> str:
 
 def explain_page(run: Run, found: Explanation) -> str:
     """The whole page."""
-    chart = drawn("waterfall", WATERFALL, "%", lambda: waterfall_chart(found))
+    chart = chart_of("waterfall", WATERFALL, "%", lambda: waterfall_chart(found))
     rest = list(explain_parts(found))[1:]  # the first is the waterfall as a table
     links = {SECTION: "the waterfall", **{part.id: part.title.lower() for part in rest}}
     return page(

@@ -13,7 +13,7 @@ from ergmeter.metrics.breakdown import timeline
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.check.checks import fitness
 from ergmeter.metrics.explain.waterfall import explain
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.records import Missing, Reading
 from ergmeter.runlog.reader import IMPORTED, RUNNING
 from ergmeter.units import duration, tallied
@@ -87,12 +87,12 @@ def report(evidence: Evidence, summary: Summary) -> str:
         header=_header(evidence, summary),
         sections=sections,
         charts=[*on_time, *figures],
-        whole_s=_whole(evidence),
+        whole_s=_run_span(evidence),
         counted_s=_counted(evidence),
     )
 
 
-def _whole(evidence: Evidence) -> tuple[float, float]:
+def _run_span(evidence: Evidence) -> tuple[float, float]:
     try:
         return 0.0, timeline.watched(evidence).duration_s
     except NotMeasurable:
@@ -104,7 +104,7 @@ def _counted(evidence: Evidence) -> tuple[float, float]:
         span = evidence.span
         return timeline.seconds(evidence, span.start_ns), timeline.seconds(evidence, span.end_ns)
     except NotMeasurable:
-        return _whole(evidence)
+        return _run_span(evidence)
 
 
 def _header(evidence: Evidence, summary: Summary) -> str:
@@ -199,7 +199,7 @@ def _progress(evidence: Evidence, summary: Summary) -> str:
     if summary.status != RUNNING:
         return ""
     try:
-        found = ahead(evidence)
+        found = remaining(evidence)
     except NotMeasurable as error:
         return section("progress", "Progress", f'<p class="absent">Unknown: {text(error)}</p>')
     left = "not known yet" if found.left_s is None else duration(found.left_s)
@@ -253,7 +253,7 @@ def _every_metric(summary: Summary) -> str:
     for key, found in summary.readings.items():
         if isinstance(found, Reading):
             note = "; ".join(part for part in (found.impossible, found.note) if part)
-            rows.append((key, *_said(found), note, catalogue()[key].formula))
+            rows.append((key, *_reading_text(found), note, catalogue()[key].formula))
         else:
             by_reason.setdefault(found.reason, []).append(key)
     known = Table(("metric", "value", "interval", "how", "of this run", "formula"), tuple(rows))
@@ -269,7 +269,7 @@ def _every_metric(summary: Summary) -> str:
     )
 
 
-def _said(found: Reading) -> tuple[str, str, str]:
+def _reading_text(found: Reading) -> tuple[str, str, str]:
     return value(found), interval(found), found.basis
 
 

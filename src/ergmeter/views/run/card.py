@@ -366,13 +366,13 @@ def sparkline(run: Run, *, is_lost: bool = False) -> Text | None:
     came after the last number of it is none."""
     import numpy as np  # noqa: PLC0415
 
-    from ergmeter.metrics.evidence.steps import told  # noqa: PLC0415
+    from ergmeter.metrics.evidence.steps import read_steps  # noqa: PLC0415
 
-    steps, label, is_printed = told(run), "loss  ", "imported" in run.header
+    steps, label, is_printed = read_steps(run), "loss  ", "imported" in run.header
     # Where nobody tells it, it may have been printed.
     if not any(np.isfinite(lane["loss"]).any() for lane in steps.lanes):
         label = "loss, as printed  " if len(steps) else label
-        steps, is_printed = told(run, "output"), True
+        steps, is_printed = read_steps(run, "output"), True
     train = steps.where_each(lambda lane: lane["phase"] == PHASES.index("train"))
     start_ns = train.lowest("start_ns") if len(train) else None
     first = _before_steps(run, start_ns, is_printed=is_printed)

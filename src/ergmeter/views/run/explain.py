@@ -17,7 +17,7 @@ from rich.text import Text
 from ergmeter.metrics.explain.waterfall import levels
 from ergmeter.records import Missing
 from ergmeter.units import scaled, significant
-from ergmeter.views.analyze.blocks import Grid, Items, Part, Words
+from ergmeter.views.analyze.blocks import Items, PagePart, Paragraph, TableBlock
 from ergmeter.views.documents import finite, result
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.metrics.explain.block import Block
+    from ergmeter.metrics.explain.block import LossBlock
     from ergmeter.metrics.explain.waterfall import Change, Explanation
     from ergmeter.runlog.reader import Run
 
@@ -49,7 +49,7 @@ NOT_TOLD = "not told apart"
 RECORD_NEXT = "to record next time"
 
 
-def share(one: Block) -> str:
+def share(one: LossBlock) -> str:
     """The share of the peak that a block takes; with a plus what it gives."""
     value = 100 * abs(one.share_frac)
     sign = "+" if one.share_frac < 0 else ""
@@ -59,7 +59,7 @@ def share(one: Block) -> str:
     return f"{sign}{said} %"
 
 
-def joules(one: Block) -> str:
+def joules(one: LossBlock) -> str:
     """What a block drew; a gain has drawn nothing."""
     return "" if one.joules is None or one.share_frac < 0 else scaled(one.joules, "J")
 
@@ -84,7 +84,7 @@ def gain(one: Change) -> str:
     return f"{most} {100 * one.gain_frac:.0f} % faster"
 
 
-def facts(one: Block) -> str:
+def facts(one: LossBlock) -> str:
     """The evidence of a block."""
     return "; ".join(f"{fact.key}: {fact.said}" for fact in one.facts)
 
@@ -102,10 +102,10 @@ def change_lines(found: Explanation) -> tuple[str, ...]:
     return tuple(f"{one.advice}. {gain(one).capitalize()}: {one.why}" for one in found.changes)
 
 
-def explain_parts(found: Explanation) -> Iterator[Part]:
+def explain_parts(found: Explanation) -> Iterator[PagePart]:
     """Everything, the waterfall as a table first."""
     if found.achieved is None:
-        yield Part("waterfall-part", _TITLE, (Words(f"{NOTHING}."),))
+        yield PagePart("waterfall-part", _TITLE, (Paragraph(f"{NOTHING}."),))
     else:
         rows = tuple(
             (level.block.title, share(level.block), joules(level.block), level.block.basis)
@@ -113,9 +113,9 @@ def explain_parts(found: Explanation) -> Iterator[Part]:
         )
         peak = ("peak", "100.0 %", whole_joules(found), "")
         head = ("block", "of the peak", "joules", "how")
-        table = Grid(WATERFALL, head, (peak, *rows))
-        said = (Words(one) for one in (said_of_joules(found),) if one)
-        yield Part("waterfall-part", _TITLE, (Words(f"100 % is {found.of}."), table, *said))
+        table = TableBlock(WATERFALL, head, (peak, *rows))
+        said = (Paragraph(one) for one in (said_of_joules(found),) if one)
+        yield PagePart("waterfall-part", _TITLE, (Paragraph(f"100 % is {found.of}."), table, *said))
     lists = {
         ("remarks", "what to know"): found.remarks,
         ("changes", CHANGES): change_lines(found),
@@ -124,11 +124,13 @@ def explain_parts(found: Explanation) -> Iterator[Part]:
     }
     for (id_, title), texts in lists.items():
         if texts:
-            yield Part(id_, title.capitalize(), (Items(texts),))
+            yield PagePart(id_, title.capitalize(), (Items(texts),))
     if found.achieved is not None:
         whole = (*found.blocks, found.achieved)
         seen = tuple((one.title, one.why, facts(one)) for one in whole)
-        yield Part("evidence", "Evidence", (Grid("evidence", ("block", "is", "seen"), seen),))
+        yield PagePart(
+            "evidence", "Evidence", (TableBlock("evidence", ("block", "is", "seen"), seen),)
+        )
 
 
 # -- explain ---------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.compare.jobs import Part
+    from ergmeter.compare.jobs import JobRun
     from ergmeter.records import Result
 
 _TITLES = {
@@ -34,7 +34,7 @@ _TITLES = {
 }
 
 
-def page(name: str, parts: Sequence[Part], results: dict[str, Result]) -> RenderableType:
+def page(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> RenderableType:
     """The runs in order, then what they came to together."""
     runs = Table(box=None, pad_edge=False)
     for title in ("run", "began", "lasted", "steps", "status"):
@@ -60,7 +60,7 @@ def page(name: str, parts: Sequence[Part], results: dict[str, Result]) -> Render
     return Group(Text.assemble((f"job {name}", "bold")), runs, Text(), figures)
 
 
-def document(name: str, parts: Sequence[Part], results: dict[str, Result]) -> dict[str, Any]:
+def document(name: str, parts: Sequence[JobRun], results: dict[str, Result]) -> dict[str, Any]:
     """The same, for programs."""
     return {
         "job": name,
@@ -77,7 +77,7 @@ def document(name: str, parts: Sequence[Part], results: dict[str, Result]) -> di
     }
 
 
-def _numbers(part: Part) -> str:
+def _numbers(part: JobRun) -> str:
     """The numbers of the first and the last step, counted from 1 as people do."""
     try:
         first = part.first_step()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from ergmeter.load.level import Outcome, Plan
+    from ergmeter.load.level import LevelOutcome, LevelPlan
     from ergmeter.records import Result, Summary
 
 _COLUMNS = {
@@ -51,15 +51,15 @@ _GROUPS = ("latency.", "throughput.", "requests.", "time.window_s", "energy.", "
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LevelRow:
     """One level: what it was to do, what happened, and what its run came to."""
 
-    plan: Plan
-    outcome: Outcome
+    plan: LevelPlan
+    outcome: LevelOutcome
     summary: Summary
 
 
-def show(console: Console, levels: list[Level]) -> None:
+def show(console: Console, levels: list[LevelRow]) -> None:
     """Print the table, the remarks, and how to see more of each run."""
     first = levels[0].plan.asking
     console.print(Text(f"{first.model} at {first.target.address.url}", "dim"))
@@ -72,7 +72,7 @@ def show(console: Console, levels: list[Level]) -> None:
         console.print(Text(f"erg report {shlex.quote(str(level.outcome.run))}"), soft_wrap=True)
 
 
-def _table(levels: list[Level]) -> Table:
+def _table(levels: list[LevelRow]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("\nrequests", no_wrap=True)
     for title in ("\nok", "\nfailed", *_COLUMNS, "client\nCPU"):
@@ -94,7 +94,7 @@ def _cell(found: Result) -> str:
     return significant(found.value * (1e3 if found.unit == "s" else 1.0), 3)
 
 
-def _below(levels: list[Level]) -> list[str]:
+def _below(levels: list[LevelRow]) -> list[str]:
     """What only some loads have: a line for each level."""
     return [
         f"{level.plan.pace.label}: {what} {value(found)} ({found.note.partition('; ')[0]})"
@@ -106,7 +106,7 @@ def _below(levels: list[Level]) -> list[str]:
     ]
 
 
-def remarks(levels: list[Level]) -> list[str]:
+def remarks(levels: list[LevelRow]) -> list[str]:
     """What a reader of the table must know."""
     found = []
     for level in levels:
@@ -119,7 +119,7 @@ def remarks(levels: list[Level]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _remarks(level: Level) -> Iterator[str]:
+def _remarks(level: LevelRow) -> Iterator[str]:
     outcome = level.outcome
     for kind, count in outcome.failures.most_common():
         yield f"{count} x {kind}: {outcome.examples[kind]}"
@@ -157,7 +157,7 @@ def _missing(readings: dict[str, Result]) -> list[str]:
     return list(dict.fromkeys(reasons))
 
 
-def document(levels: list[Level]) -> dict[str, Any]:
+def document(levels: list[LevelRow]) -> dict[str, Any]:
     """The same for programs."""
     first = levels[0].plan.asking
     return {
@@ -171,7 +171,7 @@ def document(levels: list[Level]) -> dict[str, Any]:
     }
 
 
-def _entry(level: Level) -> dict[str, Any]:
+def _entry(level: LevelRow) -> dict[str, Any]:
     outcome = level.outcome
     kept = {k: v for k, v in level.summary.readings.items() if k.startswith(_GROUPS)}
     return {

@@ -14,7 +14,7 @@ import numpy as np
 from rich.console import Group
 from rich.text import Text
 
-from ergmeter.metrics.evidence.steps import told
+from ergmeter.metrics.evidence.steps import read_steps
 from ergmeter.records import PHASES
 from ergmeter.units import NS_PER_S, duration, scaled
 
@@ -140,7 +140,7 @@ def _bars(series: Series, edges_ns: FloatArray, full: float | None) -> str:
 
 
 def _phases(run: Run, edges_ns: FloatArray) -> str:
-    steps = told(run).longest
+    steps = read_steps(run).longest
     letters = [" "] * (len(edges_ns) - 1)
     if not len(steps):
         return "".join(letters)

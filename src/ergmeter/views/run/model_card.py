@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ergmeter.hardware.grid import grids
-from ergmeter.metrics.alerts.marks import told
+from ergmeter.metrics.alerts.marks import noted_alerts
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.explain.flops import peak_said
 from ergmeter.records import Missing, Reading
@@ -60,7 +60,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 
 
 @dataclass(frozen=True)
-class Told:
+class OwnerFacts:
     """What the run does not say and its owner may."""
 
     location: str | None = None
@@ -75,7 +75,7 @@ class Sources:
     summary: Summary
     whole: Summary
     settings: Settings
-    told: Told
+    told: OwnerFacts
     flops: Sequence[Flops] = ()
 
 
@@ -113,7 +113,7 @@ def metadata(of: Sources) -> dict[str, Any]:
     kind = of.told.training_type or _kind(of.flops or of.run.flops)
     if kind:
         found["training_type"] = kind
-    place = of.told.location or _place(of.settings.grid_source)
+    place = of.told.location or _source_link(of.settings.grid_source)
     if place:
         found["geographical_location"] = place
     hardware = _hardware(of)
@@ -136,7 +136,7 @@ def _kind(flops: Sequence[Flops]) -> str | None:
     return "fine-tuning" if has_adapters else None
 
 
-def _place(source: str | None) -> str | None:
+def _source_link(source: str | None) -> str | None:
     """The place whose grid was declared by name."""
     return next((row.name for row in grids() if row.said == source), None)
 
@@ -252,7 +252,7 @@ def _ending(of: Sources) -> list[str]:
     asked = dict.fromkeys(one.detail for one in of.run.marks if one.name == "stop_asked")
     if asked:
         said.append(f"It was asked to stop by an alert: {'; '.join(asked)}.")
-    others = dict.fromkeys(one.text for one in told(of.run, {}) if one.text not in asked)
+    others = dict.fromkeys(one.text for one in noted_alerts(of.run, {}) if one.text not in asked)
     if others:
         more = "; and more" if len(others) > _ALERTS else ""
         said.append(f"Alerts: {'; '.join(list(others)[:_ALERTS])}{more}.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from ergmeter.metrics.live.frame import Frame, Gauges
+    from ergmeter.metrics.live.frame import Gauges, LiveFrame
     from ergmeter.records import Result
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -59,7 +59,7 @@ REPLACED = "replaced: another run was recorded here, and is shown"
 _CALLED = {RUNNING: "going", CUT_OFF: "cut off: nobody writes it any more"}
 
 
-def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableType:
+def page(frame: LiveFrame, *, columns: int, lines: int | None = None) -> RenderableType:
     """Everything about a run, in so many columns. `lines`: the room there is for it."""
     parts: list[RenderableType] = [*_head(frame), Text(), _figures(frame, columns)]
     parts += [*_age(frame), *_missing(frame, columns)]
@@ -71,7 +71,7 @@ def page(frame: Frame, *, columns: int, lines: int | None = None) -> RenderableT
     return Group(*parts)
 
 
-def line(frame: Frame) -> str:
+def line(frame: LiveFrame) -> str:
     """The same in one line, for a file or a pipe."""
     parts = [_progress(frame)]
     for title, key, _, _ in _ROWS:
@@ -81,7 +81,7 @@ def line(frame: Frame) -> str:
         elif title == "loss" and frame.loss is not None:
             parts.append(f"loss {significant(frame.loss)}")
     for column, title, said in _GAUGES[1:3]:
-        most = [one.values[column] for one in _shown(frame) if column in one.values]
+        most = [one.values[column] for one in _shown_devices(frame) if column in one.values]
         if most:
             parts.append(f"{title} {said(max(most))}")
     for key, title in (("energy.joules_per_token", "J/token"), ("utilization.mfu_frac", "MFU")):
@@ -93,13 +93,13 @@ def line(frame: Frame) -> str:
     return f"{_clock(frame, frame.newest_ns)} " + " | ".join(parts)
 
 
-def alert_line(frame: Frame, number: int) -> str:
+def alert_line(frame: LiveFrame, number: int) -> str:
     """One of its alerts, as a line of its own."""
     alert = frame.alerts[number]
     return f"{_clock(frame, alert.t_ns)} alert: {printable(alert.said)}"
 
 
-def _head(frame: Frame) -> list[Text]:
+def _head(frame: LiveFrame) -> list[Text]:
     style = {RUNNING: "cyan", FINISHED: "green"}.get(frame.status, "red")
     called = printable(_CALLED.get(frame.status, frame.status))
     title = Text.assemble((printable(frame.run.name), "bold"), "  ", (called, style))
@@ -115,7 +115,7 @@ def _head(frame: Frame) -> list[Text]:
     return [title, *([Text(REPLACED, "yellow")] if frame.replaced else []), said]
 
 
-def _progress(frame: Frame) -> str:
+def _progress(frame: LiveFrame) -> str:
     if frame.step is None:
         return "no step yet"
     of = f" of {frame.total:,.0f}" if frame.total and frame.unit == "steps" else ""
@@ -125,7 +125,7 @@ def _progress(frame: Frame) -> str:
     return f"step {frame.step:,}{of}{tokens}"
 
 
-def _eta(frame: Frame) -> str:
+def _eta(frame: LiveFrame) -> str:
     if not frame.is_going:
         return "over"
     if frame.quiet_s is not None:
@@ -137,7 +137,7 @@ def _eta(frame: Frame) -> str:
     )
 
 
-def _figures(frame: Frame, columns: int) -> Table:
+def _figures(frame: LiveFrame, columns: int) -> Table:
     with_bases = columns >= _FOR_BASES
     rows: list[list[str]] = []
     for title, now, _, so_far in _ROWS:
@@ -167,14 +167,14 @@ def _figures(frame: Frame, columns: int) -> Table:
     return table
 
 
-def _age(frame: Frame) -> list[Text]:
+def _age(frame: LiveFrame) -> list[Text]:
     old_s = (frame.newest_ns - frame.so_far_ns) / NS_PER_S
     if not frame.so_far or old_s < _OLD_S:
         return []
     return [Text(f"so far: as of {duration(old_s)} ago", "dim")]
 
 
-def _now(frame: Frame, title: str, key: str) -> str:
+def _now(frame: LiveFrame, title: str, key: str) -> str:
     if title == "loss":
         return "-" if frame.loss is None else significant(frame.loss)
     return _value(frame.lately.get(key)) if key else ""
@@ -196,7 +196,7 @@ def sparkline(points: tuple[float, ...], cells: int) -> str:
     return "".join(_BARS[round(float(x) * (len(_BARS) - 1))] for x in level)
 
 
-def _missing(frame: Frame, columns: int) -> list[Text]:
+def _missing(frame: LiveFrame, columns: int) -> list[Text]:
     """Why a figure is not there, each reason once and in one line."""
     said: dict[str, list[str]] = {}
     for title, now, _, so_far in _ROWS:
@@ -218,14 +218,14 @@ def _clauses(text: str, columns: int) -> str:
     return text[: max(fitting, default=min(ends, default=len(text)))]
 
 
-def _shown(frame: Frame) -> list[Gauges]:
+def _shown_devices(frame: LiveFrame) -> list[Gauges]:
     """The accelerators; where there is none the program and the CPUs."""
     accelerators = [one for one in frame.gauges if one.device.kind == "gpu"]
     return accelerators or [one for one in frame.gauges if one.device.kind in ("cpu", "process")]
 
 
-def _devices(frame: Frame) -> list[RenderableType]:
-    shown = _shown(frame)
+def _devices(frame: LiveFrame) -> list[RenderableType]:
+    shown = _shown_devices(frame)
     if not shown:
         return []
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -242,7 +242,7 @@ def _devices(frame: Frame) -> list[RenderableType]:
     return [Text(), table, *([Text(f"and {more} more", "dim")] if more > 0 else [])]
 
 
-def _ranks(frame: Frame) -> list[Text]:
+def _ranks(frame: LiveFrame) -> list[Text]:
     if len(frame.ranks) < 2:
         return []
     slowest = sorted(frame.ranks.items(), key=lambda one: one[1])
@@ -251,7 +251,7 @@ def _ranks(frame: Frame) -> list[Text]:
     return [Text(f"steps by rank, the slowest first: {said}{more}", "dim")]
 
 
-def _alerts(frame: Frame, room: int) -> list[RenderableType]:
+def _alerts(frame: LiveFrame, room: int) -> list[RenderableType]:
     parts: list[RenderableType] = [Text()]
     if not frame.alerts:
         parts.append(Text(f"no alert ({printable(', '.join(frame.rules))})", "dim"))
@@ -268,7 +268,7 @@ def _alerts(frame: Frame, room: int) -> list[RenderableType]:
     return parts
 
 
-def _clock(frame: Frame, t_ns: int) -> str:
+def _clock(frame: LiveFrame, t_ns: int) -> str:
     """The time of day, here."""
     wall_s = (t_ns + frame.run.wall_zero_ns) / NS_PER_S
     return datetime.fromtimestamp(wall_s).astimezone().strftime("%H:%M:%S")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from ergmeter.views.serve.app_state import Desk
-    from ergmeter.views.serve.folder import Kind, Place
+    from ergmeter.views.serve.folder import Kind, ServedItem
 
 DEFAULT_POINTS, MOST_POINTS = 2000, 10_000
 MOST_COMPARED = 50
@@ -159,10 +159,10 @@ class _Api:
         places = await asyncio.to_thread(self._desk.folder.places, kind)
         return JSONResponse({word: [{"id": one.id, "name": one.name} for one in places]})
 
-    async def _place(self, request: Request, kind: Kind) -> Place:
+    async def _place(self, request: Request, kind: Kind) -> ServedItem:
         return await self._known(request.path_params["id"], kind)
 
-    async def _known(self, id: str, kind: Kind) -> Place:
+    async def _known(self, id: str, kind: Kind) -> ServedItem:
         found = None
         if _ID.fullmatch(id):
             found = await asyncio.to_thread(self._desk.folder.place, id, kind)
@@ -170,13 +170,13 @@ class _Api:
             raise _NotThereError(f"no {kind} {id[:20]!r} here")
         return found
 
-    async def _chosen(self, request: Request, most: int) -> list[Place]:
+    async def _chosen(self, request: Request, most: int) -> list[ServedItem]:
         ids = list(dict.fromkeys(_words(request, "ids", most)))
         if not ids:
             raise UsageError("ids=: name runs by their ids, joined by commas")
         return [await self._known(id, "run") for id in ids]
 
-    async def _stream(self, places: list[Place], gone: Sequence[str] = ()) -> Response:
+    async def _stream(self, places: list[ServedItem], gone: Sequence[str] = ()) -> Response:
         watching = self._desk.tails.watch(places)
         listener = await watching.__aenter__()
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ergmeter.errors import ErgmeterError
-from ergmeter.views.serve.listing import Listing
+from ergmeter.views.serve.listing import RunListing
 from ergmeter.views.serve.pool import LIVE, SOON, Pool
 from ergmeter.views.serve.tail import Tails
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ergmeter.views.serve.folder import Folder, Place
+    from ergmeter.views.serve.folder import Folder, ServedItem
     from ergmeter.views.serve.pool import Lane
 
 # -- kept ------------------------------------------------------------------------------------------
@@ -51,7 +51,7 @@ class _Answer:
         return stamp != self.stamp and age_s > max(_SHORTEST_S, _PATIENCE * self.took_s)
 
 
-class Kept:
+class AnswerCache:
     """Answers by question, the least used let go. A question that is being answered is joined."""
 
     def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
@@ -121,14 +121,19 @@ class Desk:
 
     folder: Folder
     pool: Pool = field(default_factory=Pool)
-    kept: Kept = field(default_factory=Kept)
+    kept: AnswerCache = field(default_factory=AnswerCache)
 
     def __post_init__(self) -> None:
-        self.listing = Listing(self.folder, self.read)
+        self.listing = RunListing(self.folder, self.read)
         self.tails = Tails(self.folder)
 
     async def read(
-        self, what: str, place: Place, *arguments: object, state: str = "", lane: Lane | None = None
+        self,
+        what: str,
+        place: ServedItem,
+        *arguments: object,
+        state: str = "",
+        lane: Lane | None = None,
     ) -> bytes:
         """What `work` says of a place, kept while its files stay as they are."""
         stamp = await asyncio.to_thread(self.folder.stamp, place)
@@ -141,18 +146,20 @@ class Desk:
 
         return await self.kept.answer(question, stamp, make)
 
-    async def charts(self, place: Place, only: list[str]) -> bytes:
+    async def charts(self, place: ServedItem, only: list[str]) -> bytes:
         """Charts over time; all of them, or just some. Those that are there soon wait for none of
         the rest: the page of a long run shows them first."""
         await asyncio.to_thread(self.folder.stamp, place)
         is_soon = only and SOON.issuperset(only) and self.folder.size_bytes(place) < _SOON_BYTES
         return await self.read("charts", place, only, lane="short" if is_soon else None)
 
-    def lane(self, place: Place) -> Lane:
+    def lane(self, place: ServedItem) -> Lane:
         """Whether reading all of it takes long."""
         return "long" if self.folder.size_bytes(place) > _LONG_BYTES else "short"
 
-    async def compared(self, places: list[Place], group_by: list[str], *, anyway: bool) -> bytes:
+    async def compared(
+        self, places: list[ServedItem], group_by: list[str], *, anyway: bool
+    ) -> bytes:
         """What a comparison of runs says."""
         stamps = [await asyncio.to_thread(self.folder.stamp, place) for place in places]
         question = f"compared {[place.id for place in places]} {group_by} {anyway}"
@@ -164,11 +171,11 @@ class Desk:
             lambda: self.pool.ask("compared", paths, root, group_by, anyway, lane=lane),
         )
 
-    async def report(self, place: Place) -> bytes:
+    async def report(self, place: ServedItem) -> bytes:
         """The report of a run in the state that it is in."""
         return await self.read("report", place, state=await self.state(place))
 
-    async def report_soon(self, place: Place, *, within_s: float) -> bytes | None:
+    async def report_soon(self, place: ServedItem, *, within_s: float) -> bytes | None:
         """The report, if the run has ended and it is there in so short a time. It is made on; that
         of a long run is not begun here, but when its page has asked for what comes first."""
         state = await self.state(place)
@@ -183,7 +190,7 @@ class Desk:
         except asyncio.TimeoutError:
             return None
 
-    async def state(self, place: Place) -> str:
+    async def state(self, place: ServedItem) -> str:
         """How a run is doing. FormatError if it is gone or leads out of the directory."""
         await asyncio.to_thread(self.folder.stamp, place)
         live = await asyncio.to_thread(importlib.import_module, LIVE)
@@ -210,5 +217,5 @@ class Desk:
         self.pool.close()
 
 
-def _question(what: str, place: Place, *arguments: object, state: str = "") -> str:
+def _question(what: str, place: ServedItem, *arguments: object, state: str = "") -> str:
     return f"{what} {place.id} {state} {arguments}"

@@ -36,7 +36,7 @@ _CELL = "exp_"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServedItem:
     """Something to show. `name` is its path under the directory; `bench` whose cell a run is."""
 
     id: str
@@ -52,7 +52,7 @@ class Folder:
 
     root: Path
     left_out: list[str] = field(default_factory=list)
-    _places: dict[str, Place] = field(default_factory=dict)
+    _places: dict[str, ServedItem] = field(default_factory=dict)
     _scanned_s: float = float("-inf")
     _stamps: dict[str, tuple[float, Stamp]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
@@ -64,19 +64,19 @@ class Folder:
             raise UsageError(f"{self.root} {what}; erg serve takes a directory of runs")
         self.root = self.root.resolve()
 
-    def places(self, kind: Kind) -> list[Place]:
+    def places(self, kind: Kind) -> list[ServedItem]:
         """All of a kind, by name."""
         self._scan()
         return sorted((p for p in self._places.values() if p.kind == kind), key=lambda p: p.name)
 
-    def place(self, id: str, kind: Kind) -> Place | None:
+    def place(self, id: str, kind: Kind) -> ServedItem | None:
         """What has this id; None if nothing has, or it is of another kind."""
         if id not in self._places:
             self._scan()
         found = self._places.get(id)
         return found if found is not None and found.kind == kind else None
 
-    def stamp(self, place: Place) -> Stamp:
+    def stamp(self, place: ServedItem) -> Stamp:
         """What changes when its files do. FormatError if it is gone or leads out of here."""
         now_s = time.monotonic()
         made_s, known = self._stamps.get(place.id, (float("-inf"), ""))
@@ -94,7 +94,7 @@ class Folder:
         self._sizes[place.id] = sum(size for _, size in files)
         return digest.hexdigest()
 
-    def size_bytes(self, place: Place) -> int:
+    def size_bytes(self, place: ServedItem) -> int:
         """What its files take, as of its stamp."""
         return self._sizes.get(place.id, 0)
 
@@ -153,7 +153,7 @@ class Folder:
                 self._sizes.pop(id, None)
             self._scanned_s = time.monotonic()
 
-    def _walk(self, left_out: list[str]) -> Iterator[Place]:
+    def _walk(self, left_out: list[str]) -> Iterator[ServedItem]:
         if _is_file(self.root / fmt.RUN_FILE):
             yield self._found("run", self.root)
             return
@@ -209,11 +209,11 @@ class Folder:
         """Whether a ledger is that of a bench's cell: its bench shows it."""
         return any(_is_cell(Path(part)) for part in path.relative_to(self.root).parts)
 
-    def _found(self, kind: Kind, path: Path, *, bench: str | None = None) -> Place:
+    def _found(self, kind: Kind, path: Path, *, bench: str | None = None) -> ServedItem:
         name = self._name(path)
         # By its place and not by what it says of itself: a copy of a run is another run.
         whole = hashlib.blake2b(f"{kind} {name}".encode("utf-8", "surrogateescape"), digest_size=6)
-        return Place(whole.hexdigest(), kind, path, name, bench)
+        return ServedItem(whole.hexdigest(), kind, path, name, bench)
 
     def _name(self, path: Path) -> str:
         name = self.root.name if path == self.root else path.relative_to(self.root).as_posix()

@@ -20,7 +20,7 @@ from ergmeter.views.serve.pool import LIVE
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ergmeter.views.serve.folder import Folder, Place
+    from ergmeter.views.serve.folder import Folder, ServedItem
 
 _ROUND_S = 1.0
 _INTEREST_S = 30.0  # how long a page that asked is taken to be looking
@@ -29,7 +29,7 @@ _HEADER_FIELDS = ("name", "created", "command")
 _RUNNING = "running"
 
 
-class Listing:
+class RunListing:
     """What is known of every run so far."""
 
     def __init__(self, folder: Folder, read: Callable[..., Awaitable[bytes]]) -> None:
@@ -58,13 +58,13 @@ class Listing:
         pending = sum(1 for row in rows if row["is_pending"])
         return {"runs": rows, "pending": pending, "left_out": self._folder.left_out}
 
-    async def row_read(self, place: Place) -> dict[str, Any]:
+    async def row_read(self, place: ServedItem) -> dict[str, Any]:
         """One run with its figures, which are read now if they are not those of its files."""
         if await self._is_due(place):
             await self._read(place)
         return await asyncio.to_thread(self.row, place)
 
-    def row(self, place: Place) -> dict[str, Any]:
+    def row(self, place: ServedItem) -> dict[str, Any]:
         """What is known of one run."""
         known = self._rows.get(place.id)
         base = {"id": place.id, "name": place.name, "bench": place.bench}
@@ -72,7 +72,7 @@ class Listing:
             return {**base, **self._head(place), "is_pending": True}
         return {**base, **known, "is_pending": False}
 
-    def _head(self, place: Place) -> dict[str, Any]:
+    def _head(self, place: ServedItem) -> dict[str, Any]:
         """What the run's own header says, which is read in no time; nothing where it is damaged."""
         file_of = place.path / fmt.RUN_FILE
         head: dict[str, Any] = {}
@@ -113,7 +113,7 @@ class Listing:
             if failure is not None:
                 self._rows[place.id] = self._unreadable(place, repr(failure))
 
-    async def _is_due(self, place: Place) -> bool:
+    async def _is_due(self, place: ServedItem) -> bool:
         """Whether there is something new to read of a run; what is quickly told is told here."""
         known = self._rows.get(place.id)
         try:
@@ -128,7 +128,7 @@ class Listing:
             return False
         return known is None or self._stamps.get(place.id) != stamp
 
-    async def _read(self, place: Place) -> None:
+    async def _read(self, place: ServedItem) -> None:
         try:
             # Also of one that can't be read: it is tried again when its files change.
             self._stamps[place.id] = stamp = await asyncio.to_thread(self._folder.stamp, place)
@@ -145,7 +145,7 @@ class Listing:
         except ErgmeterError as error:
             self._rows[place.id] = self._unreadable(place, str(error))
 
-    def _unreadable(self, place: Place, why: str) -> dict[str, Any]:
+    def _unreadable(self, place: ServedItem, why: str) -> dict[str, Any]:
         said = self._folder.shown(why)
         return {**self._head(place), "status": "unreadable", "why": said, "readings": {}}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ergmeter.errors import ErgmeterError, FormatError, NotMeasurable
-from ergmeter.metrics.live.recent_window import evidence_since, lately
+from ergmeter.metrics.live.recent_window import evidence_since, recent
 from ergmeter.records import Reading
 from ergmeter.runlog.reader import RUNNING, Run
 from ergmeter.units import NS_PER_S, duration
@@ -55,7 +55,7 @@ def status(path: str) -> str:
         raise FormatError(f"{path} can't be read ({error.strerror or error})") from error
 
 
-class Look:
+class LiveLook:
     """Looks at one run again and again."""
 
     def __init__(self, path: str) -> None:
@@ -111,13 +111,13 @@ class Look:
                 lanes = evidence_since(run, self._since_ns).counted.lanes
                 starts_ns = [int(lane["start_ns"].min()) for lane in lanes if len(lane)]
                 self._since_ns = min(self._since_ns, max(starts_ns))
-            found = lately(run, since_ns=self._since_ns, keys=KEYS)
+            found = recent(run, since_ns=self._since_ns, keys=KEYS)
         except NotMeasurable:
             return
         self._since_ns = found.window.end_ns
         step_s = found.summary.readings["time.step_s"]
         self._usual_s = step_s.value if isinstance(step_s, Reading) else 0.0
-        shown = {key: _told(found.summary.readings[key]) for key in KEYS}
+        shown = {key: _result_json(found.summary.readings[key]) for key in KEYS}
         self._last = {
             "step": found.step,
             "lasted_s": (found.window.end_ns - run.start_ns) / NS_PER_S,
@@ -127,7 +127,7 @@ class Look:
         }
 
 
-def _told(found: Result) -> dict[str, Any]:
+def _result_json(found: Result) -> dict[str, Any]:
     whole = documents.result(found)
     if isinstance(found, Reading):
         # A loss has no unit to show; a tile that is named by its unit shows just the number.

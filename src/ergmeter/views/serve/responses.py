@@ -31,7 +31,7 @@ from ergmeter.metrics.breakdown import timeline
 from ergmeter.metrics.catalog import catalogue
 from ergmeter.metrics.check.checks import fitness
 from ergmeter.metrics.evidence.gpu_use import gpu_use
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.metrics.summarize import evidence_of, readings_of, summary_of
 from ergmeter.records import COLUMN_KINDS, Missing, Reading
 from ergmeter.runlog.manage.labels import Labels, labels_of
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ergmeter.compare.entry import Entry
-    from ergmeter.metrics.breakdown.timeline import Line
+    from ergmeter.metrics.breakdown.timeline import BoundedSeries
     from ergmeter.metrics.evidence.evidence import Evidence
     from ergmeter.records import Device, Result
 
@@ -212,7 +212,7 @@ def row(path: str, root: str) -> bytes:
     the page of a long run shows first."""
     run = Run.open(path)
     found = readings_of(evidence_of(run), LISTED)
-    return _told(
+    return _packed_json(
         {
             **about(run),
             "status": run.status,
@@ -253,9 +253,9 @@ def document(path: str, root: str) -> bytes:
         "titles": _titles(summary.readings),
         "shown": {key: _brief(found) for key, found in summary.readings.items()},
         "check": check.document(run, found),
-        "ahead": _ahead(evidence),
+        "ahead": _remaining_json(evidence),
     }
-    return _told(whole, root)
+    return _packed_json(whole, root)
 
 
 def charts(path: str, root: str, only: Sequence[str]) -> bytes:
@@ -265,7 +265,7 @@ def charts(path: str, root: str, only: Sequence[str]) -> bytes:
         raise UsageError(f"no chart {unknown[0]!r}; there are {', '.join(IDS)}")
     found = time_charts(evidence_of(Run.open(path)), only or IDS)
     charts_ = [{**asdict(one), "spec": without_legends(one.spec)} for one in found]
-    return _told({"config": palette.config(), "charts": charts_}, root)
+    return _packed_json({"config": palette.config(), "charts": charts_}, root)
 
 
 def report(path: str, root: str) -> bytes:
@@ -298,12 +298,12 @@ def series(path: str, root: str, columns: Sequence[str], span: _Span, most: int)
     points = max(4, most * 2 // (5 * max(1, len(shown))))
     lines = [_line(evidence, device, name, span=span, points=points) for name, device in shown]
     whole = {"columns": list(columns), "lines": lines, "left_out": len(wanted) - len(shown)}
-    return _told(whole, root)
+    return _packed_json(whole, root)
 
 
 def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: bool) -> bytes:
     """What `erg compare` says of these runs."""
-    options = comparison.Options(group_by=tuple(group_by), anyway=anyway)
+    options = comparison.CompareOptions(group_by=tuple(group_by), anyway=anyway)
     entries = found_in([Path(one) for one in paths], keys=comparison.figures_needed(options))
     found = comparison.compare(entries, options)
     heads = {one.key: compare.head(one) for one in found.measures}
@@ -332,7 +332,7 @@ def compared(paths: Sequence[str], root: str, group_by: Sequence[str], anyway: b
         "charts": [asdict(one) for one in compare_charts(found)],
         "courses": {**asdict(over), "about": ABOUT},
     }
-    return _told({**compare_documents.document(found), "shown": shown, **drawn_}, root)
+    return _packed_json({**compare_documents.document(found), "shown": shown, **drawn_}, root)
 
 
 def bench(path: str, root: str) -> bytes:
@@ -341,7 +341,7 @@ def bench(path: str, root: str) -> bytes:
     What a program printed is left out: it may be megabytes.
     """
     found = results.table(Path(path), keep=False)
-    return _told({**matrix(found), "notes": bench_report.notes(overview(found))}, root)
+    return _packed_json({**matrix(found), "notes": bench_report.notes(overview(found))}, root)
 
 
 def ledger(path: str, root: str) -> bytes:
@@ -360,13 +360,13 @@ def ledger(path: str, root: str) -> bytes:
     ]
     whole = {"facts": facts, "metrics": keys, "titles": _titles(keys), "rows": rows}
     told = {"table": ledger_table(found.entries), "left_out": list(found.left_out)}
-    return _told({**whole, **told}, root)
+    return _packed_json({**whole, **told}, root)
 
 
-def _ahead(evidence: Evidence) -> dict[str, Any]:
+def _remaining_json(evidence: Evidence) -> dict[str, Any]:
     """How far a run is, and what is left; or why nobody knows."""
     try:
-        found = ahead(evidence)
+        found = remaining(evidence)
     except NotMeasurable as error:
         return {"missing": str(error)}
     left = "not known yet" if found.left_s is None else duration(found.left_s)
@@ -436,7 +436,9 @@ def _line(
     }
 
 
-def _sampled(evidence: Evidence, device: Device, column: str, *, span: _Span, points: int) -> Line:
+def _sampled(
+    evidence: Evidence, device: Device, column: str, *, span: _Span, points: int
+) -> BoundedSeries:
     """A column in a span of time: bounded within it, so that a closer look shows more."""
     found = evidence.series(column)[device.id]
     found = timeline.rate(found) if column in _COUNTERS else found
@@ -447,7 +449,7 @@ def _sampled(evidence: Evidence, device: Device, column: str, *, span: _Span, po
     return timeline.bounded(part, zero_ns=zero_ns, points=points)
 
 
-def _told(whole: dict[str, Any], root: str) -> bytes:
+def _packed_json(whole: dict[str, Any], root: str) -> bytes:
     """As JSON, with paths as they are under the directory: where it lies is nobody's business."""
     text = json.dumps(documents.finite(whole), allow_nan=False, default=str)
     inside = json.dumps(root)[1:-1]

@@ -42,7 +42,7 @@ _ONWARD = """<!doctype html><html lang="en"><meta charset="utf-8"><title>erg ser
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     """Where to listen, and who may come."""
 
     host: str = "127.0.0.1"
@@ -90,7 +90,7 @@ class Address:
 
 def serve(
     directory: Path,
-    address: Address,
+    address: ListenAddress,
     *,
     say: Callable[[str], None],
     is_to_open: bool = False,
@@ -147,7 +147,7 @@ def _is_news(record: logging.LogRecord) -> bool:
     return not is_stop and not record.getMessage().startswith("Cancel ")
 
 
-def _bound(address: Address) -> socket.socket:
+def _bound(address: ListenAddress) -> socket.socket:
     try:
         family, kind, proto, _, where = socket.getaddrinfo(
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

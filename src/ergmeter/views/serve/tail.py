@@ -25,8 +25,8 @@ from ergmeter.views.serve.pool import LIVE
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ergmeter.views.serve.folder import Folder, Place
-    from ergmeter.views.serve.live import Look
+    from ergmeter.views.serve.folder import Folder, ServedItem
+    from ergmeter.views.serve.live import LiveLook
 
 _GLANCE_S = 0.1
 _LOOK_S = 0.4  # a writer hands over every half second
@@ -43,7 +43,7 @@ class TooManyError(ErgmeterError):
     """As many watch as there may."""
 
 
-class Listener:
+class TailListener:
     """Somebody who watches. Holds the newest that was seen of each run, and no more."""
 
     def __init__(self) -> None:
@@ -69,15 +69,15 @@ class Listener:
 class Tail:
     """The looks at one run."""
 
-    def __init__(self, place: Place, folder: Folder) -> None:
+    def __init__(self, place: ServedItem, folder: Folder) -> None:
         self._place = place
         self._folder = folder
         self._task: asyncio.Task[None] | None = None
         self._seen: bytes | None = None
-        self.listeners: set[Listener] = set()
+        self.listeners: set[TailListener] = set()
         self.looks = 0
 
-    def add(self, listener: Listener) -> None:
+    def add(self, listener: TailListener) -> None:
         """Begin to look, if nobody watched before."""
         self.listeners.add(listener)
         if self._seen is not None:
@@ -85,7 +85,7 @@ class Tail:
         if self._task is None:
             self._task = asyncio.create_task(self._follow())
 
-    def remove(self, listener: Listener) -> None:
+    def remove(self, listener: TailListener) -> None:
         """Stop looking when the last one goes."""
         self.listeners.discard(listener)
         if not self.listeners and self._task is not None:
@@ -114,7 +114,7 @@ class Tail:
                     break
                 await asyncio.sleep(_GLANCE_S)
 
-    async def _now(self, look: Look) -> tuple[str, bytes, float]:
+    async def _now(self, look: LiveLook) -> tuple[str, bytes, float]:
         """A look: the state, all that is told of it, and its processor time."""
         # One that fails, whatever of it did, must not be the last: a page would wait for ever.
         looking = asyncio.to_thread(self._looked, look)
@@ -124,7 +124,7 @@ class Tail:
         told = {**_NOTHING, "state": "unreadable", "why": f"looking at it failed: {found!r}"}
         return "unreadable", self._said(told), 0.0
 
-    def _looked(self, look: Look) -> tuple[str, bytes, float]:
+    def _looked(self, look: LiveLook) -> tuple[str, bytes, float]:
         began_s = time.thread_time()
         told: dict[str, Any]
         try:
@@ -160,14 +160,14 @@ class Tails:
         return {id: len(tail.listeners) for id, tail in self._tails.items()}
 
     @asynccontextmanager
-    async def watch(self, places: list[Place]) -> AsyncIterator[Listener]:
+    async def watch(self, places: list[ServedItem]) -> AsyncIterator[TailListener]:
         """Watch runs as long as this is open. TooManyError where too many do already."""
         already = sum(self.watching.values())
         if already + len(places) > MOST_LISTENERS:
             raise TooManyError(
                 f"{already} pages are watching already, and {MOST_LISTENERS} may: close some"
             )
-        listener = Listener()
+        listener = TailListener()
         tails = [self._tails.setdefault(p.id, Tail(p, self._folder)) for p in places]
         for tail in tails:
             tail.add(listener)

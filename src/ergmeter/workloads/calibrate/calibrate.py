@@ -32,18 +32,18 @@ from ergmeter.sampler import open_probes
 from ergmeter.version import __version__
 from ergmeter.workloads.calibrate import matmul
 from ergmeter.workloads.calibrate.sensors import Sensors, Watch, idle, refresh
-from ergmeter.workloads.calibrate.streams import PATTERNS, Streams
+from ergmeter.workloads.calibrate.streams import PATTERNS, MemoryStreams
 from ergmeter.workloads.calibrate.sustained import FULL, QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ergmeter.hardware.calibration import Refresh
-    from ergmeter.workloads.calibrate.sustained import Pace
+    from ergmeter.workloads.calibrate.sustained import TrialDurations
 
     Stage = tuple[str, Callable[[], None]]
 
-__all__ = ["FULL", "QUICK", "Target", "Tick", "run", "targets"]
+__all__ = ["FULL", "QUICK", "CalibrationProgress", "CalibrationTarget", "run", "targets"]
 
 BUSY_FRAC = 0.1  # of all cores, from which on a CPU is said to have company
 # What of a device's facts its rates hang on.
@@ -54,7 +54,7 @@ _CONDITIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CalibrationTarget:
     """A device to measure: as torch knows it, as a later run will, and who else is on it."""
 
     where: torch.device
@@ -63,7 +63,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class CalibrationProgress:
     """How far it is, for whoever shows it."""
 
     done: int
@@ -71,11 +71,11 @@ class Tick:
     what: str
 
 
-def targets(named: str) -> list[Target]:
+def targets(named: str) -> list[CalibrationTarget]:
     """The devices of a name: auto, cpu, cuda, cuda:1, or all for every GPU."""
     gpus = _gpus() if named != "cpu" else []
     if named == "cpu" or (named == "auto" and not gpus):
-        return [Target(torch.device("cpu"), _cpu())]
+        return [CalibrationTarget(torch.device("cpu"), _cpu())]
     if named == "all" and gpus:
         return gpus
     wanted = "cuda:0" if named in ("auto", "cuda") else named
@@ -93,7 +93,7 @@ def _cpu() -> Device:
     return opened.probes[0].devices[0]
 
 
-def _gpus() -> list[Target]:
+def _gpus() -> list[CalibrationTarget]:
     """Every GPU of torch's, by the identity that a probe gives it, as the runs that follow will."""
     if not torch.cuda.is_available():
         return []
@@ -111,7 +111,9 @@ def _gpus() -> list[Target]:
         device = identified(index, torch.cuda.get_device_properties(index), listed)
         if device.probe == "torch":
             device.facts["no_probe"] = opened.unavailable.get(name, f"{name} does not list it")
-        found.append(Target(torch.device("cuda", index), device, others.get(device.id, ())))
+        found.append(
+            CalibrationTarget(torch.device("cuda", index), device, others.get(device.id, ()))
+        )
     return found
 
 
@@ -160,7 +162,12 @@ def _request() -> ProbeRequest:
     return ProbeRequest(os.getpid(), str(Path.cwd()), dict(os.environ))
 
 
-def run(target: Target, *, pace: Pace = FULL, tell: Callable[[Tick], None]) -> Calibration:
+def run(
+    target: CalibrationTarget,
+    *,
+    pace: TrialDurations = FULL,
+    tell: Callable[[CalibrationProgress], None],
+) -> Calibration:
     """Measure one device. An interrupt ends it early, with what there is."""
     began_s = time.monotonic()
     found = _blank(target, pace)
@@ -168,7 +175,7 @@ def run(target: Target, *, pace: Pace = FULL, tell: Callable[[Tick], None]) -> C
         try:
             stages = _stages(target, pace, found, stack)
             for number, (what, stage) in enumerate(stages):
-                tell(Tick(number, len(stages), what))
+                tell(CalibrationProgress(number, len(stages), what))
                 try:
                     stage()
                 except NotMeasurable as error:
@@ -182,7 +189,7 @@ def run(target: Target, *, pace: Pace = FULL, tell: Callable[[Tick], None]) -> C
     return found
 
 
-def _blank(target: Target, pace: Pace) -> Calibration:
+def _blank(target: CalibrationTarget, pace: TrialDurations) -> Calibration:
     device, facts = target.device, target.device.facts
     conditions: dict[str, object] = {"ergmeter": __version__, "torch": str(torch.__version__)}
     if target.where.type == "cuda":
@@ -203,7 +210,7 @@ def _blank(target: Target, pace: Pace) -> Calibration:
     return found
 
 
-def _company(target: Target) -> list[str]:
+def _company(target: CalibrationTarget) -> list[str]:
     """Who else is at work here."""
     if target.others:
         which = ", ".join(str(pid) for pid in target.others)
@@ -215,7 +222,9 @@ def _company(target: Target) -> list[str]:
     return []
 
 
-def _stages(target: Target, pace: Pace, found: Calibration, stack: ExitStack) -> list[Stage]:
+def _stages(
+    target: CalibrationTarget, pace: TrialDurations, found: Calibration, stack: ExitStack
+) -> list[Stage]:
     """What is to be done, in order; opens what it needs."""
     where = target.where
     stages: list[Stage] = []
@@ -239,7 +248,7 @@ def _stages(target: Target, pace: Pace, found: Calibration, stack: ExitStack) ->
             )
     types = matmul.ON_GPU if where.type == "cuda" else matmul.ON_CPU
     stages += [(f"matmul {one}", partial(_matmul, found, where, one, pace, watch)) for one in types]
-    memory = Streams(where)
+    memory = MemoryStreams(where)
     stages += [
         (f"memory {one}", partial(_stream, found, memory, one, pace, watch)) for one in PATTERNS
     ]
@@ -256,7 +265,7 @@ def _open_context(where: torch.device, stack: ExitStack) -> None:
         raise NotMeasurable(f"{where} can't be used now: {reason}") from error
 
 
-def _idle(found: Calibration, sensors: Sensors, pace: Pace) -> None:
+def _idle(found: Calibration, sensors: Sensors, pace: TrialDurations) -> None:
     found.idle = idle(sensors, settle_s=pace.settle_s, for_s=pace.idle_s)
 
 
@@ -268,12 +277,16 @@ def _refresh(
 
 
 def _matmul(
-    found: Calibration, where: torch.device, dtype: str, pace: Pace, watch: Watch | None
+    found: Calibration, where: torch.device, dtype: str, pace: TrialDurations, watch: Watch | None
 ) -> None:
     found.matmul[dtype], found.sweep[dtype] = matmul.achievable(dtype, where, pace, watch=watch)
 
 
 def _stream(
-    found: Calibration, memory: Streams, pattern: str, pace: Pace, watch: Watch | None
+    found: Calibration,
+    memory: MemoryStreams,
+    pattern: str,
+    pace: TrialDurations,
+    watch: Watch | None,
 ) -> None:
     found.bandwidth[pattern] = memory.bandwidth(pattern, pace, watch=watch)

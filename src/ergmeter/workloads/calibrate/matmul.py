@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.workloads.calibrate.sustained import Task, bursts, one_s, spans_s, sustained
+from ergmeter.workloads.calibrate.sustained import RepeatedWork, bursts, one_s, spans_s, sustained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ergmeter.hardware.calibration import Rate
+    from ergmeter.hardware.calibration import CalibratedRate
     from ergmeter.workloads.calibrate.sensors import Watch
-    from ergmeter.workloads.calibrate.sustained import Pace, Work
+    from ergmeter.workloads.calibrate.sustained import TrialDurations, Work
 
 Shape = tuple[int, int, int]  # rows, columns and depth of the product
 
@@ -75,8 +75,8 @@ _TF32_SINCE = (8, 0)  # compute capability
 
 
 def achievable(
-    dtype: str, device: torch.device, pace: Pace, *, watch: Watch | None = None
-) -> tuple[Rate, dict[str, float]]:
+    dtype: str, device: torch.device, pace: TrialDurations, *, watch: Watch | None = None
+) -> tuple[CalibratedRate, dict[str, float]]:
     """The best rate that is held in this type, and what each shape of the sweep gave for a moment.
 
     NotMeasurable, with torch's own reason, where the device does not multiply in this type.
@@ -136,8 +136,8 @@ def load(device: torch.device) -> Iterator[None]:
 
 
 def _achievable(
-    dtype: str, device: torch.device, pace: Pace, watch: Watch | None
-) -> tuple[Rate, dict[str, float]]:
+    dtype: str, device: torch.device, pace: TrialDurations, watch: Watch | None
+) -> tuple[CalibratedRate, dict[str, float]]:
     swept = dict(_swept(dtype, device, pace))
     ranked = sorted(swept, key=lambda shape: -_mean(swept[shape]))
     held = []
@@ -163,7 +163,9 @@ def _achievable(
     return best, {_spelled(shape): _mean(rates) for shape, rates in swept.items()}
 
 
-def _swept(dtype: str, device: torch.device, pace: Pace) -> Iterator[tuple[Shape, list[float]]]:
+def _swept(
+    dtype: str, device: torch.device, pace: TrialDurations
+) -> Iterator[tuple[Shape, list[float]]]:
     shapes = sorted(_CPU_SHAPES if device.type == "cpu" else _GPU_SHAPES, key=_flops)
     free = _free_bytes(device)
     fitting = [shape for shape in shapes if _needed_bytes(dtype, shape) < free]
@@ -184,9 +186,9 @@ def _swept(dtype: str, device: torch.device, pace: Pace) -> Iterator[tuple[Shape
         _let_go(device)
 
 
-def _task(dtype: str, shape: Shape, device: torch.device) -> Task:
+def _task(dtype: str, shape: Shape, device: torch.device) -> RepeatedWork:
     unit = "FLOP/s" if dtype != "int8" else "op/s"
-    return Task(_product(dtype, shape, device), _flops(shape), unit, _spelled(shape))
+    return RepeatedWork(_product(dtype, shape, device), _flops(shape), unit, _spelled(shape))
 
 
 def _product(dtype: str, shape: Shape, device: torch.device) -> Work:

@@ -19,12 +19,12 @@ import psutil
 import torch
 
 from ergmeter.errors import NotMeasurable
-from ergmeter.workloads.calibrate.sustained import Task, sustained
+from ergmeter.workloads.calibrate.sustained import RepeatedWork, sustained
 
 if TYPE_CHECKING:
-    from ergmeter.hardware.calibration import Rate
+    from ergmeter.hardware.calibration import CalibratedRate
     from ergmeter.workloads.calibrate.sensors import Watch
-    from ergmeter.workloads.calibrate.sustained import Pace, Work
+    from ergmeter.workloads.calibrate.sustained import TrialDurations, Work
 
 PATTERNS = ("copy", "read", "triad")
 _CACHES = 4
@@ -35,14 +35,16 @@ _FP32_BYTES = 4
 _CPU_CACHES = Path("/sys/devices/system/cpu")
 
 
-class Streams:
+class MemoryStreams:
     """Memory of a device to go through, taken once for all patterns."""
 
     def __init__(self, device: torch.device, size_bytes: int | None = None) -> None:
         self._device = device
         self._size_bytes = size_bytes
 
-    def bandwidth(self, pattern: str, pace: Pace, *, watch: Watch | None = None) -> Rate:
+    def bandwidth(
+        self, pattern: str, pace: TrialDurations, *, watch: Watch | None = None
+    ) -> CalibratedRate:
         """Bytes per second of one pattern, held for a window."""
         try:
             return sustained(
@@ -57,7 +59,7 @@ class Streams:
             reason = str(error).strip().partition("\n")[0]
             raise NotMeasurable(f"torch refuses: {reason}") from error
 
-    def task(self, pattern: str) -> Task:
+    def task(self, pattern: str) -> RepeatedWork:
         """One pass through all of the memory."""
         arrays = {"read": 1, "copy": 2, "triad": 3}[pattern]
         size = len(self._memory) // arrays
@@ -69,7 +71,7 @@ class Streams:
         }
         each_bytes = size * _FP32_BYTES
         of = f"{arrays}x{each_bytes / 2**20:.0f} MiB"
-        return Task(works[pattern], arrays * each_bytes, "B/s", of)
+        return RepeatedWork(works[pattern], arrays * each_bytes, "B/s", of)
 
     @cached_property
     def _memory(self) -> torch.Tensor:

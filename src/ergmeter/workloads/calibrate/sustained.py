@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import torch
 
-from ergmeter.hardware.calibration import Rate
+from ergmeter.hardware.calibration import CalibratedRate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ Work: TypeAlias = "Callable[[], object]"
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TrialDurations:
     """How long to try what. The window is that of the figure that is kept."""
 
     burst_s: float = 0.02  # a block of the sweep: shorter than a power limit takes to act
@@ -46,8 +46,8 @@ class Pace:
     is_quick: bool = False
 
 
-FULL = Pace()
-QUICK = Pace(
+FULL = TrialDurations()
+QUICK = TrialDurations(
     bursts=3,
     finalists=1,
     warmup_s=0.2,
@@ -63,7 +63,7 @@ QUICK = Pace(
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class RepeatedWork:
     """Something to repeat: how to do it once, and how much that is."""
 
     work: Work
@@ -104,7 +104,7 @@ def one_s(work: Work, device: torch.device) -> float:
     return spans_s(work, device, repeats=1, blocks=1)[0]
 
 
-def bursts(task: Task, device: torch.device, pace: Pace) -> list[float]:
+def bursts(task: RepeatedWork, device: torch.device, pace: TrialDurations) -> list[float]:
     """Rates of a few short blocks."""
     repeats = max(1, math.ceil(pace.burst_s / one_s(task.work, device)))
     spans = spans_s(task.work, device, repeats=repeats, blocks=pace.bursts)
@@ -127,14 +127,14 @@ def _blocks_for(
 
 
 def sustained(
-    task: Task,
+    task: RepeatedWork,
     device: torch.device,
     *,
     warmup_s: float,
     window_s: float,
     block_s: float,
     watch: Watch | None,
-) -> Rate:
+) -> CalibratedRate:
     """The rate over a window after a warm-up, without a burst of its own."""
     repeats = max(1, round(block_s / one_s(task.work, device)))
     warm = _blocks_for(warmup_s, task.work, device, repeats=repeats, at_least=1)
@@ -147,7 +147,7 @@ def sustained(
     low, median, high = (float(edge) for edge in np.percentile(rates, [5, 50, 95]))
     best = float(rates.max())
     seen = watch.between(start_ns, end_ns) if watch else {}
-    return Rate(
+    return CalibratedRate(
         value=task.amount * repeats * blocks / float(spans.sum()),
         unit=task.unit,
         median=median,

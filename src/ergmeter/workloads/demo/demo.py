@@ -49,7 +49,7 @@ WIDTH_MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DemoBatch:
     """Bytes in and the byte to predict at each position, with the three counts of its tokens."""
 
     inputs: torch.Tensor  # (documents, width)
@@ -63,13 +63,13 @@ class Batch:
         """Its documents."""
         return len(self.inputs)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> DemoBatch:
         """The same batch on a device."""
         inputs, targets = self.inputs.to(device), self.targets.to(device)
-        return Batch(inputs, targets, self.tokens_computed, self.tokens_real, self.tokens_loss)
+        return DemoBatch(inputs, targets, self.tokens_computed, self.tokens_real, self.tokens_loss)
 
 
-def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -> Batch:
+def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -> DemoBatch:
     """Documents side by side, padded on the right to the longest, rounded up to a multiple.
 
     A document of n bytes has n - 1 positions: its last byte is predicted and never read. With the
@@ -88,10 +88,10 @@ def batch_of(documents: Sequence[Document], *, multiple: int = WIDTH_MULTIPLE) -
         targets[row, asked - 1 : positions] = text[asked:]
         real += positions
         bearing += len(document.tale)
-    return Batch(inputs, targets, inputs.numel(), real, bearing)
+    return DemoBatch(inputs, targets, inputs.numel(), real, bearing)
 
 
-def endless(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[Batch]:
+def endless(documents: Sequence[Document], size: int, *, seed: int) -> Iterator[DemoBatch]:
     """Batches of `size` documents for ever, in a new order each time round; the rest is dropped."""
     order, dice = list(documents), random.Random(seed)
     while True:
@@ -132,7 +132,7 @@ LARGE = Size(_size(width=1024, layers=8, heads=16, kv_heads=4, hidden=2816), 32,
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class DemoProgress:
     """How far the training is, for whoever shows it."""
 
     elapsed_s: float
@@ -141,7 +141,7 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """Where the run is, and how it came out. Held-out losses in nats per byte, as far as it got."""
 
     run: Path
@@ -181,8 +181,8 @@ def mean_length(documents: Sequence[text.Document]) -> int:
 
 
 def run(
-    seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[Tick], None]
-) -> Outcome:
+    seconds: float, *, device: torch.device, out: Path | None, tell: Callable[[DemoProgress], None]
+) -> DemoOutcome:
     """Train for so long, measured into a run. An interrupt ends it early; what there is stays."""
     size = size_for(device)
     documents = text.documents(size.text_bytes)
@@ -198,19 +198,19 @@ def run(
             dtype=computed_in(device),
         ) as meter:
             path = meter.path
-            _train(meter, Training(size, device, documents), seconds, tell, held_out)
+            _train(meter, DemoTraining(size, device, documents), seconds, tell, held_out)
     except KeyboardInterrupt:
         if path is None:
             raise
-        return Outcome(path, interrupted=True, held_out=tuple(held_out))
+        return DemoOutcome(path, interrupted=True, held_out=tuple(held_out))
     except torch.cuda.OutOfMemoryError as error:
         raise UsageError(
             f"the device has too little free memory for the demo; try --device cpu ({error})"
         ) from error
-    return Outcome(path, interrupted=False, held_out=tuple(held_out))
+    return DemoOutcome(path, interrupted=False, held_out=tuple(held_out))
 
 
-class Training:
+class DemoTraining:
     """A model, its optimizer and its text, on one device. Knows nothing of being measured."""
 
     def __init__(
@@ -232,7 +232,7 @@ class Training:
             for start in range(0, held_out, size.documents)
         ]
 
-    def step(self, batch: Batch) -> float:
+    def step(self, batch: DemoBatch) -> float:
         """One optimizer step, done when this returns."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss(batch)
@@ -249,7 +249,7 @@ class Training:
         losses = [self._loss(batch.to(self.device)) * batch.tokens_loss for batch in self.held_out]
         return float(sum(losses)) / sum(batch.tokens_loss for batch in self.held_out)
 
-    def _loss(self, batch: Batch) -> torch.Tensor:
+    def _loss(self, batch: DemoBatch) -> torch.Tensor:
         half = computed_in(self.device) == "bf16"
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=half):
             logits = self.model(batch.inputs)
@@ -266,9 +266,9 @@ class Training:
 
 def _train(
     meter: Meter,
-    training: Training,
+    training: DemoTraining,
     seconds: float,
-    tell: Callable[[Tick], None],
+    tell: Callable[[DemoProgress], None],
     held_out: list[float],
 ) -> None:
     """The measured loop: data, a step, now and then an evaluation, until the time is up.
@@ -290,13 +290,13 @@ def _train(
             step.loss = training.step(batch)
         steps += 1
         elapsed_s = time.monotonic() - start_s
-        tell(Tick(elapsed_s, steps, step.loss))
+        tell(DemoProgress(elapsed_s, steps, step.loss))
         if not held_out and elapsed_s >= seconds / 2:
             held_out.append(_evaluate(meter, training))
     held_out.append(_evaluate(meter, training))
 
 
-def _evaluate(meter: Meter, training: Training) -> float:
+def _evaluate(meter: Meter, training: DemoTraining) -> float:
     batches = training.held_out
     with meter.phase(
         "eval",

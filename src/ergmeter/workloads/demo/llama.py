@@ -92,7 +92,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat(turned, dim=-1).type_as(x)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Causal self-attention in which groups of query heads share a key and a value head."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -136,13 +136,13 @@ class SwiGLU(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     """Attention, then feed-forward, each normalised before and added to what came in."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(config.width)
-        self.attention = Attention(config)
+        self.attention = SelfAttention(config)
         self.forward_norm = RMSNorm(config.width)
         self.feed_forward = SwiGLU(config)
 
@@ -162,7 +162,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
         self.norm = RMSNorm(config.width)
         cos, sin = rotation(config.context, config.head_width, config.rotary_base)
         self.register_buffer("cos", cos, persistent=False)

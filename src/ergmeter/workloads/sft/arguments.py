@@ -18,10 +18,10 @@ import torch
 from ergmeter.errors import UsageError
 
 if TYPE_CHECKING:
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.config.sections import SftConfig
 
 
-def training_arguments(config: Config, kind: Any, *, examples: int) -> Any:  # noqa: ANN401
+def training_arguments(config: SftConfig, kind: Any, *, examples: int) -> Any:  # noqa: ANN401
     """Arguments of this kind (TrainingArguments or one made of it) for so many examples."""
     wanted = {**_common(config), **_when(config), "warmup_steps": _warmup_steps(config, examples)}
     known = {field.name for field in fields(kind)}
@@ -37,7 +37,7 @@ def training_arguments(config: Config, kind: Any, *, examples: int) -> Any:  # n
         raise UsageError(f"train: transformers refuses this: {said}") from error
 
 
-def _common(config: Config) -> dict[str, Any]:
+def _common(config: SftConfig) -> dict[str, Any]:
     train = config.train
     return {
         "output_dir": str(train.output_dir),
@@ -69,7 +69,7 @@ def _common(config: Config) -> dict[str, Any]:
     }
 
 
-def _when(config: Config) -> dict[str, Any]:
+def _when(config: SftConfig) -> dict[str, Any]:
     train = config.train
     said: dict[str, Any] = {
         "logging_strategy": "steps",
@@ -88,7 +88,7 @@ def _when(config: Config) -> dict[str, Any]:
     return said
 
 
-def _warmup_steps(config: Config, examples: int) -> int:
+def _warmup_steps(config: SftConfig, examples: int) -> int:
     """transformers 5 takes steps alone."""
     train = config.train
     if train.warmup_steps is not None:
@@ -97,7 +97,7 @@ def _warmup_steps(config: Config, examples: int) -> int:
     return math.ceil(train.warmup_ratio * planned_steps(config, examples, ranks=ranks))
 
 
-def planned_steps(config: Config, examples: int, *, ranks: int) -> int:
+def planned_steps(config: SftConfig, examples: int, *, ranks: int) -> int:
     """Optimizer steps that a training to its end takes, the last of an epoch with what is left."""
     train = config.train
     if train.max_steps is not None:

@@ -23,7 +23,7 @@ from ergmeter.errors import PluginError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.config.sections import SftConfig
 
 # What LoRA is put on where nobody says, by the names in use: attention and the feed-forward part.
 _TARGETS = (
@@ -33,14 +33,14 @@ _TARGETS = (
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model ready to be trained, and its tokenizer."""
 
     model: Any
     tokenizer: Any
 
 
-def check(config: Config) -> None:
+def check(config: SftConfig) -> None:
     """Refuse what can't be done here, before anything is loaded or written."""
     tuning, train = config.tuning, config.train
     cuda = torch.cuda.is_available()
@@ -74,13 +74,13 @@ def check(config: Config) -> None:
     _check_optimizer(train.optim)
 
 
-def first_imports(config: Config) -> None:
+def first_imports(config: SftConfig) -> None:
     """Unsloth changes transformers as that is loaded, so it comes first."""
     if config.tuning.backend == "unsloth":
         _unsloth()
 
 
-def loaded(config: Config, path: Path | str) -> Loaded:
+def loaded(config: SftConfig, path: Path | str) -> LoadedModel:
     """The model of the configuration, with its adapter, and its tokenizer."""
     importlib.import_module("transformers").set_seed(config.seed)  # of the adapters, too
     made = _by_unsloth(config, path) if config.tuning.backend == "unsloth" else _plain(config, path)
@@ -91,19 +91,19 @@ def loaded(config: Config, path: Path | str) -> Loaded:
     return made
 
 
-def compute_dtype(config: Config) -> torch.dtype:
+def compute_dtype(config: SftConfig) -> torch.dtype:
     """What products are computed in, as asked for."""
     if config.train.bf16:
         return torch.bfloat16
     return torch.float16 if config.train.fp16 else torch.float32
 
 
-def _weights_dtype(config: Config) -> torch.dtype:
+def _weights_dtype(config: SftConfig) -> torch.dtype:
     """Frozen weights lie in the type they are used in; trained ones in fp32, with autocast."""
     return torch.float32 if config.tuning.mode == "full" else compute_dtype(config)
 
 
-def _plain(config: Config, path: Path | str) -> Loaded:
+def _plain(config: SftConfig, path: Path | str) -> LoadedModel:
     import transformers  # noqa: PLC0415  after Unsloth, where that is asked for
 
     importlib.import_module("transformers.utils.logging").disable_progress_bar()  # one bar, ours
@@ -118,10 +118,10 @@ def _plain(config: Config, path: Path | str) -> Loaded:
         options["quantization_config"] = _quantised(config, transformers)
         options["device_map"] = {"": torch.cuda.current_device() if _on_gpu() else "cpu"}
     trust = config.model.trust_remote_code
-    model = _told(
+    model = _loaded(
         kinds[config.model.type].from_pretrained, path, trust_remote_code=trust, **options
     )
-    tokenizer = _told(transformers.AutoTokenizer.from_pretrained, path, trust_remote_code=trust)
+    tokenizer = _loaded(transformers.AutoTokenizer.from_pretrained, path, trust_remote_code=trust)
     if config.tuning.bits:
         peft = importlib.import_module("peft")
         checkpoints = config.train.gradient_checkpointing
@@ -132,10 +132,10 @@ def _plain(config: Config, path: Path | str) -> Loaded:
         )
     if config.tuning.mode != "full":
         model = _adapted(config, model)
-    return Loaded(model, tokenizer)
+    return LoadedModel(model, tokenizer)
 
 
-def _told(load: Any, path: Path | str, **options: Any) -> Any:  # noqa: ANN401
+def _loaded(load: Any, path: Path | str, **options: Any) -> Any:  # noqa: ANN401
     """What a library loads; what it has against it in one line."""
     try:
         return load(path, **options)
@@ -144,7 +144,7 @@ def _told(load: Any, path: Path | str, **options: Any) -> Any:  # noqa: ANN401
         raise UsageError(f"model.name {path}: {said}") from error
 
 
-def _quantised(config: Config, transformers: Any) -> Any:  # noqa: ANN401
+def _quantised(config: SftConfig, transformers: Any) -> Any:  # noqa: ANN401
     if config.tuning.bits == 8:
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(
@@ -155,7 +155,7 @@ def _quantised(config: Config, transformers: Any) -> Any:  # noqa: ANN401
     )
 
 
-def _adapted(config: Config, model: Any) -> Any:  # noqa: ANN401
+def _adapted(config: SftConfig, model: Any) -> Any:  # noqa: ANN401
     peft = importlib.import_module("peft")
     lora = config.tuning.lora
     settings = peft.LoraConfig(
@@ -169,7 +169,7 @@ def _adapted(config: Config, model: Any) -> Any:  # noqa: ANN401
     return peft.get_peft_model(model, settings)
 
 
-def targets(config: Config, model: Any) -> list[str]:  # noqa: ANN401
+def targets(config: SftConfig, model: Any) -> list[str]:  # noqa: ANN401
     """The modules that get an adapter: those that were named, or the usual ones it has."""
     there = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     named = config.tuning.lora.target_modules
@@ -190,14 +190,14 @@ def targets(config: Config, model: Any) -> list[str]:  # noqa: ANN401
     return found
 
 
-def _by_unsloth(config: Config, path: Path | str) -> Loaded:
+def _by_unsloth(config: SftConfig, path: Path | str) -> LoadedModel:
     unsloth = _unsloth()
     tuning = config.tuning
     checkpoints = "unsloth" if config.train.gradient_checkpointing else False
     options: dict[str, Any] = {"use_gradient_checkpointing": checkpoints}
     if tuning.mode == "full":
         options["full_finetuning"] = True
-    model, tokenizer = _told(
+    model, tokenizer = _loaded(
         unsloth.FastLanguageModel.from_pretrained,
         str(path),
         max_seq_length=config.model.max_seq_len,
@@ -218,10 +218,10 @@ def _by_unsloth(config: Config, path: Path | str) -> Loaded:
             use_dora=tuning.mode == "dora",
             random_state=config.seed,
         )
-    return Loaded(model, tokenizer)
+    return LoadedModel(model, tokenizer)
 
 
-def _check_unsloth(config: Config) -> None:
+def _check_unsloth(config: SftConfig) -> None:
     if config.model.type != "causal":
         raise UsageError("tuning.backend unsloth trains causal models; model.type is seq2seq")
     if config.model.attention:

@@ -22,14 +22,14 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.config.sections import SftConfig
 
 PACKAGES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "unsloth")
 _GIT_S = 10
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 
 
-def of(config: Config, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa: ANN401
+def of(config: SftConfig, trainer: Any, *, seq_len: int) -> dict[str, Any]:  # noqa: ANN401
     """A training's facts by the ledger's names, once its optimizer is made."""
     model = trainer.model
     trained, held = _counts(model)

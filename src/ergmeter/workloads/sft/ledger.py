@@ -70,7 +70,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Written:
+class LedgerRow:
     """Where a row went; `problem` says why not into the ledger."""
 
     path: Path | None
@@ -105,20 +105,20 @@ def check(path: Path) -> None:
             )
 
 
-def written(path: Path, cells: Mapping[str, object]) -> Written:
+def written(path: Path, cells: Mapping[str, object]) -> LedgerRow:
     """Append the row; where that can't be, to a file beside it; where not even that, nowhere."""
     try:
         _append(path, cells)
-        return Written(path)
+        return LedgerRow(path)
     except (OSError, UsageError) as error:
         problem = getattr(error, "strerror", None) or str(error)
     beside = path.with_name(f"{path.stem}-{Path(str(cells['run'])).name}.csv")
     try:
         _append(beside, cells)
-        return Written(beside, f"{path}: {problem}")
+        return LedgerRow(beside, f"{path}: {problem}")
     except (OSError, UsageError) as error:
         also = getattr(error, "strerror", None) or str(error)
-        return Written(None, f"{path}: {problem}; {beside.name}: {also}")
+        return LedgerRow(None, f"{path}: {problem}; {beside.name}: {also}")
 
 
 def as_text(cells: Mapping[str, object]) -> str:

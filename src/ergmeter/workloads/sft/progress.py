@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
-from ergmeter.workloads.sft.training import Tick
+from ergmeter.workloads.sft.training import TrainingProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ class Teller(TrainerCallback):
 
     def __init__(
         self,
-        tell: Callable[[Tick], None],
+        tell: Callable[[TrainingProgress], None],
         begun: Callable[[], None],
         should_stop: Callable[[], bool],
     ) -> None:
@@ -43,7 +43,7 @@ class Teller(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:  # noqa: ANN401, ARG002
         """A step is done."""
-        self._tell(Tick(state.global_step, state.max_steps, self._loss))
+        self._tell(TrainingProgress(state.global_step, state.max_steps, self._loss))
         if self._all_stop(args, state):
             control.should_training_stop = True
         return control

@@ -24,30 +24,30 @@ from ergmeter.errors import PluginError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.config.sections import SftConfig
 
 UNSLOTH_VARIABLE = "ERGMETER_UNSLOTH_PYTHON"
 _UNSLOTH_PYTHON = Path(".venv-unsloth/bin/python")
 
 
 @dataclass(frozen=True)
-class Turn:
+class SeriesTurn:
     """One training of the series."""
 
     round: int
-    config: Config
+    config: SftConfig
     seed: int
     out: Path
     output_dir: Path
 
 
-def turns(configs: Sequence[Config], rounds: int, *, runs: Path) -> Iterator[Turn]:
+def turns(configs: Sequence[SftConfig], rounds: int, *, runs: Path) -> Iterator[SeriesTurn]:
     """Who runs when: A B, B A, ..."""
     for number in range(rounds):
         order = list(configs) if number % 2 == 0 else list(reversed(configs))
         for config in order:
             name = f"{_label(config, configs)}-{number + 1}"
-            yield Turn(
+            yield SeriesTurn(
                 number + 1,
                 config,
                 config.seed + number,
@@ -57,7 +57,7 @@ def turns(configs: Sequence[Config], rounds: int, *, runs: Path) -> Iterator[Tur
 
 
 def run(
-    turn: Turn,
+    turn: SeriesTurn,
     *,
     changes: Sequence[str],
     quiet: bool,
@@ -94,7 +94,7 @@ def _passes_on(child: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(one, handler)
 
 
-def interpreter(config: Config) -> str:
+def interpreter(config: SftConfig) -> str:
     """Which Python trains this: Unsloth has an environment of its own."""
     if config.tuning.backend != "unsloth" or importlib.util.find_spec("unsloth") is not None:
         return sys.executable
@@ -107,7 +107,7 @@ def interpreter(config: Config) -> str:
     return named
 
 
-def _label(config: Config, configs: Sequence[Config]) -> str:
+def _label(config: SftConfig, configs: Sequence[SftConfig]) -> str:
     """A short name that no other configuration of the series has."""
     same = [one for one in configs if one.path.stem == config.path.stem]
     at = next(i for i, one in enumerate(same) if one is config)

@@ -17,12 +17,14 @@ from ergmeter.workloads.sft.arguments import training_arguments
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ergmeter.workloads.sft.backends import Loaded
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.backends import LoadedModel
+    from ergmeter.workloads.sft.config.sections import SftConfig
     from ergmeter.workloads.sft.data.prepared import Prepared
 
 
-def trainer(config: Config, loaded: Loaded, data: Prepared, *, callbacks: Sequence[object]) -> Any:  # noqa: ANN401
+def trainer(
+    config: SftConfig, loaded: LoadedModel, data: Prepared, *, callbacks: Sequence[object]
+) -> Any:  # noqa: ANN401
     """A Trainer that is ready to train this model on this data."""
     kind, arguments_kind, more = _kinds(config)
     arguments = training_arguments(config, arguments_kind, examples=data.examples)
@@ -41,7 +43,7 @@ def trainer(config: Config, loaded: Loaded, data: Prepared, *, callbacks: Sequen
     return made
 
 
-def _kinds(config: Config) -> tuple[Any, Any, dict[str, Any]]:
+def _kinds(config: SftConfig) -> tuple[Any, Any, dict[str, Any]]:
     import transformers  # noqa: PLC0415  after Unsloth, where that is asked for
 
     if config.model.type == "seq2seq":
@@ -57,7 +59,7 @@ def _kinds(config: Config) -> tuple[Any, Any, dict[str, Any]]:
     return trl.SFTTrainer, trl.SFTConfig, prepared
 
 
-def _stopping(config: Config) -> list[object]:
+def _stopping(config: SftConfig) -> list[object]:
     patience = config.train.early_stopping_patience
     if patience is None:
         return []

@@ -28,9 +28,9 @@ from ergmeter.workloads.sft import backends, facts, ledger, tiny_model
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ergmeter.workloads.sft.config.sections import Config
+    from ergmeter.workloads.sft.config.sections import SftConfig
     from ergmeter.workloads.sft.data.prepared import Prepared
-    from ergmeter.workloads.sft.ledger import Written
+    from ergmeter.workloads.sft.ledger import LedgerRow
 
 # -- sensors ---------------------------------------------------------------------------------------
 # Is there a sensor for the energy? Said once, in the words the guide of SFT-Play lists.
@@ -72,7 +72,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(frozen=True)
-class Tick:
+class TrainingProgress:
     """How far a training is, for whoever shows it."""
 
     step: int
@@ -81,7 +81,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingOutcome:
     """What came of a training."""
 
     status: str  # finished, stopped (by a signal), failed, diverged
@@ -89,19 +89,19 @@ class Outcome:
     saved: bool
     run: Path | None = None
     row: dict[str, object] | None = None
-    written: Written | None = None
+    written: LedgerRow | None = None
     problem: str = ""
     signal: int | None = None
     is_first: bool = True  # of several ranks, the one that tells
 
 
 def run(
-    config: Config,
+    config: SftConfig,
     *,
     out: Path | None = None,
-    tell: Callable[[Tick], None] = lambda _tick: None,
+    tell: Callable[[TrainingProgress], None] = lambda _tick: None,
     say: Callable[[str], None] = lambda _line: None,
-) -> Outcome:
+) -> TrainingOutcome:
     """Train as the configuration says. What a user did wrong is a UsageError before it begins."""
     stopping = _Stopping()
     with stopping.listens():
@@ -121,7 +121,7 @@ def run(
         return _Fit(config, loaded, data, meter=meter, stopping=stopping, tell=tell, say=say).run()
 
 
-def source(config: Config) -> Path | str:
+def source(config: SftConfig) -> Path | str:
     """Where the model comes from: made by us, a directory, or a name its library looks up."""
     if config.model.name.startswith("builtin:"):
         # Whole: adapters name it, and are loaded from anywhere.
@@ -132,7 +132,7 @@ def source(config: Config) -> Path | str:
     return where
 
 
-def _beforehand(config: Config) -> list[str]:
+def _beforehand(config: SftConfig) -> list[str]:
     """What is better known now than in an hour."""
     said = []
     if config.model.name == "builtin:1b" and not torch.cuda.is_available():
@@ -143,7 +143,7 @@ def _beforehand(config: Config) -> list[str]:
     return said
 
 
-def _meter(config: Config, out: Path | None, say: Callable[[str], None]) -> Meter | None:
+def _meter(config: SftConfig, out: Path | None, say: Callable[[str], None]) -> Meter | None:
     metrics = config.metrics
     if not metrics.enable_energy_logging:
         return None
@@ -213,13 +213,13 @@ class _Fit:
 
     def __init__(
         self,
-        config: Config,
-        loaded: backends.Loaded,
+        config: SftConfig,
+        loaded: backends.LoadedModel,
         data: Prepared,
         *,
         meter: Meter | None,
         stopping: _Stopping,
-        tell: Callable[[Tick], None],
+        tell: Callable[[TrainingProgress], None],
         say: Callable[[str], None],
     ) -> None:
         from ergmeter.workloads.sft.progress import Teller  # noqa: PLC0415  loads transformers
@@ -237,7 +237,7 @@ class _Fit:
             callbacks.append(ErgmeterCallback(meter=meter))
         self._trainer = trainer(config, loaded, data, callbacks=callbacks)
 
-    def run(self) -> Outcome:
+    def run(self) -> TrainingOutcome:
         """Train, save, close the run, write the row: one signal waits until all this is done."""
         checkpoint = self._checkpoint()
         with self._stopping.waits():
@@ -251,7 +251,7 @@ class _Fit:
                 problem = self._failed(error)
             return self._ended(problem)
 
-    def _ended(self, problem: str) -> Outcome:
+    def _ended(self, problem: str) -> TrainingOutcome:
         status = "failed" if problem else "stopped" if self._stopping.by else "finished"
         if status == "finished" and self._has_diverged():
             status, problem = "diverged", "the last loss is not a number: it diverged"
@@ -259,7 +259,7 @@ class _Fit:
         run = self._closed(status, problem)
         if status != "failed":  # or the others would wait for a rank that is not coming
             self._together()
-        outcome = Outcome(
+        outcome = TrainingOutcome(
             status,
             self._config.train.output_dir,
             saved,
@@ -363,7 +363,7 @@ class _Fit:
         if self._trainer.args.world_size > 1:
             self._trainer.accelerator.wait_for_everyone()
 
-    def _with_row(self, outcome: Outcome) -> Outcome:
+    def _with_row(self, outcome: TrainingOutcome) -> TrainingOutcome:
         assert outcome.run is not None
         cells = ledger.row(
             Run.open(outcome.run),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ergmeter.compare.entry import EVAL_LOSS
-from ergmeter.compare.jobs import Part, job_results
+from ergmeter.compare.jobs import JobRun, job_results
 from ergmeter.compare.ledgers import read_ledger
 from ergmeter.compare.sources import found_in
 from ergmeter.compare.time_to_loss import TIME, to_target
@@ -53,7 +53,7 @@ def of_job(fact: str, key: str, expected: str, *steps: Iterable[Step] | range) -
             else run_of(folder / f"{number}", steps=own)
             for number, own in enumerate(steps)
         ]
-        return reason_of(job_results([Part.of(run) for run in runs])[key])
+        return reason_of(job_results([JobRun.of(run) for run in runs])[key])
 
     return Case(fact, texts, expected)
 

@@ -19,7 +19,7 @@ from ergmeter.metrics.definitions.compute import (
     MFU,
     MFU_BF16,
 )
-from ergmeter.metrics.live.eta import ahead
+from ergmeter.metrics.live.eta import remaining
 from ergmeter.records import Device, Flops
 from ergmeter.runlog.reader import Run
 from tests.runs import even_steps, run_of
@@ -212,12 +212,12 @@ CASES: list[Case] = [
         "the run has no budget",
         "no total step or token count: pass Meter(budget=Budget(steps=N)) or Budget(tokens=N)",
         with_budget(),
-        ahead,
+        remaining,
     ),
     refuses(
         "the budget is 1e18 FLOPs, and the model is unknown",
         "the budget is in FLOPs, and the FLOPs of a step are unknown",
         with_budget(FLOPs=1e18),
-        ahead,
+        remaining,
     ),
 ]

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ergmeter.metrics.breakdown.time_breakdown import spent
+from ergmeter.metrics.breakdown.time_breakdown import time_breakdown
 from ergmeter.metrics.summarize import evidence_of, summarize
 from ergmeter.records import Device, Reading, Sample, Step
 from tests.runs import GPU, even_steps, run_of
@@ -31,7 +31,7 @@ def idle_of(start_s: float, end_s: float) -> list[Step]:
 
 def printed_parts(folder: Path) -> list[str]:
     contents = of_gpu(readings_of_gpu(-1, 21, power_w=100.0), stream="output")
-    return [spent(evidence_of(run_of(folder / "run", **contents))).why_no_joules]
+    return [time_breakdown(evidence_of(run_of(folder / "run", **contents))).why_no_joules]
 
 
 def note_of_net(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ergmeter.compare.run_curves import Progress
+from ergmeter.compare.run_curves import RunProgress
 from ergmeter.metrics.definitions.tokens import steps_made
 from ergmeter.metrics.live.totals import Running
 from ergmeter.records import Flops, Mark, Missing, Reported, Step
@@ -173,7 +173,7 @@ CASES = [
     ),
     refused(
         "a run of requests, on an axis of steps",
-        lambda evidence: Progress(evidence).at("step", evidence.work["end_ns"]),
+        lambda evidence: RunProgress(evidence).at("step", evidence.work["end_ns"]),
         "an inference run has requests and no steps",
         steps=THREE,
     ),

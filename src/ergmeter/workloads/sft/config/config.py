@@ -18,12 +18,12 @@ from ergmeter.workloads.sft.config import keys
 from ergmeter.workloads.sft.config.contradictions import contradictions
 from ergmeter.workloads.sft.config.keys import NO_USE, SECTIONS, Key, by_first_names
 from ergmeter.workloads.sft.config.sections import (
-    Config,
     Data,
-    Lora,
+    DataSource,
+    LoraSettings,
     Metrics,
     Model,
-    Source,
+    SftConfig,
     Train,
     Tuning,
 )
@@ -82,11 +82,11 @@ def _read(path: Path, above: tuple[Path, ...], each: Callable[[Values], Values])
         return each(values)
     if not isinstance(included, str):
         raise UsageError(f"{path}: include must be the path of one YAML file; got {included!r}")
-    below = _read(_found(included, path), (*above, path.resolve()), each)
+    below = _read(_included_path(included, path), (*above, path.resolve()), each)
     return merged(below, each(values))
 
 
-def _found(included: str, path: Path) -> Path:
+def _included_path(included: str, path: Path) -> Path:
     """Beside the including file, as one expects; else from where one works, as the original had."""
     beside, here = path.parent / included, Path(included)
     for candidate in (beside, here):
@@ -126,7 +126,7 @@ _PARTS = ("model", "tuning", "train", "data", "metrics", "datasets")
 _SHOWN = 60
 
 
-def load(path: Path, *, changes: Mapping[str, object] | None = None) -> Config:
+def load(path: Path, *, changes: Mapping[str, object] | None = None) -> SftConfig:
     """The configuration of that file. `changes`: values by dotted key, laid over it."""
     values = with_includes(path, each=by_first_names)
     for key, value in (changes or {}).items():
@@ -154,7 +154,7 @@ class _Reading:
 
     wrong: list[str] = field(default_factory=list)
 
-    def config(self, values: Values, path: Path) -> Config | None:
+    def config(self, values: Values, path: Path) -> SftConfig | None:
         """All sections, or None if one of them lacks what it can't be without."""
         top = self.section(values, "", keys.TOP, inside=_PARTS)
         model = self.part(values, "model", keys.MODEL)
@@ -172,11 +172,11 @@ class _Reading:
                     "model.name is missing: a name on the hub, a folder, or builtin:tiny"
                 )
             return None
-        return Config(
+        return SftConfig(
             path=path,
             merged=values,
             model=Model(**model),
-            tuning=Tuning(**tuning, lora=Lora(**lora)),
+            tuning=Tuning(**tuning, lora=LoraSettings(**lora)),
             train=Train(**{"output_dir": Path("outputs") / path.stem, **train}),
             data=Data(**data),
             metrics=Metrics(**metrics),
@@ -192,7 +192,9 @@ class _Reading:
         if found is None:
             return {}
         if not is_mapping(found):
-            self.wrong.append(f"{name} must be a section of keys and values; got {_shown(found)}")
+            self.wrong.append(
+                f"{name} must be a section of keys and values; got {_value_text(found)}"
+            )
             return {}
         return self.section(found, f"{name}.", known, inside)
 
@@ -227,22 +229,22 @@ class _Reading:
         try:
             fields[key.field or name] = key.kind(value)
         except NotTaken as error:
-            self.wrong.append(f"{path} {error}; got {_shown(value)}")
+            self.wrong.append(f"{path} {error}; got {_value_text(value)}")
 
-    def sources(self, values: object) -> tuple[Source, ...]:
+    def sources(self, values: object) -> tuple[DataSource, ...]:
         """The data sets of a mixture."""
         if values is None:
             return ()
         if not isinstance(values, list):
-            self.wrong.append(f"datasets must be a list; got {_shown(values)}")
+            self.wrong.append(f"datasets must be a list; got {_value_text(values)}")
             return ()
         found = [self.source(value, f"datasets[{place}]") for place, value in enumerate(values)]
         return tuple(source for source in found if source is not None)
 
-    def source(self, value: object, where: str) -> Source | None:
+    def source(self, value: object, where: str) -> DataSource | None:
         """One of them, or None if it lacks what it can't be without."""
         if not isinstance(value, Mapping):
-            self.wrong.append(f"{where} must have keys and values; got {_shown(value)}")
+            self.wrong.append(f"{where} must have keys and values; got {_value_text(value)}")
             return None
         fields = self.section(value, f"{where}.", keys.SOURCE)
         missing = [key for key in ("path", "type") if key not in value]
@@ -252,7 +254,7 @@ class _Reading:
             return None
         path = None if fields["path"] == _BUILTIN_DATA else Path(fields["path"]).expanduser()
         kind = "cpt" if fields["type"] == "cpt" else "sft"
-        return Source(**{**fields, "path": path, "type": kind})
+        return DataSource(**{**fields, "path": path, "type": kind})
 
 
 def _unknown(path: str, siblings: list[str]) -> str:
@@ -273,6 +275,6 @@ def _unknown(path: str, siblings: list[str]) -> str:
     return f"{path} is no key; there are {', '.join(siblings)}"
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

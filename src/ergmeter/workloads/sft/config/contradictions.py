@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from ergmeter.workloads.sft.config.sections import BUILTIN, Config
+from ergmeter.workloads.sft.config.sections import BUILTIN, SftConfig
 from ergmeter.workloads.sft.config.value_kinds import nearest
 
 BUILTIN_TYPES = {"tiny": "causal", "tiny-seq2seq": "seq2seq", "1b": "causal"}
 
 
-def contradictions(config: Config) -> list[str]:
+def contradictions(config: SftConfig) -> list[str]:
     """Every one, a line each, with what to do."""
     return [line for check in _CHECKS for line in check(config)]
 
@@ -26,7 +26,7 @@ def is_of_bitsandbytes(optim: str) -> bool:
     return "paged" in name or "bnb" in name or ("8bit" in name and name != "adamw_torch_8bit")
 
 
-def _model(config: Config) -> Iterator[str]:
+def _model(config: SftConfig) -> Iterator[str]:
     model = config.model
     if model.is_builtin:
         name = model.name.removeprefix(BUILTIN)
@@ -46,7 +46,7 @@ def _model(config: Config) -> Iterator[str]:
         yield "train.trainer trl trains causal models; for seq2seq write transformers"
 
 
-def _tuning(config: Config) -> Iterator[str]:
+def _tuning(config: SftConfig) -> Iterator[str]:
     tuning, optim = config.tuning, config.train.optim
     if tuning.backend == "torch":
         if tuning.mode == "qlora":
@@ -69,12 +69,12 @@ def _tuning(config: Config) -> Iterator[str]:
         )
 
 
-def _precision(config: Config) -> Iterator[str]:
+def _precision(config: SftConfig) -> Iterator[str]:
     if config.train.fp16 and config.train.bf16:
         yield "train.fp16 and train.bf16 are both true; keep one"
 
 
-def _schedule(config: Config) -> Iterator[str]:
+def _schedule(config: SftConfig) -> Iterator[str]:
     train = config.train
     if train.warmup_ratio and train.warmup_steps:
         yield "train.warmup_ratio and train.warmup_steps are both given; keep one"
@@ -91,7 +91,7 @@ def _schedule(config: Config) -> Iterator[str]:
         yield "train.early_stopping_patience needs train.evaluation_strategy steps or epoch"
 
 
-def _data(config: Config) -> Iterator[str]:
+def _data(config: SftConfig) -> Iterator[str]:
     data, longest = config.data, config.model.max_seq_len
     if data.val_path and not data.train_path and config.task_mode != "cpt_mixed":
         yield "data.val_path without data.train_path: the built-in text has a held-out part itself"
@@ -107,7 +107,7 @@ def _data(config: Config) -> Iterator[str]:
         yield "data.template_path is for sft; task_mode cpt takes text as it is"
 
 
-def _packing(config: Config) -> Iterator[str]:
+def _packing(config: SftConfig) -> Iterator[str]:
     if not config.data.packing:
         return
     if config.model.type == "seq2seq":
@@ -121,7 +121,7 @@ def _packing(config: Config) -> Iterator[str]:
         )
 
 
-def _blocks(config: Config) -> Iterator[str]:
+def _blocks(config: SftConfig) -> Iterator[str]:
     is_cpt = config.task_mode != "sft"
     for name, value in (("block_size", config.block_size), ("pack_factor", config.pack_factor)):
         if value and not is_cpt:
@@ -131,7 +131,7 @@ def _blocks(config: Config) -> Iterator[str]:
         yield f"block_size {config.block_size} is more than model.max_seq_len {longest}"
 
 
-def _mixture(config: Config) -> Iterator[str]:
+def _mixture(config: SftConfig) -> Iterator[str]:
     if config.task_mode == "cpt_mixed":
         if not config.datasets:
             yield "task_mode cpt_mixed needs datasets: a list of path, type and weight"
@@ -141,6 +141,6 @@ def _mixture(config: Config) -> Iterator[str]:
         yield f"datasets is for task_mode cpt_mixed; got {config.task_mode}"
 
 
-_CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
+_CHECKS: tuple[Callable[[SftConfig], Iterator[str]], ...] = (
     _model, _tuning, _precision, _schedule, _data, _packing, _blocks, _mixture,
 )  # fmt: skip

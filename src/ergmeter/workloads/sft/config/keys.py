@@ -18,7 +18,7 @@ from ergmeter.workloads.sft.config.value_kinds import (
     flag,
     modules,
     number,
-    whole,
+    whole_number,
     word,
 )
 
@@ -41,16 +41,16 @@ _SCHEDULES = choice(
 
 TOP = {
     "task_mode": Key(choice("sft", "cpt", "cpt_mixed")),
-    "seed": Key(whole(0)),
+    "seed": Key(whole_number(0)),
     "report": Key(flag),
-    "block_size": Key(whole(2)),
-    "pack_factor": Key(whole(1)),
+    "block_size": Key(whole_number(2)),
+    "pack_factor": Key(whole_number(1)),
 }
 MODEL = {
     "name": Key(word),
     "local_dir": Key(file),
     "type": Key(choice("causal", "seq2seq")),
-    "max_seq_len": Key(whole(2), ("max_seq_length", "max_length")),
+    "max_seq_len": Key(whole_number(2), ("max_seq_length", "max_length")),
     "trust_remote_code": Key(flag),
     "attn_implementation": Key(word, field="attention"),
 }
@@ -60,20 +60,20 @@ TUNING = {
     "bits": Key(choice(4, 8)),
 }
 LORA = {
-    "r": Key(whole(1), ("rank",)),
-    "alpha": Key(whole(1), ("lora_alpha",)),
+    "r": Key(whole_number(1), ("rank",)),
+    "alpha": Key(whole_number(1), ("lora_alpha",)),
     "dropout": Key(number(0, below=1), ("lora_dropout",)),
     "target_modules": Key(modules),
 }
 TRAIN = {
-    "batch_size": Key(whole(1), ("per_device_train_batch_size",)),
-    "grad_accum": Key(whole(1), ("gradient_accumulation_steps",)),
+    "batch_size": Key(whole_number(1), ("per_device_train_batch_size",)),
+    "grad_accum": Key(whole_number(1), ("gradient_accumulation_steps",)),
     "epochs": Key(number(0, above=True), ("num_train_epochs",)),
-    "max_steps": Key(whole(1)),
+    "max_steps": Key(whole_number(1)),
     "lr": Key(number(0, above=True), ("learning_rate",)),
     "lr_scheduler": Key(_SCHEDULES, ("lr_scheduler_type",)),
     "warmup_ratio": Key(number(0, below=1)),
-    "warmup_steps": Key(whole(0), ("num_warmup_steps",)),
+    "warmup_steps": Key(whole_number(0), ("num_warmup_steps",)),
     "weight_decay": Key(number(0)),
     "max_grad_norm": Key(number(0, above=True)),
     "fp16": Key(flag),
@@ -81,15 +81,15 @@ TRAIN = {
     "optim": Key(word),
     "gradient_checkpointing": Key(flag),
     "evaluation_strategy": Key(_WHEN, ("eval_strategy",)),
-    "eval_steps": Key(whole(1)),
+    "eval_steps": Key(whole_number(1)),
     "save_strategy": Key(_WHEN),
-    "save_steps": Key(whole(1)),
-    "save_total_limit": Key(whole(1)),
-    "early_stopping_patience": Key(whole(1)),
-    "logging_steps": Key(whole(1)),
+    "save_steps": Key(whole_number(1)),
+    "save_total_limit": Key(whole_number(1)),
+    "early_stopping_patience": Key(whole_number(1)),
+    "logging_steps": Key(whole_number(1)),
     "output_dir": Key(file),
     "resume": Key(flag),
-    "dataloader_workers": Key(whole(0), ("dataloader_num_workers",)),
+    "dataloader_workers": Key(whole_number(0), ("dataloader_num_workers",)),
     "trainer": Key(choice("transformers", "trl")),
     "tensorboard": Key(flag),
 }
@@ -98,8 +98,8 @@ DATA = {
     "val_path": Key(file),
     "template_path": Key(file),
     "packing": Key(flag),
-    "pad_to_multiple_of": Key(whole(1)),
-    "limit": Key(whole(1)),
+    "pad_to_multiple_of": Key(whole_number(1)),
+    "limit": Key(whole_number(1)),
 }
 METRICS = {
     "enable_energy_logging": Key(flag),

@@ -38,7 +38,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
+class LoraSettings:
     """The adapters' shape. `target_modules` None: every linear layer but the head."""
 
     r: int = 32
@@ -54,7 +54,7 @@ class Tuning:
     backend: Backend = "torch"
     mode: Mode = "lora"
     bits: Literal[4, 8] | None = None
-    lora: Lora = field(default_factory=Lora)
+    lora: LoraSettings = field(default_factory=LoraSettings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class DataSource:
     """One of several data sets in a mixture. `path` None: the built-in one."""
 
     path: Path | None
@@ -124,7 +124,7 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class SftConfig:
     """A whole configuration, checked. `merged`: the keys and values that it was read from."""
 
     path: Path
@@ -139,7 +139,7 @@ class Config:
     report: bool = True
     block_size: int | None = None
     pack_factor: int | None = None
-    datasets: tuple[Source, ...] = ()
+    datasets: tuple[DataSource, ...] = ()
 
     @property
     def has_validation(self) -> bool:

@@ -41,7 +41,7 @@ def file(value: object) -> Path:
     raise NotTaken("must be a path")
 
 
-def whole(least: int) -> Kind:
+def whole_number(least: int) -> Kind:
     """A whole number, so large or larger."""
 
     def read(value: object) -> int:

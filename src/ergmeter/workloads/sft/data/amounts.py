@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ergmeter.workloads.sft.data.packed import Collate, Row
-from ergmeter.workloads.sft.data.prepared import Rows
+from ergmeter.workloads.sft.data.prepared import TokenRows
 from ergmeter.workloads.sft.data.tokenized import NO_LOSS
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class EpochTokens:
     """Tokens of one epoch, its rows taken in their order (a training shuffles them)."""
 
     rows: int
@@ -28,13 +28,13 @@ class Amounts:
     longest: int
 
 
-def amounts(rows: Rows, collate: Collate, *, batch_size: int) -> Amounts:
+def amounts(rows: TokenRows, collate: Collate, *, batch_size: int) -> EpochTokens:
     """The amounts of these rows, in batches of this size."""
     listed = [rows[place] for place in range(len(rows))]
     starts = range(0, len(listed), batch_size)
     lengths = [len(row["input_ids"]) for row in listed]
     said = sum(len(row["labels"]) for row in listed) if collate.is_seq2seq else 0
-    return Amounts(
+    return EpochTokens(
         rows=len(listed),
         real=sum(lengths) + said,
         computed=sum(_places(listed[start : start + batch_size], collate) for start in starts),

@@ -32,7 +32,7 @@ DATA_SEED = 11  # of the data, not of the training: two seeds of a comparison se
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ChatTurn:
     """What one of the two says, or the system before them."""
 
     role: str
@@ -44,7 +44,7 @@ class Example:
     """A conversation that ends with an answer, or a text; and what a template may name of it."""
 
     where: str
-    turns: tuple[Turn, ...] = ()
+    turns: tuple[ChatTurn, ...] = ()
     text: str | None = None
     fields: Mapping[str, str] | None = None
 
@@ -136,32 +136,32 @@ def _example(line: str, where: str) -> Example:
 
 
 def _text(value: dict[str, Any], where: str) -> Example:
-    return Example(where, text=_said(value, "text"))
+    return Example(where, text=_text_of(value, "text"))
 
 
 def _pair(prompt: str, response: str) -> Callable[[dict[str, Any], str], Example]:
     def make(value: dict[str, Any], where: str) -> Example:
-        system = _said(value, "system", may_lack=True)
-        return _asked(where, _said(value, prompt), _said(value, response), system=system)
+        system = _text_of(value, "system", may_lack=True)
+        return _asked(where, _text_of(value, prompt), _text_of(value, response), system=system)
 
     return make
 
 
 def _instruction(value: dict[str, Any], where: str) -> Example:
-    more = _said(value, "input", may_lack=True)
+    more = _text_of(value, "input", may_lack=True)
     return _asked(
         where,
-        _said(value, "instruction"),
-        _said(value, "output"),
+        _text_of(value, "instruction"),
+        _text_of(value, "output"),
         more=more,
-        system=_said(value, "system", may_lack=True),
+        system=_text_of(value, "system", may_lack=True),
     )
 
 
 def _asked(where: str, asked: str, answer: str, *, more: str = "", system: str = "") -> Example:
     """An example of one question, by all the names that templates have for its parts."""
     prompt = f"{asked}\n\n{more}" if more else asked
-    turns = (Turn("user", prompt), Turn("assistant", answer))
+    turns = (ChatTurn("user", prompt), ChatTurn("assistant", answer))
     fields = {
         **dict.fromkeys(("prompt", "user"), prompt),
         **dict.fromkeys(("response", "output", "assistant"), answer),
@@ -169,7 +169,7 @@ def _asked(where: str, asked: str, answer: str, *, more: str = "", system: str =
         "input": more,
         "system": system,
     }
-    return Example(where, (Turn("system", system), *turns) if system else turns, fields=fields)
+    return Example(where, (ChatTurn("system", system), *turns) if system else turns, fields=fields)
 
 
 def _messages(value: dict[str, Any], where: str) -> Example:
@@ -185,16 +185,16 @@ def _messages(value: dict[str, Any], where: str) -> Example:
     return Example(where, turns)
 
 
-def _turn(value: object, place: int) -> Turn:
+def _turn(value: object, place: int) -> ChatTurn:
     if not isinstance(value, dict):
         raise _NoExample(f"messages[{place}] must be an object with role and content")
     role = value.get("role")
     if role not in ROLES:
         raise _NoExample(f"messages[{place}].role must be one of {', '.join(ROLES)}; got {role!r}")
-    return Turn(role, _said(value, "content"))
+    return ChatTurn(role, _text_of(value, "content"))
 
 
-def _said(value: Mapping[str, Any], key: str, *, may_lack: bool = False) -> str:
+def _text_of(value: Mapping[str, Any], key: str, *, may_lack: bool = False) -> str:
     found = value.get(key)
     if may_lack and found in (None, ""):
         return ""

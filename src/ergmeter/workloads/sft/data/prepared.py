@@ -14,17 +14,17 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from ergmeter.errors import UsageError
-from ergmeter.workloads.sft.config.sections import Config, Source
+from ergmeter.workloads.sft.config.sections import DataSource, SftConfig
 from ergmeter.workloads.sft.data import packed
 from ergmeter.workloads.sft.data.examples import DATA_SEED, Example, builtin, read
 from ergmeter.workloads.sft.data.packed import Collate, Row
-from ergmeter.workloads.sft.data.templates import Chat, Plain, Rendered, Written, template_for
-from ergmeter.workloads.sft.data.tokenized import Cut, Encoder
+from ergmeter.workloads.sft.data.templates import Chat, Plain, Rendered, TemplateFile, template_for
+from ergmeter.workloads.sft.data.tokenized import TextEncoder, Truncated
 
 _SAMPLES = 3
 
 
-class Rows(Dataset[Row]):
+class TokenRows(Dataset[Row]):
     """Rows of tokens, as a loader takes them."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
@@ -41,8 +41,8 @@ class Rows(Dataset[Row]):
 class Prepared:
     """Data to train with. `examples` are rows: what an epoch has, and a batch is made of."""
 
-    train: Rows
-    evaluation: Rows | None
+    train: TokenRows
+    evaluation: TokenRows | None
     collate: Collate
     seq_len: int
     examples: int
@@ -51,7 +51,7 @@ class Prepared:
     samples: tuple[Rendered, ...] = field(default=(), repr=False)
 
 
-def prepared(config: Config, tokenizer: Any, *, decoder_start: int | None = None) -> Prepared:  # noqa: ANN401
+def prepared(config: SftConfig, tokenizer: Any, *, decoder_start: int | None = None) -> Prepared:  # noqa: ANN401
     """The configuration's data. `decoder_start`: what a seq2seq model's decoder begins with.
 
     Where that is not given, it is taken to be the padding for models of T5's kind; others make
@@ -70,8 +70,8 @@ def prepared(config: Config, tokenizer: Any, *, decoder_start: int | None = None
         start=decoder_start,
     )
     return Prepared(
-        train=Rows(train),
-        evaluation=None if evaluation is None else Rows(evaluation),
+        train=TokenRows(train),
+        evaluation=None if evaluation is None else TokenRows(evaluation),
         collate=collate,
         seq_len=making.longest,
         examples=len(train),
@@ -81,17 +81,19 @@ def prepared(config: Config, tokenizer: Any, *, decoder_start: int | None = None
     )
 
 
-def _is_like_t5(config: Config, tokenizer: Any) -> bool:  # noqa: ANN401
+def _is_like_t5(config: SftConfig, tokenizer: Any) -> bool:  # noqa: ANN401
     return config.model.is_builtin or "T5" in type(tokenizer).__name__
 
 
 class _Making:
     """The way from files to rows, with what there is to tell of it."""
 
-    def __init__(self, config: Config, tokenizer: Any) -> None:  # noqa: ANN401
+    def __init__(self, config: SftConfig, tokenizer: Any) -> None:  # noqa: ANN401
         self._config = config
-        self._encoder = Encoder(tokenizer)
-        self._template: Plain | Chat | Written = template_for(config.data.template_path, tokenizer)
+        self._encoder = TextEncoder(tokenizer)
+        self._template: Plain | Chat | TemplateFile = template_for(
+            config.data.template_path, tokenizer
+        )
         self.longest = config.model.max_seq_len
         if config.task_mode != "sft":
             self.longest = config.block_size or self.longest
@@ -138,7 +140,7 @@ class _Making:
             self.notes.append(f"{name}: {number} of {len(rows[name])} rows, by its weight")
         return mixture
 
-    def _of(self, source: Source) -> list[Example]:
+    def _of(self, source: DataSource) -> list[Example]:
         limit = self._config.data.limit
         found = read(source.path) if source.path else builtin(longest=self.longest)[0]
         return found[:limit] if limit else found
@@ -164,7 +166,7 @@ class _Making:
     def _documents(
         self, examples: Sequence[Example], rendered: Sequence[Rendered], of: str
     ) -> list[Row]:
-        cut = Cut(self.longest)
+        cut = Truncated(self.longest)
         if self._config.model.type == "seq2seq":
             texts = [one.where for one in examples if one.text is not None]
             if texts:

@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ergmeter.errors import FormatError, UsageError
 from ergmeter.workloads.sft.config.value_kinds import nearest
-from ergmeter.workloads.sft.data.examples import Example, Turn
+from ergmeter.workloads.sft.data.examples import ChatTurn, Example
 
 _NAMED = re.compile(r"\{(\w+)\}")
 _ANSWER = {"response", "output", "assistant"}
@@ -85,7 +85,7 @@ class Chat:
             done = after
         return Rendered(tuple(parts), is_marked=True)
 
-    def _text(self, example: Example, turns: tuple[Turn, ...], *, is_asking: bool) -> str:
+    def _text(self, example: Example, turns: tuple[ChatTurn, ...], *, is_asking: bool) -> str:
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
         try:
             said: str = self._tokenizer.apply_chat_template(
@@ -98,7 +98,7 @@ class Chat:
         return said
 
 
-class Written:
+class TemplateFile:
     """A template file: {prompt}, {system} and so on; what follows {response} is learnt too.
 
     Without {response} the answer comes after the whole. A .jinja file is rendered as the prompt.
@@ -167,8 +167,8 @@ def _filled(written: str, fields: Any) -> str:  # noqa: ANN401
     return _NAMED.sub(lambda found: fields[found[1]], written)
 
 
-def template_for(path: Path | None, tokenizer: Any) -> Plain | Chat | Written:  # noqa: ANN401
+def template_for(path: Path | None, tokenizer: Any) -> Plain | Chat | TemplateFile:  # noqa: ANN401
     """The file's, else the tokenizer's own, else the plain one."""
     if path is not None:
-        return Written(path)
+        return TemplateFile(path)
     return Chat(tokenizer) if getattr(tokenizer, "chat_template", None) else Plain()

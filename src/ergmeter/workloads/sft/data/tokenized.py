@@ -30,7 +30,7 @@ class Tokens:
 
 
 @dataclass(slots=True)
-class Cut:
+class Truncated:
     """What did not fit, to be told."""
 
     longest: int
@@ -63,7 +63,7 @@ class Cut:
         return said
 
 
-class Encoder:
+class TextEncoder:
     """A tokenizer, and what it puts at the begin and at the end of a text."""
 
     def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401  of transformers
@@ -73,7 +73,9 @@ class Encoder:
         self.begin = [begin] if begin is not None and begin in added else []
         self.end = [] if end is None else [end]
 
-    def causal(self, rendered: Sequence[Rendered], where: Sequence[str], cut: Cut) -> list[Tokens]:
+    def causal(
+        self, rendered: Sequence[Rendered], where: Sequence[str], cut: Truncated
+    ) -> list[Tokens]:
         """Documents for a causal model, without those whose answer was cut away."""
         found = []
         for name, one, parts in zip(where, rendered, self._parts(rendered), strict=True):
@@ -97,7 +99,7 @@ class Encoder:
             )
         return found
 
-    def seq2seq(self, rendered: Sequence[Rendered], cut: Cut) -> list[Tokens]:
+    def seq2seq(self, rendered: Sequence[Rendered], cut: Truncated) -> list[Tokens]:
         """What the encoder reads and what the decoder is to say, each with its end."""
         found = []
         for one, parts in zip(rendered, self._parts(rendered), strict=True):
