@@ -2,4 +2,4 @@
 
 from ergmeter.recorder.record import Recording, RecordRequest, record
 
-__all__ = ["Recording", "RecordRequest", "record"]
+__all__ = ["RecordRequest", "Recording", "record"]
