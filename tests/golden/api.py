@@ -24,7 +24,9 @@ def _answer(address: str, answer: Any) -> str:
     kind = answer.headers.get("content-type", "")
     head = f"GET {address}\n[{answer.status_code} {kind}]\n"
     if "json" in kind:
-        return head + json.dumps(_without_charts(answer.json()), indent=1, ensure_ascii=False) + "\n"
+        return (
+            head + json.dumps(_without_charts(answer.json()), indent=1, ensure_ascii=False) + "\n"
+        )
     return head + (text.html_text(answer.text) if "html" in kind else answer.text)
 
 
@@ -184,8 +186,8 @@ def _reasons(name: str, folder: Path) -> str:
         place = folder / str(number)
         place.mkdir()
         parts.append(f"# {case.fact}\n" + "".join(f"{one}\n" for one in case.texts(place)))
-        for run in sorted(path.parent for path in place.rglob("run.json")):
-            parts.append(_brief(run))
+        runs = sorted(path.parent for path in place.rglob("run.json"))
+        parts += [_brief(run) for run in runs]
     return "\n".join(parts)
 
 

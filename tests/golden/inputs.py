@@ -112,8 +112,9 @@ def new_run(path: Path, name: str = "", **header: Any) -> Path:
 
 
 def write(
-    run: Path, number: int = 0, *, ended_s: float | None = None, header: dict[str, Any] | None = None,
-    wall_s: float = WALL_S, host: str = "node-a", marks: Iterable[Mark] = (), **contents: Any,
+    run: Path, number: int = 0, *, ended_s: float | None = None, wall_s: float = WALL_S,
+    host: str = "node-a", header: dict[str, Any] | None = None, marks: Iterable[Mark] = (),
+    **contents: Any,
 ) -> Path:  # fmt: skip
     """One writer's share. `ended_s` is when it closed; None: it never did."""
     fixed = {
@@ -129,7 +130,7 @@ def write(
         **(header or {}),
     }
     directory = add_writer(run, header=fixed, closed=ended_s is not None, **contents)
-    rows = [Mark(0, "opened"), *marks]
+    rows = [Mark(-S // 2, "opened"), *marks]
     rows += [] if ended_s is None else [Mark(round(ended_s * S), "closed")]
     lines = (json.dumps({"t_ns": m.t_ns, "name": m.name, "detail": m.detail}) for m in rows)
     (directory / "marks.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -213,9 +214,7 @@ def phases(path: Path) -> None:
     run = new_run(path, "finetune with evaluation")
     steps, at_s = [], 0.0
     for index in range(40):
-        steps.append(
-            Step(round(at_s * S), round((at_s + 0.05) * S), index=index, phase="data")
-        )
+        steps.append(Step(round(at_s * S), round((at_s + 0.05) * S), index=index, phase="data"))
         start_s, at_s = at_s + 0.05, at_s + 0.55
         steps.append(
             Step(
@@ -243,8 +242,13 @@ def phases(path: Path) -> None:
         for t in ticks
     ]  # fmt: skip
     samples += [
-        Sample(t * S, PROCESS.id, memory_bytes=3 * GB + 10**6 * t, memory_peak_bytes=4 * GB,
-               cpu_s=1.5 * t + 2)
+        Sample(
+            t * S,
+            PROCESS.id,
+            memory_bytes=3 * GB + 10**6 * t,
+            memory_peak_bytes=4 * GB,
+            cpu_s=1.5 * t + 2,
+        )
         for t in ticks
     ]
     samples += [
@@ -422,9 +426,7 @@ def _requests(count: int) -> tuple[list[Step], list[Reported]]:
         at = [round(t * S) for t in (start_s, first_s, last_s)]
         steps.append(Step(at[0], at[1], n, phase="prefill", tokens_real=100 + n, samples=1))
         steps.append(
-            Step(
-                at[1], at[2], n, phase="decode", tokens_real=20 + n % 5, samples=0, micro_steps=20
-            )
+            Step(at[1], at[2], n, phase="decode", tokens_real=20 + n % 5, samples=0, micro_steps=20)
         )
         reported.append(Reported(at[2], "request_answered", last_s - start_s, "s"))
         reported += [
@@ -576,7 +578,9 @@ def logs(path: Path) -> None:
     for file in sorted((DATA / "logs").glob("hf_*.json")):
         chunks = json.loads(file.read_text(encoding="utf-8"))["chunks"]
         (path / f"{file.stem}.log").write_text("".join(chunk for _, _, chunk in chunks))
-    lines = [f"step={n} loss={3 - n / 50:.3f} tokens={64 * n} time={0.5 * n:.2f}" for n in range(50)]
+    lines = [
+        f"step={n} loss={3 - n / 50:.3f} tokens={64 * n} time={0.5 * n:.2f}" for n in range(50)
+    ]
     (path / "keyvalue.log").write_text("starting\n" + "\n".join(lines) + "\n")
     (path / "keyvalue.log.gz").write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
     twice = [*lines[:30], *lines[:40]]
@@ -590,6 +594,13 @@ def logs(path: Path) -> None:
         + "".join(f"2026/02/03 10:00:{t:02d}.000, {200 + t}.00 W, 1000 MiB\n" for t in range(30))
     )
     (path / "trace.json").write_text(json.dumps(_trace(), indent=1))
+
+
+def key_value_lines(count: int) -> list[str]:
+    """Lines as a plain loop prints them."""
+    return [
+        f"step={n} loss={3 - n / 50:.3f} tokens={64 * n} time={0.5 * n:.2f}" for n in range(count)
+    ]
 
 
 def _smi() -> list[str]:
@@ -659,16 +670,28 @@ def ledgers(path: Path) -> None:
 # -- models ---------------------------------------------------------------------------------------
 
 
+CONFIGS = (
+    "llama-3.1-8b", "llama-2-7b", "mixtral-8x7b", "deepseek-v3", "gpt2-xl", "gemma-2-9b",
+    "jamba-v0.1", "mamba-2.8b", "qwen3-30b-a3b", "gpt-oss-20b", "phi-3-mini", "falcon-7b",
+    "llama-4-scout-text", "qwen3-next-80b-a3b", "bamba-9b", "olmoe-1b-7b", "gemma-3-27b-text",
+    "mamba2-2.7b", "pythia-12b", "command-r-35b", "kimi-k2", "smollm3-3b", "starcoder2-7b",
+    "mpt-7b", "deepseek-v2-lite",
+)  # fmt: skip
+
+
 @made("configs")
 def configs(path: Path) -> None:
     """The config.json of published models, and some that are wrong."""
-    shutil.copytree(DATA / "configs", path)
+    path.mkdir()
+    for name in CONFIGS:
+        shutil.copy(DATA / "configs" / f"{name}.json", path / f"{name}.json")
     whole = json.loads((path / "llama-3.1-8b.json").read_text())
-    for name, changes in {
+    wrong: dict[str, dict[str, Any]] = {
         "bad-heads": {"num_attention_heads": -4},
         "no-layers": {"num_hidden_layers": None},
         "unknown-type": {"model_type": "unheard_of"},
-    }.items():
+    }
+    for name, changes in wrong.items():
         (path / f"{name}.json").write_text(json.dumps({**whole, **changes}))
     (path / "not-json.json").write_text("{")
     (path / "a-list.json").write_text("[1]")
@@ -690,35 +713,39 @@ _CELLS: tuple[tuple[str, int, int, float | None, str, str], ...] = (
 
 def _bench(path: Path, factor: float) -> None:
     index = 0
+    cells = []
     for repeat in (1, 2, 3):
         for framework, batch, gpus, rate, status, why in _CELLS:
             if repeat > 1 and rate is None:
                 continue
-            _cell(path, index, framework, batch, gpus, repeat, status, why)
+            cells.append(_cell(path, index, framework, batch, gpus, repeat, status, why))
             if rate is not None:
                 scaled = rate * factor * (1 + 0.004 * (repeat - 2))
                 _cell_results(path / f"exp_{index}", scaled, gpus)
             index += 1
+    cells.append({**cells[0], "index": index, "id": "waits", "repeat": 4})
+    plan = {"version": 1, "source": "scenarios.yaml", "settings": {}, "cells": cells}
+    (path / "plan.json").write_text(json.dumps(plan))
 
 
 def _cell(
     path: Path, index: int, framework: str, batch: int, gpus: int, repeat: int, status: str,
     why: str,
-) -> None:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     folder = path / f"exp_{index}"
     folder.mkdir(parents=True)
     settings = {
         "framework_config": framework, "effective_batch_size": batch, "max_seq_len": 512,
         "num_gpus": gpus, "model_name_or_path": "builtin:tiny",
     }  # fmt: skip
-    cell = {
+    cell: dict[str, Any] = {
         "index": index, "id": f"{framework}-{batch}-{gpus}-{repeat}", "scenario": "small",
         "settings": settings, "num_gpus": gpus, "repeat": repeat, "command": ["x"],
-        "group": f"{framework}-{batch}-{gpus}",
     }  # fmt: skip
     (folder / "cell.json").write_text(json.dumps(cell))
     state = {"status": status, "reason": why, "attempts": [{}]}
     (folder / "status.json").write_text(json.dumps(state))
+    return cell
 
 
 def _cell_results(folder: Path, rate: float, gpus: int) -> None:
@@ -733,9 +760,7 @@ def _cell_results(folder: Path, rate: float, gpus: int) -> None:
     if gpus > 1:
         return
     run = new_run(folder / "run")
-    steps = paced(
-        [2.0 * 100 / rate] * 30, tokens_computed=1000, tokens_real=600, samples=8
-    )
+    steps = paced([2.0 * 100 / rate] * 30, tokens_computed=1000, tokens_real=600, samples=8)
     write(
         run, ended_s=61.0, steps=steps, samples=gpu_samples(30.0, GPUS[:1]), devices=GPUS[:1],
         settings={"warmup_steps": 2}, marks=[Mark(0, "device_used", "GPU-0")],

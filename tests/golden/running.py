@@ -115,7 +115,7 @@ class Runner:
             (rf"(?:{day})T\d\d:\d\d:\d\d(?:\.\d+)?(?:\+00:00|Z)?", "<NOW>"),
             (rf"(?:{day})(?=-)", "<TODAY>"),  # of a run's directory
             (rf"\b{HOST}-\d+-(?=[0-9a-f]{{8}}\b)", f"{HOST}-PID-"),  # of a writer's directory
-            (rf'("ergmeter": "|version |ergmeter ){version}\b', r"\1<VERSION>"),
+            (rf'("ergmeter": "|"version": "|version |ergmeter ){version}\b', r"\1<VERSION>"),
         ]
         return text.replaced(output, paths, patterns)
 

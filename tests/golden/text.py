@@ -20,11 +20,12 @@ import pyarrow.parquet as pq
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BLOCKS = frozenset(
-    "address article aside caption dd details div dl dt fieldset figcaption figure footer form h1"
-    " h2 h3 h4 header hr legend li main nav ol p pre section summary table tbody thead title tr ul"
-    " option select label button template".split()
-)
+_BLOCKS = {
+    "address", "article", "aside", "button", "caption", "dd", "details", "div", "dl", "dt",
+    "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "header", "hr",
+    "label", "legend", "li", "main", "nav", "ol", "option", "p", "pre", "section", "select",
+    "summary", "table", "tbody", "template", "thead", "title", "tr", "ul",
+}  # fmt: skip
 _CELLS = ("td", "th")
 _SILENT = ("script", "style")
 
