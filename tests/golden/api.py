@@ -61,7 +61,7 @@ def _lists(app: Any, known: dict[str, str]) -> list[str]:
     return [
         "/", "/compare", "/benches", "/ledgers", "/api/openapi.json", "/api/runs", "/api/benches",
         "/api/ledgers", "/nothing", "/api/nothing", "/run/000000000000", "/api/run/000000000000",
-        "/api/run/zzz",
+        "/api/run/zzz", "/static/nothing", f"/run/{known['runs/broken']}",
     ]  # fmt: skip
 
 

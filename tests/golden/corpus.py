@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tests.golden import api
-from tests.golden.inputs import CONFIGS, key_value_lines
+from tests.golden.inputs import CONFIGS, PATTERNS, key_value_lines
+from tests.golden.ours import FAMILIES
 from tests.golden.running import Case
 
 if TYPE_CHECKING:
@@ -20,8 +21,11 @@ ALL_RUNS = (
     "alarmed", "served", "trainings", "train-1b", "stalls", "lora-1b", "tiny-20m", "demo", "rec",
     "full", "finetune-1b", "ladder", "bursts-1s", "run0",
 )  # fmt: skip
-# Runs that are like another: without their JSON, which is long.
-SHORT_RUNS = ("lora-1b", "tiny-20m", "demo", "full", "bursts-1s", "run0", "impossible", "empty")
+# Runs that are like another: without their long outputs.
+SHORT_RUNS = (
+    "lora-1b", "tiny-20m", "demo", "full", "bursts-1s", "run0", "impossible", "empty", "torn",
+    "cpu", "rec",
+)  # fmt: skip
 COMMANDS = (
     "record", "import", "load", "train", "prepare", "compare", "bench", "gate", "report", "serve",
     "plot", "check", "explain", "card", "watch", "list", "runs", "job", "export", "doctor",
@@ -61,8 +65,8 @@ def _reports() -> Iterator[Case]:
     for run in ALL_RUNS:
         needs = (run,)
         yield from erg(f"report-{run}", f"report {run}", needs=needs, widths=WIDTHS)
-        yield from erg(f"report-{run}-all", f"report {run} --all", needs=needs)
         if run not in SHORT_RUNS:
+            yield from erg(f"report-{run}-all", f"report {run} --all", needs=needs)
             yield from erg(f"report-{run}-json", f"report {run} --json", needs=needs)
         yield from erg(f"check-{run}", f"check {run}", needs=needs, widths=WIDTHS)
         yield from erg(f"explain-{run}", f"explain {run}", needs=needs, widths=WIDTHS)
@@ -117,6 +121,8 @@ def _report_options() -> Iterator[Case]:
     )
     for label, options in {
         "rule": "--alert tokens_per_s|<|-20% --alert throttled",
+        "totals": "--alert energy|>|0.01|kWh --alert time|>|60|s --alert cost|>|1",
+        "more": "--alert step_s|>|+50% --alert memory|+10% --alert stalled|>|5|min",
         "budget": "--budget 0.001|kWh --steps 200",
         "rank": "--rank 0",
     }.items():
@@ -341,6 +347,7 @@ def _compares() -> Iterator[Case]:
     for name, line, needs in (
         ("repeats", "compare repeats --group-by backend --anyway", ("repeats",)),
         ("repeats-plain", "compare repeats", ("repeats",)),
+        ("alike", "compare alike --group-by backend --anyway", ("alike",)),
         ("sources", "compare plain phases ranks", ("plain", "phases", "ranks")),
         ("two", "compare plain calibrated --anyway", ("plain", "calibrated")),
         ("trainings", "compare trainings", ("trainings",)),
@@ -560,13 +567,15 @@ def _imports() -> Iterator[Case]:
         "hf_pty_bar_all_1.log": "",
         "hf_pty_bar_all_5_eval.log": "",
     }
-    for log, options in logs.items():
+    for log, options in {**logs, **{f"{name}.log": "" for name in PATTERNS}}.items():
         label = log.replace(".", "-")
         yield from erg(
             f"import-{label}",
             f"import logs/{log} --out run {options}; report --all run; check run",
             needs=("logs",),
         )
+        if log not in logs:
+            continue
         yield from erg(
             f"import-{label}-json", f"import logs/{log} --out run {options} --json", needs=("logs",)
         )
@@ -723,7 +732,6 @@ def _models() -> Iterator[Case]:
                 for name in (
                     "bad-heads",
                     "no-layers",
-                    "unknown-type",
                     "not-json",
                     "a-list",
                     "absent",
@@ -758,6 +766,14 @@ def _models() -> Iterator[Case]:
         ),
         needs=("configs", "empty"),
     )
+
+
+def _families() -> Iterator[Case]:
+    for name, family in FAMILIES.items():
+        size = "x".join(map(str, family.image_size or ()))
+        options = f"--images 2 --image-size {size}" if size else "--source-len 16"
+        line = f"flops families/{name}.json --seq-len 512 --batch-size 2"
+        yield from erg(f"flops-family-{name}", f"{line}; {line} {options}", needs=("families",))
 
 
 def _references() -> Iterator[Case]:
@@ -823,6 +839,9 @@ def _references() -> Iterator[Case]:
 def _graphs() -> Iterator[Case]:
     yield from erg("hlo-all", "hlo hlo", needs=("hlo",), widths=WIDTHS)
     yield from erg("hlo-json", "hlo hlo --json", needs=("hlo",))
+    yield from erg(
+        "hlo-compiled", "hlo hlo", needs=("hlo",), environment={"ERGMETER_COMPILED": "1"}
+    )
     for by in ("module", "op", "computation", "kernel"):
         yield from erg(f"hlo-by-{by}", f"hlo hlo --by {by}", needs=("hlo",))
     for name in (
@@ -902,6 +921,12 @@ def _graphs() -> Iterator[Case]:
         needs=("neuron",),
         shows=("out.json",),
     )
+    for log in ("nki_llama_plain", "nemo_lines", "nxdt_bars", "megatron", "keyvalue"):
+        yield from erg(
+            f"analyze-log-{log}",
+            f"analyze {files} --compile-dir neuron/cache --log-file logs/{log}.log --json",
+            needs=("neuron", "logs"),
+        )
     made = f"analyze {files} --compile-dir neuron/cache --output"
     pair = (
         f"{made} a.json --throughput 2.1 --calculate-score; {made} b.json "
@@ -1001,6 +1026,7 @@ def cases() -> list[Case]:
             _benches(),
             _imports(),
             _models(),
+            _families(),
             _references(),
             _graphs(),
             _live_errors(),

@@ -20,6 +20,7 @@ from typing import Any
 
 from tests.golden.ours import (
     DATA,
+    FAMILIES,
     ROOT,
     Device,
     Flops,
@@ -512,6 +513,21 @@ def repeated(path: Path) -> None:
             )  # fmt: skip
 
 
+@made("alike")
+def alike(path: Path) -> None:
+    """Two groups whose repeats scatter by more than the groups differ."""
+    for name, shift_s in (("left", 0.0), ("right", 0.005)):
+        for seed, scatter_s in ((1, 0.03), (2, -0.02), (3, 0.01), (4, -0.03)):
+            lengths = [1.0 + shift_s + scatter_s * (-1 if name == "right" else 1)] * 40
+            write(
+                new_run(path / f"{name}-{seed}"), ended_s=43.0,
+                steps=paced(lengths, tokens_computed=1000, samples=8),
+                samples=gpu_samples(42.0, GPUS[:1]), devices=GPUS[:1],
+                marks=[Mark(0, "device_used", "GPU-0")],
+                header={"workload": {"model": "m", "backend": name, "seed": 10 * shift_s + seed}},
+            )  # fmt: skip
+
+
 for _training in ("train-1b", "stalls", "lora-1b", "tiny-20m"):
 
     @made(_training)
@@ -569,6 +585,22 @@ def damaged(path: Path) -> None:
 # -- logs -----------------------------------------------------------------------------------------
 
 
+# Filled with the step, its loss, and hours, minutes and seconds.
+PATTERNS = {
+    "dictionary": "{{'step': {0}, 'loss': {1:.3f}, 'epoch': 0.1, 'num_tokens': 64}}",
+    "json_lines": '{{"step": {0}, "loss": {1:.3f}, "tokens_per_second": 1234, "lr": 1e-4}}',
+    "bars": "Epoch 0: 10%|█  | {0}/90 [{3:02d}:{4:02d}<00:09, 1.0it/s, v_num=0, loss={1:.3f}]",
+    "stamped": "[{2:02d}:{3:02d}:{4:02d}] step={0} loss={1:.3f}",
+    "slashes": "2026/02/03 10:{3:02d}:{4:02d} step {0}/100 loss: {1:.3f} tok/s 1234",
+    "months": "Feb  3 10:{3:02d}:{4:02d} step {0} | loss {1:.3f} | grad norm 1.5 | tokens 64",
+    "ranks": "[rank0]: step={0} loss={1:.3f} tokens=64\n[rank1]: step={0} loss={1:.3f} tokens=64",
+    "programs": "step={0} loss={1:.3f} tokens=64\nstep=1{0:03d} loss=2.5 tokens=64",
+    "keras": "{0}/50 [=>....] - ETA: 10s - loss: {1:.3f} - accuracy: 0.5",
+    "timed": "steps: {0} loss: {1:.3f} iter time (s): 0.5 samples/sec: 12.3",
+    "evaluated": "step={0} loss={1:.3f} time=0.5s\nstep={0} eval_loss={1:.3f}",
+}
+
+
 @made("logs")
 def logs(path: Path) -> None:
     """A log of each importer, and logs that are none."""
@@ -581,6 +613,9 @@ def logs(path: Path) -> None:
     lines = [
         f"step={n} loss={3 - n / 50:.3f} tokens={64 * n} time={0.5 * n:.2f}" for n in range(50)
     ]
+    for name, pattern in PATTERNS.items():
+        texts = (pattern.format(n, 3 - n / 50, n // 3600, n // 60, n % 60) for n in range(1, 50))
+        (path / f"{name}.log").write_text("".join(f"{text}\n" for text in texts))
     (path / "keyvalue.log").write_text("starting\n" + "\n".join(lines) + "\n")
     (path / "keyvalue.log.gz").write_bytes(gzip.compress("\n".join(lines).encode(), mtime=0))
     twice = [*lines[:30], *lines[:40]]
@@ -689,12 +724,20 @@ def configs(path: Path) -> None:
     wrong: dict[str, dict[str, Any]] = {
         "bad-heads": {"num_attention_heads": -4},
         "no-layers": {"num_hidden_layers": None},
-        "unknown-type": {"model_type": "unheard_of"},
     }
     for name, changes in wrong.items():
         (path / f"{name}.json").write_text(json.dumps({**whole, **changes}))
     (path / "not-json.json").write_text("{")
     (path / "a-list.json").write_text("[1]")
+
+
+@made("families")
+def families(path: Path) -> None:
+    """A small config.json of each family of models; absent fields have the family's defaults."""
+    path.mkdir()
+    for name, case in FAMILIES.items():
+        config = {"model_type": case.family or name, **case.changes}
+        (path / f"{name}.json").write_text(json.dumps(config))
 
 
 # -- benches --------------------------------------------------------------------------------------
@@ -757,6 +800,9 @@ def _cell_results(folder: Path, rate: float, gpus: int) -> None:
         "train_mem_gpu_alloc_delta": 126_487_040, "train_mem_gpu_peaked_delta": 11_016_635_392,
     }  # fmt: skip
     (folder / "results.json").write_text(json.dumps(told))
+    smi = [f"2026/02/03 10:00:0{t}.000, NVIDIA H200, 0, {1000 + 100 * t} MiB" for t in range(5)]
+    head = "timestamp, name, index, memory.used [MiB]"
+    (folder / "gpu_memory_logs.csv").write_text("\n".join([head, *smi]) + "\n")
     if gpus > 1:
         return
     run = new_run(folder / "run")

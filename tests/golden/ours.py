@@ -20,6 +20,7 @@ from ergmeter.bench.tables import write as write_table
 from ergmeter.records import Device, Mark, Reported, Sample, Step
 from tests.runs import add_writer, even_steps, make_run
 from tests.unit.bench.rows import repeats as bench_repeats
+from tests.unit.flops.family_cases import CASES as FAMILIES
 from tests.unit.metrics.test_achievable import calibrated
 from tests.unit.neuron import graphs as neuron_graphs
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DATA",
+    "FAMILIES",
     "ROOT",
     "Device",
     "Flops",
