@@ -811,7 +811,7 @@ def _references() -> Iterator[Case]:
         ),
     )
     yield from erg("peaks", "peaks", widths=WIDTHS)
-    yield from erg("peaks-json", "peaks --json")
+    yield from erg("peaks-json", "peaks --vendor google --json")
     yield from erg("peaks-markdown", "peaks --markdown")
     yield from erg(
         "peaks-one",
